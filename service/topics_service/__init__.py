@@ -1,0 +1,3 @@
+"""The topics server: engine, storage, gRPC service and composition root."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,115 @@
+"""Group commit: one thread turns everything written so far durable and wakes the calls that wait for it."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+
+from topics_service.engine.errors import Reason, TopicsError
+
+log = logging.getLogger("topics.commit")
+
+
+class GroupCommit:
+    """Shares each WAL fsync between all writes that came before it; there is no window to tune.
+
+    `sync` blocks until everything written is durable and is called on the commit thread (it must release the GIL);
+    `written` gives the newest ticket handed to the store; `on_synced(ticket)` and `on_failed(error)` run on the loop,
+    before any waiter is woken, so that what is durable is visible before it is acknowledged. After the first failure
+    nothing is synced again: a failed fsync may have dropped the pages it was asked to write.
+    """
+
+    def __init__(
+        self,
+        sync: Callable[[], None],
+        written: Callable[[], int],
+        on_synced: Callable[[int], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self._sync = sync
+        self._written = written
+        self._on_synced = on_synced
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._condition = threading.Condition()
+        self._wanted = 0
+        self._stopping = False
+        self._durable = 0  # by the commit thread
+        self._published = 0  # by the loop, a moment later
+        self._failure: BaseException | None = None
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
+        self._thread.start()
+
+    def want(self, ticket: int) -> None:
+        """Ask for `ticket` to become durable soon, without waiting."""
+        if ticket > self._wanted:
+            with self._condition:
+                self._wanted = ticket
+                self._condition.notify()
+
+    async def wait(self, ticket: int) -> None:
+        """Return once `ticket` is durable and visible. Cancelling the wait does not undo the write.
+
+        Raises TopicsError `internal` when the fsync failed: the write may or may not survive, it is not acknowledged.
+        """
+        if ticket <= self._published:
+            return
+        if self._failure is not None:
+            raise _failed(self._failure)
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append((ticket, waiter))
+        self.want(ticket)
+        await waiter
+
+    def stop(self) -> None:
+        """Sync what was asked for and end the thread. Call once, when no more calls come."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while self._wanted <= self._durable and not self._stopping:
+                    self._condition.wait()
+                if self._wanted <= self._durable:
+                    return
+            upto = self._written()
+            try:
+                self._sync()
+            except BaseException as error:
+                log.critical("fsync failed, the server is read-only from now on: %s", error)
+                self._post(self._fail, error)
+                return
+            self._durable = upto
+            self._post(self._publish, upto)
+
+    def _post(self, callback: Callable[..., None], argument: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(callback, argument)
+
+    def _publish(self, upto: int) -> None:
+        self._on_synced(upto)
+        self._published = upto
+        waiting = []
+        for ticket, waiter in self._waiters:
+            if ticket > upto:
+                waiting.append((ticket, waiter))
+            elif not waiter.done():
+                waiter.set_result(None)
+        self._waiters = waiting
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self._on_failed(error)
+        for _, waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(_failed(error))
+        self._waiters = []
+
+
+def _failed(error: BaseException) -> TopicsError:
+    return TopicsError(Reason.INTERNAL, f"the write could not be made durable: {error}")

@@ -1,0 +1,84 @@
+"""JSON text that is stored as it was sent: checked once on the way in, never parsed into objects or written anew."""
+
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from topics_service.engine.errors import TopicsError, invalid
+from topics_service.engine.limits import Limits
+
+_SPACE: Final = b" \t\r\n"
+_VALUE: Final = msgspec.json.Decoder(Raw)
+_VALUES: Final = msgspec.json.Decoder(list[Raw])
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
+# msgspec reports bad text as any of these, depending on where it stumbles.
+_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def normalize_json(data: bytes) -> bytes:
+    """`data` without the white space around its one JSON value; every other byte is kept.
+
+    Raises `invalid_request` unless `data` is exactly one JSON value in valid UTF-8. Lone surrogate escapes and
+    nesting deeper than the decoder takes (several hundred levels) are malformed; duplicate keys are not.
+    """
+    try:
+        if not data.isascii():
+            data.decode()  # msgspec skips over string bytes when it makes a Raw
+        value = bytes(_VALUE.decode(data))
+    except _MALFORMED as error:
+        raise _malformed(error) from None
+    return data if len(value) == len(data) else value
+
+
+def check_json(data: bytes) -> None:
+    """Raise `invalid_request` unless `normalize_json` takes `data`; white space around the value is allowed."""
+    normalize_json(data)
+
+
+def all_normal(texts: list[bytes]) -> bool:
+    """Whether every text is one JSON value in valid UTF-8 without white space around it.
+
+    One pass over all of them, several times cheaper than a call for each. False says nothing about which text is
+    the reason; `normalize_json` tells.
+    """
+    joined = b"[%b]" % b",".join(texts)
+    try:
+        if not joined.isascii():
+            joined.decode()
+        values = _VALUES.decode(joined)
+    except _MALFORMED:
+        return False
+    # Comparing the parts matters: `1,2` + `[3` + `4]` is three values too, only not these three.
+    return list(map(bytes, values)) == texts
+
+
+def check_meta(meta: bytes, limits: Limits, *, checked: bool = False) -> None:
+    """Raise `invalid_request` unless `meta` is one JSON object within the size and key limits.
+
+    `checked` says that the text is known to be valid JSON in valid UTF-8. A key that comes twice counts once.
+    """
+    if len(meta) > limits.max_meta_bytes:
+        raise invalid(f"meta has {len(meta)} bytes, the limit is {limits.max_meta_bytes}")
+    if not checked:
+        check_json(meta)
+    if not meta.startswith(b"{") and not meta.lstrip(_SPACE).startswith(b"{"):
+        raise invalid("meta must be a JSON object")
+    # `"":0` and then `,"a":0` for each further key, in braces: n keys need 6n bytes. And each has its colon.
+    most = limits.max_meta_keys
+    if len(meta) < 6 * (most + 1) or meta.count(b":") <= most:
+        return
+    try:
+        keys = len(_OBJECT.decode(meta))
+    except _MALFORMED as error:
+        raise _malformed(error) from None
+    if keys > most:
+        raise invalid(f"meta has {keys} keys, the limit is {most}")
+
+
+def _malformed(error: Exception) -> TopicsError:
+    if isinstance(error, RecursionError):
+        return invalid("JSON is nested too deeply")
+    if isinstance(error, UnicodeDecodeError):
+        return invalid(f"JSON is not valid UTF-8 (byte {error.start})")
+    return invalid(str(error))

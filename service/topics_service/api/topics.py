@@ -1,0 +1,101 @@
+"""The topics service: every unary call of `/v0` topics, once, for gRPC and HTTP alike."""
+
+import asyncio
+import time
+
+from topics_service.api.commit import GroupCommit
+from topics_service.engine.engine import Engine
+from topics_service.engine.model import (
+    AppendReply,
+    AppendRequest,
+    ConfigInput,
+    DeleteReply,
+    DeleteRequest,
+    DeleteTopicReply,
+    DiffReply,
+    DiffRequest,
+    ListTopicsReply,
+    ListTopicsRequest,
+    PutTopicReply,
+    ReadyState,
+    TopicState,
+)
+
+
+class TopicsApi:
+    """Runs calls on the engine and answers when their effect is as durable as promised.
+
+    Every method raises TopicsError. All of them run on the event loop that owns the engine. Cancelling a call ends
+    its wait; a write that was already handed to the store stays.
+    """
+
+    def __init__(self, engine: Engine, commit: GroupCommit) -> None:
+        self._engine = engine
+        self._commit = commit
+
+    async def put_topic(self, name: str, config: ConfigInput) -> PutTopicReply:
+        """Create a topic or replace its config; durable before it is acknowledged (SPEC API 1.1)."""
+        reply, ticket = self._engine.put_topic(name, config)
+        await self._settle(ticket)
+        return reply
+
+    async def get_topic(self, name: str, *, touch: bool = True) -> TopicState:
+        """A topic's state; with `touch` it counts as a read for recency (SPEC API 1.2)."""
+        return self._engine.get_topic(name, touch=touch)
+
+    async def list_topics(self, request: ListTopicsRequest) -> ListTopicsReply:
+        """One page of topics in name order (SPEC API 1.3)."""
+        return self._engine.list_topics(request)
+
+    async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
+        """Remove a topic and everything in it, irreversibly and durably (SPEC API 1.4)."""
+        reply, ticket = self._engine.delete_topic(name, if_empty=if_empty)
+        await self._settle(ticket)
+        return reply
+
+    async def append(self, request: AppendRequest) -> AppendReply:
+        """Append records atomically; returns once they are durable for the topic's class and visible (SPEC API 2)."""
+        started = time.perf_counter()
+        reply, ticket = self._engine.append(request)
+        if not ticket:
+            reply.wal_append_ms = (time.perf_counter() - started) * 1e3
+            return reply
+        written = time.perf_counter()
+        reply.wal_append_ms = (written - started) * 1e3
+        await self._settle(ticket)
+        if reply.fsync_gated:
+            reply.fsync_ms = (time.perf_counter() - written) * 1e3
+        return reply
+
+    async def diff(self, request: DiffRequest) -> DiffReply:
+        """Read from a cursor, waiting up to `wait_ms` for a first record (SPEC API 3).
+
+        A topic that is deleted meanwhile ends the wait with `topic_not_found`.
+        """
+        reply = self._engine.diff(request)
+        if request.wait_ms <= 0 or reply.slices or reply.tombstone is not None or not reply.caught_up:
+            return reply
+        woken = asyncio.Event()
+        park = self._engine.park(request.topic, woken.set)
+        try:
+            async with asyncio.timeout(min(request.wait_ms, self._engine.limits.max_wait_ms) / 1000):
+                await woken.wait()
+        except TimeoutError:
+            return reply
+        finally:
+            park.leave()
+        return self._engine.diff(request)
+
+    async def delete_records(self, request: DeleteRequest) -> DeleteReply:
+        """Delete records by seq and/or tag, permanently and silently (SPEC API 5)."""
+        reply, ticket = self._engine.delete_records(request)
+        await self._settle(ticket)
+        return reply
+
+    def ready(self) -> ReadyState:
+        """Whether the server takes work now, and if not, why."""
+        return self._engine.ready()
+
+    async def _settle(self, ticket: int) -> None:
+        if ticket:
+            await self._commit.wait(ticket)

@@ -1,0 +1,118 @@
+"""Where a log's records are found: a byte-bounded cache of blocks in front of the stores."""
+
+from bisect import bisect_right, insort
+from collections import OrderedDict
+
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.storage import keys
+from topics_service.storage.block import Block, CorruptBlockError, decode
+from topics_service.storage.store import Family, Store
+
+
+class BlockCache:
+    """The least recently used blocks of all logs, up to `max_bytes` of memory."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._blocks: OrderedDict[tuple[int, int], Block] = OrderedDict()
+        self._bases: dict[int, list[int]] = {}  # per log, ascending: to find a block by a seq inside it
+
+    def find(self, log_id: int, seq: int) -> Block | None:
+        """The cached block that holds `seq`."""
+        bases = self._bases.get(log_id)
+        if not bases:
+            return None
+        at = bisect_right(bases, seq) - 1
+        if at < 0:
+            return None
+        key = (log_id, bases[at])
+        block = self._blocks[key]
+        if seq >= block.end_seq:
+            return None
+        self._blocks.move_to_end(key)
+        return block
+
+    def put(self, block: Block) -> None:
+        """Keep a block, in place of any with the same base."""
+        key = (block.log_id, block.base_seq)
+        old = self._blocks.pop(key, None)
+        if old is not None:
+            self._bytes -= old.weight
+        else:
+            bases = self._bases.setdefault(block.log_id, [])
+            if not bases or block.base_seq > bases[-1]:
+                bases.append(block.base_seq)
+            else:
+                insort(bases, block.base_seq)
+        self._blocks[key] = block
+        self._bytes += block.weight
+        while self._bytes > self._max_bytes and len(self._blocks) > 1:
+            self._remove(next(iter(self._blocks)))
+
+    def drop(self, log_id: int, base_seq: int) -> None:
+        """Forget one block."""
+        if (log_id, base_seq) in self._blocks:
+            self._remove((log_id, base_seq))
+
+    def drop_log(self, log_id: int) -> None:
+        """Forget all blocks of a log."""
+        for base in self._bases.pop(log_id, []):
+            self._bytes -= self._blocks.pop((log_id, base)).weight
+
+    def _remove(self, key: tuple[int, int]) -> None:
+        self._bytes -= self._blocks.pop(key).weight
+        bases = self._bases[key[0]]
+        del bases[bisect_right(bases, key[1]) - 1]
+        if not bases:
+            del self._bases[key[0]]
+
+
+class LogBlocks:
+    """The blocks of one log: cached, staged by a write in progress, on disk, or (`ephemeral`) only in memory."""
+
+    __slots__ = ("_cache", "_disk", "_log_id", "_memory", "staged")
+
+    def __init__(self, log_id: int, cache: BlockCache, disk: Store, memory: Store) -> None:
+        self._log_id = log_id
+        self._cache = cache
+        self._disk = disk
+        self._memory = memory
+        self.staged: Block | None = None
+
+    def find(self, seq: int) -> Block:
+        """The block that holds `seq`, which must be between the first kept seq and the head, outside gaps.
+
+        Raises TopicsError `internal`, naming the range, when it is damaged or missing: never a wrong record.
+        """
+        staged = self.staged
+        if staged is not None and staged.base_seq <= seq:
+            return staged
+        block = self._cache.find(self._log_id, seq)
+        return block if block is not None else self._load(seq)
+
+    def cum_bytes_below(self, seq: int) -> int:
+        """The bytes of all records ever appended up to the last block on disk that begins below `seq`."""
+        row = self._disk.floor(Family.BLOCKS, keys.pair(self._log_id, seq - 1))
+        if row is None or keys.read_u64(row[0]) != self._log_id:
+            return 0
+        block = self.find(keys.read_u64(row[0], 8))
+        return block.cum_bytes + block.nbytes
+
+    def _load(self, seq: int) -> Block:
+        for store in (self._memory, self._disk):
+            row = store.floor(Family.BLOCKS, keys.pair(self._log_id, seq))
+            if row is None or keys.read_u64(row[0]) != self._log_id:
+                continue
+            base = keys.read_u64(row[0], 8)
+            try:
+                block = decode(row[1], self._log_id, base)
+            except CorruptBlockError as error:
+                raise self._damaged(seq, str(error)) from error
+            if seq < block.end_seq:
+                self._cache.put(block)
+                return block
+        raise self._damaged(seq, "no block holds it")
+
+    def _damaged(self, seq: int, why: str) -> TopicsError:
+        return TopicsError(Reason.INTERNAL, f"record {seq} of log {self._log_id} can't be read: {why}")

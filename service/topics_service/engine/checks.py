@@ -1,0 +1,51 @@
+"""Limits of a write, checked before anything else looks at it (SPEC API 2)."""
+
+from topics_service.engine.errors import Reason, TopicsError, invalid
+from topics_service.engine.limits import Limits
+from topics_service.engine.model import Batch
+from topics_service.storage.block import lengths
+
+
+def check_batch(batch: Batch, limits: Limits) -> None:
+    """Raise for the first record over a limit: `invalid_request`, `batch_too_large` or `record_too_large`."""
+    datas, metas = batch.datas, batch.metas
+    if not datas:
+        raise invalid("records must hold at least one record")
+    if len(datas) > limits.max_batch_records:
+        raise TopicsError(
+            Reason.BATCH_TOO_LARGE,
+            f"a write takes at most {limits.max_batch_records} records, this one has {len(datas)}",
+        )
+    for name, column, most in (
+        ("tag", batch.tags, limits.max_tag_bytes),
+        ("node", batch.nodes, limits.max_node_bytes),
+        ("meta", metas, limits.max_meta_bytes),
+    ):
+        if column is not None and max(lengths(column, 0)) > most:
+            i = next(i for i, value in enumerate(column) if value is not None and len(value) > most)
+            raise invalid(f"records[{i}].{name} is longer than {most} bytes")
+    if metas is None:
+        if max(map(len, datas)) <= limits.max_record_bytes:
+            return
+        sizes = [len(data) for data in datas]
+    else:
+        sizes = list(map(int.__add__, map(len, datas), lengths(metas, 0)))
+    for i, size in enumerate(sizes):
+        if size > limits.max_record_bytes:
+            raise TopicsError(
+                Reason.RECORD_TOO_LARGE, f"records[{i}] has {size} bytes, the most is {limits.max_record_bytes}"
+            )
+
+
+def check_idempotency_key(key: str | None, limits: Limits) -> None:
+    """Raise `invalid_request` for a key that is too long. The empty key is a key."""
+    if key is not None and len(key) > limits.max_idempotency_key_chars:
+        raise invalid(f"idempotency_key is longer than {limits.max_idempotency_key_chars} characters")
+
+
+def batch_bytes(batch: Batch) -> int:
+    """The record bytes of a batch: data and meta."""
+    total = sum(map(len, batch.datas))
+    if batch.metas is not None:
+        total += sum(lengths(batch.metas, 0))
+    return total

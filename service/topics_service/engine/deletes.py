@@ -1,0 +1,135 @@
+"""Which seqs at or above a log's first live record were deleted one by one, as an immutable set of bitmaps.
+
+Bitmaps are kept and stored in chunks of 64 Ki seqs, so that marking one record rewrites one small row. An update
+makes a new `Deletes` that shares the untouched chunks: a reader's snapshot never changes under it.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from pyroaring import BitMap
+
+CHUNK_BITS = 16
+_CHUNK = 1 << CHUNK_BITS
+_BYTES = struct.Struct("<Q")
+
+
+class Chunk(NamedTuple):
+    """The marks within one chunk (low 16 bits of the seqs) and the record bytes that they cover."""
+
+    marks: BitMap
+    dead_bytes: int
+
+
+class Deletes:
+    """An immutable set of marked seqs."""
+
+    __slots__ = ("_chunks",)
+
+    def __init__(self, chunks: dict[int, Chunk] | None = None) -> None:
+        self._chunks = chunks or {}
+
+    def __bool__(self) -> bool:
+        return bool(self._chunks)
+
+    def __contains__(self, seq: int) -> bool:
+        chunk = self._chunks.get(seq >> CHUNK_BITS)
+        return chunk is not None and (seq & (_CHUNK - 1)) in chunk.marks
+
+    def count(self, start: int, stop: int) -> int:
+        """How many seqs in [start, stop) are marked."""
+        return sum(chunk.marks.range_cardinality(low, high) for _, chunk, low, high in self._within(start, stop))
+
+    def between(self, start: int, stop: int) -> Iterator[int]:
+        """The marked seqs in [start, stop), ascending."""
+        for base, chunk, low, high in self._within(start, stop):
+            marks = chunk.marks if (low, high) == (0, _CHUNK) else chunk.marks & BitMap(range(low, high))
+            for mark in marks:
+                yield base + mark
+
+    def dead_bytes(self, start: int, stop: int, size_of: Callable[[int], int]) -> int:
+        """The record bytes of the marked seqs in [start, stop); only chunks cut by the range ask `size_of` a seq."""
+        total = 0
+        for base, chunk, low, high in self._within(start, stop):
+            if (low, high) == (0, _CHUNK):
+                total += chunk.dead_bytes
+            else:
+                total += sum(size_of(base + mark) for mark in chunk.marks & BitMap(range(low, high)))
+        return total
+
+    def first_unmarked(self, start: int, stop: int) -> int:
+        """The first seq in [start, stop) that is not marked; `stop` if all are."""
+        while start < stop and start in self:
+            low, high = start, min((start | (_CHUNK - 1)) + 1, stop)  # the answer is in (low, high] or beyond
+            if self.count(start, high) == high - start:
+                start = high
+                continue
+            while high - low > 1:
+                middle = (low + high) // 2
+                if self.count(start, middle) == middle - start:
+                    low = middle
+                else:
+                    high = middle
+            return low
+        return min(start, stop)
+
+    def marked(self, seqs: Iterable[tuple[int, int]]) -> tuple["Deletes", list[int]]:
+        """This set plus the given (seq, record bytes), none of them marked yet; and the numbers of changed chunks."""
+        grouped: dict[int, tuple[list[int], int]] = {}
+        for seq, size in seqs:
+            positions, dead = grouped.get(seq >> CHUNK_BITS, ([], 0))
+            positions.append(seq & (_CHUNK - 1))
+            grouped[seq >> CHUNK_BITS] = positions, dead + size
+        chunks = dict(self._chunks)
+        for number, (positions, dead) in grouped.items():
+            old = chunks.get(number)
+            marks = BitMap(positions) if old is None else old.marks | BitMap(positions)
+            chunks[number] = Chunk(marks, dead + (0 if old is None else old.dead_bytes))
+        return Deletes(chunks), sorted(grouped)
+
+    def forget_below(self, seq: int) -> tuple["Deletes", list[int]]:
+        """This set without the chunks that lie wholly below `seq`; and their numbers."""
+        gone = [number for number in self._chunks if (number + 1) << CHUNK_BITS <= seq]
+        if not gone:
+            return self, gone
+        return Deletes({number: chunk for number, chunk in self._chunks.items() if number not in gone}), gone
+
+    def forget_from(self, seq: int, size_of: Callable[[int], int]) -> "Deletes":
+        """This set without the marks at or above `seq`; `size_of` gives the record bytes of those that stay."""
+        kept = dict(self._chunks)
+        for number in [number for number in kept if (number + 1) << CHUNK_BITS > seq]:
+            base = number << CHUNK_BITS
+            marks = kept.pop(number).marks & BitMap(range(max(0, seq - base)))
+            if marks:
+                kept[number] = Chunk(marks, sum(size_of(base + mark) for mark in marks))
+        return Deletes(kept)
+
+    def numbers(self) -> list[int]:
+        """The numbers of all chunks."""
+        return sorted(self._chunks)
+
+    def encode(self, number: int) -> bytes:
+        """The stored form of one chunk."""
+        chunk = self._chunks[number]
+        return _BYTES.pack(chunk.dead_bytes) + chunk.marks.serialize()
+
+    def _within(self, start: int, stop: int) -> Iterator[tuple[int, Chunk, int, int]]:
+        """The chunks that overlap [start, stop): base seq, chunk, first and end position within it."""
+        if not self._chunks or start >= stop:
+            return
+        first, last = start >> CHUNK_BITS, (stop - 1) >> CHUNK_BITS
+        numbers: Iterable[int]
+        if last - first < len(self._chunks):
+            numbers = (number for number in range(first, last + 1) if number in self._chunks)
+        else:
+            numbers = sorted(number for number in self._chunks if first <= number <= last)
+        for number in numbers:
+            base = number << CHUNK_BITS
+            yield base, self._chunks[number], max(start - base, 0), min(stop - base, _CHUNK)
+
+
+def decode_chunk(value: bytes) -> Chunk:
+    """A chunk from its stored form."""
+    (dead,) = _BYTES.unpack_from(value)
+    return Chunk(BitMap.deserialize(value[_BYTES.size :]), dead)

@@ -1,0 +1,382 @@
+"""The engine: every call of the topics service on plain structs, synchronous, with clock and store injected.
+
+A call that writes returns its reply and a ticket. The reply may be sent once everything up to the ticket is durable
+(`synced`); 0 means at once. All calls belong on one thread; each is atomic.
+"""
+
+from collections.abc import Callable
+
+from sortedcontainers import SortedDict
+from ulid import ULID
+
+from topics_service.engine import checks, config, idempotency, names, recovery, retention, snapshot, upkeep
+from topics_service.engine.blocks import BlockCache
+from topics_service.engine.clock import Clock
+from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not_found
+from topics_service.engine.limits import Limits
+from topics_service.engine.log import Log
+from topics_service.engine.model import (
+    AppendReply,
+    AppendRequest,
+    Batch,
+    ConfigInput,
+    DeleteReply,
+    DeleteRequest,
+    DeleteTopicReply,
+    DiffReply,
+    DiffRequest,
+    ListTopicsReply,
+    ListTopicsRequest,
+    PutTopicReply,
+    ReadyState,
+    TopicConfig,
+    TopicState,
+)
+from topics_service.engine.reader import read
+from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.topic import Topic, TopicRow
+from topics_service.engine.writer import Writer
+from topics_service.storage import keys
+from topics_service.storage.memory import MemoryStore
+from topics_service.storage.store import Family, Store
+
+_NEXT_TOPIC = b"next_topic"
+_NEXT_LOG = b"next_log"
+_PURGE_ROWS = 1000
+_TTL_TOPICS_A_SWEEP = 1000
+
+
+class Parked:
+    """A wait for records; `leave` ends it, twice is fine."""
+
+    def __init__(self, log: Log, wake: Callable[[], None]) -> None:
+        self._log = log
+        self._wake = wake
+        log.park(wake)
+
+    def leave(self) -> None:
+        """Stop being woken."""
+        self._log.leave(self._wake)
+
+
+class Engine:
+    """All topics of one data directory."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        limits: Limits | None = None,
+        place: names.Place | None = None,
+        boot_id: str = "",
+        cache_bytes: int = 64 << 20,
+        new_id: Callable[[int], str] = lambda now: str(ULID.from_timestamp(now / 1000)).lower(),
+    ) -> None:
+        """Recover what the store holds; O(topics). Raises StoreOpenError.
+
+        `boot_id` names this boot of the machine ("" = unknown: an unclean end is then taken for a power cut);
+        `new_id` makes a ULID from a time in ms.
+        """
+        self.limits = limits or Limits()
+        self.draining = False
+        self._clock = clock
+        self._place = place or names.Place()
+        self._new_id = new_id
+        self._memory: Store = MemoryStore()
+        self._cache = BlockCache(cache_bytes)
+        self.writer = Writer(store)
+        self._topics: SortedDict[str, Topic] = SortedDict()
+        for topic in recovery.load(self.writer, self._memory, self._cache, boot_id):
+            self._topics[topic.name] = topic
+        self._next_topic = _counter(store, _NEXT_TOPIC)
+        self._next_log = _counter(store, _NEXT_LOG)
+        self._touched: dict[int, Log] = {}
+        self._ttl_cursor = ""
+
+    # ------------------------------------------------------------ durability
+
+    def synced(self, ticket: int) -> None:
+        """Everything up to `ticket` is durable: publish it."""
+        self.writer.on_synced(ticket)
+
+    def sync_failed(self, error: BaseException) -> None:
+        """The fsync failed: refuse every write from now on; what waited for it stays unseen."""
+        self.writer.fail(error)
+
+    def sync(self) -> None:
+        """Make everything durable and publish it, blocking: for tests, simulation and shutdown."""
+        written = self.writer.written
+        self.writer.store.sync()
+        self.writer.on_synced(written)
+
+    def close(self) -> None:
+        """Mark the directory as cleanly closed (unless the server is read-only). The caller closes the store."""
+        if self.writer.failure is None:
+            recovery.close(self.writer, (log for topic in self._topics.values() for log in topic.logs))
+
+    def ready(self) -> ReadyState:
+        """Whether the engine takes work."""
+        reason = "shutting_down" if self.draining else "read_only" if self.writer.failure is not None else ""
+        return ReadyState(ready=not reason, reason=reason, topics=len(self._topics), replay_progress=1.0)
+
+    # ---------------------------------------------------------------- topics
+
+    def put_topic(self, name: str, given: ConfigInput) -> tuple[PutTopicReply, int]:
+        """Create the topic or replace its config. See TopicsApi.put_topic."""
+        topic = self._topics.get(name)
+        if topic is None:
+            names.check_topic_name(name)
+            topic = self._create(name, config.resolve(name, given))
+            return _put_reply(topic, created=True), topic.visible_after
+        resolved = config.resolve(name, given, topic.config)
+        ticket = topic.visible_after
+        if resolved != topic.config:
+            ticket = self._reconfigure(topic, resolved)
+        return _put_reply(topic, created=False), ticket
+
+    def get_topic(self, name: str, *, touch: bool = True) -> TopicState:
+        """The topic's state. See TopicsApi.get_topic."""
+        topic, now = self._visible(name), self._clock.now_ms()
+        if touch:
+            topic.touch(now)
+        return topic.state(topic.log.visible(topic.config, now), now)
+
+    def list_topics(self, request: ListTopicsRequest) -> ListTopicsReply:
+        """One page of topics in name order. See TopicsApi.list_topics."""
+        now = self._clock.now_ms()
+        page: list[TopicState] = []
+        after = request.after
+        start = max(request.prefix, after) if after is not None else request.prefix
+        for name in self._topics.irange(minimum=start, inclusive=(after is None or start != after, True)):
+            topic = self._topics[name]
+            if not name.startswith(request.prefix):
+                break
+            if topic.visible_after > self.writer.synced:
+                continue
+            if len(page) == request.page_size:
+                return ListTopicsReply(topics=page, next_after=page[-1].topic)
+            if request.touch:
+                topic.touch(now, read=False)
+            page.append(topic.state(topic.log.visible(topic.config, now), now))
+        return ListTopicsReply(topics=page, next_after=None)
+
+    def delete_topic(self, name: str, *, if_empty: bool = False) -> tuple[DeleteTopicReply, int]:
+        """Remove the topic and its rows. See TopicsApi.delete_topic."""
+        topic = self._topics.get(name)
+        if topic is None:
+            return DeleteTopicReply(topic=name, deleted=False, routers_removed=[]), 0
+        if if_empty:
+            count = topic.log.begin(topic.config, self._clock.now_ms()).count
+            if count:
+                raise TopicsError(
+                    Reason.TOPIC_NOT_EMPTY, f'topic "{name}" holds {count} records', {"topic": name, "count": count}
+                )
+        batch = self.writer.begin()
+        batch.delete(Family.TOPICS, keys.u64(topic.number))
+        for log in topic.logs:
+            log.remove(batch)
+        ticket = self.writer.commit(batch)
+        del self._topics[name]
+        for log in topic.logs:
+            self._touched.pop(log.log_id, None)
+            log.removed()
+        return DeleteTopicReply(topic=name, deleted=True, routers_removed=[]), ticket
+
+    # --------------------------------------------------------------- records
+
+    def append(self, request: AppendRequest) -> tuple[AppendReply, int]:
+        """Append a batch, atomically. See TopicsApi.append. The order of the checks is contract.md's, section 4."""
+        self.writer.check()
+        batch = request.batch
+        checks.check_batch(batch, self.limits)
+        checks.check_idempotency_key(request.idempotency_key, self.limits)
+        topic = self._topics.get(request.topic)
+        created = topic is None
+        if topic is None:
+            topic = self._create_for(request)
+        now, log, key = self._clock.now_ms(), topic.log, request.idempotency_key
+        if key is not None:
+            store = log.home(topic.config)
+            first = idempotency.find(store, log.log_id, key, now, topic.config.idempotency_window_ms)
+            if first is not None:
+                reply = AppendReply(
+                    topic=topic.name, first_seq=first.first_seq, count=first.count, head_seq=first.head_seq,
+                    created=False, deduped=True,
+                )  # fmt: skip
+                return reply, max(log.ticket_of(reply.last_seq), self._unsynced(topic))
+        s = log.begin(topic.config, now)
+        self._check_room(topic, s, batch)
+        remember = None if key is None else (key, now + topic.config.idempotency_window_ms + 1)
+        first_seq, ticket = log.append(s, batch, topic.config, now, remember)
+        self._touched[log.log_id] = log
+        reply = AppendReply(
+            topic=topic.name, first_seq=first_seq, count=len(batch.datas), head_seq=s.head,
+            created=created, deduped=False, fsync_gated=topic.config.durability == "fsync",
+        )  # fmt: skip
+        return reply, max(ticket, self._unsynced(topic))
+
+    def diff(self, request: DiffRequest) -> DiffReply:
+        """Read one page after a cursor. See TopicsApi.diff; this call never waits."""
+        topic, now, limits = self._visible(request.topic), self._clock.now_ms(), self.limits
+        topic.touch(now)
+        return read(
+            topic.name,
+            topic.log.visible(topic.config, now),
+            topic.log.blocks,
+            request.from_seq,
+            min(request.limit or limits.default_limit, limits.max_limit),
+            min(request.max_batch_bytes or limits.default_batch_bytes, limits.max_batch_bytes),
+            frozenset(request.nodes if topic.config.dedupe_node else ()),
+        )
+
+    def park(self, name: str, wake: Callable[[], None]) -> Parked:
+        """Call `wake` when records of the topic become visible or it is deleted, until the result is left."""
+        return Parked(self._visible(name).log, wake)
+
+    def delete_records(self, request: DeleteRequest) -> tuple[DeleteReply, int]:
+        """Delete by seq and/or tag. See TopicsApi.delete_records."""
+        if request.before_seq is None and request.match is None:
+            raise invalid("a delete needs before_seq or match")
+        topic = self._visible(request.topic)
+        deleted, s, ticket = topic.log.delete(topic.config, self._clock.now_ms(), request.before_seq, request.match)
+        self._touched[topic.log.log_id] = topic.log
+        reply = DeleteReply(
+            topic=topic.name, deleted=deleted, earliest_seq=s.earliest, head_seq=s.head, count=s.count, bytes=s.bytes
+        )
+        return reply, ticket
+
+    # ---------------------------------------------------------------- upkeep
+
+    def upkeep(self) -> bool:
+        """One bounded slice of background work; True if more is due at once. Call it often, between requests."""
+        if self.writer.failure is not None:
+            return False
+        more = False
+        for log_id, log in list(self._touched.items()):
+            if upkeep.run(log, self.writer, self._memory):
+                more = True
+            else:
+                del self._touched[log_id]
+        return more
+
+    def sweep(self) -> None:
+        """What must happen though nobody asks: expired records and idempotency rows go. Call it every second."""
+        if self.writer.failure is not None:
+            return
+        now = self._clock.now_ms()
+        for store in (self.writer.store, self._memory):
+            batch = store.batch()
+            idempotency.purge(store, batch, now, _PURGE_ROWS)
+            if batch.is_empty():
+                continue
+            if store is self.writer.store:
+                self.writer.commit(batch)
+            else:
+                store.write(batch)
+        for examined, name in enumerate(self._topics.irange(minimum=self._ttl_cursor, inclusive=(False, True)), 1):
+            self._ttl_cursor, topic = name, self._topics[name]
+            if topic.config.ttl_ms:
+                for log in topic.logs:
+                    log.visible(topic.config, now)
+                    if log.unwritten:
+                        self._touched[log.log_id] = log
+            if examined == _TTL_TOPICS_A_SWEEP:
+                return
+        self._ttl_cursor = ""
+
+    # ------------------------------------------------------------- internals
+
+    def _visible(self, name: str) -> Topic:
+        """The topic as readers see it: not before its creation is durable."""
+        topic: Topic | None = self._topics.get(name)
+        if topic is None or self._unsynced(topic):
+            raise topic_not_found(name)
+        return topic
+
+    def _unsynced(self, topic: Topic) -> int:
+        return topic.visible_after if topic.visible_after > self.writer.synced else 0
+
+    def _create_for(self, request: AppendRequest) -> Topic:
+        given = request.config or ConfigInput()
+        create = request.create
+        if create is None:
+            create = given.auto_create is not False
+        if not create:
+            raise topic_not_found(request.topic)
+        names.check_topic_name(request.topic)
+        return self._create(request.topic, config.resolve(request.topic, given))
+
+    def _create(self, name: str, resolved: TopicConfig) -> Topic:
+        if self.limits.max_topics and len(self._topics) >= self.limits.max_topics:
+            raise TopicsError(
+                Reason.THROTTLED, "there are as many topics as this server allows",
+                {"limit": "max_topics", "max": self.limits.max_topics},
+            )  # fmt: skip
+        now = self._clock.now_ms()
+        number, log_id = self._next_topic, self._next_log
+        row = TopicRow(
+            name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._place, name),
+            config=resolved, log_ids=[log_id], created_ts=now,
+        )  # fmt: skip
+        s = Snapshot()
+        batch = self.writer.begin()
+        batch.put(Family.TOPICS, keys.u64(number), row.encode())
+        batch.put(Family.LOGS, keys.u64(log_id), snapshot.encode(s))
+        batch.put(Family.META, _NEXT_TOPIC, keys.u64(number + 1))
+        batch.put(Family.META, _NEXT_LOG, keys.u64(log_id + 1))
+        ticket = self.writer.commit(batch)
+        self._next_topic, self._next_log = number + 1, log_id + 1
+        log = Log(log_id, self.writer, self._memory, self._cache, s, ceiling=0)
+        topic = self._topics[name] = Topic(number, row, [log], visible_after=ticket)
+        self.writer.request_sync(ticket)
+        return topic
+
+    def _reconfigure(self, topic: Topic, resolved: TopicConfig) -> int:
+        """Replace the config; tightened caps and TTL take effect in the same write."""
+        log = topic.log
+        s = log.begin(resolved, self._clock.now_ms())
+        if resolved.discard == "old":
+            retention.evict(s, log.blocks, resolved)
+        batch = self.writer.begin()
+        batch.put(Family.TOPICS, keys.u64(topic.number), topic.row(resolved))
+        materialize = bool(s.volatile_from) and resolved.durability != "ephemeral"
+        if materialize:
+            log.materialize(batch, s)
+        ticket = log.commit(batch, s, resolved, hold=True)
+        if materialize:
+            log.dematerialize()
+        topic.config = resolved
+        self._touched[log.log_id] = log
+        return ticket
+
+    def _check_room(self, topic: Topic, s: Snapshot, batch: Batch) -> None:
+        """Refuse what a `reject` topic or the total quota has no room for (SPEC DESIGN 5.3, API 11)."""
+        cfg, quota = topic.config, self.limits.max_total_bytes
+        if cfg.discard == "old" and not quota:
+            return
+        count, nbytes = len(batch.datas), checks.batch_bytes(batch)
+        if cfg.discard == "reject":
+            if (cfg.cap_records and count > cfg.cap_records) or (cfg.cap_bytes and nbytes > cfg.cap_bytes):
+                raise TopicsError(Reason.RECORD_TOO_LARGE, "the write is larger than the topic's whole cap")
+            full = cfg.cap_records and s.count + count > cfg.cap_records
+            if full or (cfg.cap_bytes and s.bytes + nbytes > cfg.cap_bytes):
+                detail = {
+                    "topic": topic.name, "cap_records": cfg.cap_records, "cap_bytes": cfg.cap_bytes,
+                    "head_seq": s.head, "earliest_seq": s.earliest,
+                }  # fmt: skip
+                raise TopicsError(Reason.TOPIC_FULL, f'topic "{topic.name}" is full', detail)
+        if quota and self.writer.total_bytes + nbytes > quota:
+            raise TopicsError(
+                Reason.THROTTLED, "the server holds as many bytes as it may",
+                {"limit": "max_total_bytes", "max": quota},
+            )  # fmt: skip
+
+
+def _counter(store: Store, key: bytes) -> int:
+    row = store.get(Family.META, key)
+    return 1 if row is None else keys.read_u64(row)
+
+
+def _put_reply(topic: Topic, *, created: bool) -> PutTopicReply:
+    return PutTopicReply(topic=topic.name, created=created, config=topic.config, identity=topic.identity)

@@ -1,0 +1,82 @@
+"""One registry of error reasons, for every door.
+
+A `TopicsError` carries a `Reason`; the doors look up its HTTP status, gRPC status name and whether a retry can help.
+The codes are the stable `error.code` strings of SPEC API 0.5 and 0.6.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSpec:
+    """How one reason shows on the doors."""
+
+    code: str
+    http_status: int
+    grpc_status: str  # the name of a grpc.StatusCode
+    retryable: bool = False
+
+
+class Reason(Enum):
+    """Every reason a request can fail for."""
+
+    INVALID_REQUEST = ErrorSpec("invalid_request", 400, "INVALID_ARGUMENT")
+    BATCH_TOO_LARGE = ErrorSpec("batch_too_large", 400, "INVALID_ARGUMENT")
+    RECORD_TOO_LARGE = ErrorSpec("record_too_large", 400, "INVALID_ARGUMENT")
+    UNAUTHORIZED = ErrorSpec("unauthorized", 401, "UNAUTHENTICATED")
+    FORBIDDEN = ErrorSpec("forbidden", 403, "PERMISSION_DENIED")
+    TOPIC_NOT_FOUND = ErrorSpec("topic_not_found", 404, "NOT_FOUND")
+    ROUTER_NOT_FOUND = ErrorSpec("router_not_found", 404, "NOT_FOUND")
+    NOT_FOUND = ErrorSpec("not_found", 404, "NOT_FOUND")
+    METHOD_NOT_ALLOWED = ErrorSpec("method_not_allowed", 405, "UNIMPLEMENTED")
+    NOT_ACCEPTABLE = ErrorSpec("not_acceptable", 406, "INVALID_ARGUMENT")
+    ROUTER_CYCLE = ErrorSpec("router_cycle", 409, "FAILED_PRECONDITION")
+    TOPIC_EXISTS_INCOMPATIBLE = ErrorSpec("topic_exists_incompatible", 409, "FAILED_PRECONDITION")
+    TOPIC_NOT_EMPTY = ErrorSpec("topic_not_empty", 409, "FAILED_PRECONDITION")
+    NOT_A_QUEUE = ErrorSpec("not_a_queue", 409, "FAILED_PRECONDITION")
+    PAYLOAD_TOO_LARGE = ErrorSpec("payload_too_large", 413, "RESOURCE_EXHAUSTED")
+    UNSUPPORTED_MEDIA_TYPE = ErrorSpec("unsupported_media_type", 415, "INVALID_ARGUMENT")
+    TOPIC_FULL = ErrorSpec("topic_full", 422, "FAILED_PRECONDITION")
+    THROTTLED = ErrorSpec("throttled", 429, "RESOURCE_EXHAUSTED", retryable=True)
+    INTERNAL = ErrorSpec("internal", 500, "INTERNAL")
+    NOT_READY = ErrorSpec("not_ready", 503, "UNAVAILABLE", retryable=True)
+    SHUTTING_DOWN = ErrorSpec("shutting_down", 503, "UNAVAILABLE", retryable=True)
+
+    @property
+    def code(self) -> str:
+        """The stable snake_case string that clients branch on."""
+        return self.value.code
+
+
+class TopicsError(Exception):
+    """A request was refused or failed; nothing was changed unless the message says so.
+
+    `detail` holds JSON-ready facts (SPEC API 0.5); absent means none. `retry_after_ms` is set where a retry helps.
+    """
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        detail: Mapping[str, Any] | None = None,
+        *,
+        retry_after_ms: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.detail = detail
+        self.retry_after_ms = 1000 if retry_after_ms is None and reason.value.retryable else retry_after_ms
+
+
+def invalid(message: str, detail: Mapping[str, Any] | None = None) -> TopicsError:
+    """A malformed request: 400 `invalid_request`."""
+    return TopicsError(Reason.INVALID_REQUEST, message, detail)
+
+
+def topic_not_found(name: str) -> TopicsError:
+    """The named topic does not exist and this call does not create it: 404 `topic_not_found`."""
+    return TopicsError(Reason.TOPIC_NOT_FOUND, f'topic "{name}" does not exist', {"topic": name})

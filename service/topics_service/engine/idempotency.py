@@ -1,0 +1,58 @@
+"""Append dedupe: (log, idempotency key) -> the original outcome, written in the append's own batch (SPEC API 0.8).
+
+The state is as durable as the topic and costs no memory. A second row, ordered by expiry, lets `purge` find what is
+due without looking at what is not.
+"""
+
+import struct
+
+from msgspec import Struct
+
+from topics_service.storage import keys
+from topics_service.storage.store import Family, Store, WriteBatch
+
+_ROW = struct.Struct(">QQQqQ")
+
+
+class Outcome(Struct, frozen=True):
+    """What the first write with a key did, when (ms), and when its row may go."""
+
+    first_seq: int
+    count: int
+    head_seq: int
+    created_ts: int
+    expires_at: int
+
+
+def find(store: Store, log_id: int, key: str, now: int, window_ms: int) -> Outcome | None:
+    """The remembered outcome if it is still inside the window (inclusive)."""
+    row = store.get(Family.IDEMPOTENCY, keys.u64(log_id) + key.encode())
+    if row is None:
+        return None
+    outcome = Outcome(*_ROW.unpack(row))
+    return outcome if now - outcome.created_ts <= window_ms else None
+
+
+def remember(batch: WriteBatch, log_id: int, key: str, outcome: Outcome) -> None:
+    """Add the rows of a write that is being committed."""
+    row_key = keys.u64(log_id) + key.encode()
+    values = (outcome.first_seq, outcome.count, outcome.head_seq, outcome.created_ts, outcome.expires_at)
+    batch.put(Family.IDEMPOTENCY, row_key, _ROW.pack(*values))
+    batch.put(Family.IDEMPOTENCY_EXPIRY, keys.u64(outcome.expires_at) + row_key, b"")
+
+
+def expiry_key(key: bytes, row: bytes) -> bytes:
+    """The key of the expiry row that belongs to a stored outcome."""
+    return keys.u64(Outcome(*_ROW.unpack(row)).expires_at) + key
+
+
+def purge(store: Store, batch: WriteBatch, now: int, limit: int) -> bool:
+    """Add the removal of up to `limit` expired rows to the batch. True if there may be more."""
+    for found, (key, _) in enumerate(store.scan(Family.IDEMPOTENCY_EXPIRY, b"", keys.u64(max(now, 0)))):
+        if found == limit:
+            return True
+        batch.delete(Family.IDEMPOTENCY_EXPIRY, key)
+        row = store.get(Family.IDEMPOTENCY, key[8:])
+        if row is not None and expiry_key(key[8:], row) == key:  # not when the key was used again since
+            batch.delete(Family.IDEMPOTENCY, key[8:])
+    return False

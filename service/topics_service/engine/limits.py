@@ -1,0 +1,22 @@
+"""The limits that a request meets, each with its configuration variable (SPEC API 2 and 11)."""
+
+from msgspec import Struct
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Bounds of requests and resources. Zero means unlimited for `max_topics` and `max_total_bytes`."""
+
+    max_batch_records: int = 10_000
+    max_record_bytes: int = 1 << 20
+    max_meta_bytes: int = 16 << 10
+    max_meta_keys: int = 64
+    max_tag_bytes: int = 256
+    max_node_bytes: int = 128
+    max_idempotency_key_chars: int = 256
+    max_limit: int = 1000
+    default_limit: int = 256
+    max_wait_ms: int = 30_000
+    default_batch_bytes: int = 1 << 20
+    max_batch_bytes: int = 8 << 20
+    max_topics: int = 100_000
+    max_total_bytes: int = 0

@@ -1,0 +1,298 @@
+"""One partition's log: every change of its state, written ahead, then published to readers in commit order."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
+
+from topics_service.engine import idempotency, retention, snapshot, tags
+from topics_service.engine.blocks import BlockCache, LogBlocks
+from topics_service.engine.model import Batch, TagMatch, TopicConfig
+from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.writer import Writer
+from topics_service.storage import keys
+from topics_service.storage.block import build, encode
+from topics_service.storage.store import Family, Store, WriteBatch
+
+CEILING_STEP = 1 << 14
+
+
+class Log:
+    """State of one log. `state` is what was written last, `view` what readers see.
+
+    The two differ only while an `fsync`-class write waits for its fsync: a change is durable for its class, then
+    visible, then acknowledged. Methods that write return the ticket the acknowledgement must wait for, 0 for none.
+
+    Seqs of the other classes are handed out only below a durable `ceiling`, so that a power cut that takes the tail
+    of the write-ahead log can't lead to a seq being used twice.
+    """
+
+    __slots__ = (
+        "_memory",
+        "_parked",
+        "_pending",
+        "_reserved",
+        "_reserved_ticket",
+        "_writer",
+        "blocks",
+        "cache",
+        "ceiling",
+        "log_id",
+        "state",
+        "unsealed_blocks",
+        "unwritten",
+        "view",
+    )
+
+    def __init__(
+        self, log_id: int, writer: Writer, memory: Store, cache: BlockCache, state: Snapshot, ceiling: int
+    ) -> None:
+        self.log_id = log_id
+        self._writer = writer
+        self._memory = memory
+        self.cache = cache
+        self.blocks = LogBlocks(log_id, cache, writer.store, memory)
+        self.state = state
+        self.view = state
+        self.ceiling = ceiling
+        self._reserved = ceiling
+        self._reserved_ticket = 0
+        self._pending: deque[tuple[int, Snapshot]] = deque()
+        self._parked: set[Callable[[], None]] = set()
+        self.unsealed_blocks = 0  # appended since the last seal: a hint, not kept over restarts
+        self.unwritten = False  # records expired that the stored row still counts
+
+    # ------------------------------------------------------------------ reads
+
+    def visible(self, config: TopicConfig, now: int) -> Snapshot:
+        """What a reader sees now: the published state less what has expired."""
+        if config.ttl_ms and self.view.count:
+            s = copy(self.view)
+            if retention.expire(s, self.blocks, config.ttl_ms, now):
+                if self.state is self.view:
+                    self._account(s)
+                    self.state = s
+                    self.unwritten = True
+                self.view = s
+        return self.view
+
+    def park(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when records become visible or the log is deleted, until `leave(wake)`."""
+        self._parked.add(wake)
+
+    def leave(self, wake: Callable[[], None]) -> None:
+        """Undo `park`."""
+        self._parked.discard(wake)
+
+    def wake_all(self) -> None:
+        """Wake everyone who waits for a change."""
+        for wake in list(self._parked):
+            wake()
+
+    # ----------------------------------------------------------------- writes
+
+    def begin(self, config: TopicConfig, now: int) -> Snapshot:
+        """A private copy of the newest written state, less what has expired, to change and commit."""
+        s = copy(self.state)
+        retention.expire(s, self.blocks, config.ttl_ms, now)
+        return s
+
+    def append(
+        self, s: Snapshot, records: Batch, config: TopicConfig, now: int, remember: tuple[str, int] | None
+    ) -> tuple[int, int]:
+        """Commit the records on top of `s` (from `begin`); `remember` is an idempotency key and its expiry.
+
+        Returns the first seq and the ticket. The caller has checked limits and caps.
+        """
+        volatile = config.durability == "ephemeral"
+        first = s.head + 1
+        ts = max(now, s.last_ts)
+        block = build(
+            self.log_id,
+            first,
+            ts,
+            records.datas,
+            records.tags,
+            records.nodes,
+            records.metas,
+            records.kinds,
+            s.cum_bytes,
+        )
+        s.head += block.count
+        s.count += block.count
+        s.bytes += block.nbytes
+        s.cum_bytes += block.nbytes
+        s.last_ts = ts
+        if volatile and not s.volatile_from:
+            s.volatile_from = first
+        disk = self._writer.begin()
+        home = self._memory.batch() if volatile else disk
+        self.blocks.staged = block
+        try:
+            if config.discard == "old":
+                retention.evict(s, self.blocks, config)
+            home.put(Family.BLOCKS, keys.pair(self.log_id, first), encode(block))
+            if remember is not None:
+                outcome = idempotency.Outcome(first, block.count, s.head, now, remember[1])
+                idempotency.remember(home, self.log_id, remember[0], outcome)
+            bounded = config.durability != "fsync"
+            reserve = bounded and s.head > self._reserved - CEILING_STEP // 2
+            if reserve:
+                disk.put(Family.CEILINGS, keys.u64(self.log_id), keys.u64(s.head + CEILING_STEP))
+            ticket = self.commit(disk, s, config, hold=bounded and s.head > self.ceiling)
+        finally:
+            self.blocks.staged = None
+        if volatile:
+            self._memory.write(home)
+        self.cache.put(block)
+        self.unsealed_blocks += 1
+        if reserve:
+            self._reserve(s.head + CEILING_STEP, self._writer.written)
+        return first, ticket
+
+    def delete(
+        self, config: TopicConfig, now: int, before_seq: int | None, match: TagMatch | None
+    ) -> tuple[int, Snapshot, int]:
+        """Delete what is visible now and matches; returns how many, the state after it and the ticket."""
+        s = self.begin(config, now)
+        bound = self.view.head + 1
+        if before_seq is not None:
+            bound = min(bound, before_seq)
+        disk = self._writer.begin()
+        chunks: list[int] = []
+        if match is None:
+            deleted = retention.advance(s, self.blocks, bound)
+        else:
+            stores = self.stores(s)
+            seqs = tags.matching(stores, self.log_id, s, self.blocks, match, bound)
+            deleted = len(seqs)
+            sizes = [(seq, retention.size_of(self.blocks, seq)) for seq in seqs]
+            s.deletes, chunks = s.deletes.marked(sizes)
+            s.count -= deleted
+            s.bytes -= sum(size for _, size in sizes)
+            s.earliest = s.first_live(s.earliest)
+            if before_seq is None and deleted:
+                for store in stores:
+                    self._prune(store, disk, match, bound - 1)
+        if not deleted:
+            return 0, self.visible(config, now), 0
+        return deleted, s, self.commit(disk, s, config, chunks=chunks)
+
+    def commit(
+        self, disk: WriteBatch, s: Snapshot, config: TopicConfig, *, chunks: Iterable[int] = (), hold: bool = False
+    ) -> int:
+        """Write `s` with the batch and publish it; returns the ticket to wait for.
+
+        `chunks` are the delete bitmaps that changed. With `hold` the change waits for an fsync whatever the class.
+        An `ephemeral` log without records on disk has no durable row to keep up to date.
+        """
+        s.deletes, forgotten = s.deletes.forget_below(s.earliest)
+        covered = [gap for gap in s.gaps if gap.stop < s.evict_floor]
+        if covered:
+            s.gaps = tuple(gap for gap in s.gaps if gap.stop >= s.evict_floor)
+        if not s.volatile_from or s.earliest < s.volatile_from:
+            disk.put(Family.LOGS, keys.u64(self.log_id), snapshot.encode(s))
+            for number in chunks:
+                if number not in forgotten:
+                    disk.put(Family.DELETES, keys.pair(self.log_id, number), s.deletes.encode(number))
+            for number in forgotten:
+                disk.delete(Family.DELETES, keys.pair(self.log_id, number))
+            for gap in covered:
+                disk.delete(Family.GAPS, keys.pair(self.log_id, gap.start))
+        ticket = self._writer.written if disk.is_empty() else self._writer.commit(disk)
+        self._account(s)
+        self.state = s
+        self.unwritten = False
+        if hold or config.durability == "fsync" or self._pending:
+            self._pending.append((ticket, s))
+            self._writer.promote_with(self.log_id, self._promote)
+            return ticket
+        self._publish(s)
+        return 0
+
+    def ticket_of(self, seq: int) -> int:
+        """The ticket after which the record `seq` is visible; 0 if it is."""
+        if seq <= self.view.head:
+            return 0
+        return next((ticket for ticket, s in self._pending if s.head >= seq), 0)
+
+    def stores(self, s: Snapshot) -> tuple[Store, ...]:
+        """Where rows of this log can be."""
+        return (self._memory, self._writer.store) if s.volatile_from else (self._writer.store,)
+
+    def home(self, config: TopicConfig) -> Store:
+        """Where new rows of this log go."""
+        return self._memory if config.durability == "ephemeral" else self._writer.store
+
+    def materialize(self, disk: WriteBatch, s: Snapshot) -> None:
+        """Move what is only in memory into the batch: the log stops being `ephemeral`."""
+        for family in (Family.BLOCKS, Family.TAGS, Family.IDEMPOTENCY):
+            for key, value in self._memory.scan(family, *keys.log_range(self.log_id)):
+                disk.put(family, key, value)
+                if family is Family.IDEMPOTENCY:
+                    disk.put(Family.IDEMPOTENCY_EXPIRY, idempotency.expiry_key(key, value), b"")
+        s.volatile_from = 0
+        for number in s.deletes.numbers():
+            disk.put(Family.DELETES, keys.pair(self.log_id, number), s.deletes.encode(number))
+
+    def dematerialize(self) -> None:
+        """Drop the rows in memory, once they are on disk or the log is deleted."""
+        batch = self._memory.batch()
+        for family in (Family.BLOCKS, Family.TAGS, Family.IDEMPOTENCY):
+            batch.delete_range(family, *keys.log_range(self.log_id))
+        self._memory.write(batch)
+
+    def remove(self, disk: WriteBatch) -> None:
+        """Add the removal of every row to the batch."""
+        for family in (Family.LOGS, Family.CEILINGS):
+            disk.delete(family, keys.u64(self.log_id))
+        if self.state.head:
+            for family in (Family.BLOCKS, Family.TAGS, Family.DELETES, Family.GAPS, Family.IDEMPOTENCY):
+                disk.delete_range(family, *keys.log_range(self.log_id))
+
+    def removed(self) -> None:
+        """The removal was written: release memory and wake everyone who waits."""
+        self._writer.forget(self.log_id)
+        self._writer.total_bytes -= self.state.bytes
+        self.cache.drop_log(self.log_id)
+        self.dematerialize()
+        self.wake_all()
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        """The distinct states in use, for upkeep of their physical fields."""
+        yield self.state
+        if self.view is not self.state:
+            yield self.view
+        for _, s in self._pending:
+            if s is not self.state:
+                yield s
+
+    # --------------------------------------------------------------- internals
+
+    def _publish(self, s: Snapshot) -> None:
+        grown = s.head > self.view.head
+        self.view = s
+        if grown and self._parked:
+            self.wake_all()
+
+    def _promote(self, synced: int) -> bool:
+        while self._pending and self._pending[0][0] <= synced:
+            self._publish(self._pending.popleft()[1])
+        if self._reserved_ticket and self._reserved_ticket <= synced:
+            self.ceiling, self._reserved_ticket = self._reserved, 0
+        return not self._pending and not self._reserved_ticket
+
+    def _reserve(self, ceiling: int, ticket: int) -> None:
+        self._reserved, self._reserved_ticket = ceiling, ticket
+        self._writer.promote_with(self.log_id, self._promote)
+        self._writer.request_sync(ticket)
+
+    def _account(self, s: Snapshot) -> None:
+        self._writer.total_bytes += s.bytes - self.state.bytes
+
+    def _prune(self, store: Store, disk: WriteBatch, match: TagMatch, head: int) -> None:
+        if store is self._writer.store:
+            tags.prune(store, disk, self.log_id, match, head)
+        else:
+            batch = store.batch()
+            tags.prune(store, batch, self.log_id, match, head)
+            store.write(batch)

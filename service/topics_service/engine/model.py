@@ -1,0 +1,280 @@
+"""Requests, replies and their parts: the plain structs that cross the engine's seam.
+
+Sequence numbers are u64, `*_ts` and `*_ms` are integer milliseconds, text inside records is UTF-8 bytes.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from topics_service.storage.block import Block
+
+TopicType = Literal["log", "queue"]
+Discard = Literal["old", "reject"]
+Durability = Literal["ephemeral", "memory", "disk", "fsync"]
+GapReason = Literal["cap", "ttl", "mixed", "recreated", "source_trim"]
+
+JSON_KIND = 0
+BINARY_KIND = 1
+
+
+class ConfigInput(Struct, kw_only=True, frozen=True):
+    """A topic configuration as a client sent it; None means the field was left out. See `config.resolve`."""
+
+    type: str | None = None
+    ttl_ms: int | None = None
+    cap_records: int | None = None
+    cap_bytes: int | None = None
+    discard: str | None = None
+    durable: bool | None = None
+    durability: str | None = None
+    priority: int | None = None
+    auto_priority: bool | None = None
+    auto_create: bool | None = None
+    idempotency_window_ms: int | None = None
+    dedupe_node: bool | None = None
+    lease_ms: int | None = None
+    claim_jitter_ms: int | None = None
+    max_deliveries: int | None = None
+    dead_letter: str | None = None
+    leases_durable: bool | None = None
+
+
+class TopicConfig(Struct, kw_only=True, frozen=True):
+    """A resolved topic configuration (SPEC API 0.10); the field order is the order of the JSON echo."""
+
+    type: TopicType = "log"
+    ttl_ms: int = 0
+    cap_records: int = 0
+    cap_bytes: int = 0
+    discard: Discard = "old"
+    durable: bool = False
+    durability: Durability = "disk"
+    priority: int | None = None
+    auto_priority: bool = True
+    auto_create: bool = True
+    idempotency_window_ms: int = 120_000
+    dedupe_node: bool = True
+    lease_ms: int = 30_000
+    claim_jitter_ms: int = 0
+    max_deliveries: int = 0
+    dead_letter: str | None = None
+    leases_durable: bool = False
+
+
+class Batch(Struct):
+    """The records of one append, as columns of equal length. A None column means no record has that part.
+
+    `datas` holds JSON text as it was sent (kind 0) or raw bytes (kind 1); `metas` holds JSON object text.
+    `kinds` has one byte per record, or is None when every record is JSON.
+    """
+
+    datas: list[bytes]
+    tags: list[bytes | None] | None = None
+    nodes: list[bytes | None] | None = None
+    metas: list[bytes | None] | None = None
+    kinds: bytes | None = None
+
+
+class AppendRequest(Struct, kw_only=True):
+    """Append `batch` to `topic`, atomically (SPEC API 2).
+
+    `create` None follows the topic's (or the inline config's) `auto_create`. `config` counts only when this call
+    creates the topic.
+    """
+
+    topic: str
+    batch: Batch
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: ConfigInput | None = None
+    disable_backpressure: bool = False
+
+
+class AppendReply(Struct, kw_only=True):
+    """Where the batch went. `count` is that of this write (of the original write when `deduped`).
+
+    `fsync_gated` says that the topic's class holds the ack for an fsync; only then is `fsync_ms` above zero.
+    """
+
+    topic: str
+    first_seq: int
+    count: int
+    head_seq: int
+    created: bool
+    deduped: bool
+    fsync_gated: bool = False
+    wal_append_ms: float = 0.0
+    fsync_ms: float = 0.0
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the batch's last record."""
+        return self.first_seq + self.count - 1
+
+
+class DiffRequest(Struct, kw_only=True):
+    """Read the records after `from_seq` (SPEC API 3).
+
+    `limit` 0 means the default (256), above the maximum it is clamped; `max_batch_bytes` 0 means 1 MiB, clamped to
+    8 MiB; `wait_ms` is clamped to 30000. `nodes` drops records written by these nodes.
+    """
+
+    topic: str
+    from_seq: int = 0
+    limit: int = 0
+    nodes: tuple[bytes, ...] = ()
+    wait_ms: int = 0
+    max_batch_bytes: int = 0
+
+
+class Slice(Struct, frozen=True):
+    """The records at positions `start` (inclusive) to `stop` (exclusive) of an immutable block."""
+
+    block: Block
+    start: int
+    stop: int
+
+
+class Tombstone(Struct, frozen=True, kw_only=True):
+    """An explicit gap: the records `gap_from..gap_to` (inclusive) were lost to `reason` (SPEC API 3.3)."""
+
+    gap_from: int
+    gap_to: int
+    reason: GapReason
+    missed_estimate: int
+    earliest_seq: int
+    head_seq: int
+
+
+class DiffReply(Struct, kw_only=True):
+    """One page of records as block slices, in seq order."""
+
+    topic: str
+    slices: Sequence[Slice]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    tombstone: Tombstone | None
+    records_scanned: int
+
+    @property
+    def caught_up(self) -> bool:
+        """Nothing more to read right now."""
+        return self.next_from_seq == self.head_seq
+
+    @property
+    def lag(self) -> int:
+        """How many seqs lie behind the cursor."""
+        return self.head_seq - self.next_from_seq
+
+
+class TagMatch(Struct, frozen=True):
+    """`Eq` matches the tag `value` exactly, `Glob` every tag that starts with `value` (the `*` already cut off)."""
+
+    op: Literal["Eq", "Glob"]
+    value: bytes
+
+
+class DeleteRequest(Struct, kw_only=True):
+    """Delete records below `before_seq` and/or with a matching tag; both are ANDed (SPEC API 5)."""
+
+    topic: str
+    before_seq: int | None = None
+    match: TagMatch | None = None
+
+
+class DeleteReply(Struct, kw_only=True):
+    """What a delete removed and the state after it."""
+
+    topic: str
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+
+
+class PutTopicReply(Struct, kw_only=True):
+    """The outcome of a PUT: `created` only when this call brought the topic into existence."""
+
+    topic: str
+    created: bool
+    config: TopicConfig
+    identity: "Identity"
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """Who a topic is: `topic_id` is unique for ever, `slug` and `rrl` are labels, `epoch` grows with each create."""
+
+    topic_id: str
+    slug: str
+    rrl: str
+    epoch: int
+    partition_count: int = 1
+
+
+class QueueCounters(Struct, frozen=True, kw_only=True):
+    """The `queue` object of a queue topic's state (SPEC API 10.7)."""
+
+    ready: int
+    in_flight: int
+    dead_lettered: int
+
+
+class TopicState(Struct, kw_only=True):
+    """A topic's state (SPEC API 1.2). `last_write_ts` and `last_read_ts` are None if it never happened."""
+
+    topic: str
+    config: TopicConfig
+    identity: Identity
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    effective_priority: int
+    last_write_ts: int | None
+    last_read_ts: int | None
+    queue: QueueCounters | None = None
+
+    @property
+    def next_seq(self) -> int:
+        """The seq that the next append will get, unless a crash burns some."""
+        return self.head_seq + 1
+
+
+class ListTopicsRequest(Struct, kw_only=True):
+    """A page of topics in name order. `after` is the last name of the page before; `page_size` is 1..1000."""
+
+    prefix: str = ""
+    after: str | None = None
+    page_size: int = 100
+    touch: bool = False
+
+
+class ListTopicsReply(Struct, kw_only=True):
+    """Topic states in name order; `next_after` is None on the last page."""
+
+    topics: list[TopicState]
+    next_after: str | None
+
+
+class DeleteTopicReply(Struct, kw_only=True):
+    """`deleted` is False when there was no such topic."""
+
+    topic: str
+    deleted: bool
+    routers_removed: list[str]
+
+
+class ReadyState(Struct, kw_only=True):
+    """Readiness: `ready`, or the reason it is not (`not_ready`, `shutting_down`, `read_only`)."""
+
+    ready: bool
+    reason: str
+    topics: int
+    replay_progress: float
+
+
+Detail = dict[str, Any]

@@ -1,0 +1,40 @@
+"""Topic names, and the identities and labels made from them (spec/rafka-topic-registry.txt)."""
+
+import re
+
+from msgspec import Struct
+
+from topics_service.engine.errors import invalid
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}", re.ASCII)
+_NOT_SLUG = re.compile(r"[^a-z0-9]+")
+_SLUG_MAX = 63
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Where this server stands; names the rrl. From TOPICS_ORG, TOPICS_ENV and TOPICS_CLUSTER."""
+
+    org: str = "topics"
+    env: str = "dev"
+    cluster: str = "local"
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether `name` follows the rule of SPEC API 1.1 (1 to 255 ASCII characters)."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_topic_name(name: str) -> None:
+    """Raise `invalid_request` unless `name` may name a topic."""
+    if not is_topic_name(name):
+        raise invalid("a topic name is 1 to 255 characters from A-Z a-z 0-9 . _ : - and starts with a letter or digit")
+
+
+def slug(name: str) -> str:
+    """A label for URLs and paths: lower case, runs of anything but a-z and 0-9 become one hyphen, at most 63 long."""
+    return _NOT_SLUG.sub("-", name.lower()).strip("-")[:_SLUG_MAX].rstrip("-")
+
+
+def rrl(place: Place, name: str) -> str:
+    """The resource locator `<org>/<env>/<cluster>/topics/<slug>`; it has slashes, so it never stands in a URL path."""
+    return f"{place.org}/{place.env}/{place.cluster}/topics/{slug(name)}"

@@ -1,0 +1,126 @@
+"""What a start finds: the catalog and one state row per log, never the records. Time to ready is O(topics).
+
+A data directory remembers the boot it was used in and whether it was closed. After a SIGKILL within the same boot the
+write-ahead log is whole and nothing is lost. After an unclean end in another boot the tail may be: every log that
+does not fsync goes on above its durable ceiling, and the range in between becomes an explicit interior gap.
+"""
+
+from collections.abc import Iterable, Iterator
+from copy import copy
+
+import msgspec
+
+from topics_service.engine import retention, snapshot
+from topics_service.engine.blocks import BlockCache, LogBlocks
+from topics_service.engine.deletes import Chunk, Deletes, decode_chunk
+from topics_service.engine.log import Log
+from topics_service.engine.model import GapReason
+from topics_service.engine.snapshot import Gap, Snapshot
+from topics_service.engine.topic import Topic, TopicRow, decode_row
+from topics_service.engine.writer import Writer
+from topics_service.storage import keys
+from topics_service.storage.store import Family, Store, StoreOpenError, WriteBatch
+
+_BOOT_KEY = b"boot"
+_CLEAN = b"clean"
+_ALL = (b"", b"\xff" * 16)
+
+
+def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iterator[Topic]:
+    """Every topic on disk, recovered; what recovery decides is durable when the iterator ends.
+
+    Raises StoreOpenError, naming the row, when the catalog or a log's state is damaged.
+    """
+    store = writer.store
+    ended = store.get(Family.META, _BOOT_KEY)
+    tail_lost = ended not in (None, _CLEAN, boot_id.encode()) or (ended is not None and not boot_id)
+    rows = dict(store.scan(Family.LOGS, *_ALL))
+    ceilings = {keys.read_u64(key): keys.read_u64(value) for key, value in store.scan(Family.CEILINGS, *_ALL)}
+    deletes: dict[int, dict[int, Chunk]] = {}
+    for key, value in store.scan(Family.DELETES, *_ALL):
+        deletes.setdefault(keys.read_u64(key), {})[keys.read_u64(key, 8)] = decode_chunk(value)
+    gaps: dict[int, list[Gap]] = {}
+    for key, value in store.scan(Family.GAPS, *_ALL):
+        gaps.setdefault(keys.read_u64(key), []).append(
+            Gap(keys.read_u64(key, 8), keys.read_u64(value), msgspec.convert(value[8:].decode(), GapReason))
+        )
+    batch = writer.begin()
+    batch.put(Family.META, _BOOT_KEY, boot_id.encode())
+    for key, value in store.scan(Family.TOPICS, *_ALL):
+        number = keys.read_u64(key)
+        row = _decoded(number, value)
+        logs = []
+        for log_id in row.log_ids:
+            s = _state(row.name, rows.get(keys.u64(log_id)))
+            s.deletes = Deletes(deletes.get(log_id))
+            s.gaps = tuple(gaps.get(log_id, ()))
+            ceiling = ceilings.get(log_id, 0)
+            if row.config.durability == "ephemeral" or s.volatile_from:
+                lose(s, LogBlocks(log_id, cache, store, memory), log_id, s.volatile_from or s.head + 1, ceiling, batch)
+            elif tail_lost and row.config.durability != "fsync" and ceiling > s.head:
+                lose(s, LogBlocks(log_id, cache, store, memory), log_id, s.head + 1, ceiling, batch)
+            writer.total_bytes += s.bytes
+            logs.append(Log(log_id, writer, memory, cache, s, ceiling))
+        yield Topic(number, row, logs)
+    writer.commit(batch)
+    store.sync()
+    writer.on_synced(writer.written)
+
+
+def close(writer: Writer, logs: Iterable[Log]) -> None:
+    """Write what only memory knew and mark the directory as closed; durable on return."""
+    batch = writer.begin()
+    for log in logs:
+        s = copy(log.state)
+        if s.volatile_from:
+            lose(s, log.blocks, log.log_id, s.volatile_from, s.head, batch)
+            batch.put(Family.CEILINGS, keys.u64(log.log_id), keys.u64(s.head))
+        elif log.unwritten:
+            batch.put(Family.LOGS, keys.u64(log.log_id), snapshot.encode(s))
+    batch.put(Family.META, _BOOT_KEY, _CLEAN)
+    writer.commit(batch)
+    writer.store.sync()
+
+
+def lose(s: Snapshot, blocks: LogBlocks, log_id: int, start: int, ceiling: int, batch: WriteBatch) -> None:
+    """Turn the records from `start` on into an explicit loss; the log goes on above the ceiling and the old head."""
+    head = max(s.head, ceiling)
+    if start > head:
+        return
+    if start <= s.head:
+        s.cum_bytes = blocks.cum_bytes_below(start)
+        s.head = start - 1
+        for number in s.deletes.numbers():
+            batch.delete(Family.DELETES, keys.pair(log_id, number))
+        s.deletes = s.deletes.forget_from(start, lambda seq: retention.size_of(blocks, seq))
+        for number in s.deletes.numbers():
+            batch.put(Family.DELETES, keys.pair(log_id, number), s.deletes.encode(number))
+        s.count = s.live_between(s.earliest, start)
+        s.bytes = retention.live_bytes(s, blocks, s.earliest, start)
+    s.head = head
+    s.volatile_from = 0
+    s.sealed_to = min(s.sealed_to, start - 1)
+    if s.count:
+        s.gaps = (*(gap for gap in s.gaps if gap.stop < start), Gap(start, head, "cap"))
+        batch.put(Family.GAPS, keys.pair(log_id, start), keys.u64(head) + b"cap")
+    else:
+        s.earliest, s.evict_cap = head + 1, head
+        batch.delete_range(Family.GAPS, *keys.log_range(log_id))
+        s.gaps = ()
+    batch.put(Family.LOGS, keys.u64(log_id), snapshot.encode(s))
+
+
+def _decoded(number: int, value: bytes) -> TopicRow:
+    try:
+        return decode_row(value)
+    except msgspec.DecodeError as error:
+        raise StoreOpenError(f"the catalog row {number} is damaged: {error}") from error
+
+
+def _state(topic: str, row: bytes | None) -> Snapshot:
+    if row is None:
+        raise StoreOpenError(f'the log of topic "{topic}" has no state row')
+    try:
+        return snapshot.decode(row)
+    except ValueError as error:
+        raise StoreOpenError(f'the state row of topic "{topic}" is damaged: {error}') from error

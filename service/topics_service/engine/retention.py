@@ -1,0 +1,114 @@
+"""What leaves a log and when: expiry, eviction and range deletion, computed on snapshots without touching the store.
+
+Each function changes the (private, unpublished) snapshot it is given and returns what happened; the caller writes it.
+"""
+
+from topics_service.engine.blocks import LogBlocks
+from topics_service.engine.model import TopicConfig
+from topics_service.engine.snapshot import Snapshot
+
+
+def expire(s: Snapshot, blocks: LogBlocks, ttl_ms: int, now: int) -> bool:
+    """Drop the records older than `ttl_ms` (strictly) from the front; O(log n) block look-ups. True if any went."""
+    if not ttl_ms or not s.count:
+        return False
+    oldest_kept = now - ttl_ms
+    block = blocks.find(s.earliest)
+    if block.ts_at(s.earliest - block.base_seq) >= oldest_kept:
+        return False
+    cut = _first_at_or_after(s, blocks, oldest_kept)
+    s.evict_ttl = s.last_live_below(cut)
+    advance(s, blocks, cut)
+    return True
+
+
+def evict(s: Snapshot, blocks: LogBlocks, config: TopicConfig) -> bool:
+    """Drop the oldest live records until both caps hold, never more than the tighter one asks. True if any went."""
+    cut = s.earliest
+    if config.cap_records and s.count > config.cap_records:
+        cut = s.nth_live(s.count - config.cap_records)
+    if config.cap_bytes and s.bytes > config.cap_bytes:
+        cut = max(cut, _past_bytes(s, blocks, s.bytes - config.cap_bytes))
+    if cut == s.earliest:
+        return False
+    s.evict_cap = cut - 1
+    advance(s, blocks, cut)
+    return True
+
+
+def advance(s: Snapshot, blocks: LogBlocks, cut: int) -> int:
+    """Make every record below `cut` dead, without saying why; returns how many were live."""
+    cut = min(cut, s.head + 1)
+    if cut <= s.earliest:
+        return 0
+    gone = s.live_between(s.earliest, cut)
+    s.bytes -= live_bytes(s, blocks, s.earliest, cut)
+    s.count -= gone
+    s.earliest = s.first_live(cut)
+    return gone
+
+
+def live_bytes(s: Snapshot, blocks: LogBlocks, start: int, stop: int) -> int:
+    """The record bytes of the live records in [start, stop)."""
+    if not s.live_between(start, stop):
+        return 0
+    total = _bytes_before(s, blocks, stop) - _bytes_before(s, blocks, start)
+    return total - s.deletes.dead_bytes(start, stop, lambda seq: size_of(blocks, seq))
+
+
+def size_of(blocks: LogBlocks, seq: int) -> int:
+    """The record bytes of one record."""
+    block = blocks.find(seq)
+    i = seq - block.base_seq
+    return block.sizes_upto(i + 1) - block.sizes_upto(i)
+
+
+def _bytes_before(s: Snapshot, blocks: LogBlocks, seq: int) -> int:
+    """The bytes of all records ever appended below `seq`."""
+    gap = s.gap_at(seq)
+    if gap is not None:
+        seq = gap.stop + 1
+    if seq > s.head:
+        return s.cum_bytes
+    block = blocks.find(seq)
+    return block.cum_bytes + block.sizes_upto(seq - block.base_seq)
+
+
+def _first_at_or_after(s: Snapshot, blocks: LogBlocks, ts: int) -> int:
+    """The first seq above `earliest` whose record has at least this ts; head + 1 if none. `ts` never falls with seq."""
+    low, high = s.earliest, s.head + 1  # the record at `low` is older, the one at `high` is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        gap = s.gap_at(middle)
+        if gap is not None:
+            middle = gap.start - 1 if gap.start - 1 > low else gap.stop + 1
+            if middle >= high:
+                break
+        block = blocks.find(middle)
+        if block.first_ts >= ts:
+            high = max(block.base_seq, low + 1)
+        elif block.last_ts < ts:
+            low = block.end_seq - 1
+        else:
+            return max(block.base_seq + block.first_at_or_after(ts), low + 1)
+    return high
+
+
+def _past_bytes(s: Snapshot, blocks: LogBlocks, excess: int) -> int:
+    """One past the last of the oldest live records that together free at least `excess` bytes."""
+    seq = s.earliest
+    while True:
+        block = blocks.find(seq)
+        start, stop = seq - block.base_seq, min(block.end_seq, s.head + 1)
+        if not s.deletes.count(seq, stop):
+            before = block.sizes_upto(start)
+            if block.sizes_upto(block.count) - before >= excess:
+                return block.base_seq + block.fit(start, excess - 1) + 1
+            excess -= block.sizes_upto(block.count) - before
+        else:
+            for i in range(start, block.count):
+                if block.base_seq + i not in s.deletes:
+                    excess -= block.sizes_upto(i + 1) - block.sizes_upto(i)
+                    if excess <= 0:
+                        return block.base_seq + i + 1
+        seq = s.first_live(block.end_seq)

@@ -1,0 +1,125 @@
+"""A log's state at one moment. Never changed once published: readers and pending commits hold on to it."""
+
+import struct
+
+from msgspec import Struct
+
+from topics_service.engine.deletes import Deletes
+from topics_service.engine.model import GapReason
+
+_ROW = struct.Struct("<B11Qq")
+_VERSION = 1
+
+
+class Gap(Struct, frozen=True):
+    """An interior range of lost seqs, `start..stop` inclusive (contract.md, Decided, Loss)."""
+
+    start: int
+    stop: int
+    reason: GapReason
+
+
+class Snapshot(Struct):
+    """Everything that decides what a reader of the log sees, but for the records themselves.
+
+    `head` is the highest assigned seq, `earliest` the first live one (head + 1 if none). The `evict_*` fields are the
+    highest seqs lost to each cause; their maximum + 1 is the evict floor. `count` and `bytes` are of live records,
+    `cum_bytes` of all records ever. Blocks up to `sealed_to` are merged and tag-indexed; rows below `reclaimed_to`
+    are dropped. Records from `volatile_from` on (0: none) are in memory only.
+    """
+
+    head: int = 0
+    earliest: int = 1
+    evict_cap: int = 0
+    evict_ttl: int = 0
+    evict_trim: int = 0
+    count: int = 0
+    bytes: int = 0
+    cum_bytes: int = 0
+    sealed_to: int = 0
+    reclaimed_to: int = 1
+    volatile_from: int = 0
+    last_ts: int = 0
+    deletes: Deletes = Deletes()
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def evict_floor(self) -> int:
+        """Cursors whose next seq lies below this one have lost live records (SPEC DESIGN 5.1)."""
+        return max(self.evict_cap, self.evict_ttl, self.evict_trim) + 1
+
+    def gap_at(self, seq: int) -> Gap | None:
+        """The interior gap that holds `seq`."""
+        for gap in self.gaps:
+            if gap.start <= seq <= gap.stop:
+                return gap
+        return None
+
+    def next_gap(self, seq: int) -> Gap | None:
+        """The first interior gap that begins at or after `seq`."""
+        for gap in self.gaps:
+            if gap.start >= seq:
+                return gap
+        return None
+
+    def is_live(self, seq: int) -> bool:
+        """Whether a record with this seq is there to be read (its age aside)."""
+        return self.earliest <= seq <= self.head and seq not in self.deletes and self.gap_at(seq) is None
+
+    def live_between(self, start: int, stop: int) -> int:
+        """How many live records have seqs in [start, stop)."""
+        start, stop = max(start, self.earliest), min(stop, self.head + 1)
+        if start >= stop:
+            return 0
+        lost = sum(max(0, min(gap.stop + 1, stop) - max(gap.start, start)) for gap in self.gaps)
+        return stop - start - lost - self.deletes.count(start, stop)
+
+    def first_live(self, seq: int) -> int:
+        """The first live seq at or above `seq`; head + 1 if there is none."""
+        end = self.head + 1
+        while seq < end:
+            seq = self.deletes.first_unmarked(seq, end)
+            gap = self.gap_at(seq)
+            if gap is None:
+                break
+            seq = gap.stop + 1
+        return min(seq, end)
+
+    def nth_live(self, n: int) -> int:
+        """One past the n-th live seq, counted from `earliest` (n >= 1, at most `count`)."""
+        at, missing = self.earliest, n
+        while missing:
+            stop = at + missing
+            missing -= self.live_between(at, stop)
+            at = stop
+        return at
+
+    def last_live_below(self, seq: int) -> int:
+        """The highest live seq below `seq`, which must be above `earliest`."""
+        low, high = self.earliest, seq  # there is a live one in [low, high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.live_between(middle, seq):
+                low = middle
+            else:
+                high = middle
+        return low
+
+
+def encode(s: Snapshot) -> bytes:
+    """The stored row of a snapshot (deletes and gaps have rows of their own)."""
+    return _ROW.pack(
+        _VERSION, s.head, s.earliest, s.evict_cap, s.evict_ttl, s.evict_trim, s.count, s.bytes, s.cum_bytes,
+        s.sealed_to, s.reclaimed_to, s.volatile_from, s.last_ts,
+    )  # fmt: skip
+
+
+def decode(row: bytes) -> Snapshot:
+    """A snapshot from its stored row. Raises ValueError for a row of another version or length."""
+    try:
+        version, *fields = _ROW.unpack(row)
+    except struct.error as error:
+        raise ValueError(f"log row of {len(row)} bytes") from error
+    if version != _VERSION:
+        raise ValueError(f"log row of version {version}")
+    return Snapshot(*fields)

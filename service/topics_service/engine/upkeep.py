@@ -1,0 +1,141 @@
+"""Background work on one log, in slices: sealing small blocks, dropping dead ones, writing what expired."""
+
+from collections.abc import Iterable
+from copy import copy
+
+from topics_service.engine import snapshot, tags
+from topics_service.engine.log import Log
+from topics_service.engine.writer import Writer
+from topics_service.storage import keys
+from topics_service.storage.block import Block, CorruptBlockError, decode, encode, merge
+from topics_service.storage.store import Family, Store, WriteBatch
+
+SEAL_BLOCKS = 256  # appended blocks that make a seal worth it
+SEAL_RECORDS = 1 << 14  # and the most records that a tag look-up has to walk
+_FULL_RECORDS = 1000  # a block of this size is not merged further
+_FULL_BYTES = 256 << 10
+_RECLAIM_SEQS = 64
+_RECLAIM_BLOCKS = 256
+
+
+def run(log: Log, writer: Writer, memory: Store) -> bool:
+    """Do what is due on the log, a bounded slice of it. True if there is more to do at once."""
+    s = log.view
+    more = False
+    if log.unsealed_blocks >= SEAL_BLOCKS or s.head - max(s.sealed_to, s.earliest - 1) >= SEAL_RECORDS:
+        more = _seal(log, writer, memory)
+    if s.earliest - s.reclaimed_to >= _RECLAIM_SEQS or (s.earliest > s.reclaimed_to and not s.count):
+        more |= _reclaim(log, writer, memory)
+    if log.unwritten:
+        batch = writer.begin()
+        batch.put(Family.LOGS, keys.u64(log.log_id), snapshot.encode(log.state))
+        writer.commit(batch)
+        log.unwritten = False
+    return more
+
+
+def _seal(log: Log, writer: Writer, memory: Store) -> bool:
+    """Merge and index the visible blocks after `sealed_to`, up to `SEAL_RECORDS` records, in one atomic batch."""
+    s = log.view
+    at = max(s.sealed_to + 1, s.earliest)
+    volatile = bool(s.volatile_from) and at >= s.volatile_from
+    store = memory if volatile else writer.store
+    stop = s.head if volatile or not s.volatile_from else min(s.head, s.volatile_from - 1)
+    run_blocks: list[Block] = []
+    records = 0
+    while at <= stop and records < SEAL_RECORDS:
+        gap = s.gap_at(at)
+        if gap is not None:
+            if run_blocks:
+                break  # a run has no holes
+            at = gap.stop + 1
+            continue
+        block = log.blocks.find(at)
+        if block.end_seq > stop + 1:
+            break
+        run_blocks.append(block)
+        records += block.count
+        at = block.end_seq
+    if not run_blocks:
+        log.unsealed_blocks = 0
+        return False
+    batch = store.batch() if volatile else writer.begin()
+    merged = [merge(group) if len(group) > 1 else group[0] for group in _groups(run_blocks)]
+    kept = {block.base_seq: block for block in merged}
+    for block in run_blocks:
+        if kept.get(block.base_seq) is not block:
+            batch.delete(Family.BLOCKS, keys.pair(log.log_id, block.base_seq))
+    for block in merged:
+        if not any(block is old for old in run_blocks):
+            batch.put(Family.BLOCKS, keys.pair(log.log_id, block.base_seq), encode(block))
+    tags.index(batch, log.log_id, merged)
+    _finish(log, store, writer, batch, sealed_to=at - 1)
+    for block in run_blocks:
+        log.cache.drop(log.log_id, block.base_seq)
+    for block in merged:
+        log.cache.put(block)
+    log.unsealed_blocks = max(0, log.unsealed_blocks - len(run_blocks))
+    return at <= stop
+
+
+def _groups(blocks: Iterable[Block]) -> Iterable[list[Block]]:
+    group: list[Block] = []
+    records = nbytes = 0
+    for block in blocks:
+        if group and (records + block.count > _FULL_RECORDS or nbytes + block.nbytes > _FULL_BYTES):
+            yield group
+            group, records, nbytes = [], 0, 0
+        group.append(block)
+        records += block.count
+        nbytes += block.nbytes
+    if group:
+        yield group
+
+
+def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
+    """Drop blocks that hold only records below `earliest`, and the index rows that point only there."""
+    earliest = log.view.earliest  # the oldest state that a reader can be on
+    more = False
+    for store in log.stores(log.view):
+        volatile = store is memory
+        batch = store.batch() if volatile else writer.begin()
+        start, stop = keys.pair(log.log_id, 0), keys.pair(log.log_id, earliest)
+        if not volatile:
+            start = keys.pair(log.log_id, log.view.reclaimed_to)
+        reclaimed_to, dropped = log.view.reclaimed_to, 0
+        dead_tags: set[bytes] = set()
+        for key, row in store.scan(Family.BLOCKS, start, stop):
+            try:
+                block = decode(row, log.log_id, keys.read_u64(key, 8))
+            except CorruptBlockError:
+                break  # its end is unknown: it stays, and nobody reads it
+            if block.end_seq > earliest:
+                break
+            if dropped == _RECLAIM_BLOCKS:
+                more = True
+                break
+            dropped += 1
+            reclaimed_to = block.end_seq
+            dead_tags.update(tag for tag in block.tags or () if tag is not None)
+            batch.delete(Family.BLOCKS, key)
+            log.cache.drop(log.log_id, block.base_seq)  # harmless should the batch fail
+        if not dropped:
+            continue
+        tags.prune_below(store, batch, log.log_id, dead_tags, earliest)
+        _finish(log, store, writer, batch, reclaimed_to=reclaimed_to)
+    return more
+
+
+def _finish(log: Log, store: Store, writer: Writer, batch: WriteBatch, **physical: int) -> None:
+    """Write the batch with the log's changed physical fields, then let every state in use know them."""
+    if store is writer.store:
+        row = copy(log.state)
+        for field, value in physical.items():
+            setattr(row, field, value)
+        batch.put(Family.LOGS, keys.u64(log.log_id), snapshot.encode(row))
+        writer.commit(batch)
+    else:
+        store.write(batch)
+    for state in log.snapshots():
+        for field, value in physical.items():
+            setattr(state, field, value)

@@ -1,0 +1,72 @@
+"""The one way to the durable store: tickets, the read-only state and who waits for an fsync."""
+
+from collections.abc import Callable
+
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.storage.store import Store, StoreError, StoreStalledError, WriteBatch
+
+
+class Writer:
+    """Hands batches to the store and numbers them: ticket n is durable once an fsync that began after it ended.
+
+    After the first storage failure every write is refused: what is in memory can't be made durable any more.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.written = 0
+        self.synced = 0
+        self.total_bytes = 0  # live record bytes of all logs, for TOPICS_MAX_TOTAL_BYTES
+        self.failure: BaseException | None = None
+        self.request_sync: Callable[[int], None] = lambda _ticket: None  # set by the composition root
+        self._promotions: dict[int, Callable[[int], bool]] = {}
+
+    def check(self) -> None:
+        """Raise `internal` when the server is read-only."""
+        if self.failure is not None:
+            raise self._read_only()
+
+    def begin(self) -> WriteBatch:
+        """A batch to fill and pass to `commit`. Raises `internal` when the server is read-only."""
+        self.check()
+        return self.store.batch()
+
+    def commit(self, batch: WriteBatch) -> int:
+        """Write the batch ahead and return its ticket.
+
+        Raises `throttled` when the store stalls (nothing was written) and `internal` when it fails.
+        """
+        try:
+            self.store.write(batch)
+        except StoreStalledError as error:
+            raise TopicsError(
+                Reason.THROTTLED, "the storage is catching up", {"retry_after_ms": 1000}, retry_after_ms=1000
+            ) from error
+        except StoreError as error:
+            self.fail(error)
+            raise self._read_only() from error
+        self.written += 1
+        return self.written
+
+    def promote_with(self, log_id: int, promote: Callable[[int], bool]) -> None:
+        """Call `promote(ticket)` after each fsync until it returns True (nothing left to promote)."""
+        self._promotions[log_id] = promote
+
+    def on_synced(self, ticket: int) -> None:
+        """Everything up to `ticket` is durable: make it visible."""
+        self.synced = max(self.synced, ticket)
+        for log_id, promote in list(self._promotions.items()):
+            if promote(self.synced):
+                self._promotions.pop(log_id, None)
+
+    def forget(self, log_id: int) -> None:
+        """The log is gone: promote nothing of it any more."""
+        self._promotions.pop(log_id, None)
+
+    def fail(self, error: BaseException) -> None:
+        """Go read-only. What waits for an fsync is never shown."""
+        if self.failure is None:
+            self.failure = error
+
+    def _read_only(self) -> TopicsError:
+        return TopicsError(Reason.INTERNAL, f"the server is read-only after a storage failure: {self.failure}")

@@ -1,0 +1,289 @@
+"""A block: the records of one or more appends, as immutable columns, and its byte form.
+
+One append becomes one block; sealing merges runs of small blocks into larger ones. A block is found by its first seq
+and holds `count` records with contiguous seqs. Layout (little-endian), version 1:
+
+    header   see `_HEADER`; the checksum is xxh3-64 over the header (with a zero checksum) and the body
+    ts       if the records differ in time: u32 runs, then per run u32 count, i64 ts
+    data     u32 end offsets, then the bytes
+    tag, node, meta   each only if a record has one: u32 lengths (2^32-1 = absent), then the bytes
+    kinds    only if a record is not JSON: one byte per record
+
+The record size that every limit, cap and counter uses is len(data) + len(meta) (contract.md, Decided, Bytes).
+"""
+
+import struct
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from xxhash import xxh3_64_intdigest
+
+# version, flags, count, log_id, base_seq, first_ts, last_ts, cum_bytes, nbytes, data_len, checksum
+_HEADER = struct.Struct("<BBxxIQQqqQQQQ")
+_CHECKSUM_AT = _HEADER.size - 8
+_VERSION = 1
+_TS, _TAG, _NODE, _META, _KIND = 1, 2, 4, 8, 16
+_TS_RUN = struct.Struct("<Iq")
+_ABSENT = (1 << 32) - 1
+
+Column = list[bytes | None]
+
+if sys.byteorder != "little" or array("I").itemsize != 4 or array("Q").itemsize != 8:  # pragma: no cover
+    raise ImportError("topics stores little-endian columns and needs a little-endian machine")
+
+
+class CorruptBlockError(Exception):
+    """The stored bytes are not the block that was asked for."""
+
+
+class Block:
+    """Records `base_seq .. base_seq + count - 1` of the log `log_id`. Never changed after it is made.
+
+    `ends[i]` is the end of record i's data in `data`; `sizes_upto(i)` the bytes of the records before i.
+    `cum_bytes` is the total of record bytes in the log before this block. `weight` is about what it costs in memory.
+    """
+
+    __slots__ = (
+        "_prefix",
+        "base_seq",
+        "count",
+        "cum_bytes",
+        "data",
+        "ends",
+        "first_ts",
+        "kinds",
+        "last_ts",
+        "log_id",
+        "metas",
+        "nbytes",
+        "nodes",
+        "tags",
+        "ts_runs",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        log_id: int,
+        base_seq: int,
+        ts_runs: Sequence[tuple[int, int]],
+        ends: "array[int]",
+        data: bytes,
+        tags: Column | None,
+        nodes: Column | None,
+        metas: Column | None,
+        kinds: bytes | None,
+        cum_bytes: int,
+    ) -> None:
+        self.log_id = log_id
+        self.base_seq = base_seq
+        self.count = len(ends)
+        self.ts_runs = ts_runs  # (count, ts), ascending ts
+        self.first_ts = ts_runs[0][1]
+        self.last_ts = ts_runs[-1][1]
+        self.ends = ends
+        self.data = data
+        self.tags = tags
+        self.nodes = nodes
+        self.metas = metas
+        self.kinds = kinds
+        self.cum_bytes = cum_bytes
+        self._prefix: Sequence[int] | None = None
+        self.nbytes = len(data) if metas is None else len(data) + sum(lengths(metas, 0))
+        columns = sum(column is not None for column in (tags, nodes, metas))
+        self.weight = 600 + self.nbytes + self.count * (4 + 60 * columns)
+
+    @property
+    def end_seq(self) -> int:
+        """One past the last record's seq."""
+        return self.base_seq + self.count
+
+    def record_data(self, i: int) -> bytes:
+        """The data of the record at position i."""
+        return self.data[self.ends[i - 1] if i else 0 : self.ends[i]]
+
+    def ts_at(self, i: int) -> int:
+        """The commit time of the record at position i."""
+        for count, ts in self.ts_runs:
+            if i < count:
+                return ts
+            i -= count
+        raise IndexError(i)
+
+    def first_at_or_after(self, ts: int) -> int:
+        """The position of the first record whose ts is at least `ts`; `count` if there is none."""
+        position = 0
+        for count, run_ts in self.ts_runs:
+            if run_ts >= ts:
+                return position
+            position += count
+        return position
+
+    def sizes_upto(self, i: int) -> int:
+        """The bytes (data and meta) of the records at positions below i."""
+        return self._prefix_sizes()[i - 1] if i else 0
+
+    def fit(self, start: int, budget: int) -> int:
+        """The largest stop such that the records start..stop-1 take at most `budget` bytes."""
+        return bisect_right(self._prefix_sizes(), self.sizes_upto(start) + budget, lo=start)
+
+    def positions_of(self, tag: bytes, *, prefix: bool = False) -> list[int]:
+        """Where records carry exactly `tag`, or with `prefix` a tag that starts with it."""
+        if self.tags is None:
+            return []
+        if prefix:
+            return [i for i, t in enumerate(self.tags) if t is not None and t.startswith(tag)]
+        return [i for i, t in enumerate(self.tags) if t == tag]
+
+    def _prefix_sizes(self) -> Sequence[int]:
+        if self.metas is None:
+            return self.ends
+        if self._prefix is None:
+            self._prefix = array("Q", map(int.__add__, self.ends, accumulate(lengths(self.metas, 0))))
+        return self._prefix
+
+
+def lengths(column: Column, absent: int) -> list[int]:
+    """The lengths of a column's values, `absent` where there is none; three times faster for a full column."""
+    try:
+        return list(map(len, column))  # type: ignore[arg-type]  # None has no length: then the slow way
+    except TypeError:
+        return [absent if value is None else len(value) for value in column]
+
+
+def build(
+    log_id: int,
+    base_seq: int,
+    ts: int,
+    datas: list[bytes],
+    tags: Column | None,
+    nodes: Column | None,
+    metas: Column | None,
+    kinds: bytes | None,
+    cum_bytes: int,
+) -> Block:
+    """The block of one append: all records share `ts`."""
+    ends = array("I", accumulate(map(len, datas)))
+    return Block(log_id, base_seq, ((len(datas), ts),), ends, b"".join(datas), tags, nodes, metas, kinds, cum_bytes)
+
+
+def merge(blocks: Sequence[Block]) -> Block:
+    """One block with the records of several that follow each other without a gap."""
+    first = blocks[0]
+    ends = array("I")
+    for offset, block in zip(accumulate((len(b.data) for b in blocks), initial=0), blocks, strict=False):
+        ends.extend(block.ends if not offset else array("I", [offset + end for end in block.ends]))
+    runs: list[tuple[int, int]] = []
+    for block in blocks:
+        for count, ts in block.ts_runs:
+            if runs and runs[-1][1] == ts:
+                runs[-1] = (runs[-1][0] + count, ts)
+            else:
+                runs.append((count, ts))
+    kinds = None
+    if any(b.kinds is not None for b in blocks):
+        kinds = b"".join(bytes(b.count) if b.kinds is None else b.kinds for b in blocks)
+    return Block(
+        first.log_id,
+        first.base_seq,
+        runs,
+        ends,
+        b"".join(b.data for b in blocks),
+        _merge_column([b.tags for b in blocks], blocks),
+        _merge_column([b.nodes for b in blocks], blocks),
+        _merge_column([b.metas for b in blocks], blocks),
+        kinds,
+        first.cum_bytes,
+    )
+
+
+def _merge_column(columns: list[Column | None], blocks: Sequence[Block]) -> Column | None:
+    if all(column is None for column in columns):
+        return None
+    merged: Column = []
+    for column, block in zip(columns, blocks, strict=True):
+        merged += [None] * block.count if column is None else column
+    return merged
+
+
+def encode(block: Block) -> bytes:
+    """The stored form of a block."""
+    flags = 0
+    parts: list[bytes] = [b""]
+    if len(block.ts_runs) > 1:
+        flags |= _TS
+        parts.append(struct.pack("<I", len(block.ts_runs)))
+        parts += [_TS_RUN.pack(count, ts) for count, ts in block.ts_runs]
+    parts += [block.ends.tobytes(), block.data]
+    for flag, column in ((_TAG, block.tags), (_NODE, block.nodes), (_META, block.metas)):
+        if column is not None:
+            flags |= flag
+            parts.append(array("I", lengths(column, _ABSENT)).tobytes())
+            parts += filter(None, column)
+    if block.kinds is not None:
+        flags |= _KIND
+        parts.append(block.kinds)
+    parts[0] = _HEADER.pack(
+        _VERSION,
+        flags,
+        block.count,
+        block.log_id,
+        block.base_seq,
+        block.first_ts,
+        block.last_ts,
+        block.cum_bytes,
+        block.nbytes,
+        len(block.data),
+        0,
+    )
+    value = bytearray(b"".join(parts))
+    struct.pack_into("<Q", value, _CHECKSUM_AT, xxh3_64_intdigest(value))
+    return bytes(value)
+
+
+def decode(value: bytes, log_id: int, base_seq: int) -> Block:
+    """The block stored as `value` under (log_id, base_seq).
+
+    Raises CorruptBlockError when a byte differs from what was written, or the block belongs elsewhere.
+    """
+    if len(value) < _HEADER.size:
+        raise CorruptBlockError(f"block {log_id}/{base_seq}: {len(value)} bytes are too few for a header")
+    version, flags, count, stored_log, stored_base, first_ts, _, cum_bytes, _, data_len, checksum = _HEADER.unpack_from(
+        value
+    )
+    zeroed = value[:_CHECKSUM_AT] + bytes(8) + value[_HEADER.size :]
+    if version != _VERSION or (stored_log, stored_base) != (log_id, base_seq) or xxh3_64_intdigest(zeroed) != checksum:
+        raise CorruptBlockError(f"block {log_id}/{base_seq}: checksum or identity mismatch (version {version})")
+    at = _HEADER.size
+    runs: list[tuple[int, int]] = [(count, first_ts)]
+    if flags & _TS:
+        (n,) = struct.unpack_from("<I", value, at)
+        at += 4
+        runs = [_TS_RUN.unpack_from(value, at + i * _TS_RUN.size) for i in range(n)]
+        at += n * _TS_RUN.size
+    ends = array("I", value[at : at + 4 * count])
+    at += 4 * count
+    data = value[at : at + data_len]
+    at += data_len
+    columns: list[Column | None] = []
+    for flag in (_TAG, _NODE, _META):
+        column, at = _decode_column(value, at, count) if flags & flag else (None, at)
+        columns.append(column)
+    kinds = value[at : at + count] if flags & _KIND else None
+    return Block(log_id, base_seq, runs, ends, data, columns[0], columns[1], columns[2], kinds, cum_bytes)
+
+
+def _decode_column(value: bytes, at: int, count: int) -> tuple[Column, int]:
+    stored = array("I", value[at : at + 4 * count])
+    at += 4 * count
+    column: Column = []
+    for length in stored:
+        if length == _ABSENT:
+            column.append(None)
+        else:
+            column.append(value[at : at + length])
+            at += length
+    return column, at

@@ -1,0 +1,78 @@
+"""A store in memory: for tests, the simulator and the records of `ephemeral` topics."""
+
+from collections.abc import Iterator
+
+from sortedcontainers import SortedDict
+
+from topics_service.storage.store import Family, WriteBatch
+
+_Change = tuple[Family, bytes, bytes | None, bytes | None]  # family, key, value or None, stop of a range or None
+
+
+class MemoryBatch:
+    """The changes of one write, in order."""
+
+    def __init__(self) -> None:
+        self.changes: list[_Change] = []
+
+    def put(self, family: Family, key: bytes, value: bytes) -> None:
+        """See WriteBatch."""
+        self.changes.append((family, key, value, None))
+
+    def delete(self, family: Family, key: bytes) -> None:
+        """See WriteBatch."""
+        self.changes.append((family, key, None, None))
+
+    def delete_range(self, family: Family, start: bytes, stop: bytes) -> None:
+        """See WriteBatch."""
+        self.changes.append((family, start, None, stop))
+
+    def is_empty(self) -> bool:
+        """See WriteBatch."""
+        return not self.changes
+
+
+class MemoryStore:
+    """Implements Store on sorted dictionaries; `sync` has nothing to do."""
+
+    def __init__(self) -> None:
+        self._rows: list[SortedDict[bytes, bytes]] = [SortedDict() for _ in Family]
+
+    def batch(self) -> MemoryBatch:
+        """See Store."""
+        return MemoryBatch()
+
+    def write(self, batch: WriteBatch) -> None:
+        """See Store."""
+        assert isinstance(batch, MemoryBatch), "a batch belongs to the store that made it"
+        for family, key, value, stop in batch.changes:
+            rows = self._rows[family]
+            if value is not None:
+                rows[key] = value
+            elif stop is None:
+                rows.pop(key, None)
+            else:
+                for row in list(rows.irange(key, stop, inclusive=(True, False))):
+                    del rows[row]
+
+    def sync(self) -> None:
+        """See Store."""
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        """See Store."""
+        value: bytes | None = self._rows[family].get(key)
+        return value
+
+    def floor(self, family: Family, key: bytes) -> tuple[bytes, bytes] | None:
+        """See Store."""
+        rows = self._rows[family]
+        at = rows.bisect_right(key)
+        return rows.peekitem(at - 1) if at else None
+
+    def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See Store."""
+        rows = self._rows[family]
+        return iter([(key, rows[key]) for key in rows.irange(start, stop, inclusive=(True, False))])
+
+    def close(self) -> None:
+        """See Store."""

@@ -1,0 +1,176 @@
+"""The store on RocksDB, through rocksdict in raw mode (bytes in, bytes out)."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    ColumnFamily,
+    DBCompressionType,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    WriteOptions,
+)
+from rocksdict import WriteBatch as RawBatch
+
+from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError
+
+log = logging.getLogger("topics.storage")
+
+_FORMAT_KEY = b"format"
+_FORMAT = b"topics-rocksdb-1"
+_BLOOMED = (Family.IDEMPOTENCY, Family.TAGS)  # looked up by exact key or prefix: a bloom filter pays
+
+
+class RocksBatch:
+    """A batch bound to the open database's column families."""
+
+    __slots__ = ("_handles", "raw")
+
+    def __init__(self, handles: list[ColumnFamily]) -> None:
+        self.raw = RawBatch(raw_mode=True)
+        self._handles = handles
+
+    def put(self, family: Family, key: bytes, value: bytes) -> None:
+        """See WriteBatch."""
+        self.raw.put(key, value, self._handles[family])
+
+    def delete(self, family: Family, key: bytes) -> None:
+        """See WriteBatch."""
+        self.raw.delete(key, self._handles[family])
+
+    def delete_range(self, family: Family, start: bytes, stop: bytes) -> None:
+        """See WriteBatch."""
+        self.raw.delete_range(start, stop, self._handles[family])
+
+    def is_empty(self) -> bool:
+        """See WriteBatch."""
+        return bool(self.raw.is_empty())
+
+
+class RocksStore:
+    """Implements Store in one directory, which it locks against other processes.
+
+    Write-ahead logging is always on. A torn log tail (a crash in mid-write) is cut on open; damage before the tail
+    refuses to open (`DBRecoveryMode.tolerate_corrupted_tail_records`: RocksDB's default would drop everything after
+    one bad byte without an error).
+    """
+
+    def __init__(self, path: Path, *, block_cache_bytes: int = 64 << 20, write_buffer_bytes: int = 256 << 20) -> None:
+        """Open or create the database. Raises StoreOpenError."""
+        cache = Cache(block_cache_bytes)
+        families = {_name(family): _options(family, cache, write_buffer_bytes) for family in Family}
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            fresh = not (path / "CURRENT").exists()
+            self._db = Rdict(str(path), _options(Family.META, cache, write_buffer_bytes), column_families=families)
+        except Exception as error:  # rocksdict raises bare Exception
+            raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
+        self._families = [self._db.get_column_family(_name(family)) for family in Family]
+        self._handles: list[ColumnFamily] = [self._db.get_column_family_handle(_name(family)) for family in Family]
+        self._write_options = WriteOptions()
+        self._write_options.no_slowdown = True
+        self._check_format(path, fresh=fresh)
+
+    def _check_format(self, path: Path, *, fresh: bool) -> None:
+        found = self.get(Family.META, _FORMAT_KEY)
+        if found is None and fresh:
+            batch = self.batch()
+            batch.put(Family.META, _FORMAT_KEY, _FORMAT)
+            self.write(batch)
+            self.sync()
+        elif found != _FORMAT:
+            self._release()
+            raise StoreOpenError(f"the data directory {path} has the format {found!r}, this server reads {_FORMAT!r}")
+
+    def batch(self) -> RocksBatch:
+        """See Store."""
+        return RocksBatch(self._handles)
+
+    def write(self, batch: RocksBatch) -> None:
+        """See Store."""
+        try:
+            self._db.write(batch.raw, self._write_options)
+        except Exception as error:  # rocksdict raises bare Exception
+            if "Write stall" in str(error):
+                raise StoreStalledError(str(error)) from error
+            raise StoreError(f"write failed: {error}") from error
+
+    def sync(self) -> None:
+        """See Store. Releases the GIL while it waits for the disk."""
+        try:
+            self._db.flush_wal(True)
+        except Exception as error:  # rocksdict raises bare Exception
+            raise StoreError(f"fsync failed: {error}") from error
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        """See Store."""
+        value: bytes | None = self._families[family].get(key)
+        return value
+
+    def floor(self, family: Family, key: bytes) -> tuple[bytes, bytes] | None:
+        """See Store."""
+        cursor = self._families[family].iter()
+        cursor.seek_for_prev(key)
+        if not cursor.valid():
+            cursor.status()  # raises if the end was an error
+            return None
+        return cursor.key(), cursor.value()
+
+    def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See Store."""
+        cursor = self._families[family].iter()
+        cursor.seek(start)
+        while cursor.valid():
+            key: bytes = cursor.key()
+            if key >= stop:
+                return
+            yield key, cursor.value()
+            cursor.next()
+        cursor.status()
+
+    def close(self) -> None:
+        """See Store. Flushes, so that the next open has no log to replay."""
+        try:
+            for family in self._families:
+                family.flush(True)
+            self.sync()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._families.clear()
+        self._handles.clear()
+        self._db.close()
+
+
+def _name(family: Family) -> str:
+    return "default" if family is Family.META else family.name.lower()
+
+
+def _options(family: Family, cache: Cache, write_buffer_bytes: int) -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+    options.set_max_total_wal_size(64 << 20)  # bounds the replay, which holds the GIL (design.md 4)
+    options.set_db_write_buffer_size(write_buffer_bytes)
+    options.set_write_buffer_size(64 << 20 if family is Family.BLOCKS else 16 << 20)
+    options.set_max_write_buffer_number(6)
+    options.set_level_zero_slowdown_writes_trigger(40)
+    options.set_level_zero_stop_writes_trigger(80)
+    options.set_max_background_jobs(2)
+    options.set_max_open_files(1000)
+    options.set_keep_log_file_num(4)
+    options.set_bytes_per_sync(1 << 20)
+    options.set_compression_type(DBCompressionType.lz4())
+    table = BlockBasedOptions()
+    table.set_block_cache(cache)
+    table.set_cache_index_and_filter_blocks(True)
+    if family in _BLOOMED:
+        table.set_bloom_filter(10, False)
+    options.set_block_based_table_factory(table)
+    return options

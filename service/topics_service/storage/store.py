@@ -1,0 +1,87 @@
+"""The ordered store that the engine writes to: what it must promise, whoever implements it."""
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Protocol
+
+
+class Family(IntEnum):
+    """The column families: one key space for each kind of row (layouts in `keys`)."""
+
+    META = 0
+    TOPICS = 1
+    LOGS = 2
+    CEILINGS = 3
+    BLOCKS = 4
+    TAGS = 5
+    DELETES = 6
+    GAPS = 7
+    IDEMPOTENCY = 8
+    IDEMPOTENCY_EXPIRY = 9
+
+
+class StoreError(Exception):
+    """The store failed: what was asked for may not have happened and the cause will not go away by itself."""
+
+
+class StoreStalledError(Exception):
+    """The store can't take writes right now; nothing was written, a retry later helps."""
+
+
+class StoreOpenError(StoreError):
+    """The data directory can't be opened: in use, damaged, of an unknown format or not accessible."""
+
+
+class WriteBatch(Protocol):
+    """Changes that take effect together or not at all. Not reusable after `Store.write`."""
+
+    def put(self, family: Family, key: bytes, value: bytes) -> None:
+        """Set a row."""
+        ...
+
+    def delete(self, family: Family, key: bytes) -> None:
+        """Remove a row; an absent one is fine."""
+        ...
+
+    def delete_range(self, family: Family, start: bytes, stop: bytes) -> None:
+        """Remove every row with start <= key < stop."""
+        ...
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        ...
+
+
+class Store(Protocol):
+    """An ordered, atomic key-value store with a write-ahead log. Single writer; `sync` may run on another thread."""
+
+    def batch(self) -> WriteBatch:
+        """A new, empty batch."""
+        ...
+
+    def write(self, batch: WriteBatch) -> None:
+        """Apply a batch atomically; on return it survives the death of the process, not yet of the machine.
+
+        Raises StoreStalledError (nothing written) or StoreError.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Block until everything written before the call survives a power cut. Raises StoreError."""
+        ...
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        """The row's value, or None."""
+        ...
+
+    def floor(self, family: Family, key: bytes) -> tuple[bytes, bytes] | None:
+        """The row with the greatest key that is <= `key`, or None."""
+        ...
+
+    def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows with start <= key < stop in key order, as they stood when the scan began."""
+        ...
+
+    def close(self) -> None:
+        """Make everything durable and release the data directory."""
+        ...
