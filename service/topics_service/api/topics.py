@@ -5,6 +5,8 @@ import time
 
 from topics_service.api.commit import GroupCommit
 from topics_service.engine.engine import Engine
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
     AppendReply,
     AppendRequest,
@@ -32,31 +34,37 @@ class TopicsApi:
     def __init__(self, engine: Engine, commit: GroupCommit) -> None:
         self._engine = engine
         self._commit = commit
+        self._waiting: set[asyncio.Event] = set()
+
+    @property
+    def limits(self) -> Limits:
+        """The limits that requests meet."""
+        return self._engine.limits
 
     async def put_topic(self, name: str, config: ConfigInput) -> PutTopicReply:
         """Create a topic or replace its config; durable before it is acknowledged (SPEC API 1.1)."""
-        reply, ticket = self._engine.put_topic(name, config)
+        reply, ticket = self._admit().put_topic(name, config)
         await self._settle(ticket)
         return reply
 
     async def get_topic(self, name: str, *, touch: bool = True) -> TopicState:
         """A topic's state; with `touch` it counts as a read for recency (SPEC API 1.2)."""
-        return self._engine.get_topic(name, touch=touch)
+        return self._admit().get_topic(name, touch=touch)
 
     async def list_topics(self, request: ListTopicsRequest) -> ListTopicsReply:
         """One page of topics in name order (SPEC API 1.3)."""
-        return self._engine.list_topics(request)
+        return self._admit().list_topics(request)
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
         """Remove a topic and everything in it, irreversibly and durably (SPEC API 1.4)."""
-        reply, ticket = self._engine.delete_topic(name, if_empty=if_empty)
+        reply, ticket = self._admit().delete_topic(name, if_empty=if_empty)
         await self._settle(ticket)
         return reply
 
     async def append(self, request: AppendRequest) -> AppendReply:
         """Append records atomically; returns once they are durable for the topic's class and visible (SPEC API 2)."""
         started = time.perf_counter()
-        reply, ticket = self._engine.append(request)
+        reply, ticket = self._admit().append(request)
         if not ticket:
             reply.wal_append_ms = (time.perf_counter() - started) * 1e3
             return reply
@@ -72,11 +80,12 @@ class TopicsApi:
 
         A topic that is deleted meanwhile ends the wait with `topic_not_found`.
         """
-        reply = self._engine.diff(request)
+        reply = self._admit().diff(request)
         if request.wait_ms <= 0 or reply.slices or reply.tombstone is not None or not reply.caught_up:
             return reply
         woken = asyncio.Event()
         park = self._engine.park(request.topic, woken.set)
+        self._waiting.add(woken)
         try:
             async with asyncio.timeout(min(request.wait_ms, self._engine.limits.max_wait_ms) / 1000):
                 await woken.wait()
@@ -84,17 +93,30 @@ class TopicsApi:
             return reply
         finally:
             park.leave()
+            self._waiting.discard(woken)
         return self._engine.diff(request)
 
     async def delete_records(self, request: DeleteRequest) -> DeleteReply:
         """Delete records by seq and/or tag, permanently and silently (SPEC API 5)."""
-        reply, ticket = self._engine.delete_records(request)
+        reply, ticket = self._admit().delete_records(request)
         await self._settle(ticket)
         return reply
+
+    def drain(self) -> None:
+        """Stop taking calls (they get `shutting_down`) and end the waits of those under way."""
+        self._engine.draining = True
+        for woken in self._waiting:
+            woken.set()
 
     def ready(self) -> ReadyState:
         """Whether the server takes work now, and if not, why."""
         return self._engine.ready()
+
+    def _admit(self) -> Engine:
+        """The engine, unless the server is stopping."""
+        if self._engine.draining:
+            raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
+        return self._engine
 
     async def _settle(self, ticket: int) -> None:
         if ticket:

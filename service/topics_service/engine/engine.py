@@ -207,7 +207,7 @@ class Engine:
                 return reply, max(log.ticket_of(reply.last_seq), self._unsynced(topic))
         s = log.begin(topic.config, now)
         self._check_room(topic, s, batch)
-        remember = None if key is None else (key, now + topic.config.idempotency_window_ms + 1)
+        remember = None if key is None else (key, min(now + topic.config.idempotency_window_ms + 1, config.U64_MAX))
         first_seq, ticket = log.append(s, batch, topic.config, now, remember)
         self._touched[log.log_id] = log
         reply = AppendReply(

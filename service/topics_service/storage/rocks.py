@@ -16,7 +16,7 @@ from rocksdict import (
 )
 from rocksdict import WriteBatch as RawBatch
 
-from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError
+from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError, WriteBatch
 
 log = logging.getLogger("topics.storage")
 
@@ -90,8 +90,9 @@ class RocksStore:
         """See Store."""
         return RocksBatch(self._handles)
 
-    def write(self, batch: RocksBatch) -> None:
+    def write(self, batch: WriteBatch) -> None:
         """See Store."""
+        assert isinstance(batch, RocksBatch), "a batch belongs to the store that made it"
         try:
             self._db.write(batch.raw, self._write_options)
         except Exception as error:  # rocksdict raises bare Exception

@@ -250,8 +250,8 @@ class ErrorRule(_message.Message):
     GRPC_STATUS_FIELD_NUMBER: _builtins.int
     RETRYABLE_FIELD_NUMBER: _builtins.int
     code: _builtins.str
-    """Stable text: `error.code` in JSON and `reason` of google.rpc.ErrorInfo, whose domain is `topics` and whose
-    metadata is the detail. Clients branch on it.
+    """Stable text: `error.code` in JSON and, in upper case, `reason` of google.rpc.ErrorInfo, whose domain is `topics`
+    and whose metadata is the detail. Clients branch on it.
     """
     http_status: _builtins.int
     """HTTP status. For reasons that occur in frames only: the status they correspond to."""

@@ -1,0 +1,85 @@
+"""One HTTP request on its way through the door."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+from starlette.types import Receive, Scope
+
+from topics_gateway.reply import Reply
+
+T = TypeVar("T")
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before it had its answer; nobody is left to tell."""
+
+
+class Call:
+    """The parts of an ASGI request that handlers look at.
+
+    `name` is the variable segment of the path, percent-decoded, or empty. `headers` has lower-case names; of a
+    repeated header the last one counts.
+    """
+
+    __slots__ = ("body_ended", "headers", "name", "receive", "scope", "started")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.started = time.perf_counter()
+        self.scope = scope
+        self.receive = receive
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.name = ""
+        self.body_ended = False
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Milliseconds since the request arrived, as `performance.server_total_ms` shows them."""
+        return ms_since(self.started)
+
+    def query(self) -> dict[str, str]:
+        """The query parameters; of a repeated key the last value counts."""
+        raw = self.scope["query_string"]
+        return dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True)) if raw else {}
+
+    async def chunk(self) -> bytes:
+        """The next piece of the request body; `body_ended` tells whether it was the last one."""
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        self.body_ended = not message.get("more_body", False)
+        chunk: bytes = message.get("body", b"")
+        return chunk
+
+    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+        """The outcome of `work`, which is cancelled as soon as the client goes away. Only after the body was read."""
+        task = asyncio.create_task(work)
+        gone = asyncio.create_task(self._gone())
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGoneError
+            return task.result()
+        finally:
+            task.cancel()
+            gone.cancel()
+            await asyncio.gather(task, gone, return_exceptions=True)
+
+    async def _gone(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+
+def ms_since(started: float) -> float:
+    """Milliseconds since `started` on time.perf_counter, to the microsecond."""
+    return round((time.perf_counter() - started) * 1e3, 3)
+
+
+Handler = Callable[[Call], Awaitable[Reply]]
+
+
+def flag(query: dict[str, str], name: str, default: bool) -> bool:
+    """A boolean query parameter; anything but true, 1, false and 0 means the default."""
+    return {"true": True, "1": True, "false": False, "0": False}.get(query.get(name, ""), default)

@@ -1,0 +1,33 @@
+"""Handlers of the probes: health and ready (SPEC API 8)."""
+
+import time
+
+from topics_gateway.call import Call
+from topics_gateway.reply import Reply, json_reply
+from topics_gateway.settings import GatewaySettings
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.errors import Reason, TopicsError
+
+
+class ProbeEndpoints:
+    """Small replies without timings."""
+
+    def __init__(self, api: TopicsApi, settings: GatewaySettings) -> None:
+        self._api = api
+        self._version = settings.version
+        self._started = time.monotonic()
+
+    async def health(self, call: Call) -> Reply:
+        """GET /v0/health: the process is alive."""
+        uptime_ms = int((time.monotonic() - self._started) * 1e3)
+        return json_reply(200, {"status": "ok", "version": self._version, "uptime_ms": uptime_ms})
+
+    async def ready(self, call: Call) -> Reply:
+        """GET /v0/ready: the server takes work. Raises `not_ready` or `shutting_down`."""
+        state = self._api.ready()
+        if state.ready:
+            return json_reply(200, {"status": "ready", "wal_replay_complete": True, "topics": state.topics})
+        if state.reason == "shutting_down":
+            raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
+        message = f"the server does not take work: {state.reason}"
+        raise TopicsError(Reason.NOT_READY, message, {"replay_progress": state.replay_progress})

@@ -1,0 +1,130 @@
+"""Handlers of a topic's records: append, diff, delete (SPEC API 2, 3, 5)."""
+
+from typing import Any, Final
+
+from topics_gateway.body import read_json
+from topics_gateway.call import Call, flag
+from topics_gateway.jsonbody import Fields, parse_object
+from topics_gateway.render import Parts, RenderCache
+from topics_gateway.reply import Reply, encode, json_reply
+from topics_gateway.settings import GatewaySettings
+from topics_gateway.writebody import read_append
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.errors import invalid
+from topics_service.engine.model import DeleteRequest, DiffRequest, TagMatch
+
+_DIFF: Final = frozenset({"from_seq", "limit", "node", "include_tags", "include_meta", "wait_ms", "max_batch_bytes"})
+_DELETE: Final = frozenset({"before_seq", "match"})
+
+
+class RecordEndpoints:
+    """Requests to engine structs and replies to the JSON of the SPEC, members in its order."""
+
+    def __init__(self, api: TopicsApi, settings: GatewaySettings) -> None:
+        self._api = api
+        self._settings = settings
+        self._rendered = RenderCache(settings.render_cache_bytes)
+
+    async def append(self, call: Call) -> Reply:
+        """POST /v0/topics/{topic}."""
+        text = await read_json(call, self._settings.max_body_bytes)
+        request = read_append(call.name, text, self._settings.limits)
+        if request.idempotency_key is None:
+            request.idempotency_key = _header_key(call)
+        reply = await self._api.append(request)
+        members: dict[str, Any] = {"topic": reply.topic, "first_seq": reply.first_seq, "last_seq": reply.last_seq}
+        if flag(call.query(), "return_seqs", True):
+            members["seqs"] = list(range(reply.first_seq, reply.last_seq + 1))
+        members |= {
+            "head_seq": reply.head_seq,
+            "count": reply.count,
+            "created": reply.created,
+            "deduped": reply.deduped,
+        }
+        performance = {"server_total_ms": call.elapsed_ms}
+        if not reply.deduped:
+            performance |= {"wal_append_ms": round(reply.wal_append_ms, 3), "fsync_ms": round(reply.fsync_ms, 3)}
+        members["performance"] = performance
+        return json_reply(201 if reply.created else 200, members)
+
+    async def diff(self, call: Call) -> Reply:
+        """POST /v0/topics/{topic}/diff. A client that leaves ends its wait."""
+        text = await read_json(call, self._settings.max_body_bytes, optional=True)
+        fields = Fields(parse_object(text), _DIFF, frozenset({"node"}))
+        request = DiffRequest(
+            topic=call.name,
+            from_seq=fields.integer("from_seq") or 0,
+            limit=fields.amount("limit"),
+            nodes=_nodes(fields.value("node")),
+            wait_ms=fields.amount("wait_ms"),
+            max_batch_bytes=fields.amount("max_batch_bytes"),
+        )
+        parts = Parts(tags=fields.boolean("include_tags") is True, metas=fields.boolean("include_meta") is not False)
+        reading = self._api.diff(request)
+        reply = await (call.unless_gone(reading) if request.wait_ms else reading)
+        pieces: list[bytes | memoryview] = [b'{"topic":', encode(reply.topic), b',"records":[']
+        for i, run in enumerate(self._rendered.records(reply.slices, parts)):
+            pieces += (b",", run) if i else (run,)
+        rest = encode(
+            {
+                "next_from_seq": reply.next_from_seq,
+                "head_seq": reply.head_seq,
+                "earliest_seq": reply.earliest_seq,
+                "caught_up": reply.caught_up,
+                "tombstone": reply.tombstone,
+                "lag": reply.lag,
+                "performance": {"server_total_ms": call.elapsed_ms, "records_scanned": reply.records_scanned},
+            }
+        )
+        pieces += (b"],", memoryview(rest)[1:])
+        return Reply(200, b"".join(pieces))
+
+    async def delete(self, call: Call) -> Reply:
+        """POST /v0/topics/{topic}/delete."""
+        text = await read_json(call, self._settings.max_body_bytes)
+        fields = Fields(parse_object(text), _DELETE, _DELETE)
+        match = read_match(fields.value("match")) if fields.has("match") else None
+        request = DeleteRequest(topic=call.name, before_seq=fields.integer("before_seq"), match=match)
+        reply = await self._api.delete_records(request)
+        return json_reply(
+            200,
+            {
+                "topic": reply.topic,
+                "deleted": reply.deleted,
+                "earliest_seq": reply.earliest_seq,
+                "head_seq": reply.head_seq,
+                "count": reply.count,
+                "bytes": reply.bytes,
+                "performance": {"server_total_ms": call.elapsed_ms},
+            },
+        )
+
+
+def read_match(value: object) -> TagMatch:
+    """A tag rule: `["tag","Eq",X]`, `["tag","Glob","X*"]`, or the bare string X for Eq (also when it ends in `*`)."""
+    match value:
+        case str():
+            return TagMatch("Eq", value.encode())
+        case ["tag", "Eq", str(tag)]:
+            return TagMatch("Eq", tag.encode())
+        case ["tag", "Glob", str(tag)] if tag.endswith("*"):
+            return TagMatch("Glob", tag[:-1].encode())
+        case _:
+            raise invalid('match must be ["tag","Eq",X], ["tag","Glob","X*"] or a string')
+
+
+def _nodes(value: object) -> tuple[bytes, ...]:
+    if value is None:
+        return ()
+    nodes = [value] if isinstance(value, str) else value
+    if not isinstance(nodes, list) or not all(isinstance(node, str) for node in nodes):
+        raise invalid("node must be a string or an array of strings")
+    return tuple(node.encode() for node in nodes)
+
+
+def _header_key(call: Call) -> str | None:
+    raw = call.headers.get(b"idempotency-key")
+    try:
+        return None if raw is None else raw.decode()
+    except UnicodeDecodeError:
+        raise invalid("the Idempotency-Key is not valid UTF-8") from None

@@ -1,0 +1,22 @@
+"""What the HTTP door can be told."""
+
+from dataclasses import dataclass, field
+
+from topics_service import __version__
+from topics_service.engine.limits import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Settings of the HTTP door; the defaults are those of the documented environment variables."""
+
+    max_body_bytes: int = 64 << 20
+    """TOPICS_MAX_BODY_BYTES: a larger body, also once inflated, answers 413. Zero takes only empty bodies."""
+    render_cache_bytes: int = 64 << 20
+    """How much memory the rendered pages shared by all readers may take."""
+    gzip_min_bytes: int = 1024
+    """A smaller reply is never compressed."""
+    version: str = __version__
+    """What /v0/health reports."""
+    limits: Limits = field(default_factory=Limits)
+    """The limits of the engine; the door counts the keys of a record's meta by them."""

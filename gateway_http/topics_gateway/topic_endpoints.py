@@ -1,0 +1,116 @@
+"""Handlers of topics as a whole: put, get, list, delete (SPEC API 1)."""
+
+from typing import Any, Final
+
+from topics_gateway.body import read_json
+from topics_gateway.call import Call, flag
+from topics_gateway.config import read_config
+from topics_gateway.cursor import read_cursor, write_cursor
+from topics_gateway.jsonbody import parse_object
+from topics_gateway.reply import Reply, json_reply
+from topics_gateway.settings import GatewaySettings
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.model import Identity, ListTopicsRequest, TopicState
+
+_PAGE_SIZE: Final = 100
+_PAGE_SIZE_MAX: Final = 1000
+
+
+class TopicEndpoints:
+    """Requests to engine structs and replies to the JSON of SPEC API 1, members in its order."""
+
+    def __init__(self, api: TopicsApi, settings: GatewaySettings) -> None:
+        self._api = api
+        self._settings = settings
+
+    async def put(self, call: Call) -> Reply:
+        """PUT /v0/topics/{topic}."""
+        text = await read_json(call, self._settings.max_body_bytes, optional=True)
+        reply = await self._api.put_topic(call.name, read_config(parse_object(text)))
+        return json_reply(
+            201 if reply.created else 200,
+            {
+                "topic": reply.topic,
+                "created": reply.created,
+                "config": reply.config,
+                **_identity(reply.identity),
+                "performance": {"server_total_ms": call.elapsed_ms},
+            },
+        )
+
+    async def get(self, call: Call) -> Reply:
+        """GET /v0/topics/{topic}."""
+        state = await self._api.get_topic(call.name, touch=flag(call.query(), "touch", True))
+        queue = {} if state.queue is None else {"queue": state.queue}
+        return json_reply(
+            200,
+            {
+                "topic": state.topic,
+                "type": state.config.type,
+                "head_seq": state.head_seq,
+                "earliest_seq": state.earliest_seq,
+                "next_seq": state.next_seq,
+                "count": state.count,
+                "bytes": state.bytes,
+                "config": state.config,
+                **queue,
+                "effective_priority": state.effective_priority,
+                "last_write_ts": state.last_write_ts,
+                "last_read_ts": state.last_read_ts,
+                **_identity(state.identity),
+                "performance": {"server_total_ms": call.elapsed_ms},
+            },
+        )
+
+    async def list(self, call: Call) -> Reply:
+        """GET /v0/topics."""
+        query = call.query()
+        page = await self._api.list_topics(
+            ListTopicsRequest(
+                prefix=query.get("prefix", ""),
+                after=read_cursor(query.get("cursor", "")),
+                page_size=page_size(query.get("page_size", "")),
+                touch=flag(query, "touch", False),
+            )
+        )
+        members: dict[str, Any] = {"topics": [_summary(state) for state in page.topics]}
+        if page.next_after is not None:
+            members["next_cursor"] = write_cursor(page.next_after)
+        members["performance"] = {"server_total_ms": call.elapsed_ms}
+        return json_reply(200, members)
+
+    async def delete(self, call: Call) -> Reply:
+        """DELETE /v0/topics/{topic}."""
+        reply = await self._api.delete_topic(call.name, if_empty=flag(call.query(), "if_empty", False))
+        return json_reply(
+            200,
+            {
+                "topic": reply.topic,
+                "deleted": reply.deleted,
+                "routers_removed": reply.routers_removed,
+                "performance": {"server_total_ms": call.elapsed_ms},
+            },
+        )
+
+
+def page_size(text: str) -> int:
+    """A page_size parameter: clamped to 1..1000; what is not a number of at most 19 digits means 100."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        return _PAGE_SIZE
+    return min(max(1, int(text)), _PAGE_SIZE_MAX)
+
+
+def _summary(state: TopicState) -> dict[str, Any]:
+    return {
+        "topic": state.topic,
+        "head_seq": state.head_seq,
+        "earliest_seq": state.earliest_seq,
+        "count": state.count,
+        "bytes": state.bytes,
+        "durable": state.config.durable,
+        "effective_priority": state.effective_priority,
+    }
+
+
+def _identity(identity: Identity) -> dict[str, Any]:
+    return {"topic_id": identity.topic_id, "slug": identity.slug, "rrl": identity.rrl, "epoch": identity.epoch}

@@ -1,0 +1,445 @@
+"""HTTP/1.1: uvicorn's httptools protocol, made strict about time, memory and the shape of its errors."""
+
+import asyncio
+import urllib.parse
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import httptools
+from uvicorn._types import ASGI3Application, ASGISendEvent
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import (
+    HEADER_RE,
+    HEADER_VALUE_RE,
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from topics_gateway.transport.envelope import INTERNAL, JSON, error_body
+from topics_gateway.transport.idle import IdleTimer
+from topics_gateway.transport.linger import Linger
+from topics_gateway.transport.registry import Registry, logger
+
+# Requests that a client sent ahead of its answers: beyond this the connection is not read any further.
+PIPELINE_LIMIT: Final = 64
+
+
+class HeadTooLargeError(Exception):
+    """Raised in a parser callback when a request head exceeds `max_header_bytes`."""
+
+
+class Http1Protocol(HttpToolsProtocol):
+    """Serves one HTTP/1.1 connection.
+
+    Beyond uvicorn: a deadline for the request head, bounded heads, trailers and pipelines, JSON errors in the order
+    of the requests, `http.disconnect` for the request that runs (not for the newest one of a pipeline).
+    """
+
+    def __init__(self, config: Config, registry: Registry, timer: IdleTimer) -> None:
+        super().__init__(config, registry, {}, asyncio.get_running_loop())
+        self.logger = logger
+        self.registry = registry
+        self._timer = timer
+        self._max_head = registry.limits.max_header_bytes
+        # The cycle whose application runs now; `self.cycle` is the newest one, which may wait in the pipeline.
+        self._running: Cycle | None = None
+        self._deaf = False
+        self._in_head = False
+        self._in_body = False
+        self._upgrading = False
+        self._heads_begun = 0
+        self._head_bytes = 0
+        self._head_may_be_large = False
+        self._body_advanced = False
+        self._overhead_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
+        super().connection_made(transport)
+        self.flow = PipelineFlow(transport, self._pipeline_is_full)
+        self._timer.on_timeout = transport.close
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._release()
+        self.registry.forget(self)
+
+    def _release(self) -> None:
+        """Tell the running request that its client is gone and break the reference cycles."""
+        self._deaf = True
+        self._timer.cancel()
+        running, self._running = self._running, None
+        if running is not None:
+            running.disconnect()
+        self.flow.resume_writing()
+        self.pipeline.clear()
+        self.cycle = None  # type: ignore[assignment]  # as before the first request
+        self.parser = None  # type: ignore[assignment]  # as uvicorn does
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        size = len(data)
+        # A head that lies within one small read needs no measuring.
+        self._head_may_be_large = self._head_bytes + size > self._max_head
+        self._body_advanced = False
+        self._heads_begun = 0
+        other = self._in_body
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                if self._running is not None:
+                    self._reject(400, "malformed HTTP request: upgrade behind a request that is not answered yet")
+                    return
+                self._timer.cancel()
+                self.handle_websocket_upgrade()
+                self.parser = None  # type: ignore[assignment]  # breaks the reference cycle
+                return
+            self._ignore_upgrade(data[int(upgrade.args[0]) :])
+            return
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, HeadTooLargeError):
+                self._reject(431, "request head too large")
+            elif isinstance(error, httptools.HttpParserCallbackError):
+                self._reject(400, "malformed HTTP request: invalid request target")
+            else:
+                self._reject(400, f"malformed HTTP request: {error}")
+            return
+        if self._in_head:
+            # A read that also held other requests is not counted; it is bounded by the loop's read size.
+            if self._heads_begun == 0 or (self._heads_begun == 1 and not other):
+                self._head_bytes += size
+                if self._head_bytes > self._max_head:
+                    self._reject(431, "request head too large")
+        elif self._in_body and not self._body_advanced:
+            # Chunk extensions and trailers: httptools collects an unfinished trailer without telling us.
+            self._overhead_bytes += size
+            if self._overhead_bytes > self._max_head:
+                self._reject(400, "malformed HTTP request: trailers too large")
+
+    # Parser callbacks
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._heads_begun += 1
+        self._upgrading = False
+        self._head_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+        # A trailer must not change the headers that the application has already seen.
+
+    def on_headers_complete(self) -> None:
+        if self._head_may_be_large:
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > self._max_head:
+                raise HeadTooLargeError
+        parser = self.parser
+        scope = self.scope
+        version = parser.get_http_version()
+        scope["method"] = parser.get_method().decode("ascii")
+        if version != "1.1":
+            scope["http_version"] = version
+        if parser.should_upgrade() and scope["method"] != "CONNECT":
+            self._in_head = False
+            self._upgrading = True
+            return
+        url = httptools.parse_url(self.url)
+        raw_path = url.path
+        path = raw_path.decode("ascii")
+        scope["path"] = urllib.parse.unquote(path) if "%" in path else path
+        scope["raw_path"] = raw_path
+        scope["query_string"] = url.query or b""
+        self._in_head = False
+        self._head_bytes = 0
+        self._in_body = True
+        self._overhead_bytes = 0
+        self._timer.pause()
+        cycle = Cycle(self, self.expect_100_continue, version != "1.0" and parser.should_keep_alive())
+        self.cycle = cycle
+        if self._running is None:
+            self._run(cycle)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
+
+    def on_body(self, body: bytes) -> None:
+        self._body_advanced = True
+        self._overhead_bytes = 0
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        cycle = self.cycle
+        if self._upgrading or cycle.response_complete:
+            return
+        cycle.more_body = False
+        cycle.message_event.set()
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Parse a request again without its `upgrade` header, which a server may ignore (RFC 9110, 7.8).
+
+        Java's client offers h2c with its first request. httptools takes any upgrade for the end of HTTP and would
+        lose the request's body.
+        """
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/", self.parser.get_http_version().encode(), b"\r\n"]
+        for name, value in self.headers:
+            if name != b"upgrade":
+                head += (name, b": ", value, b"\r\n")
+        head.append(b"\r\n")
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"".join(head) + rest)
+
+    # Responses
+
+    def _run(self, cycle: "Cycle") -> None:
+        self._running = cycle
+        self._start_asgi_task(cycle, self.app)
+
+    def on_response_complete(self) -> None:
+        """The running cycle has sent its response: go on with the next request, or end the connection."""
+        cycle, self._running = self._running, None
+        if cycle is None or self.transport.is_closing():
+            return
+        if not cycle.keep_alive:
+            if cycle.more_body or self._deaf:
+                self._linger()
+            else:
+                self.transport.close()
+            return
+        if self.pipeline:
+            following, _ = self.pipeline.pop()
+            assert isinstance(following, Cycle)
+            self._run(following)
+        else:
+            self._timer.start()
+        self.flow.resume_reading()
+
+    def _pipeline_is_full(self) -> bool:
+        pipeline = self.pipeline
+        return bool(pipeline) and (
+            len(pipeline) >= PIPELINE_LIMIT or sum(len(cycle.body) for cycle, _ in pipeline) > HIGH_WATER_LIMIT
+        )
+
+    def _reject(self, status: int, message: str) -> None:
+        """Answer input that is no HTTP, after the answers to the requests before it, and close."""
+        self._deaf = True
+        last: RequestResponseCycle | None = self.cycle
+        if self._in_body and last is not None:
+            if last.response_complete:
+                # Already answered: another answer would be taken for that of the next request.
+                self.transport.close()
+                return
+            running = self._running
+            if running is not None and last is running:
+                started = running.response_started
+                self._running = None
+                running.disconnect()
+                if started:
+                    # Its response can't be completed, and an error inside it would be taken for a part of it.
+                    self.transport.close()
+                else:
+                    self._write_error(status, message)
+                return
+            self.pipeline.popleft()
+            last = self.pipeline[0][0] if self.pipeline else self._running
+        if self._running is not None and last is not None:
+            last.keep_alive = False
+        else:
+            self._write_error(status, message)
+
+    def _write_error(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        body = error_body("invalid_request", message)
+        self.transport.write(
+            b"%bdate: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (STATUS_LINE[status], self.registry.date(), JSON, len(body), body)
+        )
+        self._linger()
+
+    def _linger(self) -> None:
+        transport = self.transport
+        self._release()
+        Linger(self.registry, transport)
+        self.registry.forget(self)
+
+    def shutdown(self) -> None:
+        """Close now if no request runs, else after the responses to the requests that have arrived."""
+        if self._running is None:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
+
+class PipelineFlow(FlowControl):
+    """Flow control that does not resume reading for a running request while too much waits behind it."""
+
+    def __init__(self, transport: asyncio.Transport, is_full: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._is_full = is_full
+
+    def resume_reading(self) -> None:
+        if self.read_paused and not self._is_full():
+            super().resume_reading()
+
+
+class Cycle(RequestResponseCycle):
+    """One request and its response; `receive` is uvicorn's."""
+
+    def __init__(self, protocol: Http1Protocol, expect_100_continue: bool, keep_alive: bool) -> None:
+        super().__init__(
+            scope=protocol.scope,
+            transport=protocol.transport,
+            flow=protocol.flow,
+            logger=logger,
+            access_logger=logger,
+            access_log=False,
+            default_headers=[],
+            message_event=asyncio.Event(),
+            expect_100_continue=expect_100_continue,
+            keep_alive=keep_alive,
+            on_response=protocol.on_response_complete,
+        )
+        self._registry = protocol.registry
+        self.bodyless = False
+        self.until_close = False
+
+    def disconnect(self) -> None:
+        """The client is gone: wake `receive` and let `send` drop what it gets."""
+        if not self.response_complete:
+            self.disconnected = True
+        self.message_event.set()
+
+    def _abort(self) -> None:
+        """Close the connection: the client must see that this response is not complete."""
+        self.disconnect()
+        self.transport.close()
+
+    async def run_asgi(self, app: ASGI3Application) -> None:
+        """Run the application once; its errors are logged here and nowhere else."""
+        try:
+            await app(self.scope, self.receive, self.send)
+        except asyncio.CancelledError:
+            self._abort()
+            raise
+        except Exception:
+            logger.exception("exception in the application: %s %s", self.scope["method"], self.scope["path"])
+        else:
+            if self.response_complete or self.disconnected:
+                return
+            logger.error("incomplete response by the application: %s %s", self.scope["method"], self.scope["path"])
+        if self.response_complete or self.disconnected:
+            return
+        if self.response_started:
+            self._abort()
+        else:
+            await self.send_500_response()
+
+    async def send_500_response(self) -> None:
+        """Answer with the error envelope and close."""
+        self.keep_alive = False
+        headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(INTERNAL))]
+        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
+        await self.send({"type": "http.response.body", "body": INTERNAL, "more_body": False})
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Write a part of the response; waits while the transport's buffer is full.
+
+        Once the client is gone the message is dropped. A message out of order, a header that is none and a body
+        that contradicts `content-length` raise RuntimeError.
+        """
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if self.response_complete:
+            raise RuntimeError(f"ASGI message {message['type']!r} after the response was complete")
+        if self.response_started:
+            if message["type"] != "http.response.body":
+                raise RuntimeError(f"ASGI message {message['type']!r} where 'http.response.body' was due")
+            self._send_body(message.get("body", b""), message.get("more_body", False))
+        else:
+            if message["type"] != "http.response.start":
+                raise RuntimeError(f"ASGI message {message['type']!r} where 'http.response.start' was due")
+            self._send_head(message["status"], message.get("headers", ()))
+
+    def _send_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        if self.waiting_for_100_continue and self.more_body:
+            # The client may or may not send its body now, so nothing after it can be understood.
+            self.keep_alive = False
+        content = [STATUS_LINE[status]]
+        chunked: bool | None = None
+        dated = closing = False
+        for name, value in headers:
+            if HEADER_RE.search(name) or HEADER_VALUE_RE.search(value):
+                raise RuntimeError(f"invalid response header {name!r}")
+            name = name.lower()
+            if name == b"content-length":
+                if chunked is None:
+                    self.expected_content_length = int(value)
+                    chunked = False
+            elif name == b"transfer-encoding":
+                if value.lower() == b"chunked":
+                    self.expected_content_length = 0
+                    chunked = True
+            elif name == b"connection":
+                if b"close" in (token.strip() for token in value.lower().split(b",")):
+                    self.keep_alive = False
+                    closing = True
+            elif name == b"date":
+                dated = True
+            content += (name, b": ", value, b"\r\n")
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        if not dated:
+            content += (b"date: ", self._registry.date(), b"\r\n")
+        if not self.keep_alive and not closing:
+            content.append(b"connection: close\r\n")
+        if self.scope["method"] == "HEAD" or status in (204, 304):
+            self.bodyless = True
+        elif chunked is None:
+            if self.scope["http_version"] == "1.0":
+                # HTTP/1.0 knows no chunks: the end of the connection, which is not kept, ends the body.
+                self.until_close = True
+            else:
+                chunked = True
+                content.append(b"transfer-encoding: chunked\r\n")
+        self.chunked_encoding = chunked
+        content.append(b"\r\n")
+        self.transport.write(b"".join(content))
+
+    def _send_body(self, body: bytes, more_body: bool) -> None:
+        if self.bodyless:
+            self.expected_content_length = 0
+        elif self.chunked_encoding:
+            if more_body:
+                if body:
+                    self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            elif body:
+                self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+            else:
+                self.transport.write(b"0\r\n\r\n")
+        else:
+            if not self.until_close:
+                self.expected_content_length -= len(body)
+                if self.expected_content_length < 0:
+                    raise RuntimeError("response body longer than content-length")
+            if body:
+                self.transport.write(body)
+        if not more_body:
+            if self.expected_content_length:
+                raise RuntimeError("response body shorter than content-length")
+            self.response_complete = True
+            self.message_event.set()
+            self.on_response()

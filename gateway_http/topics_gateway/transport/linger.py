@@ -1,0 +1,35 @@
+"""Closing a connection whose peer may still be sending."""
+
+import asyncio
+from typing import Final
+
+from topics_gateway.transport.registry import Registry
+
+LINGER_SECONDS: Final = 2.0
+DRAINING_LINGER_SECONDS: Final = 0.5
+
+
+class Linger(asyncio.Protocol):
+    """Takes over a transport: ends our side after what is buffered, drops the input until the peer ends its side.
+
+    A socket that is closed with unread input makes the kernel send RST, and the peer may lose the answer that
+    explains why. Bounded in time, so a peer that goes on sending is cut off.
+    """
+
+    def __init__(self, registry: Registry, transport: asyncio.Transport) -> None:
+        self._registry = registry
+        self.transport = transport
+        registry.connections.add(self)
+        transport.set_protocol(self)
+        transport.resume_reading()
+        transport.write_eof()
+        seconds = DRAINING_LINGER_SECONDS if registry.draining else LINGER_SECONDS
+        self._timer = asyncio.get_running_loop().call_later(seconds, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        self._registry.forget(self)
+
+    def shutdown(self) -> None:
+        """Nothing to finish: the answer is already with the kernel."""
+        self.transport.close()

@@ -1,0 +1,109 @@
+"""What one server has open: its connections and the tasks that run the application."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from email.utils import formatdate
+from typing import Any, Final
+
+from uvicorn.server import ServerState
+
+logger: Final = logging.getLogger("topics.http")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one connection may take.
+
+    `max_header_bytes` bounds a request head (names and values, and on HTTP/2 the compressed block too).
+    `header_timeout` (seconds) bounds the wait for a complete request head, on a new and on an idle connection.
+    `max_streams` bounds the requests of one HTTP/2 connection that run at the same time.
+    `stream_window` and `connection_window` (bytes) bound the request body bytes that the application has not read
+    yet, of one HTTP/2 stream and of all streams of one connection.
+    """
+
+    max_header_bytes: int = 65536
+    header_timeout: float = 60.0
+    max_streams: int = 256
+    stream_window: int = 1 << 20
+    connection_window: int = 16 << 20
+
+
+class Registry(ServerState):
+    """The shared state of a server, in the shape that uvicorn's protocols expect.
+
+    Every connection protocol is in `connections` while its socket is open and has `transport` and `shutdown()`;
+    every application task is in `tasks` until it is done.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__()
+        self.limits = limits
+        self.connections: set[Any] = set()
+        self.draining = False
+        self._emptied = asyncio.Event()
+        self._date = b""
+        self._date_second = 0
+
+    def forget(self, connection: object) -> None:
+        """Remove a connection whose socket is closed, or which handed its socket to another protocol."""
+        self.connections.discard(connection)
+        if self.draining and not self.connections:
+            self._emptied.set()
+
+    def date(self) -> bytes:
+        """Return the value of a `date` header; formatted at most once a second."""
+        now = int(time.time())
+        if now != self._date_second:
+            self._date_second = now
+            self._date = formatdate(now, usegmt=True).encode()
+        return self._date
+
+    async def drain(self, seconds: float) -> None:
+        """Ask every connection to finish; after `seconds` cancel the tasks and close the sockets that are left.
+
+        Returns when no task and no connection is left, or two seconds after the limit if a task resists its
+        cancellation (logged). Cancelling the drain closes everything at once.
+        """
+        self.draining = True
+        try:
+            for connection in list(self.connections):
+                connection.shutdown()
+            async with asyncio.timeout(seconds):
+                await self._settled()
+                await self._empty()
+        except TimeoutError:
+            if self.tasks:
+                logger.warning("closing with %d requests unfinished after %g s", len(self.tasks), seconds)
+            self._cancel_tasks()
+            # Before the sockets are cut, so that HTTP/2 clients learn by RST_STREAM which requests are lost.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._settled()
+        finally:
+            self._cancel_tasks()
+            for connection in list(self.connections):
+                connection.transport.abort()
+        try:
+            async with asyncio.timeout(1.0):
+                await self._settled()
+                await self._empty()
+        except TimeoutError:
+            if self.tasks:
+                logger.error("%d requests ignore their cancellation", len(self.tasks))
+
+    def _cancel_tasks(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+    async def _settled(self) -> None:
+        # A finished task may have started the next pipelined request, so look again after each wait.
+        while self.tasks:
+            await asyncio.wait(self.tasks)
+
+    async def _empty(self) -> None:
+        if self.connections:
+            self._emptied.clear()
+            await self._emptied.wait()

@@ -1,0 +1,154 @@
+"""The server: one listening socket, two protocols, one graceful end."""
+
+import asyncio
+import importlib.util
+import socket
+from typing import Any, Literal
+
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+
+from topics_gateway.transport.h2c import Http2Protocol
+from topics_gateway.transport.http1 import Http1Protocol
+from topics_gateway.transport.idle import IdleTimer
+from topics_gateway.transport.registry import Limits, Registry
+from topics_gateway.transport.sniff import Sniffer
+
+
+def websocket_protocol() -> type[asyncio.Protocol] | Literal["none"]:
+    """Return the WebSocket protocol; without the optional package `websockets` upgrades are ignored."""
+    if importlib.util.find_spec("websockets") is None:
+        return "none"
+    from topics_gateway.transport.websocket import WebSocketProtocol
+
+    return WebSocketProtocol
+
+
+class HttpServer:
+    """Serves an ASGI 3 application over HTTP/1.1, HTTP/2 with prior knowledge and WebSocket, in cleartext.
+
+    `sock` is a bound TCP socket; the server owns it from `start` on and closes it. All work happens on the event
+    loop that runs `start`; there are no threads, signal handlers, lifespan events or access log. Errors go to the
+    logger `topics.http`, once each.
+
+    - `drain_seconds`: how long `stop` lets running requests finish.
+    - `max_header_bytes`: a larger request head is answered with 431 (HTTP/1.1) or ends the connection (HTTP/2).
+    - `header_timeout` (seconds): a connection that has no running request and completes no request head for this
+      long is closed. It is also the keep-alive limit. A stalled request body is not limited here: the application
+      waits in `receive` and may set its own limit.
+    - `max_streams`: running requests per HTTP/2 connection; more are refused with REFUSED_STREAM (safe to retry).
+    - `stream_window`, `connection_window` (bytes): received body bytes that the application has not read yet, per
+      HTTP/2 stream and connection. On HTTP/1.1 reading stops at 64 KiB.
+    - `ws_ping_interval`, `ws_ping_timeout` (seconds): server pings on WebSockets; None turns them off.
+    - `ws_max_size` (bytes): the largest WebSocket message.
+    - `backlog`: connections that the kernel may queue.
+
+    What the application may rely on, on both protocols: `receive` returns `http.disconnect` as soon as the client
+    is gone or has reset the stream (unless it sent more body than the limits above and the application does not
+    read it), and after the response is complete; `send` waits while the client reads slowly and drops everything
+    once the client is gone; an exception becomes 500 with the JSON error body if nothing was sent, otherwise a
+    broken response (closed connection, RST_STREAM).
+    """
+
+    def __init__(
+        self,
+        app: ASGI3Application,
+        sock: socket.socket,
+        *,
+        drain_seconds: float = 10.0,
+        max_header_bytes: int = 65536,
+        header_timeout: float = 60.0,
+        max_streams: int = 256,
+        stream_window: int = 1 << 20,
+        connection_window: int = 16 << 20,
+        ws_ping_interval: float | None = 20.0,
+        ws_ping_timeout: float | None = 20.0,
+        ws_max_size: int = 16 << 20,
+        backlog: int = 2048,
+    ) -> None:
+        self._app = app
+        self._sock = sock
+        self._drain_seconds = drain_seconds
+        self._backlog = backlog
+        self._limits = Limits(max_header_bytes, header_timeout, max_streams, stream_window, connection_window)
+        self._ws: dict[str, Any] = {
+            "ws": websocket_protocol(),
+            "ws_ping_interval": ws_ping_interval,
+            "ws_ping_timeout": ws_ping_timeout,
+            "ws_max_size": ws_max_size,
+        }
+        self._registry: Registry | None = None
+        self._server: asyncio.Server | None = None
+        self._stopping: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The TCP port of the socket that was passed in; valid until `stop`."""
+        return int(self._sock.getsockname()[1])
+
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return len(self._registry.connections) if self._registry is not None else 0
+
+    @property
+    def requests(self) -> int:
+        """Running calls of the application."""
+        return len(self._registry.tasks) if self._registry is not None else 0
+
+    async def start(self) -> None:
+        """Listen and serve, and return at once.
+
+        Raises OSError if the socket can't listen, RuntimeError if called a second time.
+        """
+        if self._registry is not None:
+            raise RuntimeError("a server starts once")
+        registry = self._registry = Registry(self._limits)
+        app = self._app
+
+        async def call(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+
+        config = Config(
+            # A function, because uvicorn calls what it gets once without arguments to see whether it is a factory.
+            call,
+            http=Http1Protocol,
+            lifespan="off",
+            log_config=None,
+            interface="asgi3",
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            workers=1,
+            **self._ws,
+        )
+        config.load()
+        config.loaded_app = app
+
+        def http1(timer: IdleTimer) -> asyncio.Protocol:
+            return Http1Protocol(config, registry, timer)
+
+        def http2(timer: IdleTimer) -> asyncio.Protocol:
+            return Http2Protocol(app, registry, timer)
+
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Sniffer(registry, http1, http2), sock=self._sock, backlog=self._backlog
+        )
+
+    async def stop(self, drain_seconds: float | None = None) -> None:
+        """Stop accepting, close idle connections, let running requests finish for `drain_seconds`, close the rest.
+
+        HTTP/2 clients get GOAWAY, WebSockets close code 1012 at once. After the limit the remaining tasks are
+        cancelled. Returns when nothing is left. A second call waits for the first. Cancelling the call closes
+        everything at once.
+        """
+        if self._registry is None or self._server is None:
+            self._sock.close()
+            return
+        if self._stopping is None:
+            self._server.close()
+            seconds = self._drain_seconds if drain_seconds is None else drain_seconds
+            self._stopping = asyncio.create_task(self._registry.drain(seconds))
+        elif self._stopping.done():
+            return
+        await self._stopping

@@ -1,0 +1,90 @@
+"""From the body of a write to a batch of columns, without parsing what the records hold (SPEC API 2)."""
+
+from collections.abc import Sequence
+from typing import Final, cast
+
+import msgspec
+
+from topics_gateway.config import read_config
+from topics_gateway.duplicates import Columns, refuse_duplicates
+from topics_gateway.jsonbody import parse_object
+from topics_gateway.writeshape import Body, Record, Text
+from topics_service.api.jsontext import check_meta
+from topics_service.engine.errors import invalid
+from topics_service.engine.limits import Limits
+from topics_service.engine.model import AppendRequest, Batch, ConfigInput
+
+_BODY: Final = msgspec.json.Decoder(Body)
+
+
+def read_append(topic: str, text: bytes, limits: Limits) -> AppendRequest:
+    """The append that the JSON `text` asks for. `data` and `meta` are kept byte for byte.
+
+    Raises `invalid_request` for malformed JSON, a wrong type, a duplicate key, or a meta beyond its limits. The
+    number and size of the records are the engine's to judge.
+    """
+    try:
+        if not text.isascii():
+            text.decode()  # msgspec skips over the string bytes inside a Raw
+        body = _BODY.decode(text)
+    except UnicodeDecodeError as error:
+        raise invalid(f"the body is not valid UTF-8 (byte {error.start})") from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply") from None
+    except msgspec.DecodeError as error:
+        raise invalid(f"the body is not a write: {error}") from None
+    columns = _columns(body.records, limits)
+    refuse_duplicates(text, body, columns)
+    return AppendRequest(
+        topic=topic,
+        batch=Batch(
+            datas=columns.datas,
+            tags=columns.tags,
+            nodes=_with_default(columns.nodes, body.node, len(columns.datas)),
+            metas=columns.metas,
+        ),
+        idempotency_key=body.idempotency_key if isinstance(body.idempotency_key, str) else None,
+        create=body.create if isinstance(body.create, bool) else None,
+        config=_config(bytes(body.config)),
+        disable_backpressure=body.disable_backpressure is True,
+    )
+
+
+def _columns(records: Sequence[Record], limits: Limits) -> Columns:
+    return Columns(
+        datas=[bytes(record.data) for record in records],
+        tags=_text_column([record.tag for record in records]),
+        nodes=_text_column([record.node for record in records]),
+        metas=_meta_column(records, limits),
+    )
+
+
+def _text_column(values: list[Text]) -> list[bytes | None] | None:
+    kinds = set(map(type, values))
+    if str not in kinds:
+        return None
+    if len(kinds) == 1:
+        return list(map(str.encode, cast("list[str]", values)))
+    return [value.encode() if isinstance(value, str) else None for value in values]
+
+
+def _meta_column(records: Sequence[Record], limits: Limits) -> list[bytes | None] | None:
+    raws = [record.meta for record in records]
+    if not any(map(len, raws)):
+        return None
+    column = [text if (text := bytes(raw)) not in (b"", b"null") else None for raw in raws]
+    present = [meta for meta in column if meta is not None]
+    for meta in present:
+        check_meta(meta, limits, checked=True)
+    return column if present else None
+
+
+def _with_default(nodes: list[bytes | None] | None, default: Text, count: int) -> list[bytes | None] | None:
+    if not isinstance(default, str):
+        return nodes
+    node = default.encode()
+    return [node] * count if nodes is None else [node if own is None else own for own in nodes]
+
+
+def _config(text: bytes) -> ConfigInput | None:
+    return read_config(parse_object(text, "config")) if text not in (b"", b"null") else None

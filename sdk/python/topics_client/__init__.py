@@ -1,0 +1,1 @@
+"""The topics Python SDK and command line."""

@@ -1,0 +1,5 @@
+"""Names for types that argparse keeps private."""
+
+import argparse
+
+Commands = argparse._SubParsersAction[argparse.ArgumentParser]

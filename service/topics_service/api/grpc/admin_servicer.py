@@ -1,0 +1,39 @@
+"""AdminService over gRPC: the probes."""
+# ruff: noqa: N802  # methods carry the names of the proto
+
+import time
+from typing import Any, NoReturn
+
+import grpc
+from grpc.aio import ServicerContext
+
+import topics_service
+from topics.v1 import admin_service_pb2 as pb
+from topics.v1 import admin_service_pb2_grpc
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.errors import Reason, TopicsError
+
+Context = ServicerContext[Any, Any]
+
+
+class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
+    """Answers the probes; `uptime_ms` counts from the making of this object."""
+
+    def __init__(self, api: TopicsApi) -> None:
+        self._api = api
+        self._started = time.monotonic()
+
+    async def GetHealth(self, request: pb.GetHealthRequest, context: Context) -> pb.GetHealthResponse:
+        """See proto/topics/v1/admin_service.proto, as for every method here."""
+        uptime_ms = int((time.monotonic() - self._started) * 1e3)
+        return pb.GetHealthResponse(status="ok", version=topics_service.__version__, uptime_ms=uptime_ms)
+
+    async def GetReady(self, request: pb.GetReadyRequest, context: Context) -> pb.GetReadyResponse:
+        state = self._api.ready()
+        if not state.ready:
+            reason = Reason.SHUTTING_DOWN if state.reason == Reason.SHUTTING_DOWN.code else Reason.NOT_READY
+            raise TopicsError(reason, f"the server is {state.reason}", {"replay_progress": state.replay_progress})
+        return pb.GetReadyResponse(status="ready", wal_replay_complete=True, topics=state.topics)
+
+    async def GetMetrics(self, request: pb.GetMetricsRequest, context: Context) -> NoReturn:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "metrics are not built yet")

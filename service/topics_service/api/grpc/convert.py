@@ -1,0 +1,228 @@
+"""Messages of TopicsService to the engine's requests, and its replies to messages.
+
+Requests raise TopicsError `invalid_request` for what the engine's structs cannot express. Replies come without
+`performance.server_total_ms`, which is the servicer's to measure.
+"""
+
+from topics.v1 import performance_pb2, record_pb2, topic_pb2
+from topics.v1 import topics_service_pb2 as pb
+from topics_service.api.grpc.configs import TYPES, config_input, config_message
+from topics_service.api.grpc.cursor import decode_cursor, encode_cursor
+from topics_service.api.grpc.records import add_records, batch
+from topics_service.engine.errors import invalid
+from topics_service.engine.limits import Limits
+from topics_service.engine.model import (
+    AppendReply,
+    AppendRequest,
+    ConfigInput,
+    DeleteReply,
+    DeleteRequest,
+    DeleteTopicReply,
+    DiffReply,
+    DiffRequest,
+    ListTopicsReply,
+    ListTopicsRequest,
+    PutTopicReply,
+    QueueCounters,
+    TagMatch,
+    Tombstone,
+    TopicState,
+)
+
+_REASONS = {
+    "cap": record_pb2.GAP_REASON_CAP,
+    "ttl": record_pb2.GAP_REASON_TTL,
+    "mixed": record_pb2.GAP_REASON_MIXED,
+    "recreated": record_pb2.GAP_REASON_RECREATED,
+    "source_trim": record_pb2.GAP_REASON_SOURCE_TRIM,
+}
+
+
+def put_topic_config(request: pb.PutTopicRequest) -> ConfigInput:
+    """The config of a PutTopic; absent is the same as empty."""
+    if request.partition_count > 1:
+        raise invalid("partition_count: a topic has one partition", {"partition_count": request.partition_count})
+    return config_input(request.config)
+
+
+def put_topic_response(reply: PutTopicReply) -> pb.PutTopicResponse:
+    """The outcome of a PutTopic."""
+    identity = reply.identity
+    return pb.PutTopicResponse(
+        topic=reply.topic,
+        created=reply.created,
+        config=config_message(reply.config),
+        topic_id=identity.topic_id,
+        slug=identity.slug,
+        rrl=identity.rrl,
+        epoch=identity.epoch,
+    )
+
+
+def topic_state(state: TopicState) -> topic_pb2.TopicState:
+    """The full state of one topic."""
+    identity, queue = state.identity, state.queue
+    return topic_pb2.TopicState(
+        topic=state.topic,
+        type=TYPES[state.config.type],
+        head_seq=state.head_seq,
+        earliest_seq=state.earliest_seq,
+        next_seq=state.next_seq,
+        count=state.count,
+        bytes=state.bytes,
+        config=config_message(state.config),
+        effective_priority=state.effective_priority,
+        last_write_ts_ms=state.last_write_ts,
+        last_read_ts_ms=state.last_read_ts,
+        queue=None if queue is None else _queue_state(queue),
+        topic_id=identity.topic_id,
+        slug=identity.slug,
+        rrl=identity.rrl,
+        epoch=identity.epoch,
+        partition_count=identity.partition_count,
+    )
+
+
+def list_topics_request(request: pb.ListTopicsRequest) -> ListTopicsRequest:
+    """A listing, with its page size brought into range."""
+    page_size = request.page_size if request.HasField("page_size") else 100
+    return ListTopicsRequest(
+        prefix=request.prefix,
+        after=decode_cursor(request.cursor),
+        page_size=min(max(page_size, 1), 1000),
+        touch=request.touch,
+    )
+
+
+def list_topics_response(reply: ListTopicsReply) -> pb.ListTopicsResponse:
+    """A page of topics."""
+    topics = [
+        topic_pb2.TopicSummary(
+            topic=state.topic,
+            head_seq=state.head_seq,
+            earliest_seq=state.earliest_seq,
+            count=state.count,
+            bytes=state.bytes,
+            durable=state.config.durable,
+            effective_priority=state.effective_priority,
+            type=TYPES[state.config.type],
+            topic_id=state.identity.topic_id,
+        )
+        for state in reply.topics
+    ]
+    return pb.ListTopicsResponse(topics=topics, next_cursor=encode_cursor(reply.next_after))
+
+
+def delete_topic_response(reply: DeleteTopicReply) -> pb.DeleteTopicResponse:
+    """The outcome of a DeleteTopic."""
+    return pb.DeleteTopicResponse(topic=reply.topic, deleted=reply.deleted, routers_removed=reply.routers_removed)
+
+
+def append_request(request: pb.AppendRequest, limits: Limits) -> AppendRequest:
+    """An append; see `records.batch` for what is checked here."""
+    _only_partition(request.partition)
+    return AppendRequest(
+        topic=request.topic,
+        batch=batch(request, limits),
+        idempotency_key=request.idempotency_key if request.HasField("idempotency_key") else None,
+        create=request.create if request.HasField("create") else None,
+        config=config_input(request.config) if request.HasField("config") else None,
+        disable_backpressure=request.disable_backpressure,
+    )
+
+
+def append_response(reply: AppendReply, *, return_seqs: bool) -> pb.AppendResponse:
+    """Where an append went. A deduped one wrote nothing, so it has no write timings."""
+    performance = performance_pb2.Performance()
+    if not reply.deduped:
+        performance.wal_append_ms = reply.wal_append_ms
+        performance.fsync_ms = reply.fsync_ms
+    return pb.AppendResponse(
+        topic=reply.topic,
+        first_seq=reply.first_seq,
+        last_seq=reply.last_seq,
+        seqs=range(reply.first_seq, reply.last_seq + 1) if return_seqs else (),
+        head_seq=reply.head_seq,
+        count=reply.count,
+        created=reply.created,
+        deduped=reply.deduped,
+        performance=performance,
+    )
+
+
+def diff_request(request: pb.DiffRequest) -> DiffRequest:
+    """A read; the engine clamps its numbers."""
+    _only_partition(request.partition)
+    return DiffRequest(
+        topic=request.topic,
+        from_seq=request.from_seq,
+        limit=request.limit,
+        nodes=tuple(node.encode() for node in request.node),
+        wait_ms=request.wait_ms,
+        max_batch_bytes=request.max_batch_bytes,
+    )
+
+
+def diff_response(reply: DiffReply, *, include_tags: bool, include_meta: bool) -> pb.DiffResponse:
+    """A page of records."""
+    response = pb.DiffResponse(
+        topic=reply.topic,
+        next_from_seq=reply.next_from_seq,
+        head_seq=reply.head_seq,
+        earliest_seq=reply.earliest_seq,
+        caught_up=reply.caught_up,
+        tombstone=None if reply.tombstone is None else _tombstone(reply.tombstone),
+        lag=reply.lag,
+        performance=performance_pb2.Performance(records_scanned=reply.records_scanned),
+    )
+    add_records(response, reply.slices, include_tags=include_tags, include_meta=include_meta)
+    return response
+
+
+def delete_records_request(request: pb.DeleteRecordsRequest) -> DeleteRequest:
+    """A deletion; the engine refuses one without a selector."""
+    _only_partition(request.partition)
+    return DeleteRequest(
+        topic=request.topic,
+        before_seq=request.before_seq if request.HasField("before_seq") else None,
+        match=_tag_match(request.match) if request.HasField("match") else None,
+    )
+
+
+def delete_records_response(reply: DeleteReply) -> pb.DeleteRecordsResponse:
+    """What a deletion removed, and what is left."""
+    return pb.DeleteRecordsResponse(
+        topic=reply.topic,
+        deleted=reply.deleted,
+        earliest_seq=reply.earliest_seq,
+        head_seq=reply.head_seq,
+        count=reply.count,
+        bytes=reply.bytes,
+    )
+
+
+def _queue_state(queue: QueueCounters) -> topic_pb2.QueueState:
+    return topic_pb2.QueueState(ready=queue.ready, in_flight=queue.in_flight, dead_lettered=queue.dead_lettered)
+
+
+def _tombstone(tombstone: Tombstone) -> record_pb2.Tombstone:
+    return record_pb2.Tombstone(
+        gap_from=tombstone.gap_from,
+        gap_to=tombstone.gap_to,
+        reason=_REASONS[tombstone.reason],
+        missed_estimate=tombstone.missed_estimate,
+        earliest_seq=tombstone.earliest_seq,
+        head_seq=tombstone.head_seq,
+    )
+
+
+def _tag_match(match: record_pb2.TagMatch) -> TagMatch:
+    rule = match.WhichOneof("rule")
+    if rule is None:
+        raise invalid("match: no rule is set")
+    return TagMatch("Eq", match.eq.encode()) if rule == "eq" else TagMatch("Glob", match.prefix.encode())
+
+
+def _only_partition(partition: int) -> None:
+    if partition:
+        raise invalid(f"partition {partition} does not exist", {"partition": partition})

@@ -1,0 +1,111 @@
+"""The gRPC server: services, health, reflection, and the options that its clients depend on."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from topics.v1 import (
+    admin_service_pb2,
+    admin_service_pb2_grpc,
+    queue_service_pb2,
+    queue_service_pb2_grpc,
+    router_service_pb2,
+    router_service_pb2_grpc,
+    topics_service_pb2,
+    topics_service_pb2_grpc,
+    watch_service_pb2,
+    watch_service_pb2_grpc,
+)
+from topics_service.api.grpc import health
+from topics_service.api.grpc.admin_servicer import AdminServicer
+from topics_service.api.grpc.guard import ErrorGuard
+from topics_service.api.grpc.topics_servicer import TopicsServicer
+from topics_service.api.topics import TopicsApi
+
+log = logging.getLogger("topics.grpc")
+
+DEFAULT_MAX_MESSAGE_BYTES: Final = (64 << 20) + (1 << 20)  # the HTTP body limit, and slack for the framing of rows
+
+SERVICE_NAMES: Final = tuple(
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in (
+        (topics_service_pb2, "TopicsService"),
+        (watch_service_pb2, "WatchService"),
+        (queue_service_pb2, "QueueService"),
+        (router_service_pb2, "RouterService"),
+        (admin_service_pb2, "AdminService"),
+    )
+)
+
+# Registered as generated, so that reflection lists them; the guard answers UNIMPLEMENTED.
+_UNBUILT: Final[list[tuple[Callable[[Any, Any], None], Callable[[], Any]]]] = [
+    (watch_service_pb2_grpc.add_WatchServiceServicer_to_server, watch_service_pb2_grpc.WatchServiceServicer),
+    (queue_service_pb2_grpc.add_QueueServiceServicer_to_server, queue_service_pb2_grpc.QueueServiceServicer),
+    (router_service_pb2_grpc.add_RouterServiceServicer_to_server, router_service_pb2_grpc.RouterServiceServicer),
+]
+
+
+class GrpcServer:
+    """Serves `api` on one TCP port, without TLS. Lives on the event loop that calls `start`; starts once.
+
+    The health of every service is NOT_SERVING until `set_serving(True)`.
+    """
+
+    def __init__(
+        self,
+        api: TopicsApi,
+        *,
+        host: str,
+        port: int,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ) -> None:
+        self._api = api
+        self._host = host
+        self._port = port
+        self._max_message_bytes = max_message_bytes
+        self._health = health.HealthServicer(("", *SERVICE_NAMES))
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> int:
+        """Bind, accept calls and return the port, which matters when it was 0. Raises OSError when it is taken."""
+        server = grpc.aio.server(interceptors=[ErrorGuard()], options=self._options())
+        topics_service_pb2_grpc.add_TopicsServiceServicer_to_server(TopicsServicer(self._api), server)
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self._api), server)
+        for add, servicer in _UNBUILT:
+            add(servicer(), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        address = f"{host}:{self._port}"
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"gRPC cannot listen on {address}: {error}") from None
+        await server.start()
+        self._server = server
+        return port
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Take no new calls, let those under way finish for `grace_seconds`, then cancel them. Idempotent."""
+        if self._server is None:
+            return
+        self._health.close()
+        await self._server.stop(grace_seconds)
+
+    def set_serving(self, serving: bool) -> None:
+        """Set the health of every service, and of the server as a whole (the empty name)."""
+        self._health.set_serving(serving)
+
+    def _options(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.so_reuseport", 0),  # else a second server shares the port and takes half of the calls
+            ("grpc.max_receive_message_length", self._max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+            # The defaults drop clients that ping more often than every five minutes, or without a call.
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ]

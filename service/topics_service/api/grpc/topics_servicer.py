@@ -1,0 +1,80 @@
+"""TopicsService over gRPC."""
+# ruff: noqa: N802  # methods carry the names of the proto
+
+import time
+from typing import Any, TypeVar
+
+from grpc.aio import ServicerContext
+
+from topics.v1 import topics_service_pb2 as pb
+from topics.v1 import topics_service_pb2_grpc
+from topics_service.api.grpc import convert
+from topics_service.api.topics import TopicsApi
+
+Context = ServicerContext[Any, Any]
+Timed = TypeVar(
+    "Timed",
+    pb.PutTopicResponse,
+    pb.GetTopicResponse,
+    pb.ListTopicsResponse,
+    pb.DeleteTopicResponse,
+    pb.AppendResponse,
+    pb.DiffResponse,
+    pb.DeleteRecordsResponse,
+)
+
+
+class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
+    """Converts, calls the api, converts back and says how long all of it took.
+
+    Methods raise TopicsError for `guard.ErrorGuard` to translate. gRPC cancels a method when its client cancels or
+    its deadline passes, which ends a waiting Diff and leaves a write that was already made.
+    """
+
+    def __init__(self, api: TopicsApi) -> None:
+        self._api = api
+
+    async def PutTopic(self, request: pb.PutTopicRequest, context: Context) -> pb.PutTopicResponse:
+        """See proto/topics/v1/topics_service.proto, as for every method here."""
+        started = time.perf_counter()
+        reply = await self._api.put_topic(request.topic, convert.put_topic_config(request))
+        return _timed(convert.put_topic_response(reply), started)
+
+    async def GetTopic(self, request: pb.GetTopicRequest, context: Context) -> pb.GetTopicResponse:
+        started = time.perf_counter()
+        touch = request.touch if request.HasField("touch") else True
+        state = await self._api.get_topic(request.topic, touch=touch)
+        return _timed(pb.GetTopicResponse(state=convert.topic_state(state)), started)
+
+    async def ListTopics(self, request: pb.ListTopicsRequest, context: Context) -> pb.ListTopicsResponse:
+        started = time.perf_counter()
+        reply = await self._api.list_topics(convert.list_topics_request(request))
+        return _timed(convert.list_topics_response(reply), started)
+
+    async def DeleteTopic(self, request: pb.DeleteTopicRequest, context: Context) -> pb.DeleteTopicResponse:
+        started = time.perf_counter()
+        reply = await self._api.delete_topic(request.topic, if_empty=request.if_empty)
+        return _timed(convert.delete_topic_response(reply), started)
+
+    async def Append(self, request: pb.AppendRequest, context: Context) -> pb.AppendResponse:
+        started = time.perf_counter()
+        return_seqs = request.return_seqs if request.HasField("return_seqs") else True
+        reply = await self._api.append(convert.append_request(request, self._api.limits))
+        return _timed(convert.append_response(reply, return_seqs=return_seqs), started)
+
+    async def Diff(self, request: pb.DiffRequest, context: Context) -> pb.DiffResponse:
+        started = time.perf_counter()
+        include_meta = request.include_meta if request.HasField("include_meta") else True
+        reply = await self._api.diff(convert.diff_request(request))
+        response = convert.diff_response(reply, include_tags=request.include_tags, include_meta=include_meta)
+        return _timed(response, started)
+
+    async def DeleteRecords(self, request: pb.DeleteRecordsRequest, context: Context) -> pb.DeleteRecordsResponse:
+        started = time.perf_counter()
+        reply = await self._api.delete_records(convert.delete_records_request(request))
+        return _timed(convert.delete_records_response(reply), started)
+
+
+def _timed(response: Timed, started: float) -> Timed:
+    response.performance.server_total_ms = (time.perf_counter() - started) * 1e3
+    return response

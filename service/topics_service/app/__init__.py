@@ -1,0 +1,1 @@
+"""The composition root: settings in, one serving process out."""

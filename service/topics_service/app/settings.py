@@ -1,0 +1,143 @@
+"""Every setting of the server, once: environment variable, command-line flag, default and meaning.
+
+`docs/configuration.md` lists the same table; a test keeps them in step.
+"""
+
+import ipaddress
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from topics_service.engine.limits import Limits
+from topics_service.engine.names import Place
+
+log = logging.getLogger("topics.settings")
+
+_TRUE = ("1", "true")
+
+
+class SettingsError(Exception):
+    """The settings can't be served with: the server refuses to start and says why."""
+
+
+def _setting(env: str, default: Any, meaning: str) -> Any:
+    return field(default=default, metadata={"env": env, "help": meaning})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What `topics serve` can be told. The flag of `TOPICS_DATA_DIR` is `--data-dir`, and so on for each."""
+
+    host: str = _setting("TOPICS_HOST", "127.0.0.1", "address to listen on, for HTTP and gRPC; host:port sets both")
+    port: int = _setting("TOPICS_PORT", 4000, "HTTP port (HTTP/1.1 and cleartext HTTP/2); 0 picks a free one")
+    port_file: str = _setting("TOPICS_PORT_FILE", "", "file that receives host:port of HTTP once it is bound")
+    grpc_port: int = _setting("TOPICS_GRPC_PORT", 4001, "gRPC port; 0 picks a free one")
+    grpc_port_file: str = _setting("TOPICS_GRPC_PORT_FILE", "", "file that receives host:port of gRPC once it is bound")
+    data_dir: str = _setting("TOPICS_DATA_DIR", "./topics-data", "directory of the database; one process at a time")
+    allow_insecure_no_auth: bool = _setting(
+        "TOPICS_ALLOW_INSECURE_NO_AUTH", False, "serve a non-loopback address without authentication"
+    )
+    org: str = _setting("TOPICS_ORG", "topics", "first part of a topic's rrl")
+    env: str = _setting("TOPICS_ENV", "dev", "second part of a topic's rrl")
+    cluster: str = _setting("TOPICS_CLUSTER", "local", "third part of a topic's rrl")
+    log_level: str = _setting("TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr")
+    drain_seconds: int = _setting("TOPICS_DRAIN_SECONDS", 10, "how long a stop waits for running requests")
+    header_timeout_seconds: int = _setting(
+        "TOPICS_HEADER_TIMEOUT_SECONDS", 60, "how long an HTTP connection may take to send a request head"
+    )
+    cache_bytes: int = _setting("TOPICS_CACHE_BYTES", 64 << 20, "memory for decoded blocks")
+    render_cache_bytes: int = _setting("TOPICS_RENDER_CACHE_BYTES", 64 << 20, "memory for rendered JSON pages")
+    max_body_bytes: int = _setting("TOPICS_MAX_BODY_BYTES", 64 << 20, "largest request body, also once inflated")
+    max_batch_records: int = _setting("TOPICS_MAX_BATCH_RECORDS", 10_000, "most records in one write")
+    max_record_bytes: int = _setting("TOPICS_MAX_RECORD_BYTES", 1 << 20, "largest data + meta of one record")
+    max_meta_bytes: int = _setting("TOPICS_MAX_META_BYTES", 16 << 10, "largest meta of one record")
+    max_tag_bytes: int = _setting("TOPICS_MAX_TAG_BYTES", 256, "longest tag, in UTF-8 bytes")
+    max_node_bytes: int = _setting("TOPICS_MAX_NODE_BYTES", 128, "longest node, in UTF-8 bytes")
+    max_limit: int = _setting(
+        "TOPICS_MAX_LIMIT", 1000, "most records that one diff examines; larger limits are clamped"
+    )
+    max_topics: int = _setting("TOPICS_MAX_TOPICS", 100_000, "most topics; 0 is unlimited")
+    max_total_bytes: int = _setting("TOPICS_MAX_TOTAL_BYTES", 0, "most live record bytes in all; 0 is unlimited")
+
+    @property
+    def limits(self) -> Limits:
+        """The engine's limits."""
+        return Limits(
+            max_batch_records=self.max_batch_records,
+            max_record_bytes=self.max_record_bytes,
+            max_meta_bytes=self.max_meta_bytes,
+            max_tag_bytes=self.max_tag_bytes,
+            max_node_bytes=self.max_node_bytes,
+            max_limit=max(1, self.max_limit),
+            default_limit=min(Limits().default_limit, max(1, self.max_limit)),
+            max_topics=self.max_topics,
+            max_total_bytes=self.max_total_bytes,
+        )
+
+    @property
+    def place(self) -> Place:
+        """What the rrl begins with."""
+        return Place(org=self.org, env=self.env, cluster=self.cluster)
+
+    @property
+    def data_path(self) -> Path:
+        """The data directory."""
+        return Path(self.data_dir)
+
+
+def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
+    """Settings from flags (which win), then the environment, then the defaults.
+
+    A number that can't be read counts as not set, with a warning (contract.md 14). Raises SettingsError for what must
+    not be guessed: keys that this version can't check, a public address without authentication.
+    """
+    values: dict[str, Any] = {}
+    for setting in fields(Settings):
+        if flags.get(setting.name) is not None:
+            values[setting.name] = flags[setting.name]
+        elif (text := environ.get(setting.metadata["env"])) is not None:
+            value = _parse(text, setting.default)
+            if value is None:
+                env, default = setting.metadata["env"], setting.default
+                log.warning("%s=%r is not a number of at least 0, using %s", env, text, default)
+            else:
+                values[setting.name] = value
+    host = values.get("host", "")
+    if (host.count(":") == 1 or host.startswith("[")) and (parts := host.rpartition(":"))[2].isdigit():
+        values["host"], values["port"] = parts[0], int(parts[2])
+    values["host"] = values.get("host", Settings.__dataclass_fields__["host"].default).strip("[]")
+    settings = Settings(**values)
+    _check(settings, environ)
+    return settings
+
+
+def _parse(text: str, default: object) -> Any:
+    if isinstance(default, bool):
+        return text in _TRUE
+    if isinstance(default, int):
+        return int(text) if text.strip().isascii() and text.strip().isdigit() else None
+    return text
+
+
+def _check(settings: Settings, environ: Mapping[str, str]) -> None:
+    if any(entry.strip() for entry in environ.get("TOPICS_API_KEYS", "").split(",")):
+        raise SettingsError("TOPICS_API_KEYS is set, and this version can't check keys yet: refusing to serve without")
+    if not _is_loopback(settings.host) and not settings.allow_insecure_no_auth:
+        raise SettingsError(
+            f"{settings.host} is not a loopback address and there are no API keys: everyone who reaches it could read "
+            "and delete everything. Set TOPICS_ALLOW_INSECURE_NO_AUTH=1 if that is what you want"
+        )
+    for name in ("port", "grpc_port"):
+        if getattr(settings, name) > 65535:
+            raise SettingsError(f"{name} must be at most 65535")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
