@@ -3,6 +3,8 @@
 import asyncio
 import time
 
+from msgspec.structs import replace
+
 from topics_service.api.commit import GroupCommit
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
@@ -94,7 +96,11 @@ class TopicsApi:
         finally:
             park.leave()
             self._waiting.discard(woken)
-        return self._engine.diff(request)
+        return self._engine.diff(replace(request, from_seq=reply.next_from_seq, from_ts=None, last=None))
+
+    async def locate(self, name: str, ts: int) -> tuple[int, int]:
+        """The first live seq of time `ts` (ms) or later, head + 1 if there is none yet; and the head."""
+        return self._admit().locate(name, ts)
 
     async def delete_records(self, request: DeleteRequest) -> DeleteReply:
         """Delete records by seq and/or tag, permanently and silently (SPEC API 5)."""
@@ -113,9 +119,12 @@ class TopicsApi:
         return self._engine.ready()
 
     def _admit(self) -> Engine:
-        """The engine, unless the server is stopping."""
+        """The engine, unless the server is still starting or already stopping."""
         if self._engine.draining:
             raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
+        if self._engine.recovered < 1.0:
+            progress = {"replay_progress": self._engine.recovered}
+            raise TopicsError(Reason.NOT_READY, "the server is starting", progress)
         return self._engine
 
     async def _settle(self, ticket: int) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 import uvloop
@@ -31,6 +32,7 @@ log = logging.getLogger("topics.server")
 _SWITCH_INTERVAL_SECONDS = 0.0003
 _UPKEEP_SECONDS = 0.02
 _SWEEP_SECONDS = 1.0
+_RECOVERY_SLICE_SECONDS = 0.02
 
 
 class StartError(Exception):
@@ -68,8 +70,8 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
         SystemClock(),
         limits=settings.limits,
         place=settings.place,
-        boot_id=_boot_id(),
         cache_bytes=settings.cache_bytes,
+        recover=False,
     )
     commit = GroupCommit(store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
     engine.writer.request_sync = commit.want
@@ -97,8 +99,9 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
         except OSError as error:
             raise StartError(str(error)) from error
         await http.start()
-        grpc.set_serving(True)
-        _announce(settings, http.port, grpc_port, engine)
+        _announce(settings, http.port, grpc_port)
+        await _recover(engine, stop)
+        grpc.set_serving(engine.ready().ready)
         await stop.wait()
         log.info("stopping: draining for up to %d s", settings.drain_seconds)
     finally:
@@ -129,13 +132,25 @@ async def _upkeep(engine: Engine) -> None:
             await asyncio.sleep(_SWEEP_SECONDS)
 
 
-def _announce(settings: Settings, http_port: int, grpc_port: int, engine: Engine) -> None:
+async def _recover(engine: Engine, stop: asyncio.Event) -> None:
+    """Recover between the first probes' answers; a signal ends it."""
+    slice_ends = 0.0
+    for _ in engine.recover(_boot_id()):
+        if stop.is_set():
+            return
+        if (now := time.monotonic()) >= slice_ends:
+            await asyncio.sleep(0)
+            slice_ends = now + _RECOVERY_SLICE_SECONDS
+    log.info("ready with %d topics", engine.ready().topics)
+
+
+def _announce(settings: Settings, http_port: int, grpc_port: int) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     for path, port in ((settings.port_file, http_port), (settings.grpc_port_file, grpc_port)):
         if path:
             _write_atomically(Path(path), f"{host}:{port}")
     log.info("topics %s: HTTP http://%s:%d, gRPC %s:%d", __version__, host, http_port, host, grpc_port)
-    log.info("data in %s, %d topics; authentication is OFF", settings.data_path, engine.ready().topics)
+    log.info("data in %s; authentication is OFF", settings.data_path)
 
 
 def _write_atomically(path: Path, text: str) -> None:

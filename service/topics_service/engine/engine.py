@@ -4,12 +4,12 @@ A call that writes returns its reply and a ticket. The reply may be sent once ev
 (`synced`); 0 means at once. All calls belong on one thread; each is atomic.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from sortedcontainers import SortedDict
 from ulid import ULID
 
-from topics_service.engine import checks, config, idempotency, names, recovery, retention, snapshot, upkeep
+from topics_service.engine import checks, config, idempotency, names, reader, recovery, retention, snapshot, upkeep
 from topics_service.engine.blocks import BlockCache
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not_found
@@ -32,7 +32,6 @@ from topics_service.engine.model import (
     TopicConfig,
     TopicState,
 )
-from topics_service.engine.reader import read
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic, TopicRow
 from topics_service.engine.writer import Writer
@@ -71,12 +70,13 @@ class Engine:
         place: names.Place | None = None,
         boot_id: str = "",
         cache_bytes: int = 64 << 20,
+        recover: bool = True,
         new_id: Callable[[int], str] = lambda now: str(ULID.from_timestamp(now / 1000)).lower(),
     ) -> None:
         """Recover what the store holds; O(topics). Raises StoreOpenError.
 
         `boot_id` names this boot of the machine ("" = unknown: an unclean end is then taken for a power cut);
-        `new_id` makes a ULID from a time in ms.
+        `new_id` makes a ULID from a time in ms. With `recover` False the caller runs `recover()` in slices.
         """
         self.limits = limits or Limits()
         self.draining = False
@@ -87,12 +87,22 @@ class Engine:
         self._cache = BlockCache(cache_bytes)
         self.writer = Writer(store)
         self._topics: SortedDict[str, Topic] = SortedDict()
-        for topic in recovery.load(self.writer, self._memory, self._cache, boot_id):
-            self._topics[topic.name] = topic
         self._next_topic = _counter(store, _NEXT_TOPIC)
         self._next_log = _counter(store, _NEXT_LOG)
         self._touched: dict[int, Log] = {}
         self._ttl_cursor = ""
+        self.recovered = 0.0  # the part of recovery that is done, 1.0 when the engine takes calls
+        if recover:
+            for _ in self.recover(boot_id):
+                pass
+
+    def recover(self, boot_id: str) -> Iterator[float]:
+        """Load the topics; yields the part that is done after each. No other call before it ends."""
+        for topic, done in recovery.load(self.writer, self._memory, self._cache, boot_id):
+            self._topics[topic.name] = topic
+            self.recovered = done
+            yield done
+        self.recovered = 1.0
 
     # ------------------------------------------------------------ durability
 
@@ -112,13 +122,19 @@ class Engine:
 
     def close(self) -> None:
         """Mark the directory as cleanly closed (unless the server is read-only). The caller closes the store."""
-        if self.writer.failure is None:
+        if self.writer.failure is None and self.recovered == 1.0:
             recovery.close(self.writer, (log for topic in self._topics.values() for log in topic.logs))
 
     def ready(self) -> ReadyState:
         """Whether the engine takes work."""
-        reason = "shutting_down" if self.draining else "read_only" if self.writer.failure is not None else ""
-        return ReadyState(ready=not reason, reason=reason, topics=len(self._topics), replay_progress=1.0)
+        reason = ""
+        if self.draining:
+            reason = "shutting_down"
+        elif self.recovered < 1.0:
+            reason = "not_ready"
+        elif self.writer.failure is not None:
+            reason = "read_only"
+        return ReadyState(ready=not reason, reason=reason, topics=len(self._topics), replay_progress=self.recovered)
 
     # ---------------------------------------------------------------- topics
 
@@ -220,15 +236,26 @@ class Engine:
         """Read one page after a cursor. See TopicsApi.diff; this call never waits."""
         topic, now, limits = self._visible(request.topic), self._clock.now_ms(), self.limits
         topic.touch(now)
-        return read(
+        s = topic.log.visible(topic.config, now)
+        from_seq, limit = request.from_seq, request.limit
+        if request.from_ts is not None or request.last is not None:
+            from_seq = reader.start(s, topic.log.blocks, request)
+            limit = limit or request.last or 0
+        return reader.read(
             topic.name,
-            topic.log.visible(topic.config, now),
+            s,
             topic.log.blocks,
-            request.from_seq,
-            min(request.limit or limits.default_limit, limits.max_limit),
+            from_seq,
+            min(limit or limits.default_limit, limits.max_limit),
             min(request.max_batch_bytes or limits.default_batch_bytes, limits.max_batch_bytes),
             frozenset(request.nodes if topic.config.dedupe_node else ()),
         )
+
+    def locate(self, name: str, ts: int) -> tuple[int, int]:
+        """The first live seq whose record is of time `ts` (ms) or later (head + 1 if none), and the head."""
+        topic, now = self._visible(name), self._clock.now_ms()
+        s = topic.log.visible(topic.config, now)
+        return s.first_live(retention.first_at_or_after(s, topic.log.blocks, ts)), s.head
 
     def park(self, name: str, wake: Callable[[], None]) -> Parked:
         """Call `wake` when records of the topic become visible or it is deleted, until the result is left."""
@@ -250,7 +277,7 @@ class Engine:
 
     def upkeep(self) -> bool:
         """One bounded slice of background work; True if more is due at once. Call it often, between requests."""
-        if self.writer.failure is not None:
+        if self.writer.failure is not None or self.recovered < 1.0:
             return False
         more = False
         for log_id, log in list(self._touched.items()):
@@ -262,7 +289,7 @@ class Engine:
 
     def sweep(self) -> None:
         """What must happen though nobody asks: expired records and idempotency rows go. Call it every second."""
-        if self.writer.failure is not None:
+        if self.writer.failure is not None or self.recovered < 1.0:
             return
         now = self._clock.now_ms()
         for store in (self.writer.store, self._memory):

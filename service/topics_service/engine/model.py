@@ -119,10 +119,15 @@ class DiffRequest(Struct, kw_only=True):
 
     `limit` 0 means the default (256), above the maximum it is clamped; `max_batch_bytes` 0 means 1 MiB, clamped to
     8 MiB; `wait_ms` is clamped to 30000. `nodes` drops records written by these nodes.
+
+    Beyond the contract, instead of `from_seq`: `from_ts` starts at the first record of that time (ms) or later, `last`
+    at the last so many live records (0: only what comes from now on).
     """
 
     topic: str
     from_seq: int = 0
+    from_ts: int | None = None
+    last: int | None = None
     limit: int = 0
     nodes: tuple[bytes, ...] = ()
     wait_ms: int = 0

@@ -1,9 +1,22 @@
 """The read path: from a cursor to a page of record slices and at most one tombstone (SPEC API 3, DESIGN 7.3)."""
 
+from topics_service.engine import retention
 from topics_service.engine.blocks import LogBlocks
-from topics_service.engine.model import DiffReply, GapReason, Slice, Tombstone
+from topics_service.engine.errors import invalid
+from topics_service.engine.model import DiffReply, DiffRequest, GapReason, Slice, Tombstone
 from topics_service.engine.snapshot import Snapshot
 from topics_service.storage.block import Block
+
+
+def start(s: Snapshot, blocks: LogBlocks, request: DiffRequest) -> int:
+    """The `from_seq` that `from_ts` or `last` stands for. Raises `invalid_request` if more than one start is given."""
+    if request.from_seq or (request.from_ts is not None and request.last is not None):
+        raise invalid("from_seq, from_ts and last exclude each other")
+    if request.last is None:
+        return retention.first_at_or_after(s, blocks, request.from_ts or 0) - 1
+    if request.last >= s.count:
+        return s.earliest - 1
+    return s.nth_live(s.count - request.last) - 1 if request.last else s.head
 
 
 def read(

@@ -26,8 +26,10 @@ _CLEAN = b"clean"
 _ALL = (b"", b"\xff" * 16)
 
 
-def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iterator[Topic]:
-    """Every topic on disk, recovered; what recovery decides is durable when the iterator ends.
+def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iterator[tuple[Topic, float]]:
+    """Every topic on disk, recovered, with the part of the work that is done (below 1).
+
+    What recovery decides is durable when the iterator ends.
 
     Raises StoreOpenError, naming the row, when the catalog or a log's state is damaged.
     """
@@ -46,7 +48,8 @@ def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iter
         )
     batch = writer.begin()
     batch.put(Family.META, _BOOT_KEY, boot_id.encode())
-    for key, value in store.scan(Family.TOPICS, *_ALL):
+    topics = list(store.scan(Family.TOPICS, *_ALL))
+    for position, (key, value) in enumerate(topics):
         number = keys.read_u64(key)
         row = _decoded(number, value)
         logs = []
@@ -61,7 +64,7 @@ def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iter
                 lose(s, LogBlocks(log_id, cache, store, memory), log_id, s.head + 1, ceiling, batch)
             writer.total_bytes += s.bytes
             logs.append(Log(log_id, writer, memory, cache, s, ceiling))
-        yield Topic(number, row, logs)
+        yield Topic(number, row, logs), position / len(topics)
     writer.commit(batch)
     store.sync()
     writer.on_synced(writer.written)

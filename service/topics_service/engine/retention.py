@@ -16,7 +16,7 @@ def expire(s: Snapshot, blocks: LogBlocks, ttl_ms: int, now: int) -> bool:
     block = blocks.find(s.earliest)
     if block.ts_at(s.earliest - block.base_seq) >= oldest_kept:
         return False
-    cut = _first_at_or_after(s, blocks, oldest_kept)
+    cut = first_at_or_after(s, blocks, oldest_kept)
     s.evict_ttl = s.last_live_below(cut)
     advance(s, blocks, cut)
     return True
@@ -74,8 +74,16 @@ def _bytes_before(s: Snapshot, blocks: LogBlocks, seq: int) -> int:
     return block.cum_bytes + block.sizes_upto(seq - block.base_seq)
 
 
-def _first_at_or_after(s: Snapshot, blocks: LogBlocks, ts: int) -> int:
-    """The first seq above `earliest` whose record has at least this ts; head + 1 if none. `ts` never falls with seq."""
+def first_at_or_after(s: Snapshot, blocks: LogBlocks, ts: int) -> int:
+    """The first seq from `earliest` on whose record has at least this ts; head + 1 if there is none.
+
+    The record may be deleted. O(log n) block look-ups, because ts never falls with seq.
+    """
+    if not s.count or s.last_ts < ts:
+        return s.head + 1
+    first = blocks.find(s.earliest)
+    if first.ts_at(s.earliest - first.base_seq) >= ts:
+        return s.earliest
     low, high = s.earliest, s.head + 1  # the record at `low` is older, the one at `high` is not
     while high - low > 1:
         middle = (low + high) // 2
