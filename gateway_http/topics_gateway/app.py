@@ -82,9 +82,9 @@ class _Guard:
         try:
             await self._app(scope, receive, noting_send)
         except Exception:
-            log.exception("%s %s failed", scope["method"], scope["path"])
-            if started:  # the server closes a connection whose reply was broken off
+            if started:  # too late for a reply: the server logs it and breaks the response off
                 raise
+            log.exception("%s %s failed", scope["method"], scope["path"])
             reply = error_reply(internal(), ms_since(arrived))
             await send_reply(reply, scope, send, accept_encoding=b"", gzip_min_bytes=len(reply.body) + 1)
 

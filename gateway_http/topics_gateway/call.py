@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -21,10 +21,10 @@ class Call:
     """The parts of an ASGI request that handlers look at.
 
     `name` is the variable segment of the path, percent-decoded, or empty. `headers` has lower-case names; of a
-    repeated header the last one counts.
+    repeated header the last one counts. `gone` says that the client was seen to leave.
     """
 
-    __slots__ = ("body_ended", "headers", "name", "receive", "scope", "started")
+    __slots__ = ("body_ended", "gone", "headers", "name", "receive", "scope", "started")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.started = time.perf_counter()
@@ -33,6 +33,7 @@ class Call:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.name = ""
         self.body_ended = False
+        self.gone = False
 
     @property
     def elapsed_ms(self) -> float:
@@ -53,23 +54,32 @@ class Call:
         chunk: bytes = message.get("body", b"")
         return chunk
 
-    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+    async def unless_gone(self, work: Awaitable[T]) -> T:
         """The outcome of `work`, which is cancelled as soon as the client goes away. Only after the body was read."""
-        task = asyncio.create_task(work)
-        gone = asyncio.create_task(self._gone())
+        waiter = asyncio.current_task()
+        assert waiter is not None, "handlers run in tasks"
+        watchers: list[asyncio.Task[None]] = []
+        # Most work is done at once: a watcher is started only when the loop gets to run meanwhile.
+        start = asyncio.get_running_loop().call_soon(
+            lambda: watchers.append(asyncio.create_task(self._cancel_when_gone(waiter)))
+        )
         try:
-            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise ClientGoneError
-            return task.result()
+            return await work
+        except asyncio.CancelledError:
+            if self.gone and waiter.uncancel() == 0:  # else somebody else wants an end too
+                raise ClientGoneError from None
+            raise
         finally:
-            task.cancel()
-            gone.cancel()
-            await asyncio.gather(task, gone, return_exceptions=True)
+            start.cancel()
+            for watcher in watchers:
+                watcher.cancel()
+                await asyncio.wait((watcher,))
 
-    async def _gone(self) -> None:
+    async def _cancel_when_gone(self, waiter: asyncio.Task[Any]) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
+        self.gone = True
+        waiter.cancel()
 
 
 def ms_since(started: float) -> float:

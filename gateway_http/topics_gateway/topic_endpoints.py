@@ -5,10 +5,10 @@ from typing import Any, Final
 from topics_gateway.body import read_json
 from topics_gateway.call import Call, flag
 from topics_gateway.config import read_config
-from topics_gateway.cursor import read_cursor, write_cursor
 from topics_gateway.jsonbody import parse_object
 from topics_gateway.reply import Reply, json_reply
 from topics_gateway.settings import GatewaySettings
+from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.model import Identity, ListTopicsRequest, TopicState
 

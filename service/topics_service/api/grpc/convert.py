@@ -6,8 +6,8 @@ Requests raise TopicsError `invalid_request` for what the engine's structs canno
 
 from topics.v1 import performance_pb2, record_pb2, topic_pb2
 from topics.v1 import topics_service_pb2 as pb
+from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.grpc.configs import TYPES, config_input, config_message
-from topics_service.api.grpc.cursor import decode_cursor, encode_cursor
 from topics_service.api.grpc.records import add_records, batch
 from topics_service.engine.errors import invalid
 from topics_service.engine.limits import Limits
@@ -88,7 +88,7 @@ def list_topics_request(request: pb.ListTopicsRequest) -> ListTopicsRequest:
     page_size = request.page_size if request.HasField("page_size") else 100
     return ListTopicsRequest(
         prefix=request.prefix,
-        after=decode_cursor(request.cursor),
+        after=read_cursor(request.cursor),
         page_size=min(max(page_size, 1), 1000),
         touch=request.touch,
     )
@@ -110,7 +110,9 @@ def list_topics_response(reply: ListTopicsReply) -> pb.ListTopicsResponse:
         )
         for state in reply.topics
     ]
-    return pb.ListTopicsResponse(topics=topics, next_cursor=encode_cursor(reply.next_after))
+    return pb.ListTopicsResponse(
+        topics=topics, next_cursor=write_cursor(reply.next_after) if reply.next_after is not None else ""
+    )
 
 
 def delete_topic_response(reply: DeleteTopicReply) -> pb.DeleteTopicResponse:

@@ -1,4 +1,4 @@
-"""The opaque cursor of the list endpoints: standard base64 of `{"after":"<last name>"}`."""
+"""The opaque cursor of the list calls: standard base64 of `{"after":"<last name>"}`, the same on every door."""
 
 from base64 import b64decode, b64encode
 
