@@ -7,8 +7,10 @@ import msgspec
 from topics_service.engine.errors import invalid
 
 
-def write_cursor(after: str) -> str:
-    """The cursor of the page behind the name `after`."""
+def write_cursor(after: str | None) -> str:
+    """The cursor of the page behind the name `after`; empty when there is none."""
+    if after is None:
+        return ""
     return b64encode(msgspec.json.encode({"after": after})).decode()
 
 

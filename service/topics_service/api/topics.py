@@ -66,7 +66,13 @@ class TopicsApi:
     async def append(self, request: AppendRequest) -> AppendReply:
         """Append records atomically; returns once they are durable for the topic's class and visible (SPEC API 2)."""
         started = time.perf_counter()
-        reply, ticket = self._admit().append(request)
+        engine = self._admit()
+        try:
+            reply, ticket = engine.append(request)
+        except TopicsError:
+            # A write that is refused for its size may have created its topic, which stays: let it be seen first.
+            await self._settle(engine.creation_ticket(request.topic))
+            raise
         if not ticket:
             reply.wal_append_ms = (time.perf_counter() - started) * 1e3
             return reply

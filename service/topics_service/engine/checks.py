@@ -16,6 +16,8 @@ def check_batch(batch: Batch, limits: Limits) -> None:
             Reason.BATCH_TOO_LARGE,
             f"a write takes at most {limits.max_batch_records} records, this one has {len(datas)}",
         )
+    # The first bad record decides which error it is; its own tag, node and meta are looked at before its size.
+    bad: list[tuple[int, TopicsError]] = []
     for name, column, most in (
         ("tag", batch.tags, limits.max_tag_bytes),
         ("node", batch.nodes, limits.max_node_bytes),
@@ -23,18 +25,17 @@ def check_batch(batch: Batch, limits: Limits) -> None:
     ):
         if column is not None and max(lengths(column, 0)) > most:
             i = next(i for i, value in enumerate(column) if value is not None and len(value) > most)
-            raise invalid(f"records[{i}].{name} is longer than {most} bytes")
-    if metas is None:
-        if max(map(len, datas)) <= limits.max_record_bytes:
-            return
-        sizes = [len(data) for data in datas]
-    else:
-        sizes = list(map(int.__add__, map(len, datas), lengths(metas, 0)))
-    for i, size in enumerate(sizes):
-        if size > limits.max_record_bytes:
-            raise TopicsError(
-                Reason.RECORD_TOO_LARGE, f"records[{i}] has {size} bytes, the most is {limits.max_record_bytes}"
-            )
+            bad.append((i, invalid(f"records[{i}].{name} is longer than {most} bytes")))
+    sizes = list(map(len, datas))
+    if metas is not None:
+        sizes = list(map(int.__add__, sizes, lengths(metas, 0)))
+    most = limits.max_record_bytes
+    if max(sizes) > most:
+        i = next(i for i, size in enumerate(sizes) if size > most)
+        message = f"records[{i}] has {sizes[i]} bytes, the most is {most}"
+        bad.append((i, TopicsError(Reason.RECORD_TOO_LARGE, message)))
+    if bad:
+        raise min(bad, key=lambda found: found[0])[1]
 
 
 def check_idempotency_key(key: str | None, limits: Limits) -> None:

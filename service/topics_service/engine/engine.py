@@ -151,6 +151,11 @@ class Engine:
             ticket = self._reconfigure(topic, resolved)
         return _put_reply(topic, created=False), ticket
 
+    def creation_ticket(self, name: str) -> int:
+        """The ticket after which a topic that exists can be seen; 0 if it can be, or is not there."""
+        topic = self._topics.get(name)
+        return 0 if topic is None else self._unsynced(topic)
+
     def get_topic(self, name: str, *, touch: bool = True) -> TopicState:
         """The topic's state. See TopicsApi.get_topic."""
         topic, now = self._visible(name), self._clock.now_ms()

@@ -110,9 +110,7 @@ def list_topics_response(reply: ListTopicsReply) -> pb.ListTopicsResponse:
         )
         for state in reply.topics
     ]
-    return pb.ListTopicsResponse(
-        topics=topics, next_cursor=write_cursor(reply.next_after) if reply.next_after is not None else ""
-    )
+    return pb.ListTopicsResponse(topics=topics, next_cursor=write_cursor(reply.next_after))
 
 
 def delete_topic_response(reply: DeleteTopicReply) -> pb.DeleteTopicResponse:
