@@ -101,7 +101,7 @@ class _Routes(BaseRoute):
         return (Match.FULL if scope["type"] == "http" else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive)
+        call = Call(scope, receive, self._settings.body_timeout_seconds)
         try:
             reply = await self._answer(call)
         except ClientGoneError:

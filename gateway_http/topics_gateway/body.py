@@ -5,7 +5,7 @@ import zlib
 
 from topics_gateway.call import Call
 from topics_gateway.errors import payload_too_large, unsupported_media_type
-from topics_service.engine.errors import invalid
+from topics_service.engine.errors import TopicsError, invalid
 
 _GZIP = 31  # zlib's window bits for one gzip member
 
@@ -32,9 +32,12 @@ async def read_json(call: Call, limit: int, *, optional: bool = False) -> bytes:
 async def drain(call: Call, budget: int) -> bool:
     """Read and drop what is left of the body, at most about `budget` bytes; whether the end was reached."""
     while not call.body_ended:
-        if budget < 0:
+        if budget < 0 or call.stalled:
             return False
-        budget -= len(await call.chunk())
+        try:
+            budget -= len(await call.chunk())
+        except TopicsError:  # it stopped sending
+            return False
     return True
 
 

@@ -14,6 +14,8 @@ class GatewaySettings:
     """TOPICS_MAX_BODY_BYTES: a larger body, also once inflated, answers 413. Zero takes only empty bodies."""
     render_cache_bytes: int = 64 << 20
     """How much memory the rendered pages shared by all readers may take."""
+    body_timeout_seconds: float = 60.0
+    """TOPICS_BODY_TIMEOUT_SECONDS: how long a request may pause while it sends its body."""
     gzip_min_bytes: int = 1024
     """A smaller reply is never compressed."""
     version: str = __version__

@@ -3,8 +3,9 @@
 import asyncio
 import importlib.util
 import socket
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from starlette.types import ASGIApp
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 
@@ -52,7 +53,7 @@ class HttpServer:
 
     def __init__(
         self,
-        app: ASGI3Application,
+        app: ASGIApp,
         sock: socket.socket,
         *,
         drain_seconds: float = 10.0,
@@ -66,7 +67,7 @@ class HttpServer:
         ws_max_size: int = 16 << 20,
         backlog: int = 2048,
     ) -> None:
-        self._app = app
+        self._app = cast(ASGI3Application, app)  # two spellings of one protocol
         self._sock = sock
         self._drain_seconds = drain_seconds
         self._backlog = backlog

@@ -78,6 +78,7 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
     api = TopicsApi(engine, commit)
     gateway = GatewaySettings(
         max_body_bytes=settings.max_body_bytes,
+        body_timeout_seconds=settings.body_timeout_seconds,
         render_cache_bytes=settings.render_cache_bytes,
         limits=settings.limits,
     )

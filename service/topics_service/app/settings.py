@@ -47,6 +47,9 @@ class Settings:
     header_timeout_seconds: int = _setting(
         "TOPICS_HEADER_TIMEOUT_SECONDS", 60, "how long an HTTP connection may take to send a request head"
     )
+    body_timeout_seconds: int = _setting(
+        "TOPICS_BODY_TIMEOUT_SECONDS", 60, "how long an HTTP request may pause while it sends its body"
+    )
     cache_bytes: int = _setting("TOPICS_CACHE_BYTES", 64 << 20, "memory for decoded blocks")
     render_cache_bytes: int = _setting("TOPICS_RENDER_CACHE_BYTES", 64 << 20, "memory for rendered JSON pages")
     max_body_bytes: int = _setting("TOPICS_MAX_BODY_BYTES", 64 << 20, "largest request body, also once inflated")
