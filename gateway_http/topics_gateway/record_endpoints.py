@@ -44,6 +44,8 @@ class RecordEndpoints:
         performance = {"server_total_ms": call.elapsed_ms}
         if not reply.deduped:
             performance |= {"wal_append_ms": round(reply.wal_append_ms, 3), "fsync_ms": round(reply.fsync_ms, 3)}
+        if reply.throttle_wait_ms:
+            performance["throttle_wait_ms"] = round(reply.throttle_wait_ms, 3)
         members["performance"] = performance
         return json_reply(201 if reply.created else 200, members)
 

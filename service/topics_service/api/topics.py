@@ -6,6 +6,7 @@ import time
 from msgspec.structs import replace
 
 from topics_service.api.commit import GroupCommit
+from topics_service.api.pressure import Pressure
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
@@ -33,9 +34,10 @@ class TopicsApi:
     its wait; a write that was already handed to the store stays.
     """
 
-    def __init__(self, engine: Engine, commit: GroupCommit) -> None:
+    def __init__(self, engine: Engine, commit: GroupCommit, pressure: Pressure | None = None) -> None:
         self._engine = engine
         self._commit = commit
+        self._pressure = pressure or Pressure()
         self._waiting: set[asyncio.Event] = set()
 
     @property
@@ -65,10 +67,16 @@ class TopicsApi:
 
     async def append(self, request: AppendRequest) -> AppendReply:
         """Append records atomically; returns once they are durable for the topic's class and visible (SPEC API 2)."""
-        started = time.perf_counter()
         engine = self._admit()
+        started = time.perf_counter()
         try:
-            reply, ticket = engine.append(request)
+            if request.disable_backpressure:
+                (reply, ticket), waited = await self._pressure.push_through(lambda: engine.append(request))
+                started += waited / 1e3
+                reply.throttle_wait_ms = waited
+            else:
+                self._pressure.check()
+                reply, ticket = engine.append(request)
         except TopicsError:
             # A write that is refused for its size may have created its topic, which stays: let it be seen first.
             await self._settle(engine.creation_ticket(request.topic))

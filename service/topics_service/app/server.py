@@ -18,7 +18,10 @@ from topics_gateway.transport.server import HttpServer
 from topics_service import __version__
 from topics_service.api.commit import GroupCommit
 from topics_service.api.grpc.server import GrpcServer
+from topics_service.api.pressure import Pressure
 from topics_service.api.topics import TopicsApi
+from topics_service.app.disk import FreeSpace
+from topics_service.app.lag import LoopLag
 from topics_service.app.settings import Settings
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
@@ -49,7 +52,10 @@ def run(settings: Settings) -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     http_socket = _bind(settings.host, settings.port)
     try:
-        store = RocksStore(settings.data_path)
+        memory = settings.memory
+        store = RocksStore(
+            settings.data_path, block_cache_bytes=memory.store_cache, write_buffer_bytes=memory.write_buffers
+        )
     except StoreError as error:
         http_socket.close()
         raise StartError(str(error)) from error
@@ -70,16 +76,23 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
         SystemClock(),
         limits=settings.limits,
         place=settings.place,
-        cache_bytes=settings.cache_bytes,
+        cache_bytes=settings.memory.blocks,
         recover=False,
     )
     commit = GroupCommit(store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
     engine.writer.request_sync = commit.want
-    api = TopicsApi(engine, commit)
+    lag, disk = LoopLag(), FreeSpace(settings.data_path)
+    pressure = Pressure(
+        lag_ms=lambda: lag.lag_ms,
+        max_lag_ms=settings.max_lag_ms,
+        free_bytes=lambda: disk.free_bytes,
+        min_free_bytes=settings.min_free_bytes,
+    )
+    api = TopicsApi(engine, commit, pressure)
     gateway = GatewaySettings(
         max_body_bytes=settings.max_body_bytes,
         body_timeout_seconds=settings.body_timeout_seconds,
-        render_cache_bytes=settings.render_cache_bytes,
+        render_cache_bytes=settings.memory.renderings,
         limits=settings.limits,
     )
     http = HttpServer(create_app(api, gateway), http_socket, header_timeout=settings.header_timeout_seconds)
@@ -93,7 +106,7 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    upkeep = asyncio.create_task(_upkeep(engine))
+    background = [asyncio.create_task(_upkeep(engine, disk)), asyncio.create_task(lag.run())]
     try:
         try:
             grpc_port = await grpc.start()
@@ -109,15 +122,15 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
         grpc.set_serving(False)
         api.drain()
         await asyncio.gather(http.stop(settings.drain_seconds), grpc.stop(settings.drain_seconds))
-        upkeep.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await upkeep
+        for task in background:
+            task.cancel()
+        await asyncio.wait(background)
         await asyncio.to_thread(commit.stop)
         with contextlib.suppress(StoreError):
             engine.close()
 
 
-async def _upkeep(engine: Engine) -> None:
+async def _upkeep(engine: Engine, disk: FreeSpace) -> None:
     """Background work in slices between requests. A slice that fails is logged and tried again a second later."""
     loop = asyncio.get_running_loop()
     next_sweep = loop.time() + _SWEEP_SECONDS
@@ -127,6 +140,7 @@ async def _upkeep(engine: Engine) -> None:
             if loop.time() >= next_sweep:
                 next_sweep = loop.time() + _SWEEP_SECONDS
                 engine.sweep()
+                disk.measure()
             await asyncio.sleep(0 if more else _UPKEEP_SECONDS)
         except Exception:
             log.exception("upkeep failed")

@@ -50,8 +50,15 @@ class Settings:
     body_timeout_seconds: int = _setting(
         "TOPICS_BODY_TIMEOUT_SECONDS", 60, "how long an HTTP request may pause while it sends its body"
     )
-    cache_bytes: int = _setting("TOPICS_CACHE_BYTES", 64 << 20, "memory for decoded blocks")
-    render_cache_bytes: int = _setting("TOPICS_RENDER_CACHE_BYTES", 64 << 20, "memory for rendered JSON pages")
+    memory_bytes: int = _setting(
+        "TOPICS_MEMORY_BYTES", 1 << 30, "memory for caches, write buffers and ephemeral topics together"
+    )
+    min_free_bytes: int = _setting(
+        "TOPICS_MIN_FREE_BYTES", 256 << 20, "writes are throttled while the disk has less space than this; 0 is off"
+    )
+    max_lag_ms: int = _setting(
+        "TOPICS_MAX_LAG_MS", 500, "writes are throttled while the event loop lags by more than this; 0 is off"
+    )
     max_body_bytes: int = _setting("TOPICS_MAX_BODY_BYTES", 64 << 20, "largest request body, also once inflated")
     max_batch_records: int = _setting("TOPICS_MAX_BATCH_RECORDS", 10_000, "most records in one write")
     max_record_bytes: int = _setting("TOPICS_MAX_RECORD_BYTES", 1 << 20, "largest data + meta of one record")
@@ -63,6 +70,14 @@ class Settings:
     )
     max_topics: int = _setting("TOPICS_MAX_TOPICS", 100_000, "most topics; 0 is unlimited")
     max_total_bytes: int = _setting("TOPICS_MAX_TOTAL_BYTES", 0, "most live record bytes in all; 0 is unlimited")
+
+    @property
+    def memory(self) -> "MemoryShares":
+        """How `memory_bytes` is shared out."""
+        eighth = self.memory_bytes // 8
+        return MemoryShares(
+            write_buffers=2 * eighth, store_cache=eighth, blocks=eighth, renderings=eighth, ephemeral=3 * eighth
+        )
 
     @property
     def limits(self) -> Limits:
@@ -77,6 +92,7 @@ class Settings:
             default_limit=min(Limits().default_limit, max(1, self.max_limit)),
             max_topics=self.max_topics,
             max_total_bytes=self.max_total_bytes,
+            max_ephemeral_bytes=self.memory.ephemeral,
         )
 
     @property
@@ -88,6 +104,18 @@ class Settings:
     def data_path(self) -> Path:
         """The data directory."""
         return Path(self.data_dir)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryShares:
+    """Bytes for each user of memory: RocksDB's write buffers and block cache, decoded blocks, rendered pages, and the
+    records of `ephemeral` topics."""
+
+    write_buffers: int
+    store_cache: int
+    blocks: int
+    renderings: int
+    ephemeral: int
 
 
 def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:

@@ -83,7 +83,7 @@ class Engine:
         self._clock = clock
         self._place = place or names.Place()
         self._new_id = new_id
-        self._memory: Store = MemoryStore()
+        self._memory = MemoryStore()
         self._cache = BlockCache(cache_bytes)
         self.writer = Writer(store)
         self._topics: SortedDict[str, Topic] = SortedDict()
@@ -385,6 +385,12 @@ class Engine:
     def _check_room(self, topic: Topic, s: Snapshot, batch: Batch) -> None:
         """Refuse what a `reject` topic or the total quota has no room for (SPEC DESIGN 5.3, API 11)."""
         cfg, quota = topic.config, self.limits.max_total_bytes
+        if cfg.durability == "ephemeral" and self._memory.nbytes > (most := self.limits.max_ephemeral_bytes) > 0:
+            raise TopicsError(
+                Reason.THROTTLED,
+                "ephemeral topics take as much memory as they may",
+                {"limit": "max_ephemeral_bytes", "max": most},
+            )
         if cfg.discard == "old" and not quota:
             return
         count, nbytes = len(batch.datas), checks.batch_bytes(batch)

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Bounds of requests and resources. Zero means unlimited for `max_topics` and `max_total_bytes`."""
+    """Bounds of requests and resources. Zero means unlimited for the last three."""
 
     max_batch_records: int = 10_000
     max_record_bytes: int = 1 << 20
@@ -20,3 +20,4 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_batch_bytes: int = 8 << 20
     max_topics: int = 100_000
     max_total_bytes: int = 0
+    max_ephemeral_bytes: int = 0

@@ -107,6 +107,7 @@ class AppendReply(Struct, kw_only=True):
     fsync_gated: bool = False
     wal_append_ms: float = 0.0
     fsync_ms: float = 0.0
+    throttle_wait_ms: float = 0.0
 
     @property
     def last_seq(self) -> int:

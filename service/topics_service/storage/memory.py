@@ -9,6 +9,9 @@ from topics_service.storage.store import Family, WriteBatch
 _Change = tuple[Family, bytes, bytes | None, bytes | None]  # family, key, value or None, stop of a range or None
 
 
+_ROW_BYTES = 200  # objects and tree nodes around one row
+
+
 class MemoryBatch:
     """The changes of one write, in order."""
 
@@ -36,6 +39,8 @@ class MemoryStore:
     """Implements Store on sorted dictionaries; `sync` has nothing to do."""
 
     def __init__(self) -> None:
+        self.nbytes = 0
+        """About what the rows take: keys, values and 200 bytes for each row."""
         self._rows: list[SortedDict[bytes, bytes]] = [SortedDict() for _ in Family]
 
     def batch(self) -> MemoryBatch:
@@ -48,12 +53,14 @@ class MemoryStore:
         for family, key, value, stop in batch.changes:
             rows = self._rows[family]
             if value is not None:
+                self._forget(key, rows.get(key))
                 rows[key] = value
+                self.nbytes += _ROW_BYTES + len(key) + len(value)
             elif stop is None:
-                rows.pop(key, None)
+                self._forget(key, rows.pop(key, None))
             else:
                 for row in list(rows.irange(key, stop, inclusive=(True, False))):
-                    del rows[row]
+                    self._forget(row, rows.pop(row))
 
     def sync(self) -> None:
         """See Store."""
@@ -76,3 +83,7 @@ class MemoryStore:
 
     def close(self) -> None:
         """See Store."""
+
+    def _forget(self, key: bytes, value: bytes | None) -> None:
+        if value is not None:
+            self.nbytes -= _ROW_BYTES + len(key) + len(value)

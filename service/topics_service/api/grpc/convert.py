@@ -137,6 +137,7 @@ def append_response(reply: AppendReply, *, return_seqs: bool) -> pb.AppendRespon
     if not reply.deduped:
         performance.wal_append_ms = reply.wal_append_ms
         performance.fsync_ms = reply.fsync_ms
+        performance.throttle_wait_ms = reply.throttle_wait_ms
     return pb.AppendResponse(
         topic=reply.topic,
         first_seq=reply.first_seq,
