@@ -39,3 +39,27 @@ class CacheStatistics:
 
     hits: int = 0
     misses: int = 0
+
+
+_REQUEST_BOUNDS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
+
+
+class RequestStatistics:
+    """The requests of one door: those under way, and how long the others took, by RPC and outcome.
+
+    Both labels must come from small fixed sets: each pair is kept for ever.
+    """
+
+    __slots__ = ("finished", "in_flight")
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.finished: dict[tuple[str, str], Histogram] = {}
+
+    def observe(self, rpc: str, outcome: str, seconds: float) -> None:
+        """Count a request that has ended."""
+        key = (rpc, outcome)
+        histogram = self.finished.get(key)
+        if histogram is None:
+            histogram = self.finished[key] = Histogram(_REQUEST_BOUNDS_SECONDS)
+        histogram.observe(seconds)

@@ -4,11 +4,27 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from topics_service.engine.errors import Reason, TopicsError
+from topics_service.statistics import Histogram
 
 log = logging.getLogger("topics.commit")
+
+_LATENCY_BOUNDS_US = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
+_GROUP_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(slots=True)
+class CommitStatistics:
+    """The fsyncs that succeeded: how long each took (us) and how many writes it covered. And who waits for one."""
+
+    latency: Histogram = field(default_factory=lambda: Histogram(_LATENCY_BOUNDS_US))
+    group: Histogram = field(default_factory=lambda: Histogram(_GROUP_BOUNDS))
+    waiting: int = 0
+    waiting_peak: int = 0
 
 
 class GroupCommit:
@@ -27,6 +43,7 @@ class GroupCommit:
         on_synced: Callable[[int], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
+        self.statistics = CommitStatistics()
         self._sync = sync
         self._written = written
         self._on_synced = on_synced
@@ -60,6 +77,7 @@ class GroupCommit:
             raise _failed(self._failure)
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append((ticket, waiter))
+        self._count_waiters()
         self.want(ticket)
         await waiter
 
@@ -78,12 +96,15 @@ class GroupCommit:
                 if self._wanted <= self._durable:
                     return
             upto = self._written()
+            began = time.perf_counter_ns()
             try:
                 self._sync()
             except BaseException as error:
                 log.critical("fsync failed, the server is read-only from now on: %s", error)
                 self._post(self._fail, error)
                 return
+            self.statistics.latency.observe((time.perf_counter_ns() - began) // 1000)
+            self.statistics.group.observe(upto - self._durable)
             self._durable = upto
             self._post(self._publish, upto)
 
@@ -101,6 +122,7 @@ class GroupCommit:
             elif not waiter.done():
                 waiter.set_result(None)
         self._waiters = waiting
+        self._count_waiters()
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
@@ -109,6 +131,12 @@ class GroupCommit:
             if not waiter.done():
                 waiter.set_exception(_failed(error))
         self._waiters = []
+        self._count_waiters()
+
+    def _count_waiters(self) -> None:
+        waiting = self.statistics.waiting = len(self._waiters)
+        if waiting > self.statistics.waiting_peak:
+            self.statistics.waiting_peak = waiting
 
 
 def _failed(error: BaseException) -> TopicsError:

@@ -149,13 +149,13 @@ async def _upkeep(engine: Engine, disk: FreeSpace) -> None:
 
 async def _recover(engine: Engine, stop: asyncio.Event) -> None:
     """Recover between the first probes' answers; a signal ends it."""
-    slice_ends = 0.0
+    slice_ends = time.monotonic() + _RECOVERY_SLICE_SECONDS
     for _ in engine.recover(_boot_id()):
         if stop.is_set():
             return
-        if (now := time.monotonic()) >= slice_ends:
+        if time.monotonic() >= slice_ends:
             await asyncio.sleep(0)
-            slice_ends = now + _RECOVERY_SLICE_SECONDS
+            slice_ends = time.monotonic() + _RECOVERY_SLICE_SECONDS
     log.info("ready with %d topics", engine.ready().topics)
 
 

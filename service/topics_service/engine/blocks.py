@@ -4,6 +4,7 @@ from bisect import bisect_right, insort
 from collections import OrderedDict
 
 from topics_service.engine.errors import Reason, TopicsError
+from topics_service.statistics import CacheStatistics
 from topics_service.storage import keys
 from topics_service.storage.block import Block, CorruptBlockError, decode
 from topics_service.storage.store import Family, Store
@@ -13,10 +14,16 @@ class BlockCache:
     """The least recently used blocks of all logs, up to `max_bytes` of memory."""
 
     def __init__(self, max_bytes: int) -> None:
+        self.statistics = CacheStatistics()
         self._max_bytes = max_bytes
         self._bytes = 0
         self._blocks: OrderedDict[tuple[int, int], Block] = OrderedDict()
         self._bases: dict[int, list[int]] = {}  # per log, ascending: to find a block by a seq inside it
+
+    @property
+    def size(self) -> int:
+        """What the kept blocks weigh."""
+        return self._bytes
 
     def find(self, log_id: int, seq: int) -> Block | None:
         """The cached block that holds `seq`."""
@@ -31,6 +38,7 @@ class BlockCache:
         if seq >= block.end_seq:
             return None
         self._blocks.move_to_end(key)
+        self.statistics.hits += 1
         return block
 
     def put(self, block: Block) -> None:
@@ -100,6 +108,7 @@ class LogBlocks:
         return block.cum_bytes + block.nbytes
 
     def _load(self, seq: int) -> Block:
+        self._cache.statistics.misses += 1
         for store in (self._memory, self._disk):
             row = store.floor(Family.BLOCKS, keys.pair(self._log_id, seq))
             if row is None or keys.read_u64(row[0]) != self._log_id:

@@ -6,17 +6,21 @@ from topics_service.engine.model import Batch
 from topics_service.storage.block import lengths
 
 
-def check_batch(batch: Batch, limits: Limits) -> None:
-    """Raise for the first record over a limit: `invalid_request`, `batch_too_large` or `record_too_large`."""
-    datas, metas = batch.datas, batch.metas
-    if not datas:
+def check_count(batch: Batch, limits: Limits) -> None:
+    """Raise `invalid_request` for a write without records and `batch_too_large` for too many."""
+    count = len(batch.datas)
+    if not count:
         raise invalid("records must hold at least one record")
-    if len(datas) > limits.max_batch_records:
+    if count > limits.max_batch_records:
         raise TopicsError(
-            Reason.BATCH_TOO_LARGE,
-            f"a write takes at most {limits.max_batch_records} records, this one has {len(datas)}",
+            Reason.BATCH_TOO_LARGE, f"a write takes at most {limits.max_batch_records} records, this one has {count}"
         )
-    # The first bad record decides which error it is; its own tag, node and meta are looked at before its size.
+
+
+def check_records(batch: Batch, limits: Limits) -> None:
+    """Raise for the first record over a limit: `invalid_request` or `record_too_large`."""
+    datas, metas = batch.datas, batch.metas
+    # One bad record decides which error it is: the first. Of that, tag, node and meta are looked at before the size.
     bad: list[tuple[int, TopicsError]] = []
     for name, column, most in (
         ("tag", batch.tags, limits.max_tag_bytes),

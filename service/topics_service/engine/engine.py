@@ -5,12 +5,14 @@ A call that writes returns its reply and a ticket. The reply may be sent once ev
 """
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from sortedcontainers import SortedDict
 from ulid import ULID
 
 from topics_service.engine import checks, config, idempotency, names, reader, recovery, retention, snapshot, upkeep
 from topics_service.engine.blocks import BlockCache
+from topics_service.engine.census import Census
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not_found
 from topics_service.engine.limits import Limits
@@ -84,7 +86,8 @@ class Engine:
         self._place = place or names.Place()
         self._new_id = new_id
         self._memory = MemoryStore()
-        self._cache = BlockCache(cache_bytes)
+        self.blocks = BlockCache(cache_bytes)
+        self.census = Census()
         self.writer = Writer(store)
         self._topics: SortedDict[str, Topic] = SortedDict()
         self._next_topic = _counter(store, _NEXT_TOPIC)
@@ -98,8 +101,9 @@ class Engine:
 
     def recover(self, boot_id: str) -> Iterator[float]:
         """Load the topics; yields the part that is done after each. No other call before it ends."""
-        for topic, done in recovery.load(self.writer, self._memory, self._cache, boot_id):
+        for topic, done in recovery.load(self.writer, self._memory, self.blocks, boot_id):
             self._topics[topic.name] = topic
+            self.census.add(topic.config)
             self.recovered = done
             yield done
         self.recovered = 1.0
@@ -136,6 +140,12 @@ class Engine:
             reason = "read_only"
         return ReadyState(ready=not reason, reason=reason, topics=len(self._topics), replay_progress=self.recovered)
 
+    def sample(self, most: int) -> Iterator[tuple[str, Snapshot]]:
+        """The first topics by name, at most `most`, as readers saw them last: nothing is read, expired or touched."""
+        for topic in islice(self._topics.values(), most):
+            if not self._unsynced(topic):
+                yield topic.name, topic.log.view
+
     # ---------------------------------------------------------------- topics
 
     def put_topic(self, name: str, given: ConfigInput) -> tuple[PutTopicReply, int]:
@@ -146,7 +156,7 @@ class Engine:
             topic = self._create(name, config.resolve(name, given))
             return _put_reply(topic, created=True), topic.visible_after
         resolved = config.resolve(name, given, topic.config)
-        ticket = topic.visible_after
+        ticket = max(topic.visible_after, topic.log.pending_ticket)
         if resolved != topic.config:
             ticket = self._reconfigure(topic, resolved)
         return _put_reply(topic, created=False), ticket
@@ -199,6 +209,7 @@ class Engine:
             log.remove(batch)
         ticket = self.writer.commit(batch)
         del self._topics[name]
+        self.census.remove(topic.config)
         for log in topic.logs:
             self._touched.pop(log.log_id, None)
             log.removed()
@@ -210,16 +221,16 @@ class Engine:
         """Append a batch, atomically. See TopicsApi.append. The order of the checks is contract.md's, section 4."""
         self.writer.check()
         batch = request.batch
-        checks.check_batch(batch, self.limits)
+        checks.check_count(batch, self.limits)
         checks.check_idempotency_key(request.idempotency_key, self.limits)
+        checks.check_records(batch, self.limits)
         topic = self._topics.get(request.topic)
         created = topic is None
         if topic is None:
             topic = self._create_for(request)
         now, log, key = self._clock.now_ms(), topic.log, request.idempotency_key
         if key is not None:
-            store = log.home(topic.config)
-            first = idempotency.find(store, log.log_id, key, now, topic.config.idempotency_window_ms)
+            first = log.remembered(key, topic.config, now)
             if first is not None:
                 reply = AppendReply(
                     topic=topic.name, first_seq=first.first_seq, count=first.count, head_seq=first.head_seq,
@@ -359,15 +370,17 @@ class Engine:
         batch.put(Family.META, _NEXT_LOG, keys.u64(log_id + 1))
         ticket = self.writer.commit(batch)
         self._next_topic, self._next_log = number + 1, log_id + 1
-        log = Log(log_id, self.writer, self._memory, self._cache, s, ceiling=0)
+        log = Log(log_id, self.writer, self._memory, self.blocks, s, ceiling=0)
         topic = self._topics[name] = Topic(number, row, [log], visible_after=ticket)
+        self.census.add(resolved)
         self.writer.request_sync(ticket)
         return topic
 
     def _reconfigure(self, topic: Topic, resolved: TopicConfig) -> int:
         """Replace the config; tightened caps and TTL take effect in the same write."""
-        log = topic.log
-        s = log.begin(resolved, self._clock.now_ms())
+        log, now = topic.log, self._clock.now_ms()
+        s = log.begin(topic.config, now)  # what has expired stays so under a longer TTL
+        retention.expire(s, log.blocks, resolved.ttl_ms, now)
         if resolved.discard == "old":
             retention.evict(s, log.blocks, resolved)
         batch = self.writer.begin()
@@ -378,6 +391,8 @@ class Engine:
         ticket = log.commit(batch, s, resolved, hold=True)
         if materialize:
             log.dematerialize()
+        self.census.remove(topic.config)
+        self.census.add(resolved)
         topic.config = resolved
         self._touched[log.log_id] = log
         return ticket
@@ -404,7 +419,8 @@ class Engine:
                     "head_seq": s.head, "earliest_seq": s.earliest,
                 }  # fmt: skip
                 raise TopicsError(Reason.TOPIC_FULL, f'topic "{topic.name}" is full', detail)
-        if quota and self.writer.total_bytes + nbytes > quota:
+        expired = topic.log.state.bytes - s.bytes
+        if quota and self.writer.total_bytes - expired + nbytes > quota:
             raise TopicsError(
                 Reason.THROTTLED, "the server holds as many bytes as it may",
                 {"limit": "max_total_bytes", "max": quota},

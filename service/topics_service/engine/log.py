@@ -68,11 +68,15 @@ class Log:
         if config.ttl_ms and self.view.count:
             s = copy(self.view)
             if retention.expire(s, self.blocks, config.ttl_ms, now):
-                if self.state is self.view:
-                    self._account(s)
-                    self.state = s
-                    self.unwritten = True
-                self.view = s
+                state = s if self.state is self.view else copy(self.state)
+                # What readers saw expire is gone from every later state too, also if the clock steps back.
+                if state is not s:
+                    for _, later in self._pending:
+                        retention.expire(later if later is not self.state else state, self.blocks, config.ttl_ms, now)
+                    self._pending[-1] = (self._pending[-1][0], state)
+                self._account(state)
+                self.state, self.view = state, s
+                self.unwritten = True
         return self.view
 
     def park(self, wake: Callable[[], None]) -> None:
@@ -162,8 +166,7 @@ class Log:
         if match is None:
             deleted = retention.advance(s, self.blocks, bound)
         else:
-            stores = self.stores(s)
-            seqs = tags.matching(stores, self.log_id, s, self.blocks, match, bound)
+            seqs = tags.matching(self.stores(s), self.log_id, s, self.blocks, match, bound)
             deleted = len(seqs)
             sizes = [(seq, retention.size_of(self.blocks, seq)) for seq in seqs]
             s.deletes, chunks = s.deletes.marked(sizes)
@@ -171,11 +174,15 @@ class Log:
             s.bytes -= sum(size for _, size in sizes)
             s.earliest = s.first_live(s.earliest)
             if before_seq is None and deleted:
-                for store in stores:
-                    self._prune(store, disk, match, bound - 1)
+                tags.prune(self._writer.store, disk, self.log_id, match, bound - 1)
         if not deleted:
             return 0, self.visible(config, now), 0
-        return deleted, s, self.commit(disk, s, config, chunks=chunks)
+        ticket = self.commit(disk, s, config, chunks=chunks)
+        if match is not None and before_seq is None and s.volatile_from:
+            batch = self._memory.batch()
+            tags.prune(self._memory, batch, self.log_id, match, bound - 1)
+            self._memory.write(batch)
+        return deleted, s, ticket
 
     def commit(
         self, disk: WriteBatch, s: Snapshot, config: TopicConfig, *, chunks: Iterable[int] = (), hold: bool = False
@@ -189,7 +196,7 @@ class Log:
         covered = [gap for gap in s.gaps if gap.stop < s.evict_floor]
         if covered:
             s.gaps = tuple(gap for gap in s.gaps if gap.stop >= s.evict_floor)
-        if not s.volatile_from or s.earliest < s.volatile_from:
+        if not s.volatile_from or self.state.earliest < s.volatile_from or self.unwritten:
             disk.put(Family.LOGS, keys.u64(self.log_id), snapshot.encode(s))
             for number in chunks:
                 if number not in forgotten:
@@ -215,13 +222,23 @@ class Log:
             return 0
         return next((ticket for ticket, s in self._pending if s.head >= seq), 0)
 
+    @property
+    def pending_ticket(self) -> int:
+        """The ticket of the newest change that readers don't see yet; 0 if there is none."""
+        return self._pending[-1][0] if self._pending else 0
+
     def stores(self, s: Snapshot) -> tuple[Store, ...]:
         """Where rows of this log can be."""
         return (self._memory, self._writer.store) if s.volatile_from else (self._writer.store,)
 
-    def home(self, config: TopicConfig) -> Store:
-        """Where new rows of this log go."""
-        return self._memory if config.durability == "ephemeral" else self._writer.store
+    def remembered(self, key: str, config: TopicConfig, now: int) -> idempotency.Outcome | None:
+        """The outcome of an earlier append with this idempotency key, wherever the log's class put it then."""
+        stores = (self._memory, self._writer.store) if config.durability == "ephemeral" else (self._writer.store,)
+        for store in stores:
+            found = idempotency.find(store, self.log_id, key, now, config.idempotency_window_ms)
+            if found is not None:
+                return found
+        return None
 
     def materialize(self, disk: WriteBatch, s: Snapshot) -> None:
         """Move what is only in memory into the batch: the log stops being `ephemeral`."""
@@ -252,6 +269,7 @@ class Log:
     def removed(self) -> None:
         """The removal was written: release memory and wake everyone who waits."""
         self._writer.forget(self.log_id)
+        self._writer.total_records -= self.state.count
         self._writer.total_bytes -= self.state.bytes
         self.cache.drop_log(self.log_id)
         self.dematerialize()
@@ -287,12 +305,5 @@ class Log:
         self._writer.request_sync(ticket)
 
     def _account(self, s: Snapshot) -> None:
+        self._writer.total_records += s.count - self.state.count
         self._writer.total_bytes += s.bytes - self.state.bytes
-
-    def _prune(self, store: Store, disk: WriteBatch, match: TagMatch, head: int) -> None:
-        if store is self._writer.store:
-            tags.prune(store, disk, self.log_id, match, head)
-        else:
-            batch = store.batch()
-            tags.prune(store, batch, self.log_id, match, head)
-            store.write(batch)

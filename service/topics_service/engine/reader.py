@@ -33,7 +33,7 @@ def read(
         block = blocks.find(at)
         stop = min(block.end_seq, end + 1)
         page.take(block, at - block.base_seq, stop - block.base_seq)
-        at = stop
+        at = s.first_live(stop)
         if at <= end and page.examined >= limit:
             page.open = False
     return DiffReply(

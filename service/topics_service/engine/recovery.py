@@ -35,7 +35,8 @@ def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iter
     """
     store = writer.store
     ended = store.get(Family.META, _BOOT_KEY)
-    tail_lost = ended not in (None, _CLEAN, boot_id.encode()) or (ended is not None and not boot_id)
+    unclean = ended not in (None, _CLEAN)
+    tail_lost = unclean and (not boot_id or ended != boot_id.encode())
     rows = dict(store.scan(Family.LOGS, *_ALL))
     ceilings = {keys.read_u64(key): keys.read_u64(value) for key, value in store.scan(Family.CEILINGS, *_ALL)}
     deletes: dict[int, dict[int, Chunk]] = {}
@@ -58,10 +59,11 @@ def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iter
             s.deletes = Deletes(deletes.get(log_id))
             s.gaps = tuple(gaps.get(log_id, ()))
             ceiling = ceilings.get(log_id, 0)
-            if row.config.durability == "ephemeral" or s.volatile_from:
+            if s.volatile_from or (unclean and row.config.durability == "ephemeral"):
                 lose(s, LogBlocks(log_id, cache, store, memory), log_id, s.volatile_from or s.head + 1, ceiling, batch)
             elif tail_lost and row.config.durability != "fsync" and ceiling > s.head:
                 lose(s, LogBlocks(log_id, cache, store, memory), log_id, s.head + 1, ceiling, batch)
+            writer.total_records += s.count
             writer.total_bytes += s.bytes
             logs.append(Log(log_id, writer, memory, cache, s, ceiling))
         yield Topic(number, row, logs), position / len(topics)
@@ -95,7 +97,9 @@ def lose(s: Snapshot, blocks: LogBlocks, log_id: int, start: int, ceiling: int, 
         s.head = start - 1
         for number in s.deletes.numbers():
             batch.delete(Family.DELETES, keys.pair(log_id, number))
-        s.deletes = s.deletes.forget_from(start, lambda seq: retention.size_of(blocks, seq))
+        # marks below `earliest` cover nothing any more: their blocks may be gone
+        first = s.earliest
+        s.deletes = s.deletes.forget_from(start, lambda seq: retention.size_of(blocks, seq) if seq >= first else 0)
         for number in s.deletes.numbers():
             batch.put(Family.DELETES, keys.pair(log_id, number), s.deletes.encode(number))
         s.count = s.live_between(s.earliest, start)

@@ -38,9 +38,10 @@ def _seal(log: Log, writer: Writer, memory: Store) -> bool:
     """Merge and index the visible blocks after `sealed_to`, up to `SEAL_RECORDS` records, in one atomic batch."""
     s = log.view
     at = max(s.sealed_to + 1, s.earliest)
-    volatile = bool(s.volatile_from) and at >= s.volatile_from
+    volatile_from = log.state.volatile_from  # where the rows are now, which the view may not know yet
+    volatile = bool(volatile_from) and at >= volatile_from
     store = memory if volatile else writer.store
-    stop = s.head if volatile or not s.volatile_from else min(s.head, s.volatile_from - 1)
+    stop = s.head if volatile or not volatile_from else min(s.head, volatile_from - 1)
     run_blocks: list[Block] = []
     records = 0
     while at <= stop and records < SEAL_RECORDS:
@@ -96,7 +97,7 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
     """Drop blocks that hold only records below `earliest`, and the index rows that point only there."""
     earliest = log.view.earliest  # the oldest state that a reader can be on
     more = False
-    for store in log.stores(log.view):
+    for store in reversed(log.stores(log.state)):  # disk first: it goes by `reclaimed_to`
         volatile = store is memory
         batch = store.batch() if volatile else writer.begin()
         start, stop = keys.pair(log.log_id, 0), keys.pair(log.log_id, earliest)
@@ -123,6 +124,8 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
             continue
         tags.prune_below(store, batch, log.log_id, dead_tags, earliest)
         _finish(log, store, writer, batch, reclaimed_to=reclaimed_to)
+        if more:
+            break
     return more
 
 

@@ -1,9 +1,19 @@
 """The one way to the durable store: tickets, the read-only state and who waits for an fsync."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.storage.store import Store, StoreError, StoreStalledError, WriteBatch
+
+
+@dataclass(slots=True)
+class WriteStatistics:
+    """What went to the store: batches and their bytes, and the batches that it refused for a stall."""
+
+    batches: int = 0
+    bytes: int = 0
+    stalls: int = 0
 
 
 class Writer:
@@ -16,6 +26,8 @@ class Writer:
         self.store = store
         self.written = 0
         self.synced = 0
+        self.statistics = WriteStatistics()
+        self.total_records = 0  # live records of all logs
         self.total_bytes = 0  # live record bytes of all logs, for TOPICS_MAX_TOTAL_BYTES
         self.failure: BaseException | None = None
         self.request_sync: Callable[[int], None] = lambda _ticket: None  # set by the composition root
@@ -36,9 +48,11 @@ class Writer:
 
         Raises `throttled` when the store stalls (nothing was written) and `internal` when it fails.
         """
+        nbytes = batch.nbytes
         try:
             self.store.write(batch)
         except StoreStalledError as error:
+            self.statistics.stalls += 1
             raise TopicsError(
                 Reason.THROTTLED, "the storage is catching up", {"retry_after_ms": 1000}, retry_after_ms=1000
             ) from error
@@ -46,6 +60,8 @@ class Writer:
             self.fail(error)
             raise self._read_only() from error
         self.written += 1
+        self.statistics.batches += 1
+        self.statistics.bytes += nbytes
         return self.written
 
     def promote_with(self, log_id: int, promote: Callable[[int], bool]) -> None:

@@ -34,6 +34,11 @@ class MemoryBatch:
         """See WriteBatch."""
         return not self.changes
 
+    @property
+    def nbytes(self) -> int:
+        """See WriteBatch."""
+        return sum(len(key) + len(value or stop or b"") for _, key, value, stop in self.changes)
+
 
 class MemoryStore:
     """Implements Store on sorted dictionaries; `sync` has nothing to do."""

@@ -50,6 +50,11 @@ class RocksBatch:
         """See WriteBatch."""
         return bool(self.raw.is_empty())
 
+    @property
+    def nbytes(self) -> int:
+        """See WriteBatch."""
+        return int(self.raw.size_in_bytes())
+
 
 class RocksStore:
     """Implements Store in one directory, which it locks against other processes.

@@ -51,6 +51,11 @@ class WriteBatch(Protocol):
         """Whether there is nothing to write."""
         ...
 
+    @property
+    def nbytes(self) -> int:
+        """What the batch takes in the write-ahead log, about; valid until it is written."""
+        ...
+
 
 class Store(Protocol):
     """An ordered, atomic key-value store with a write-ahead log. Single writer; `sync` may run on another thread."""

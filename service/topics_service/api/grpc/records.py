@@ -42,7 +42,7 @@ def batch(request: topics_service_pb2.AppendRequest, limits: Limits) -> Batch:
         kind = record.kind
         if not 0 <= kind <= 1:  # neither unspecified nor JSON
             kinds += bytes(i - len(kinds))
-            kinds.append(_kind(kind, i))
+            kinds.append(kind_in(kind, f"records[{i}].kind"))
         if record.HasField("tag"):
             if tags is None:
                 tags = [None] * count
@@ -53,23 +53,28 @@ def batch(request: topics_service_pb2.AppendRequest, limits: Limits) -> Batch:
             nodes[i] = record.node.encode()
     if kinds:
         kinds += bytes(count - len(kinds))
-    _normalize_datas(datas, kinds)
+    normalize_datas(datas, kinds, "records[{}].data")
     has_meta = any(metas)
     if has_meta:
-        _normalize_metas(metas, limits)
+        normalize_metas(metas, limits, "records[{}].meta")
     return Batch(
         datas=datas, tags=tags, nodes=nodes, metas=metas if has_meta else None, kinds=bytes(kinds) if kinds else None
     )
 
 
-def _kind(kind: int, i: int) -> int:
+def kind_in(kind: int, where: str) -> int:
+    """The engine's number for a RecordKind; raises `invalid_request`, naming `where`, for one that is not known."""
     try:
         return _KINDS_IN[kind]  # type: ignore[index]  # proto3 enums are open: a newer client may send any number
     except KeyError:
-        raise invalid(f"records[{i}].kind: unknown value {kind}") from None
+        raise invalid(f"{where}: unknown value {kind}") from None
 
 
-def _normalize_datas(datas: list[bytes], kinds: Sequence[int]) -> None:
+def normalize_datas(datas: list[bytes], kinds: Sequence[int], where: str) -> None:
+    """Check the JSON among the datas (all of them when `kinds` is empty) and free it of outer white space, in place.
+
+    Raises `invalid_request`; `where` names the record, its index in place of `{}`.
+    """
     if kinds:
         positions: Iterable[int] = [i for i, kind in enumerate(kinds) if kind == JSON_KIND]
     elif len(datas) > 1 and all_normal(datas):
@@ -80,10 +85,11 @@ def _normalize_datas(datas: list[bytes], kinds: Sequence[int]) -> None:
         try:
             datas[i] = normalize_json(datas[i])
         except TopicsError as error:
-            raise _at(error, f"records[{i}].data") from None
+            raise _at(error, where.format(i)) from None
 
 
-def _normalize_metas(metas: list[bytes | None], limits: Limits) -> None:
+def normalize_metas(metas: list[bytes | None], limits: Limits, where: str) -> None:
+    """Check the metas that are there and free them of outer white space, in place. Raises as `normalize_datas`."""
     normal = all_normal([meta for meta in metas if meta is not None])
     for i, meta in enumerate(metas):
         if meta is not None:
@@ -92,7 +98,7 @@ def _normalize_metas(metas: list[bytes | None], limits: Limits) -> None:
                     metas[i] = meta = normalize_json(meta)
                 check_meta(meta, limits, checked=True)
             except TopicsError as error:
-                raise _at(error, f"records[{i}].meta") from None
+                raise _at(error, where.format(i)) from None
 
 
 def _at(error: TopicsError, where: str) -> TopicsError:

@@ -6,12 +6,13 @@ One stored record, and the marker that stands where records were lost.
 Limits named in these files are the defaults of the server; each can be configured (TOPICS_MAX_*).
 
 Room left on purpose: partitions (a seq orders one partition of a topic; every topic has one today, number
-0), columnar batches (repeated bytes data with optional tag, node and meta columns, as siblings of the row
-messages) and further record kinds.
+0) and further record kinds.
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -287,3 +288,145 @@ class TagMatch(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_rule) -> _WhichOneofReturnType_rule | None: ...
 
 Global___TagMatch: _TypeAlias = TagMatch  # noqa: Y015
+
+@_typing.final
+class Column(_message.Message):
+    """One part (tag, node or meta) of every record of a batch. Either `shared` or one `value` per record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARED_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    shared: _builtins.bytes
+    """Value of every record; `value` and `absent` are then empty."""
+    @_builtins.property
+    def value(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Value of each record, in order. Text is UTF-8."""
+
+    @_builtins.property
+    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Indexes into `value`, ascending, of records that do not have this part; their `value` is empty. An empty
+        `value` whose index is not listed is a part that is there and empty (for meta: none).
+        """
+
+    def __init__(
+        self,
+        *,
+        shared: _builtins.bytes | None = ...,
+        value: _abc.Iterable[_builtins.bytes] | None = ...,
+        absent: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shared", b"_shared", "shared", b"shared"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared", b"_shared", "absent", b"absent", "shared", b"shared", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__shared: _TypeAlias = _typing.Literal["shared"]  # noqa: Y015
+    _WhichOneofArgType__shared: _TypeAlias = _typing.Literal["_shared", b"_shared"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shared) -> _WhichOneofReturnType__shared | None: ...
+
+Global___Column: _TypeAlias = Column  # noqa: Y015
+
+@_typing.final
+class ColumnBatch(_message.Message):
+    """Records as columns: the same as rows, several times cheaper to write and to read. Record i has data[i] and entry i
+    of each column that is set; a column that is not set means that no record has that part.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    META_FIELD_NUMBER: _builtins.int
+    kind: Global___RecordKind.ValueType
+    """What every `data` holds. Default (unspecified): RECORD_KIND_JSON. Always set by the server."""
+    kinds: _builtins.bytes
+    """Where records differ in kind: one byte per record, the number of its RecordKind. Wins over `kind`. Default
+    empty.
+    """
+    @_builtins.property
+    def data(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Payload of each record (see AppendRecord.data)."""
+
+    @_builtins.property
+    def tag(self) -> Global___Column:
+        """Tags (see AppendRecord.tag)."""
+
+    @_builtins.property
+    def node(self) -> Global___Column:
+        """Origin nodes (see AppendRecord.node)."""
+
+    @_builtins.property
+    def meta(self) -> Global___Column:
+        """Headers (see AppendRecord.meta)."""
+
+    def __init__(
+        self,
+        *,
+        data: _abc.Iterable[_builtins.bytes] | None = ...,
+        kind: Global___RecordKind.ValueType = ...,
+        kinds: _builtins.bytes = ...,
+        tag: Global___Column | None = ...,
+        node: Global___Column | None = ...,
+        meta: Global___Column | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["meta", b"meta", "node", b"node", "tag", b"tag"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "kind", b"kind", "kinds", b"kinds", "meta", b"meta", "node", b"node", "tag", b"tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ColumnBatch: _TypeAlias = ColumnBatch  # noqa: Y015
+
+@_typing.final
+class RecordColumns(_message.Message):
+    """Stored records as columns, in ascending order of seq. Seqs and times come as runs, each a pair of entries at the
+    same index; the counts of either kind of run add up to the number of records.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: _builtins.int
+    RUN_FIRST_SEQ_FIELD_NUMBER: _builtins.int
+    RUN_COUNT_FIELD_NUMBER: _builtins.int
+    TIME_TS_MS_FIELD_NUMBER: _builtins.int
+    TIME_COUNT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def batch(self) -> Global___ColumnBatch:
+        """The parts of the records."""
+
+    @_builtins.property
+    def run_first_seq(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """First seq of each run of consecutive seqs."""
+
+    @_builtins.property
+    def run_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of records in each run of consecutive seqs."""
+
+    @_builtins.property
+    def time_ts_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Commit time of each run of records with the same time, in milliseconds since the Unix epoch; does not decrease."""
+
+    @_builtins.property
+    def time_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of records in each run of records with the same time."""
+
+    def __init__(
+        self,
+        *,
+        batch: Global___ColumnBatch | None = ...,
+        run_first_seq: _abc.Iterable[_builtins.int] | None = ...,
+        run_count: _abc.Iterable[_builtins.int] | None = ...,
+        time_ts_ms: _abc.Iterable[_builtins.int] | None = ...,
+        time_count: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "run_count", b"run_count", "run_first_seq", b"run_first_seq", "time_count", b"time_count", "time_ts_ms", b"time_ts_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordColumns: _TypeAlias = RecordColumns  # noqa: Y015

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from topics.v1 import errors_pb2 as _errors_pb2
 from topics.v1 import performance_pb2 as _performance_pb2
 from topics.v1 import record_pb2 as _record_pb2
 from topics.v1 import topic_pb2 as _topic_pb2
@@ -310,9 +311,7 @@ Global___DeleteTopicResponse: _TypeAlias = DeleteTopicResponse  # noqa: Y015
 
 @_typing.final
 class AppendRequest(_message.Message):
-    """Asks for Append. Numbers from 20 on are kept for columnar batches (data, tag, node and meta columns), which
-    will exclude `records`.
-    """
+    """Asks for Append. The records come as rows in `records` or as columns in `columns`, not both."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -325,6 +324,7 @@ class AppendRequest(_message.Message):
     DISABLE_BACKPRESSURE_FIELD_NUMBER: _builtins.int
     RETURN_SEQS_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic; required. Path parameter."""
     node: _builtins.str
@@ -342,7 +342,7 @@ class AppendRequest(_message.Message):
     disable_backpressure: _builtins.bool
     """Do not answer throttled under processor pressure, wait instead. Default false. Resource caps still apply."""
     return_seqs: _builtins.bool
-    """Whether `seqs` is filled in the reply. Default true. On HTTP a query parameter."""
+    """Whether `seqs` is filled in the reply. Default true; in AppendStream false. On HTTP a query parameter."""
     partition: _builtins.int
     """Partition to write to. Only 0 is accepted today, else invalid_request."""
     @_builtins.property
@@ -352,6 +352,12 @@ class AppendRequest(_message.Message):
     @_builtins.property
     def config(self) -> _topic_pb2.TopicConfig:
         """Configuration for a topic that this write creates. Ignored when the topic exists. Default: all defaults."""
+
+    @_builtins.property
+    def columns(self) -> _record_pb2.ColumnBatch:
+        """Records as columns, under the same limits; together with `records` invalid_request. Columns and `kinds` must be
+        as long as `data`. gRPC only.
+        """
 
     def __init__(
         self,
@@ -365,10 +371,11 @@ class AppendRequest(_message.Message):
         disable_backpressure: _builtins.bool = ...,
         return_seqs: _builtins.bool | None = ...,
         partition: _builtins.int = ...,
+        columns: _record_pb2.ColumnBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_create", b"_create", "_idempotency_key", b"_idempotency_key", "_node", b"_node", "_return_seqs", b"_return_seqs", "config", b"config", "create", b"create", "idempotency_key", b"idempotency_key", "node", b"node", "return_seqs", b"return_seqs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_create", b"_create", "_idempotency_key", b"_idempotency_key", "_node", b"_node", "_return_seqs", b"_return_seqs", "columns", b"columns", "config", b"config", "create", b"create", "idempotency_key", b"idempotency_key", "node", b"node", "return_seqs", b"return_seqs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_create", b"_create", "_idempotency_key", b"_idempotency_key", "_node", b"_node", "_return_seqs", b"_return_seqs", "config", b"config", "create", b"create", "disable_backpressure", b"disable_backpressure", "idempotency_key", b"idempotency_key", "node", b"node", "partition", b"partition", "records", b"records", "return_seqs", b"return_seqs", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_create", b"_create", "_idempotency_key", b"_idempotency_key", "_node", b"_node", "_return_seqs", b"_return_seqs", "columns", b"columns", "config", b"config", "create", b"create", "disable_backpressure", b"disable_backpressure", "idempotency_key", b"idempotency_key", "node", b"node", "partition", b"partition", "records", b"records", "return_seqs", b"return_seqs", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__create: _TypeAlias = _typing.Literal["create"]  # noqa: Y015
     _WhichOneofArgType__create: _TypeAlias = _typing.Literal["_create", b"_create"]  # noqa: Y015
@@ -448,6 +455,352 @@ class AppendResponse(_message.Message):
 Global___AppendResponse: _TypeAlias = AppendResponse  # noqa: Y015
 
 @_typing.final
+class AppendStreamRequest(_message.Message):
+    """One batch of AppendStream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    APPEND_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    """Chosen by the client and returned in the ack; the server does not look at it. Default 0."""
+    @_builtins.property
+    def append(self) -> Global___AppendRequest:
+        """The batch and its options, as for Append."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int = ...,
+        append: Global___AppendRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append", b"append"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendStreamRequest: _TypeAlias = AppendStreamRequest  # noqa: Y015
+
+@_typing.final
+class AppendStreamResponse(_message.Message):
+    """Acks of one or more batches of AppendStream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def acks(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppendAck]:
+        """Acks in the order of the requests; at least one. An ack is sent as soon as it can be: it does not wait for more."""
+
+    def __init__(
+        self,
+        *,
+        acks: _abc.Iterable[Global___AppendAck] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendStreamResponse: _TypeAlias = AppendStreamResponse  # noqa: Y015
+
+@_typing.final
+class AppendAck(_message.Message):
+    """What became of one batch of AppendStream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    APPENDED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    """request_id of the batch."""
+    @_builtins.property
+    def appended(self) -> Global___AppendResponse:
+        """The records are durable for the class of the topic and visible to readers."""
+
+    @_builtins.property
+    def error(self) -> Global___AppendError:
+        """Nothing of this batch was stored. Batches behind it do not depend on it."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int = ...,
+        appended: Global___AppendResponse | None = ...,
+        error: Global___AppendError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "error", b"error", "outcome", b"outcome"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "error", b"error", "outcome", b"outcome", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["appended", "error"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___AppendAck: _TypeAlias = AppendAck  # noqa: Y015
+
+@_typing.final
+class AppendError(_message.Message):
+    """Why one batch of AppendStream was refused; the same as the status of Append would say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DetailEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
+    reason: _errors_pb2.ErrorReason.ValueType
+    """What happened."""
+    message: _builtins.str
+    """Text for people; may change between versions."""
+    retry_after_ms: _builtins.int
+    """When to try again, in milliseconds from now; absent when it makes no difference."""
+    @_builtins.property
+    def detail(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The detail, as in the metadata of google.rpc.ErrorInfo."""
+
+    def __init__(
+        self,
+        *,
+        reason: _errors_pb2.ErrorReason.ValueType = ...,
+        message: _builtins.str = ...,
+        detail: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        retry_after_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms", "detail", b"detail", "message", b"message", "reason", b"reason", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__retry_after_ms: _TypeAlias = _typing.Literal["retry_after_ms"]  # noqa: Y015
+    _WhichOneofArgType__retry_after_ms: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_after_ms) -> _WhichOneofReturnType__retry_after_ms | None: ...
+
+Global___AppendError: _TypeAlias = AppendError  # noqa: Y015
+
+@_typing.final
+class BulkDiffRequest(_message.Message):
+    """Asks for BulkDiff. At most one of from_seq, from_ts_ms and last is given, else invalid_request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    FROM_SEQ_FIELD_NUMBER: _builtins.int
+    FROM_TS_MS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    END_SEQ_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    INCLUDE_TAGS_FIELD_NUMBER: _builtins.int
+    INCLUDE_META_FIELD_NUMBER: _builtins.int
+    FRAME_BYTES_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Name of the topic; required."""
+    from_seq: _builtins.int
+    """Cursor, exclusive, as in Diff. Default 0: from the earliest retained record."""
+    from_ts_ms: _builtins.int
+    """Starts at the first live record of this time or later, in milliseconds since the Unix epoch. Default: none."""
+    last: _builtins.int
+    """Starts so many live records before the head. Default: none."""
+    end_seq: _builtins.int
+    """Last seq to read, inclusive. Without `follow` at most, and by default, the head when the call starts; with it
+    the default is no end.
+    """
+    follow: _builtins.bool
+    """Whether to wait at the head for new records instead of ending there. Default false."""
+    include_tags: _builtins.bool
+    """Whether records carry their tag. Default false."""
+    include_meta: _builtins.bool
+    """Whether records carry their meta. Default true."""
+    frame_bytes: _builtins.int
+    """Bytes of data + meta to fill a frame with, clamped to [64 KiB, 1 MiB]. Default 0: 512 KiB. A record that alone is
+    larger still comes, in a frame of its own; any other frame is below 4 MiB, the default limit of clients, as a
+    whole.
+    """
+    partition: _builtins.int
+    """Partition to read. Only 0 is accepted today, else invalid_request."""
+    @_builtins.property
+    def node(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Own nodes of the reader, whose records are left out (see DiffRequest.node). Default: none."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        from_seq: _builtins.int = ...,
+        from_ts_ms: _builtins.int | None = ...,
+        last: _builtins.int | None = ...,
+        end_seq: _builtins.int | None = ...,
+        follow: _builtins.bool = ...,
+        node: _abc.Iterable[_builtins.str] | None = ...,
+        include_tags: _builtins.bool = ...,
+        include_meta: _builtins.bool | None = ...,
+        frame_bytes: _builtins.int = ...,
+        partition: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_seq", b"_end_seq", "_from_ts_ms", b"_from_ts_ms", "_include_meta", b"_include_meta", "_last", b"_last", "end_seq", b"end_seq", "from_ts_ms", b"from_ts_ms", "include_meta", b"include_meta", "last", b"last"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_seq", b"_end_seq", "_from_ts_ms", b"_from_ts_ms", "_include_meta", b"_include_meta", "_last", b"_last", "end_seq", b"end_seq", "follow", b"follow", "frame_bytes", b"frame_bytes", "from_seq", b"from_seq", "from_ts_ms", b"from_ts_ms", "include_meta", b"include_meta", "include_tags", b"include_tags", "last", b"last", "node", b"node", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__end_seq: _TypeAlias = _typing.Literal["end_seq"]  # noqa: Y015
+    _WhichOneofArgType__end_seq: _TypeAlias = _typing.Literal["_end_seq", b"_end_seq"]  # noqa: Y015
+    _WhichOneofReturnType__from_ts_ms: _TypeAlias = _typing.Literal["from_ts_ms"]  # noqa: Y015
+    _WhichOneofArgType__from_ts_ms: _TypeAlias = _typing.Literal["_from_ts_ms", b"_from_ts_ms"]  # noqa: Y015
+    _WhichOneofReturnType__include_meta: _TypeAlias = _typing.Literal["include_meta"]  # noqa: Y015
+    _WhichOneofArgType__include_meta: _TypeAlias = _typing.Literal["_include_meta", b"_include_meta"]  # noqa: Y015
+    _WhichOneofReturnType__last: _TypeAlias = _typing.Literal["last"]  # noqa: Y015
+    _WhichOneofArgType__last: _TypeAlias = _typing.Literal["_last", b"_last"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_seq) -> _WhichOneofReturnType__end_seq | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__from_ts_ms) -> _WhichOneofReturnType__from_ts_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__include_meta) -> _WhichOneofReturnType__include_meta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last) -> _WhichOneofReturnType__last | None: ...
+
+Global___BulkDiffRequest: _TypeAlias = BulkDiffRequest  # noqa: Y015
+
+@_typing.final
+class BulkDiffResponse(_message.Message):
+    """One frame of BulkDiff."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    TOMBSTONE_FIELD_NUMBER: _builtins.int
+    NEXT_FROM_SEQ_FIELD_NUMBER: _builtins.int
+    HEAD_SEQ_FIELD_NUMBER: _builtins.int
+    EARLIEST_SEQ_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    next_from_seq: _builtins.int
+    """Cursor behind this frame: what to give as from_seq to go on from here."""
+    head_seq: _builtins.int
+    """Highest seq of the topic now."""
+    earliest_seq: _builtins.int
+    """First live seq of the topic now, or head_seq + 1 when it is empty."""
+    done: _builtins.bool
+    """True in the last frame, and only there. It may hold no records."""
+    @_builtins.property
+    def records(self) -> _record_pb2.RecordColumns:
+        """Records in ascending order of seq; behind the gap if there is a tombstone. Absent when there are none."""
+
+    @_builtins.property
+    def tombstone(self) -> _record_pb2.Tombstone:
+        """The range lost in front of `records`, cut at end_seq; absent when nothing was lost."""
+
+    def __init__(
+        self,
+        *,
+        records: _record_pb2.RecordColumns | None = ...,
+        tombstone: _record_pb2.Tombstone | None = ...,
+        next_from_seq: _builtins.int = ...,
+        head_seq: _builtins.int = ...,
+        earliest_seq: _builtins.int = ...,
+        done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone", "records", b"records", "tombstone", b"tombstone"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone", "done", b"done", "earliest_seq", b"earliest_seq", "head_seq", b"head_seq", "next_from_seq", b"next_from_seq", "records", b"records", "tombstone", b"tombstone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tombstone: _TypeAlias = _typing.Literal["tombstone"]  # noqa: Y015
+    _WhichOneofArgType__tombstone: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tombstone) -> _WhichOneofReturnType__tombstone | None: ...
+
+Global___BulkDiffResponse: _TypeAlias = BulkDiffResponse  # noqa: Y015
+
+@_typing.final
+class LocateTimeRequest(_message.Message):
+    """Asks for LocateTime."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TS_MS_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Name of the topic; required."""
+    ts_ms: _builtins.int
+    """Time in milliseconds since the Unix epoch. Default 0: the first live record."""
+    partition: _builtins.int
+    """Partition to look in. Only 0 is accepted today, else invalid_request."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        ts_ms: _builtins.int = ...,
+        partition: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "topic", b"topic", "ts_ms", b"ts_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateTimeRequest: _TypeAlias = LocateTimeRequest  # noqa: Y015
+
+@_typing.final
+class LocateTimeResponse(_message.Message):
+    """Answers LocateTime."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    HEAD_SEQ_FIELD_NUMBER: _builtins.int
+    PERFORMANCE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Name of the topic."""
+    seq: _builtins.int
+    """First live seq whose record is of that time or later; head_seq + 1 when there is none yet. Reading from seq - 1
+    gives it first.
+    """
+    head_seq: _builtins.int
+    """Highest seq of the topic."""
+    @_builtins.property
+    def performance(self) -> _performance_pb2.Performance:
+        """Server-side timings."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        seq: _builtins.int = ...,
+        head_seq: _builtins.int = ...,
+        performance: _performance_pb2.Performance | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["performance", b"performance"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_seq", b"head_seq", "performance", b"performance", "seq", b"seq", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateTimeResponse: _TypeAlias = LocateTimeResponse  # noqa: Y015
+
+@_typing.final
 class DiffRequest(_message.Message):
     """Asks for Diff."""
 
@@ -462,6 +815,8 @@ class DiffRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _builtins.int
     MAX_BATCH_BYTES_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
+    FROM_TS_MS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic; required. Path parameter."""
     from_seq: _builtins.int
@@ -484,6 +839,14 @@ class DiffRequest(_message.Message):
     """
     partition: _builtins.int
     """Partition to read. Only 0 is accepted today, else invalid_request."""
+    from_ts_ms: _builtins.int
+    """Instead of from_seq: start at the first live record of this time or later, in milliseconds since the Unix epoch.
+    Together with from_seq or `last` invalid_request, as is a negative one. Default: none. JSON name `from_ts`.
+    """
+    last: _builtins.int
+    """Instead of from_seq: start so many live records before the head; 0 reads only what comes from now on. Without
+    `limit` it also is the limit. Together with from_seq or from_ts_ms invalid_request. Default: none.
+    """
     @_builtins.property
     def node(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Own nodes of the reader, compared byte for byte: their records are left out, silently, and the cursor moves
@@ -502,14 +865,25 @@ class DiffRequest(_message.Message):
         wait_ms: _builtins.int = ...,
         max_batch_bytes: _builtins.int = ...,
         partition: _builtins.int = ...,
+        from_ts_ms: _builtins.int | None = ...,
+        last: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_include_meta", b"_include_meta", "include_meta", b"include_meta"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_from_ts_ms", b"_from_ts_ms", "_include_meta", b"_include_meta", "_last", b"_last", "from_ts_ms", b"from_ts_ms", "include_meta", b"include_meta", "last", b"last"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_include_meta", b"_include_meta", "from_seq", b"from_seq", "include_meta", b"include_meta", "include_tags", b"include_tags", "limit", b"limit", "max_batch_bytes", b"max_batch_bytes", "node", b"node", "partition", b"partition", "topic", b"topic", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_ts_ms", b"_from_ts_ms", "_include_meta", b"_include_meta", "_last", b"_last", "from_seq", b"from_seq", "from_ts_ms", b"from_ts_ms", "include_meta", b"include_meta", "include_tags", b"include_tags", "last", b"last", "limit", b"limit", "max_batch_bytes", b"max_batch_bytes", "node", b"node", "partition", b"partition", "topic", b"topic", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__from_ts_ms: _TypeAlias = _typing.Literal["from_ts_ms"]  # noqa: Y015
+    _WhichOneofArgType__from_ts_ms: _TypeAlias = _typing.Literal["_from_ts_ms", b"_from_ts_ms"]  # noqa: Y015
     _WhichOneofReturnType__include_meta: _TypeAlias = _typing.Literal["include_meta"]  # noqa: Y015
     _WhichOneofArgType__include_meta: _TypeAlias = _typing.Literal["_include_meta", b"_include_meta"]  # noqa: Y015
+    _WhichOneofReturnType__last: _TypeAlias = _typing.Literal["last"]  # noqa: Y015
+    _WhichOneofArgType__last: _TypeAlias = _typing.Literal["_last", b"_last"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__from_ts_ms) -> _WhichOneofReturnType__from_ts_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__include_meta) -> _WhichOneofReturnType__include_meta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last) -> _WhichOneofReturnType__last | None: ...
 
 Global___DiffRequest: _TypeAlias = DiffRequest  # noqa: Y015
 

@@ -31,8 +31,7 @@ class TopicsServiceStub:
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
 
-    Room left on purpose: AppendStream (pipelined batches, acks in order), BulkDiff (large or Arrow batches) and
-    a GroupService for named consumer groups in its own file.
+    Room left on purpose: Arrow batches in BulkDiff, and a GroupService for named consumer groups in its own file.
     """
 
     def __init__(self, channel):
@@ -71,6 +70,21 @@ class TopicsServiceStub:
                 request_serializer=topics_dot_v1_dot_topics__service__pb2.DiffRequest.SerializeToString,
                 response_deserializer=topics_dot_v1_dot_topics__service__pb2.DiffResponse.FromString,
                 _registered_method=True)
+        self.AppendStream = channel.stream_stream(
+                '/topics.v1.TopicsService/AppendStream',
+                request_serializer=topics_dot_v1_dot_topics__service__pb2.AppendStreamRequest.SerializeToString,
+                response_deserializer=topics_dot_v1_dot_topics__service__pb2.AppendStreamResponse.FromString,
+                _registered_method=True)
+        self.BulkDiff = channel.unary_stream(
+                '/topics.v1.TopicsService/BulkDiff',
+                request_serializer=topics_dot_v1_dot_topics__service__pb2.BulkDiffRequest.SerializeToString,
+                response_deserializer=topics_dot_v1_dot_topics__service__pb2.BulkDiffResponse.FromString,
+                _registered_method=True)
+        self.LocateTime = channel.unary_unary(
+                '/topics.v1.TopicsService/LocateTime',
+                request_serializer=topics_dot_v1_dot_topics__service__pb2.LocateTimeRequest.SerializeToString,
+                response_deserializer=topics_dot_v1_dot_topics__service__pb2.LocateTimeResponse.FromString,
+                _registered_method=True)
         self.DeleteRecords = channel.unary_unary(
                 '/topics.v1.TopicsService/DeleteRecords',
                 request_serializer=topics_dot_v1_dot_topics__service__pb2.DeleteRecordsRequest.SerializeToString,
@@ -84,8 +98,7 @@ class TopicsServiceServicer:
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
 
-    Room left on purpose: AppendStream (pipelined batches, acks in order), BulkDiff (large or Arrow batches) and
-    a GroupService for named consumer groups in its own file.
+    Room left on purpose: Arrow batches in BulkDiff, and a GroupService for named consumer groups in its own file.
     """
 
     def PutTopic(self, request, context):
@@ -145,6 +158,38 @@ class TopicsServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AppendStream(self, request_iterator, context):
+        """Appends many batches, to one topic or several, without waiting for each: batches take effect in the order they
+        come, all that wait for durability share the syncs, and each gets its own ack, in the same order. Every batch
+        stands alone: one that is refused says so in its ack, and those behind it are applied all the same. The server
+        takes up to 64 batches or 16 MiB ahead of their acks and then lets flow control hold the client. After a
+        half-close come the remaining acks, then OK. A message that does not parse ends the stream with
+        invalid_request, a stop of the server with shutting_down, both after the acks of the batches accepted before;
+        a batch without an ack may or may not have been applied. gRPC only. Scope: write, as for Append, checked for
+        each batch. Errors of a batch: as for Append.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BulkDiff(self, request, context):
+        """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
+        same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
+        wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
+        topic_not_found (also when the topic is deleted meanwhile), shutting_down. gRPC only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LocateTime(self, request, context):
+        """Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found. gRPC
+        only; on HTTP a diff takes `from_ts`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteRecords(self, request, context):
         """Removes records for good by seq, by tag or by both. Acts at once for every reader, only on records that
         exist now, and leaves no tombstone. Idempotent. As durable as the topic. Scope: delete.
@@ -187,6 +232,21 @@ def add_TopicsServiceServicer_to_server(servicer, server):
                     request_deserializer=topics_dot_v1_dot_topics__service__pb2.DiffRequest.FromString,
                     response_serializer=topics_dot_v1_dot_topics__service__pb2.DiffResponse.SerializeToString,
             ),
+            'AppendStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.AppendStream,
+                    request_deserializer=topics_dot_v1_dot_topics__service__pb2.AppendStreamRequest.FromString,
+                    response_serializer=topics_dot_v1_dot_topics__service__pb2.AppendStreamResponse.SerializeToString,
+            ),
+            'BulkDiff': grpc.unary_stream_rpc_method_handler(
+                    servicer.BulkDiff,
+                    request_deserializer=topics_dot_v1_dot_topics__service__pb2.BulkDiffRequest.FromString,
+                    response_serializer=topics_dot_v1_dot_topics__service__pb2.BulkDiffResponse.SerializeToString,
+            ),
+            'LocateTime': grpc.unary_unary_rpc_method_handler(
+                    servicer.LocateTime,
+                    request_deserializer=topics_dot_v1_dot_topics__service__pb2.LocateTimeRequest.FromString,
+                    response_serializer=topics_dot_v1_dot_topics__service__pb2.LocateTimeResponse.SerializeToString,
+            ),
             'DeleteRecords': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteRecords,
                     request_deserializer=topics_dot_v1_dot_topics__service__pb2.DeleteRecordsRequest.FromString,
@@ -206,8 +266,7 @@ class TopicsService:
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
 
-    Room left on purpose: AppendStream (pipelined batches, acks in order), BulkDiff (large or Arrow batches) and
-    a GroupService for named consumer groups in its own file.
+    Room left on purpose: Arrow batches in BulkDiff, and a GroupService for named consumer groups in its own file.
     """
 
     @staticmethod
@@ -362,6 +421,87 @@ class TopicsService:
             '/topics.v1.TopicsService/Diff',
             topics_dot_v1_dot_topics__service__pb2.DiffRequest.SerializeToString,
             topics_dot_v1_dot_topics__service__pb2.DiffResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AppendStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/topics.v1.TopicsService/AppendStream',
+            topics_dot_v1_dot_topics__service__pb2.AppendStreamRequest.SerializeToString,
+            topics_dot_v1_dot_topics__service__pb2.AppendStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BulkDiff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/topics.v1.TopicsService/BulkDiff',
+            topics_dot_v1_dot_topics__service__pb2.BulkDiffRequest.SerializeToString,
+            topics_dot_v1_dot_topics__service__pb2.BulkDiffResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LocateTime(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/topics.v1.TopicsService/LocateTime',
+            topics_dot_v1_dot_topics__service__pb2.LocateTimeRequest.SerializeToString,
+            topics_dot_v1_dot_topics__service__pb2.LocateTimeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,8 +32,7 @@ class TopicsServiceStub:
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
 
-    Room left on purpose: AppendStream (pipelined batches, acks in order), BulkDiff (large or Arrow batches) and
-    a GroupService for named consumer groups in its own file.
+    Room left on purpose: Arrow batches in BulkDiff, and a GroupService for named consumer groups in its own file.
     """
 
     @_typing.overload
@@ -73,6 +72,26 @@ class TopicsServiceStub:
     is told by caught_up, never by the number of records. Scope: read. Errors: invalid_request,
     topic_not_found, throttled.
     """
+    AppendStream: _grpc.StreamStreamMultiCallable[_topics_service_pb2.AppendStreamRequest, _topics_service_pb2.AppendStreamResponse]
+    """Appends many batches, to one topic or several, without waiting for each: batches take effect in the order they
+    come, all that wait for durability share the syncs, and each gets its own ack, in the same order. Every batch
+    stands alone: one that is refused says so in its ack, and those behind it are applied all the same. The server
+    takes up to 64 batches or 16 MiB ahead of their acks and then lets flow control hold the client. After a
+    half-close come the remaining acks, then OK. A message that does not parse ends the stream with
+    invalid_request, a stop of the server with shutting_down, both after the acks of the batches accepted before;
+    a batch without an ack may or may not have been applied. gRPC only. Scope: write, as for Append, checked for
+    each batch. Errors of a batch: as for Append.
+    """
+    BulkDiff: _grpc.UnaryStreamMultiCallable[_topics_service_pb2.BulkDiffRequest, _topics_service_pb2.BulkDiffResponse]
+    """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
+    same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
+    wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
+    topic_not_found (also when the topic is deleted meanwhile), shutting_down. gRPC only.
+    """
+    LocateTime: _grpc.UnaryUnaryMultiCallable[_topics_service_pb2.LocateTimeRequest, _topics_service_pb2.LocateTimeResponse]
+    """Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found. gRPC
+    only; on HTTP a diff takes `from_ts`.
+    """
     DeleteRecords: _grpc.UnaryUnaryMultiCallable[_topics_service_pb2.DeleteRecordsRequest, _topics_service_pb2.DeleteRecordsResponse]
     """Removes records for good by seq, by tag or by both. Acts at once for every reader, only on records that
     exist now, and leaves no tombstone. Idempotent. As durable as the topic. Scope: delete.
@@ -86,8 +105,7 @@ class TopicsServiceAsyncStub(TopicsServiceStub):
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
 
-    Room left on purpose: AppendStream (pipelined batches, acks in order), BulkDiff (large or Arrow batches) and
-    a GroupService for named consumer groups in its own file.
+    Room left on purpose: Arrow batches in BulkDiff, and a GroupService for named consumer groups in its own file.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -124,6 +142,26 @@ class TopicsServiceAsyncStub(TopicsServiceStub):
     is told by caught_up, never by the number of records. Scope: read. Errors: invalid_request,
     topic_not_found, throttled.
     """
+    AppendStream: _aio.StreamStreamMultiCallable[_topics_service_pb2.AppendStreamRequest, _topics_service_pb2.AppendStreamResponse]  # type: ignore[assignment]
+    """Appends many batches, to one topic or several, without waiting for each: batches take effect in the order they
+    come, all that wait for durability share the syncs, and each gets its own ack, in the same order. Every batch
+    stands alone: one that is refused says so in its ack, and those behind it are applied all the same. The server
+    takes up to 64 batches or 16 MiB ahead of their acks and then lets flow control hold the client. After a
+    half-close come the remaining acks, then OK. A message that does not parse ends the stream with
+    invalid_request, a stop of the server with shutting_down, both after the acks of the batches accepted before;
+    a batch without an ack may or may not have been applied. gRPC only. Scope: write, as for Append, checked for
+    each batch. Errors of a batch: as for Append.
+    """
+    BulkDiff: _aio.UnaryStreamMultiCallable[_topics_service_pb2.BulkDiffRequest, _topics_service_pb2.BulkDiffResponse]  # type: ignore[assignment]
+    """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
+    same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
+    wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
+    topic_not_found (also when the topic is deleted meanwhile), shutting_down. gRPC only.
+    """
+    LocateTime: _aio.UnaryUnaryMultiCallable[_topics_service_pb2.LocateTimeRequest, _topics_service_pb2.LocateTimeResponse]  # type: ignore[assignment]
+    """Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found. gRPC
+    only; on HTTP a diff takes `from_ts`.
+    """
     DeleteRecords: _aio.UnaryUnaryMultiCallable[_topics_service_pb2.DeleteRecordsRequest, _topics_service_pb2.DeleteRecordsResponse]  # type: ignore[assignment]
     """Removes records for good by seq, by tag or by both. Acts at once for every reader, only on records that
     exist now, and leaves no tombstone. Idempotent. As durable as the topic. Scope: delete.
@@ -136,8 +174,7 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
 
-    Room left on purpose: AppendStream (pipelined batches, acks in order), BulkDiff (large or Arrow batches) and
-    a GroupService for named consumer groups in its own file.
+    Room left on purpose: Arrow batches in BulkDiff, and a GroupService for named consumer groups in its own file.
     """
 
     @_abc_1.abstractmethod
@@ -207,6 +244,44 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
         router destination first waits for forwarding up to the source's head of this moment. Whether there is more
         is told by caught_up, never by the number of records. Scope: read. Errors: invalid_request,
         topic_not_found, throttled.
+        """
+
+    @_abc_1.abstractmethod
+    def AppendStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[_topics_service_pb2.AppendStreamRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_topics_service_pb2.AppendStreamResponse], _abc.AsyncIterator[_topics_service_pb2.AppendStreamResponse]]:
+        """Appends many batches, to one topic or several, without waiting for each: batches take effect in the order they
+        come, all that wait for durability share the syncs, and each gets its own ack, in the same order. Every batch
+        stands alone: one that is refused says so in its ack, and those behind it are applied all the same. The server
+        takes up to 64 batches or 16 MiB ahead of their acks and then lets flow control hold the client. After a
+        half-close come the remaining acks, then OK. A message that does not parse ends the stream with
+        invalid_request, a stop of the server with shutting_down, both after the acks of the batches accepted before;
+        a batch without an ack may or may not have been applied. gRPC only. Scope: write, as for Append, checked for
+        each batch. Errors of a batch: as for Append.
+        """
+
+    @_abc_1.abstractmethod
+    def BulkDiff(
+        self,
+        request: _topics_service_pb2.BulkDiffRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_topics_service_pb2.BulkDiffResponse], _abc.AsyncIterator[_topics_service_pb2.BulkDiffResponse]]:
+        """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
+        same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
+        wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
+        topic_not_found (also when the topic is deleted meanwhile), shutting_down. gRPC only.
+        """
+
+    @_abc_1.abstractmethod
+    def LocateTime(
+        self,
+        request: _topics_service_pb2.LocateTimeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_topics_service_pb2.LocateTimeResponse, _abc.Awaitable[_topics_service_pb2.LocateTimeResponse]]:
+        """Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found. gRPC
+        only; on HTTP a diff takes `from_ts`.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,183 @@
+"""What the server tells about itself: one snapshot, as Prometheus text or as JSON (SPEC API 8.3).
+
+The counters live where things happen and are read here when somebody asks. `docs/metrics.md` describes every metric;
+a test keeps it in step.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+import msgspec
+from prometheus_client.metrics_core import Metric
+
+from topics_service.api.commit import CommitStatistics
+from topics_service.api.exposition import counter, gauge, histogram, render
+from topics_service.engine.engine import Engine
+from topics_service.engine.snapshot import Snapshot
+from topics_service.statistics import CacheStatistics, Histogram, RequestStatistics
+
+TEXT_TYPE: Final = "text/plain; version=0.0.4"
+JSON_TYPE: Final = "application/json"
+TOPICS_SHOWN: Final = 1000
+
+
+class Lag(Protocol):
+    """The event loop's lag, in ms: its average of late, its last measurement and all of them."""
+
+    lag_ms: float
+    last_ms: float
+    histogram: Histogram
+
+
+class Cache(Protocol):
+    """A cache that counts what it finds; `size` is in bytes."""
+
+    @property
+    def statistics(self) -> CacheStatistics: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+class _Still:
+    """The lag where nobody measures it."""
+
+    def __init__(self) -> None:
+        self.lag_ms = 0.0
+        self.last_ms = 0.0
+        self.histogram = Histogram(())
+
+
+class Metrics:
+    """Reads the counters of the engine, the commit thread and the doors. Answers in every state of the server.
+
+    The doors count into `http` and `grpc`. Whoever builds the server sets `lag` and `wal_switches`, and a door that
+    has a cache adds it to `caches`. All calls belong on the event loop.
+    """
+
+    def __init__(self, engine: Engine, commit: CommitStatistics) -> None:
+        self._engine = engine
+        self._commit = commit
+        self._started = time.monotonic()
+        self.http = RequestStatistics()
+        self.grpc = RequestStatistics()
+        self.lag: Lag = _Still()
+        self.wal_switches: Callable[[], int] = lambda: 0
+        self.caches: dict[str, Cache] = {"blocks": engine.blocks}
+
+    async def text(self) -> bytes:
+        """The Prometheus text exposition, of type TEXT_TYPE. Written on a thread: with 1000 topics it is long."""
+        return await asyncio.to_thread(render, list(self._families()))
+
+    def json(self) -> bytes:
+        """The aggregates as one JSON object, without a block per topic."""
+        return msgspec.json.encode(self.snapshot())
+
+    def snapshot(self) -> dict[str, Any]:
+        """The members of the JSON object; O(1), however many topics there are.
+
+        There are no routers, leases, SSE connections and watches in this version, so their numbers are 0.
+        """
+        engine, commit = self._engine, self._commit
+        writer, ready, latency = engine.writer, engine.ready(), commit.latency
+        fsyncs = latency.count
+        return {
+            "topics": ready.topics,
+            **{f"topics_{name}": count for name, count in engine.census.by_class.items()},
+            "routers": 0,
+            "records_live": writer.total_records,
+            "bytes_live": writer.total_bytes,
+            "queue_topics": engine.census.queues,
+            "queue_leases_in_flight": 0,
+            "sse_connections": 0,
+            "watch_sessions": 0,
+            "ready": ready.ready,
+            "replay_progress": ready.replay_progress,
+            "uptime_ms": int((time.monotonic() - self._started) * 1e3),
+            "wal": {
+                "fsyncs": fsyncs,
+                "frames": writer.statistics.batches,
+                "batches": writer.statistics.batches,
+                "bytes_written": writer.statistics.bytes,
+                "rotations": self.wal_switches(),
+                "queue_depth": commit.waiting,
+                "queue_depth_peak": commit.waiting_peak,
+                "submit_full_total": writer.statistics.stalls,
+                "read_only": writer.failure is not None,
+                "fsync_count": fsyncs,
+                "fsync_micros_total": int(latency.sum),
+            },
+        }
+
+    def _families(self) -> Iterator[Metric]:
+        now = self.snapshot()
+        yield from self._aggregates(now)
+        yield from self._per_topic(now["topics"])
+        yield from self._wal(now["wal"])
+        yield from self._extras()
+
+    def _aggregates(self, now: dict[str, Any]) -> Iterator[Metric]:
+        yield gauge("topics", "Topics that exist.", now["topics"])
+        by_class = [((name,), count) for name, count in self._engine.census.by_class.items()]
+        yield gauge("topics_by_class", "Topics by durability class.", by_class, ("class",))
+        yield gauge("routers", "Routers that exist.", now["routers"])
+        yield gauge("records_live", "Live records in all topics.", now["records_live"])
+        yield gauge("bytes_live", "Bytes of the live records, data and meta.", now["bytes_live"])
+        yield gauge("queue_topics", "Topics of type queue.", now["queue_topics"])
+        yield gauge("queue_leases_in_flight", "Leases that workers hold.", now["queue_leases_in_flight"])
+        yield gauge("sse_connections", "Open SSE and WebSocket connections.", now["sse_connections"])
+        yield gauge("watch_sessions", "Watch sessions that exist.", now["watch_sessions"])
+        yield gauge("ready", "1 when the server takes work.", now["ready"])
+        yield gauge("recovery_progress", "The part of recovery that is done.", now["replay_progress"])
+        yield gauge("uptime_ms", "Time since the start, in milliseconds.", now["uptime_ms"])
+
+    def _per_topic(self, topics: int) -> Iterator[Metric]:
+        truncated = topics > TOPICS_SHOWN
+        yield gauge("topic_metrics_truncated", "1 when there are more topics than series per topic.", truncated)
+        shown = [((name,), s) for name, s in self._engine.sample(TOPICS_SHOWN)]
+        columns: tuple[tuple[str, str, Callable[[Snapshot], int]], ...] = (
+            ("head_seq", "Highest assigned seq per topic.", lambda s: s.head),
+            ("earliest_seq", "First live seq per topic.", lambda s: s.earliest),
+            ("records_live", "Live records per topic.", lambda s: s.count),
+            ("bytes_live", "Bytes of the live records per topic.", lambda s: s.bytes),
+        )
+        for name, meaning, value in columns:
+            yield gauge(f"topic_{name}", meaning, [(labels, value(s)) for labels, s in shown], ("topic",))
+        yield gauge("topic_queue_ready", "Jobs that wait for a worker, per queue.", [], ("topic",))
+        yield gauge("topic_queue_in_flight", "Jobs that a worker holds, per queue.", [], ("topic",))
+
+    def _wal(self, now: dict[str, Any]) -> Iterator[Metric]:
+        yield counter("wal_frames", "Write batches appended to the write-ahead log.", now["frames"])
+        yield counter("wal_batches", "The same: each batch is appended by a write of its own.", now["batches"])
+        yield counter("wal_fsyncs", "Fsyncs of the write-ahead log for waiting writes.", now["fsyncs"])
+        yield counter("wal_bytes_written", "Bytes of the write batches.", now["bytes_written"])
+        yield counter("wal_rotations", "New log files that were seen, a lower bound.", now["rotations"])
+        yield gauge("wal_queue_depth", "Calls that wait for an fsync.", now["queue_depth"])
+        yield gauge("wal_queue_depth_peak", "Most calls that ever waited for an fsync.", now["queue_depth_peak"])
+        yield counter("wal_submit_full", "Write batches refused for a stall of the store.", now["submit_full_total"])
+        yield gauge("wal_read_only", "1 after a storage failure: every write is refused.", now["read_only"])
+        latency = [((), self._commit.latency)]
+        yield histogram("wal_fsync_latency_us", "Duration of the fsyncs, in microseconds.", latency)
+
+    def _extras(self) -> Iterator[Metric]:
+        group = [((), self._commit.group)]
+        yield histogram("commit_group_writes", "Write batches covered by each fsync.", group)
+        door, finished = self.http, self.http.finished.items()
+        yield histogram("http_request_seconds", "Duration of HTTP requests.", finished, ("rpc", "status"))
+        yield gauge("http_requests_in_flight", "HTTP requests under way.", door.in_flight)
+        door, finished = self.grpc, self.grpc.finished.items()
+        yield histogram("grpc_call_seconds", "Duration of gRPC calls.", finished, ("rpc", "code"))
+        yield gauge("grpc_calls_in_flight", "gRPC calls under way.", door.in_flight)
+        lag = self.lag
+        yield gauge("event_loop_lag_ms", "Lag of the event loop, averaged over half a second.", lag.lag_ms)
+        yield gauge("event_loop_lag_last_ms", "Lag of the event loop as measured last.", lag.last_ms)
+        yield histogram("event_loop_lag_measured_ms", "Every measurement of the lag.", [((), lag.histogram)])
+        caches = [((name,), cache) for name, cache in self.caches.items()]
+        hits = [(labels, cache.statistics.hits) for labels, cache in caches]
+        misses = [(labels, cache.statistics.misses) for labels, cache in caches]
+        yield counter("cache_hits", "Look-ups that a cache answered.", hits, ("cache",))
+        yield counter("cache_misses", "Look-ups that a cache could not answer.", misses, ("cache",))
+        sizes = [(labels, cache.size) for labels, cache in caches]
+        yield gauge("cache_bytes", "Memory that a cache uses.", sizes, ("cache",))

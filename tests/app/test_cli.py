@@ -1,0 +1,107 @@
+"""The command line as a person meets it: help, exit codes, messages, import and wait-ready."""
+
+import json
+import socket
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from support.http import Api
+from support.server import TOPICS, ServerProcess
+from topics_service.app.settings import Settings
+
+
+def _topics(*arguments: object, code: int = 0, stdin: bytes = b"", env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [TOPICS, *map(str, arguments)], input=stdin, capture_output=True, timeout=60, check=False, env=env
+    )
+    output = (done.stdout + done.stderr).decode()
+    assert done.returncode == code, output
+    assert "Traceback" not in output
+    return output
+
+
+def test_help_of_serve_names_every_setting_with_its_default() -> None:
+    text = " ".join(_topics("serve", "--help").split())
+    for setting in fields(Settings):
+        default = setting.default if setting.default != "" else "none"
+        assert f"--{setting.name.replace('_', '-')}" in text
+        assert f"(default: {default}; {setting.metadata['env']})" in text
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--port", "-1"], ["serve", "--port", "x"], ["nonsense"], []])
+def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+    assert "usage: topics" in _topics(*arguments, code=2)
+
+
+def test_a_public_address_without_keys_is_refused(tmp_path: Path) -> None:
+    text = _topics("serve", "--host", "0.0.0.0", "--port", "0", "--data-dir", tmp_path / "data", code=1)
+    assert "not a loopback address" in text
+    assert not (tmp_path / "data").exists(), "refused before the data directory was touched"
+
+
+def test_a_taken_port_is_refused_without_touching_the_data(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = _topics("serve", "--port", port, "--data-dir", tmp_path / "data", code=1)
+        assert f"can't listen on 127.0.0.1:{port}" in text
+        assert not (tmp_path / "data").exists()
+        text = _topics("serve", "--port", 0, "--grpc-port", port, "--data-dir", tmp_path / "data", code=1)
+        assert str(port) in text
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "can't open the data directory" in _topics("serve", "--port", 0, "--data-dir", tmp_path / "file", code=1)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> "ServerProcess":
+    with ServerProcess(tmp_path_factory.mktemp("cli")) as running:
+        yield running
+
+
+def test_import_reads_lines_tags_them_and_compares(server: ServerProcess, tmp_path: Path) -> None:
+    lines = [json.dumps({"event": f"e{i % 3}", "n": i, "text": "é" * i}, ensure_ascii=False) for i in range(25)]
+    file = tmp_path / "events.ndjson"
+    file.write_text("\n\n".join(lines) + "\n")
+    text = _topics(
+        "import", file, "--topic", "imp", "--tag-field", "event", "--batch", 4, "--server", server.grpc_target
+    )
+    assert "appended 25 records to imp: seq 1 to 25" in text
+    assert "read back 25 records" in text
+    with Api(server.base) as api:
+        records = api.diff("imp", from_seq=0, include_tags=True).json()["records"]
+        assert [record["$tag"] for record in records] == [f"e{i % 3}" for i in range(25)]
+        assert [record["data"]["n"] for record in records] == list(range(25))
+    again = _topics("import", "-", "--topic", "imp", "--server", server.grpc_target, stdin=lines[0].encode())
+    assert "seq 26 to 26" in again
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "holds no records"), (b"{not json}\n", "INVALID_ARGUMENT"), (b"\xff\xfe\n", "INVALID_ARGUMENT")],
+)
+def test_import_of_what_is_not_json_lines_fails(server: ServerProcess, content: bytes, message: str) -> None:
+    text = _topics("import", "-", "--topic", "bad", "--server", server.grpc_target, code=1, stdin=content)
+    assert message in text
+    with Api(server.base) as api:
+        assert api.get("bad").status_code == 404, "nothing was created"
+
+
+def test_import_without_a_file_or_a_server_fails(server: ServerProcess, tmp_path: Path) -> None:
+    missing = _topics("import", tmp_path / "no", "--topic", "t", "--server", server.grpc_target, code=1)
+    assert "No such file" in missing
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert "UNAVAILABLE" in _topics("import", "-", "--topic", "t", "--server", f"127.0.0.1:{port}", code=1, stdin=b"1")
+
+
+def test_wait_ready(server: ServerProcess) -> None:
+    assert _topics("wait-ready", "--url", server.base) == ""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    text = _topics("wait-ready", "--url", f"http://127.0.0.1:{port}", "--timeout", 0.3, code=1)
+    assert "is not ready" in text

@@ -1,0 +1,139 @@
+"""A `topics serve` process of one's own, on free ports and a directory of its own."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from support.waiting import poll
+
+TOPICS = Path(sys.executable).parent / "topics"
+START_SECONDS = 30.0
+_DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+
+
+class StartFailedError(AssertionError):
+    """The server ended, or took too long, before it wrote its port files."""
+
+
+class ServerProcess:
+    """Runs `topics serve`; only ever signals the process group that it started.
+
+    `data_dir` stays over restarts. `prefix` is put in front of the command (a tracer). `env` wins over the defaults.
+    """
+
+    def __init__(
+        self,
+        work_dir: Path,
+        *,
+        data_dir: Path | None = None,
+        env: Mapping[str, object] = {},
+        prefix: Sequence[str] = (),
+    ) -> None:
+        self.work_dir = work_dir
+        self.work_dir.mkdir(parents=True, exist_ok=True)
+        self.data_dir = data_dir if data_dir is not None else work_dir / "data"
+        self.log_file = work_dir / "server.log"
+        self._env = {name: str(value) for name, value in env.items()}
+        self._prefix = list(prefix)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.http_port = 0
+        self.grpc_target = ""
+
+    @property
+    def pid(self) -> int:
+        """The process id (of the prefix, where there is one)."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def base(self) -> str:
+        """The URL of the HTTP door."""
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def log(self) -> str:
+        """Everything that the server has printed, over all its starts."""
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+    def start(self) -> "ServerProcess":
+        """Start and wait until both ports are known."""
+        files = self.spawn()
+
+        def ready() -> bool:
+            if not self.alive():
+                raise StartFailedError(f"the server exited with {self.wait(5)}:\n{self.log[-3000:]}")
+            return all(file.exists() for file in files)
+
+        try:
+            poll(ready, START_SECONDS, f"port files; log: {self.log[-2000:]}")
+        except AssertionError:
+            self.kill()
+            raise
+        http, grpc = (file.read_text() for file in files)
+        assert re.fullmatch(r"127\.0\.0\.1:\d+", http), http
+        self.http_port, self.grpc_target = int(http.rpartition(":")[2]), grpc
+        return self
+
+    def spawn(self) -> tuple[Path, Path]:
+        """Start without waiting; returns the port files to expect."""
+        mark = uuid.uuid4().hex[:8]
+        files = self.work_dir / f"http-{mark}", self.work_dir / f"grpc-{mark}"
+        env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+        env |= {
+            "TOPICS_PORT": "0",
+            "TOPICS_GRPC_PORT": "0",
+            "TOPICS_PORT_FILE": str(files[0]),
+            "TOPICS_GRPC_PORT_FILE": str(files[1]),
+            "TOPICS_DATA_DIR": str(self.data_dir),
+        }
+        with self.log_file.open("ab") as out:
+            self._process = subprocess.Popen(
+                [*_DIE_WITH_US, *self._prefix, str(TOPICS), "serve"],
+                env=env | self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        return files
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Send a signal to the process group."""
+        os.killpg(self.pid, signum)
+
+    def wait(self, seconds: float) -> int:
+        """The exit code, once there is one."""
+        assert self._process is not None
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the server did not exit within {seconds} s:\n{self.log[-3000:]}") from None
+
+    def stop(self, seconds: float = 15) -> int:
+        """SIGTERM, and the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait(seconds)
+
+    def kill(self) -> None:
+        """SIGKILL, whatever the state; returns when it is gone."""
+        if self.alive():
+            self.signal(signal.SIGKILL)
+            assert self._process is not None
+            self._process.wait(10)
+
+    def __enter__(self) -> "ServerProcess":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()

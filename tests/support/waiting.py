@@ -1,0 +1,19 @@
+"""Waiting for a condition, with a deadline."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def poll(condition: Callable[[], T], seconds: float = 5.0, what: str = "") -> T:
+    """Call `condition` until it gives something true; AssertionError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what or condition} (last: {value!r})")
+        time.sleep(0.01)
