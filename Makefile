@@ -37,7 +37,7 @@ proto: setup
 	PYTHON=$(BIN)/python proto/generate.sh
 
 bench: setup
-	$(BIN)/python -m bench
+	PYTHONPATH=tests $(BIN)/python -m bench
 
 # Long runs: random seeds, crash loops. TOPICS_SOAK_SECONDS is the budget of each.
 soak: setup

@@ -1,0 +1,33 @@
+"""`python -m bench [--only http|scale] [--keep]`: run, print the table, write docs/benchmarks.md."""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from bench import http, scale, table, tools
+
+_GROUPS = {"http": http.run, "scale": scale.run}
+
+
+def main() -> int:
+    """Run the groups; 1 if a load generator is missing."""
+    parser = argparse.ArgumentParser(prog="bench")
+    parser.add_argument("--only", choices=_GROUPS, help="run one group and leave the page alone")
+    only = parser.parse_args().only
+    if not tools.have("wrk", "redis-server", "redis-benchmark"):
+        print(f"bench: wrk and redis-server are {tools.MISSING}", file=sys.stderr)
+        return 1
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="topics-bench-") as directory:
+        for name, group in _GROUPS.items():
+            if only in (None, name):
+                (Path(directory) / name).mkdir()
+                rows += group(Path(directory) / name)
+    print(table.markdown(rows))
+    if only is None:
+        table.write(rows)
+    return 0
+
+
+sys.exit(main())
