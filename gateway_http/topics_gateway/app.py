@@ -1,8 +1,9 @@
 """The ASGI application: one route object in a Starlette app, inside a guard that turns bugs into 500s."""
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from starlette.applications import Starlette
@@ -15,25 +16,27 @@ from topics_gateway.errors import error_reply, internal
 from topics_gateway.probe_endpoints import ProbeEndpoints
 from topics_gateway.record_endpoints import RecordEndpoints
 from topics_gateway.reply import Reply, send_reply
-from topics_gateway.routes import RouteTable
+from topics_gateway.routes import UNROUTED, Route, RouteTable
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.topic_endpoints import TopicEndpoints
+from topics_service.api.access import Gate, authorize
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError
+from topics_service.statistics import RequestStatistics
 
 log: Final = logging.getLogger("topics.http")
 
-Authorize = Callable[[Scope], Awaitable[None]]
-"""Raises TopicsError to refuse a request; called before anything else is decided about it."""
+_OUTCOMES: Final = ("", "1xx", "2xx", "3xx", "4xx", "5xx")
+_GONE: Final = "gone"  # the client left, or a stop cut the request off
 
 
-async def allow_all(scope: Scope) -> None:
-    """Let every request in."""
+def create_app(api: TopicsApi, settings: GatewaySettings, gate: Gate | None = None) -> Starlette:
+    """The HTTP door to `api`, open to everyone without a `gate`.
 
-
-def create_app(api: TopicsApi, settings: GatewaySettings, authorize: Authorize = allow_all) -> Starlette:
-    """The HTTP door to `api`. It has no lifespan of its own: the caller starts and stops what is behind `api`."""
-    return _Gateway(routes=[_Routes(RouteTable(_handlers(api, settings)), settings, authorize)])
+    It has no lifespan of its own: the caller starts and stops what is behind `api`.
+    """
+    table = RouteTable(_handlers(api, settings))
+    return _Gateway(routes=[_Routes(table, settings, gate or Gate(), api.metrics.http)])
 
 
 def _handlers(api: TopicsApi, settings: GatewaySettings) -> Mapping[str, Handler]:
@@ -51,6 +54,7 @@ def _handlers(api: TopicsApi, settings: GatewaySettings) -> Mapping[str, Handler
         "topics.v1.TopicsService.DeleteRecords": records.delete,
         "topics.v1.AdminService.GetHealth": probes.health,
         "topics.v1.AdminService.GetReady": probes.ready,
+        "topics.v1.AdminService.GetMetrics": probes.metrics,
     }
 
 
@@ -90,36 +94,59 @@ class _Guard:
 
 
 class _Routes(BaseRoute):
-    """Every route of the door, dispatched on the undecoded path without regular expressions."""
+    """Every route of the door, dispatched on the undecoded path without regular expressions; counts the requests."""
 
-    def __init__(self, table: RouteTable, settings: GatewaySettings, authorize: Authorize) -> None:
+    def __init__(self, table: RouteTable, settings: GatewaySettings, gate: Gate, statistics: RequestStatistics) -> None:
         self._table = table
         self._settings = settings
-        self._authorize = authorize
+        self._gate = gate
+        self._statistics = statistics
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         return (Match.FULL if scope["type"] == "http" else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(scope, receive, self._settings.body_timeout_seconds)
+        statistics, outcome = self._statistics, _OUTCOMES[5]
+        statistics.in_flight += 1
         try:
-            reply = await self._answer(call)
+            status = await self._serve(call, send)
+            outcome = _OUTCOMES[status // 100]
         except ClientGoneError:
-            return
-        await send_reply(
-            reply,
-            scope,
-            send,
-            accept_encoding=call.headers.get(b"accept-encoding", b""),
-            gzip_min_bytes=self._settings.gzip_min_bytes,
-        )
+            outcome = _GONE
+        except asyncio.CancelledError:
+            outcome = _GONE
+            raise
+        finally:
+            statistics.in_flight -= 1
+            statistics.observe(call.rpc or UNROUTED, outcome, time.perf_counter() - call.started)
 
-    async def _answer(self, call: Call) -> Reply:
+    async def _serve(self, call: Call, send: Send) -> int:
+        """Let the call through the gate and answer it; the status of the answer."""
+        route = self._table.find(call)
         try:
-            await self._authorize(call.scope)
-            return await self._table.find(call)(call)
+            call.principal = self._gate.identify(route.rpc, call.headers.get(b"authorization"))
+            with self._gate.slot(route.rpc, call.principal):
+                return await self._send(call, await self._answer(call, route), send)
         except TopicsError as error:
-            reply = error_reply(error, call.elapsed_ms)
+            return await self._send(call, await self._refuse(call, error), send)
+
+    async def _answer(self, call: Call, route: Route) -> Reply:
+        try:
+            authorize(call.principal, route.rpc, call.name)
+            return await route.handler(call)
+        except TopicsError as error:
+            return await self._refuse(call, error)
+
+    async def _send(self, call: Call, reply: Reply, send: Send) -> int:
+        accepted = call.headers.get(b"accept-encoding", b"")
+        await send_reply(
+            reply, call.scope, send, accept_encoding=accepted, gzip_min_bytes=self._settings.gzip_min_bytes
+        )
+        return reply.status
+
+    async def _refuse(self, call: Call, error: TopicsError) -> Reply:
+        reply = error_reply(error, call.elapsed_ms)
         # The rest of the body is in the way of the next request on this connection.
         if not await drain(call, self._settings.max_body_bytes) and call.scope["http_version"].startswith("1"):
             return reply._replace(headers=(*reply.headers, (b"connection", b"close")))

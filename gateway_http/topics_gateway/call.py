@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Receive, Scope
 
 from topics_gateway.reply import Reply
+from topics_service.api.auth import NOBODY
 from topics_service.engine.errors import invalid
 
 T = TypeVar("T")
@@ -23,10 +24,22 @@ class Call:
 
     `name` is the variable segment of the path, percent-decoded, or empty. `headers` has lower-case names; of a
     repeated header the last one counts. `gone` says that the client was seen to leave, `stalled` that it stopped
-    sending its body for `body_timeout` seconds.
+    sending its body for `body_timeout` seconds. `principal` is who asks.
     """
 
-    __slots__ = ("body_ended", "body_timeout", "gone", "headers", "name", "receive", "scope", "stalled", "started")
+    __slots__ = (
+        "body_ended",
+        "body_timeout",
+        "gone",
+        "headers",
+        "name",
+        "principal",
+        "receive",
+        "rpc",
+        "scope",
+        "stalled",
+        "started",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, body_timeout: float = 60.0) -> None:
         self.started = time.perf_counter()
@@ -34,6 +47,8 @@ class Call:
         self.receive = receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.name = ""
+        self.rpc = ""
+        self.principal = NOBODY
         self.body_ended = False
         self.body_timeout = body_timeout
         self.gone = False

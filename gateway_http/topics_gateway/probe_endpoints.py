@@ -1,10 +1,11 @@
-"""Handlers of the probes: health and ready (SPEC API 8)."""
+"""Handlers of the probes and metrics (SPEC API 8)."""
 
 import time
 
 from topics_gateway.call import Call
 from topics_gateway.reply import Reply, json_reply
 from topics_gateway.settings import GatewaySettings
+from topics_service.api.metrics import TEXT_TYPE
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 
@@ -31,3 +32,10 @@ class ProbeEndpoints:
             raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
         message = f"the server does not take work: {state.reason}"
         raise TopicsError(Reason.NOT_READY, message, {"replay_progress": state.replay_progress})
+
+    async def metrics(self, call: Call) -> Reply:
+        """GET /v0/metrics: JSON if the Accept header names it, else Prometheus text; in every state of the server."""
+        if b"application/json" in call.headers.get(b"accept", b"").lower():
+            return Reply(200, self._api.metrics.json())
+        text = await self._api.metrics.text(call.principal.prefixes)
+        return Reply(200, text, content_type=TEXT_TYPE.encode())

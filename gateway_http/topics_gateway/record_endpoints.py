@@ -13,7 +13,9 @@ from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import DeleteRequest, DiffRequest, TagMatch
 
-_DIFF: Final = frozenset({"from_seq", "limit", "node", "include_tags", "include_meta", "wait_ms", "max_batch_bytes"})
+_DIFF: Final = frozenset(
+    {"from_seq", "limit", "node", "include_tags", "include_meta", "wait_ms", "max_batch_bytes", "from_ts", "last"}
+)
 _DELETE: Final = frozenset({"before_seq", "match"})
 
 
@@ -24,6 +26,7 @@ class RecordEndpoints:
         self._api = api
         self._settings = settings
         self._rendered = RenderCache(settings.render_cache_bytes)
+        api.metrics.caches["renderings"] = self._rendered
 
     async def append(self, call: Call) -> Reply:
         """POST /v0/topics/{topic}."""
@@ -31,7 +34,7 @@ class RecordEndpoints:
         request = read_append(call.name, text, self._settings.limits)
         if request.idempotency_key is None:
             request.idempotency_key = _header_key(call)
-        reply = await self._api.append(request)
+        reply = await self._api.append(request, principal=call.principal)
         members: dict[str, Any] = {"topic": reply.topic, "first_seq": reply.first_seq, "last_seq": reply.last_seq}
         if flag(call.query(), "return_seqs", True):
             members["seqs"] = list(range(reply.first_seq, reply.last_seq + 1))
@@ -60,6 +63,8 @@ class RecordEndpoints:
             nodes=_nodes(fields.value("node")),
             wait_ms=fields.amount("wait_ms"),
             max_batch_bytes=fields.amount("max_batch_bytes"),
+            from_ts=fields.integer("from_ts"),
+            last=fields.amount("last") if fields.has("last") else None,
         )
         parts = Parts(tags=fields.boolean("include_tags") is True, metas=fields.boolean("include_meta") is not False)
         reading = self._api.diff(request)

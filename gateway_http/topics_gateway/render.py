@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from topics_gateway.reply import encode
 from topics_service.engine.model import BINARY_KIND, Slice
+from topics_service.statistics import CacheStatistics
 from topics_service.storage.block import Block
 
 _MUST_ESCAPE: Final = bytes([*range(0x20), *b'"\\'])
@@ -36,6 +37,7 @@ class RenderCache:
     """
 
     def __init__(self, max_bytes: int) -> None:
+        self.statistics = CacheStatistics()
         self._max_bytes = max_bytes
         self._bytes = 0
         self._pages: OrderedDict[tuple[int, int, int, bool, bool], _Page] = OrderedDict()
@@ -57,9 +59,12 @@ class RenderCache:
         page = self._pages.get(key)
         if page is not None:
             self._pages.move_to_end(key)
+            self.statistics.hits += 1
         elif (stop - start) * _SHARE < block.count or block.weight > self._max_bytes // 8:
+            self.statistics.misses += 1
             return _splice(_columns(block, start, stop, tags, metas), stop - start)
         else:
+            self.statistics.misses += 1
             page = self._keep(key, _render(block, tags, metas))
         if start == 0 and stop == block.count:
             return page.text

@@ -19,6 +19,7 @@ class Reply(NamedTuple):
     status: int
     body: bytes
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    content_type: bytes = b"application/json"
 
 
 def json_reply(status: int, members: dict[str, Any]) -> Reply:
@@ -29,7 +30,7 @@ def json_reply(status: int, members: dict[str, Any]) -> Reply:
 async def send_reply(reply: Reply, scope: Scope, send: Send, *, accept_encoding: bytes, gzip_min_bytes: int) -> None:
     """Send `reply`, compressed if the client asked for it and it is worth it; HEAD gets the headers only."""
     body = reply.body
-    headers = [(b"content-type", b"application/json"), *reply.headers]
+    headers = [(b"content-type", reply.content_type), *reply.headers]
     if len(body) >= gzip_min_bytes:
         headers.append((b"vary", b"accept-encoding"))
         if accept_encoding and names_gzip(accept_encoding):

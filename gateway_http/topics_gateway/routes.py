@@ -1,7 +1,7 @@
 """The route table, built from the `google.api.http` annotations of the services in `topics.v1`."""
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple, NoReturn
 from urllib.parse import unquote_to_bytes
 
 from google.api import annotations_pb2
@@ -15,7 +15,8 @@ from topics.v1 import (
 )
 from topics_gateway.call import Call, Handler
 from topics_gateway.errors import method_not_allowed, not_found
-from topics_service.engine.errors import invalid
+from topics_service.api.access import NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE
+from topics_service.engine.errors import TopicsError, invalid
 
 _FILES: Final = (
     topics_service_pb2,
@@ -24,6 +25,22 @@ _FILES: Final = (
     watch_service_pb2,
     admin_service_pb2,
 )
+
+
+_PACKAGE: Final = "topics.v1."
+UNROUTED: Final = "unrouted"
+"""Stands for the RPC of a request that met no route."""
+
+
+_NO_ROUTES: Final = {"topic": NO_TOPIC_ROUTE, "router": NO_ROUTER_ROUTE}
+"""What leads nowhere below a path variable, by its name; NO_ROUTE elsewhere."""
+
+
+class Route(NamedTuple):
+    """Where a request leads. `rpc` is what the access rules know it by: the full name, or NO_ROUTE and its kin."""
+
+    rpc: str
+    handler: Handler
 
 
 class RouteTable:
@@ -39,39 +56,50 @@ class RouteTable:
         if unknown := handlers.keys() - {rpc for rpc, _, _ in routes}:
             raise ValueError(f"handlers for RPCs that have no route: {sorted(unknown)}")
         for rpc, method, path in routes:
-            self._root.descend(path).methods[method] = handlers.get(rpc)
+            node = self._root.descend(path)
+            node.methods[method] = handlers.get(rpc)
+            node.rpcs[method] = rpc.removeprefix(_PACKAGE)
 
-    def find(self, call: Call) -> Handler:
-        """The handler for `call`, whose `name` becomes the variable segment of the path.
+    def find(self, call: Call) -> Route:
+        """The route of `call`, whose `rpc` and `name`, the variable segment of the path, are set.
 
-        Raises `not_found` or `method_not_allowed`, and `invalid_request` for a path that is not UTF-8.
+        Finding nothing is not an error yet, since whoever may not call must not learn of it: the handler then raises
+        `not_found` or `method_not_allowed`, or `invalid_request` for a path that is not UTF-8.
         """
-        node = self._root
-        for segment in split_path(call.scope["raw_path"]):
+        node, nowhere = self._root, NO_ROUTE
+        try:
+            segments = split_path(call.scope["raw_path"])
+        except TopicsError as error:
+            return Route(nowhere, _raises(error))
+        for segment in segments:
             child = node.literals.get(segment)
-            if child is None and segment:
+            if child is None and segment and node.variable is not None:
                 child = node.variable
                 call.name = segment
+                nowhere = _NO_ROUTES.get(node.variable_name, NO_ROUTE)
             if child is None:
-                raise not_found()
+                return Route(nowhere, _raises(not_found()))
             node = child
         asked = call.scope["method"]
         method = "GET" if asked == "HEAD" else asked
-        handler = node.methods.get(method)
-        if handler is not None:
-            return handler
-        if method in node.methods or not any(node.methods.values()):
-            raise not_found()
-        raise method_not_allowed(asked)
+        rpc, handler = node.rpcs.get(method), node.methods.get(method)
+        if rpc is not None and handler is not None:
+            call.rpc = rpc
+            return Route(_PACKAGE + rpc, handler)
+        if rpc is not None:
+            return Route(_PACKAGE + rpc, _raises(not_found()))
+        return Route(nowhere, _raises(method_not_allowed(asked) if any(node.methods.values()) else not_found()))
 
 
 class _Node:
-    __slots__ = ("literals", "methods", "variable")
+    __slots__ = ("literals", "methods", "rpcs", "variable", "variable_name")
 
     def __init__(self) -> None:
         self.literals: dict[str, _Node] = {}
         self.variable: _Node | None = None
+        self.variable_name = ""
         self.methods: dict[str, Handler | None] = {}  # None: the RPC is not built yet
+        self.rpcs: dict[str, str] = {}  # their names, short
 
     def descend(self, template: str) -> "_Node":
         """The node of a path template, made if there is none."""
@@ -79,11 +107,18 @@ class _Node:
         for segment in template.split("/"):
             if segment.startswith("{"):
                 if node.variable is None:
-                    node.variable = _Node()
+                    node.variable, node.variable_name = _Node(), segment.strip("{}")
                 node = node.variable
             else:
                 node = node.literals.setdefault(segment, _Node())
         return node
+
+
+def _raises(error: TopicsError) -> Handler:
+    async def handler(call: Call) -> NoReturn:
+        raise error
+
+    return handler
 
 
 def annotated_routes() -> Iterator[tuple[str, str, str]]:

@@ -26,7 +26,8 @@ class TopicEndpoints:
     async def put(self, call: Call) -> Reply:
         """PUT /v0/topics/{topic}."""
         text = await read_json(call, self._settings.max_body_bytes, optional=True)
-        reply = await self._api.put_topic(call.name, read_config(parse_object(text)))
+        config = read_config(parse_object(text))
+        reply = await self._api.put_topic(call.name, config, principal=call.principal)
         return json_reply(
             201 if reply.created else 200,
             {
@@ -71,7 +72,8 @@ class TopicEndpoints:
                 after=read_cursor(query.get("cursor", "")),
                 page_size=page_size(query.get("page_size", "")),
                 touch=flag(query, "touch", False),
-            )
+            ),
+            principal=call.principal,
         )
         members: dict[str, Any] = {"topics": [_summary(state) for state in page.topics]}
         if page.next_after is not None:

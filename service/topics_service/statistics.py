@@ -62,4 +62,5 @@ class RequestStatistics:
         histogram = self.finished.get(key)
         if histogram is None:
             histogram = self.finished[key] = Histogram(_REQUEST_BOUNDS_SECONDS)
-        histogram.observe(seconds)
+        histogram.sum += seconds  # as Histogram.observe, without its call
+        histogram.counts[bisect_left(_REQUEST_BOUNDS_SECONDS, seconds)] += 1

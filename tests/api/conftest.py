@@ -7,9 +7,14 @@ from typing import Any
 import grpc
 import pytest
 
+from topics_service.api.commit import CommitStatistics
 from topics_service.api.grpc.server import GrpcServer
+from topics_service.api.metrics import Metrics
+from topics_service.engine.clock import SystemClock
+from topics_service.engine.engine import Engine
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import DiffReply, DiffRequest, ReadyState
+from topics_service.storage.memory import MemoryStore
 
 
 class FakeApi:
@@ -25,6 +30,7 @@ class FakeApi:
         self.parked = asyncio.Event()
         self.left = asyncio.Event()
         self.limits = Limits()
+        self.metrics = Metrics(Engine(MemoryStore(), SystemClock()), CommitStatistics())
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         async def method(*args: Any, **kwargs: Any) -> Any:

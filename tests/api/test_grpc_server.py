@@ -222,7 +222,6 @@ async def test_what_is_not_built_yet(channel: Channel, caplog: pytest.LogCapture
         queues.Work(queue_service_pb2.WorkRequest(topic="q")).read(),
         router_service_pb2_grpc.RouterServiceStub(channel).ListRouters(router_service_pb2.ListRoutersRequest()),
         watch_service_pb2_grpc.WatchServiceStub(channel).Watch(watch_service_pb2.WatchRequest()).read(),
-        admin_service_pb2_grpc.AdminServiceStub(channel).GetMetrics(admin_service_pb2.GetMetricsRequest()),
         channel.unary_unary("/topics.v1.TopicsService/NoSuchCall")(b""),
         channel.unary_unary("/other.Service/Call")(b""),
     ):

@@ -10,7 +10,9 @@ import pytest
 from topics_gateway import GatewaySettings, create_app
 from topics_gateway.call import Call
 from topics_gateway.reply import Reply
-from topics_gateway.routes import RouteTable, annotated_routes, split_path
+from topics_gateway.routes import Route, RouteTable, annotated_routes, split_path
+from topics_service.api.access import NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE, Gate
+from topics_service.api.auth import KeyRing
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 
@@ -55,6 +57,12 @@ async def test_wrong_methods(client: httpx.AsyncClient, method: str, path: str) 
         check_envelope(reply, 405, "method_not_allowed")
 
 
+async def refusal(route: Route) -> tuple[str, Reason]:
+    with pytest.raises(TopicsError) as error:
+        await route.handler(None)  # type: ignore[arg-type]
+    return route.rpc, error.value.reason
+
+
 async def test_rpcs_without_a_handler_are_not_found(api: TopicsApi, settings: GatewaySettings) -> None:
     async def handler(call: Call) -> Reply:
         raise AssertionError
@@ -64,15 +72,14 @@ async def test_rpcs_without_a_handler_are_not_found(api: TopicsApi, settings: Ga
     def find(method: str, path: str) -> Any:
         return table.find(Call({"method": method, "raw_path": path.encode(), "headers": []}, None))  # type: ignore[arg-type]
 
-    assert find("POST", "/v0/topics/t/diff") is handler
-    with pytest.raises(TopicsError) as error:
-        find("PUT", "/v0/topics/t/diff")
-    assert error.value.reason is Reason.METHOD_NOT_ALLOWED
+    assert find("POST", "/v0/topics/t/diff") == (DIFF, handler)
+    assert await refusal(find("PUT", "/v0/topics/t/diff")) == (NO_TOPIC_ROUTE, Reason.METHOD_NOT_ALLOWED)
     for rpc, method, path in annotated_routes():
-        for asked in {method, "PATCH"} if rpc != DIFF else ():
-            with pytest.raises(TopicsError) as error:
-                find(asked, path.replace("{", "").replace("}", ""))
-            assert error.value.reason is Reason.NOT_FOUND
+        if rpc != DIFF:
+            below = NO_TOPIC_ROUTE if "{topic}" in path else NO_ROUTER_ROUTE if "{router}" in path else NO_ROUTE
+            path = path.replace("{", "").replace("}", "")
+            assert await refusal(find(method, path)) == (rpc, Reason.NOT_FOUND)
+            assert await refusal(find("PATCH", path)) == (below, Reason.NOT_FOUND)
     with pytest.raises(ValueError, match="no route"):
         RouteTable({"topics.v1.TopicsService.Nothing": handler})
 
@@ -113,18 +120,25 @@ async def test_head_is_get_without_the_body(client: httpx.AsyncClient, path: str
 
 
 class BrokenApi:
+    def __init__(self, api: TopicsApi) -> None:
+        self.metrics = api.metrics
+
     def ready(self) -> Any:
         raise RuntimeError("secret")
 
 
-async def test_a_bug_is_a_500_that_says_nothing(caplog: pytest.LogCaptureFixture, settings: GatewaySettings) -> None:
-    app = create_app(BrokenApi(), settings)  # type: ignore[arg-type]
+async def test_a_bug_is_a_500_that_says_nothing(
+    caplog: pytest.LogCaptureFixture, settings: GatewaySettings, api: TopicsApi
+) -> None:
+    app = create_app(BrokenApi(api), settings)  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         with caplog.at_level(logging.ERROR):
             reply = await client.get("/v0/ready")
     check_envelope(reply, 500, "internal")
     assert "secret" not in reply.text
     assert [(record.name, record.exc_info is not None) for record in caplog.records] == [("topics.http", True)]
+    assert list(api.metrics.http.finished) == [("AdminService.GetReady", "5xx")]
+    assert api.metrics.http.in_flight == 0
 
 
 async def test_a_bug_after_the_reply_began_breaks_it_off(drive: Callable[..., Any]) -> None:
@@ -141,11 +155,8 @@ async def test_a_bug_after_the_reply_began_breaks_it_off(drive: Callable[..., An
     assert sent == ["http.response.start", "http.response.body"]
 
 
-async def test_authorize_comes_before_everything(api: TopicsApi, settings: GatewaySettings) -> None:
-    async def nobody(scope: Any) -> None:
-        raise TopicsError(Reason.UNAUTHORIZED, "no")
-
-    transport = httpx.ASGITransport(create_app(api, settings, nobody))
+async def test_the_gate_comes_before_everything(api: TopicsApi, settings: GatewaySettings) -> None:
+    transport = httpx.ASGITransport(create_app(api, settings, Gate(KeyRing([]))))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         for method, path in (("GET", "/nothing"), ("PATCH", "/v0/topics"), ("POST", "/v0/topics/t"), ("GET", "/%ff")):
             check_envelope(await client.request(method, path, content=b"x"), 401, "unauthorized")

@@ -1,6 +1,5 @@
 """Topics over HTTP: put, get, list, delete, and the probes."""
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -64,6 +63,8 @@ async def test_a_state_with_queue_counters(settings: GatewaySettings, api: Topic
     from topics_service.engine.model import QueueCounters, TopicState
 
     class QueueApi:
+        metrics = api.metrics
+
         async def get_topic(self, name: str, *, touch: bool) -> TopicState:
             state = await api.get_topic(name, touch=touch)
             state.queue = QueueCounters(ready=842, in_flight=288, dead_lettered=4)
@@ -146,9 +147,11 @@ async def test_ready(client: httpx.AsyncClient, path: str) -> None:
     ],
 )
 async def test_not_ready(
-    drive: Callable[..., Any], settings: GatewaySettings, reason: str, code: str, detail: dict[str, Any] | None
+    api: TopicsApi, settings: GatewaySettings, reason: str, code: str, detail: dict[str, Any] | None
 ) -> None:
     class Unready:
+        metrics = api.metrics
+
         def ready(self) -> ReadyState:
             return ReadyState(ready=False, reason=reason, topics=0, replay_progress=0.5)
 

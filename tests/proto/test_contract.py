@@ -203,8 +203,8 @@ def test_requests_and_responses_belong_to_one_rpc() -> None:
 
 def test_streams() -> None:
     streaming = {m.name for m in methods() if m.server_streaming}
-    assert streaming == {"OpenWatch", "Watch", "Work"}
-    assert not any(m.client_streaming for m in methods())
+    assert streaming == {"AppendStream", "BulkDiff", "OpenWatch", "Watch", "Work"}
+    assert {m.name for m in methods() if m.client_streaming} == {"AppendStream"}
 
 
 def test_everything_has_a_comment(parsed: list[descriptor_pb2.FileDescriptorProto]) -> None:

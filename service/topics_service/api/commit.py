@@ -66,6 +66,10 @@ class GroupCommit:
                 self._wanted = ticket
                 self._condition.notify()
 
+    def covers(self, ticket: int) -> bool:
+        """Whether `ticket` is durable and visible, so that `wait` would return at once."""
+        return ticket <= self._published
+
     async def wait(self, ticket: int) -> None:
         """Return once `ticket` is durable and visible. Cancelling the wait does not undo the write.
 

@@ -55,6 +55,20 @@ def render(families: Iterable[Metric]) -> bytes:
     return generate_latest(registry)
 
 
+def gauges(label: str, series: Sequence[str], columns: Iterable[tuple[str, str, Iterable[int]]]) -> bytes:
+    """Gauges (name, meaning, a value for each series) of many series, as the text that `render` would make of them.
+
+    An order of magnitude cheaper per sample than the library.
+    """
+    labels = [f'{{{label}="{_escape(value)}"}} ' for value in series]
+    pieces = []
+    for name, meaning, values in columns:
+        full = _name(name)
+        pieces.append(f"# HELP {full} {meaning}\n# TYPE {full} gauge\n")
+        pieces += [f"{full}{text}{value}\n" for text, value in zip(labels, values, strict=True)]
+    return "".join(pieces).encode()
+
+
 class _Given(Collector):
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -65,6 +79,10 @@ class _Given(Collector):
 
 def _name(name: str) -> str:
     return _PREFIX + name
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def _series(values: Values) -> Iterable[tuple[Labels, float]]:

@@ -13,9 +13,8 @@ import msgspec
 from prometheus_client.metrics_core import Metric
 
 from topics_service.api.commit import CommitStatistics
-from topics_service.api.exposition import counter, gauge, histogram, render
+from topics_service.api.exposition import counter, gauge, gauges, histogram, render
 from topics_service.engine.engine import Engine
-from topics_service.engine.snapshot import Snapshot
 from topics_service.statistics import CacheStatistics, Histogram, RequestStatistics
 
 TEXT_TYPE: Final = "text/plain; version=0.0.4"
@@ -67,9 +66,13 @@ class Metrics:
         self.wal_switches: Callable[[], int] = lambda: 0
         self.caches: dict[str, Cache] = {"blocks": engine.blocks}
 
-    async def text(self) -> bytes:
-        """The Prometheus text exposition, of type TEXT_TYPE. Written on a thread: with 1000 topics it is long."""
-        return await asyncio.to_thread(render, list(self._families()))
+    async def text(self, allowed: tuple[str, ...] | None = None) -> bytes:
+        """The Prometheus text exposition, of type TEXT_TYPE. All of it is read at once, most is written on a thread.
+
+        Series per topic are those of names that start with one of `allowed`, where it is given.
+        """
+        families, per_topic = list(self._families()), self._per_topic(allowed)
+        return await asyncio.to_thread(render, families) + per_topic
 
     def json(self) -> bytes:
         """The aggregates as one JSON object, without a block per topic."""
@@ -114,7 +117,6 @@ class Metrics:
     def _families(self) -> Iterator[Metric]:
         now = self.snapshot()
         yield from self._aggregates(now)
-        yield from self._per_topic(now["topics"])
         yield from self._wal(now["wal"])
         yield from self._extras()
 
@@ -132,21 +134,23 @@ class Metrics:
         yield gauge("ready", "1 when the server takes work.", now["ready"])
         yield gauge("recovery_progress", "The part of recovery that is done.", now["replay_progress"])
         yield gauge("uptime_ms", "Time since the start, in milliseconds.", now["uptime_ms"])
-
-    def _per_topic(self, topics: int) -> Iterator[Metric]:
-        truncated = topics > TOPICS_SHOWN
+        truncated = now["topics"] > TOPICS_SHOWN
         yield gauge("topic_metrics_truncated", "1 when there are more topics than series per topic.", truncated)
-        shown = [((name,), s) for name, s in self._engine.sample(TOPICS_SHOWN)]
-        columns: tuple[tuple[str, str, Callable[[Snapshot], int]], ...] = (
-            ("head_seq", "Highest assigned seq per topic.", lambda s: s.head),
-            ("earliest_seq", "First live seq per topic.", lambda s: s.earliest),
-            ("records_live", "Live records per topic.", lambda s: s.count),
-            ("bytes_live", "Bytes of the live records per topic.", lambda s: s.bytes),
+
+    def _per_topic(self, allowed: tuple[str, ...] | None) -> bytes:
+        shown = list(self._engine.sample(TOPICS_SHOWN, allowed))
+        states = [s for _, s in shown]
+        columns = (
+            ("topic_head_seq", "Highest assigned seq per topic.", [s.head for s in states]),
+            ("topic_earliest_seq", "First live seq per topic.", [s.earliest for s in states]),
+            ("topic_records_live", "Live records per topic.", [s.count for s in states]),
+            ("topic_bytes_live", "Bytes of the live records per topic.", [s.bytes for s in states]),
         )
-        for name, meaning, value in columns:
-            yield gauge(f"topic_{name}", meaning, [(labels, value(s)) for labels, s in shown], ("topic",))
-        yield gauge("topic_queue_ready", "Jobs that wait for a worker, per queue.", [], ("topic",))
-        yield gauge("topic_queue_in_flight", "Jobs that a worker holds, per queue.", [], ("topic",))
+        queues: tuple[tuple[str, str, list[int]], ...] = (
+            ("topic_queue_ready", "Jobs that wait for a worker, per queue.", []),
+            ("topic_queue_in_flight", "Jobs that a worker holds, per queue.", []),
+        )
+        return gauges("topic", [name for name, _ in shown], columns) + gauges("topic", [], queues)
 
     def _wal(self, now: dict[str, Any]) -> Iterator[Metric]:
         yield counter("wal_frames", "Write batches appended to the write-ahead log.", now["frames"])

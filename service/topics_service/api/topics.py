@@ -2,10 +2,16 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from topics_service.api.access import check_append, check_put
+from topics_service.api.auth import Principal
 from topics_service.api.commit import GroupCommit
+from topics_service.api.metrics import Metrics
 from topics_service.api.pressure import Pressure
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
@@ -13,6 +19,7 @@ from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
     AppendReply,
     AppendRequest,
+    BulkRequest,
     ConfigInput,
     DeleteReply,
     DeleteRequest,
@@ -27,11 +34,21 @@ from topics_service.engine.model import (
 )
 
 
+class Submitted(Struct, kw_only=True):
+    """A write that was handed to the store or refused; `TopicsApi.settle` tells which, once `ticket` is durable."""
+
+    ticket: int = 0
+    reply: AppendReply | None = None
+    error: TopicsError | None = None
+    written: float = 0.0  # on time.perf_counter
+
+
 class TopicsApi:
     """Runs calls on the engine and answers when their effect is as durable as promised.
 
     Every method raises TopicsError. All of them run on the event loop that owns the engine. Cancelling a call ends
-    its wait; a write that was already handed to the store stays.
+    its wait; a write that was already handed to the store stays. The doors have authorized the call itself; methods
+    that take a `principal` check what else the request would touch, and raise `forbidden`.
     """
 
     def __init__(self, engine: Engine, commit: GroupCommit, pressure: Pressure | None = None) -> None:
@@ -39,15 +56,18 @@ class TopicsApi:
         self._commit = commit
         self._pressure = pressure or Pressure()
         self._waiting: set[asyncio.Event] = set()
+        self.metrics = Metrics(engine, commit.statistics)
 
     @property
     def limits(self) -> Limits:
         """The limits that requests meet."""
         return self._engine.limits
 
-    async def put_topic(self, name: str, config: ConfigInput) -> PutTopicReply:
+    async def put_topic(self, name: str, config: ConfigInput, *, principal: Principal) -> PutTopicReply:
         """Create a topic or replace its config; durable before it is acknowledged (SPEC API 1.1)."""
-        reply, ticket = self._admit().put_topic(name, config)
+        engine = self._admit()
+        check_put(principal, config)
+        reply, ticket = engine.put_topic(name, config)
         await self._settle(ticket)
         return reply
 
@@ -55,9 +75,9 @@ class TopicsApi:
         """A topic's state; with `touch` it counts as a read for recency (SPEC API 1.2)."""
         return self._admit().get_topic(name, touch=touch)
 
-    async def list_topics(self, request: ListTopicsRequest) -> ListTopicsReply:
-        """One page of topics in name order (SPEC API 1.3)."""
-        return self._admit().list_topics(request)
+    async def list_topics(self, request: ListTopicsRequest, *, principal: Principal) -> ListTopicsReply:
+        """One page, in name order, of the topics that the caller may know of (SPEC API 1.3)."""
+        return self._admit().list_topics(request, principal.prefixes)
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
         """Remove a topic and everything in it, irreversibly and durably (SPEC API 1.4)."""
@@ -65,31 +85,54 @@ class TopicsApi:
         await self._settle(ticket)
         return reply
 
-    async def append(self, request: AppendRequest) -> AppendReply:
+    async def append(self, request: AppendRequest, *, principal: Principal) -> AppendReply:
         """Append records atomically; returns once they are durable for the topic's class and visible (SPEC API 2)."""
+        return await self.settle(await self.submit(request, principal=principal))
+
+    async def submit(self, request: AppendRequest, *, principal: Principal) -> Submitted:
+        """The first half of `append`: take the write in without waiting for its durability.
+
+        Raises `forbidden`, and `shutting_down` or `not_ready`; what else is wrong with it `settle` tells. Writes take
+        effect in the order in which these calls return.
+        """
         engine = self._admit()
+
+        def write() -> tuple[AppendReply, int]:  # after a wait the topic may be another one, or none
+            check_append(principal, request, exists=engine.has_topic(request.topic))
+            return engine.append(request)
+
+        check_append(principal, request, exists=engine.has_topic(request.topic))
         started = time.perf_counter()
         try:
             if request.disable_backpressure:
-                (reply, ticket), waited = await self._pressure.push_through(lambda: engine.append(request))
+                (reply, ticket), waited = await self._pressure.push_through(write)
                 started += waited / 1e3
                 reply.throttle_wait_ms = waited
             else:
                 self._pressure.check()
                 reply, ticket = engine.append(request)
-        except TopicsError:
+        except TopicsError as error:
             # A write that is refused for its size may have created its topic, which stays: let it be seen first.
-            await self._settle(engine.creation_ticket(request.topic))
-            raise
-        if not ticket:
-            reply.wal_append_ms = (time.perf_counter() - started) * 1e3
-            return reply
+            return Submitted(ticket=engine.creation_ticket(request.topic), error=error)
         written = time.perf_counter()
         reply.wal_append_ms = (written - started) * 1e3
-        await self._settle(ticket)
-        if reply.fsync_gated:
-            reply.fsync_ms = (time.perf_counter() - written) * 1e3
+        return Submitted(ticket=ticket, reply=reply, written=written)
+
+    async def settle(self, submitted: Submitted) -> AppendReply:
+        """The second half of `append`: its reply when it is due, or its error."""
+        reply = submitted.reply
+        if submitted.ticket:
+            await self._settle(submitted.ticket)
+            if reply is not None and reply.fsync_gated:
+                reply.fsync_ms = (time.perf_counter() - submitted.written) * 1e3
+        if reply is None:
+            assert submitted.error is not None, "it is one or the other"
+            raise submitted.error
         return reply
+
+    def is_settled(self, submitted: Submitted) -> bool:
+        """Whether `settle` answers without waiting."""
+        return self._commit.covers(submitted.ticket)
 
     async def diff(self, request: DiffRequest) -> DiffReply:
         """Read from a cursor, waiting up to `wait_ms` for a first record (SPEC API 3).
@@ -99,18 +142,40 @@ class TopicsApi:
         reply = self._admit().diff(request)
         if request.wait_ms <= 0 or reply.slices or reply.tombstone is not None or not reply.caught_up:
             return reply
-        woken = asyncio.Event()
-        park = self._engine.park(request.topic, woken.set)
-        self._waiting.add(woken)
         try:
             async with asyncio.timeout(min(request.wait_ms, self._engine.limits.max_wait_ms) / 1000):
-                await woken.wait()
+                await self.news(request.topic)
         except TimeoutError:
             return reply
+        return self._engine.diff(replace(request, from_seq=reply.next_from_seq, from_ts=None, last=None))
+
+    async def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
+        """One page of a long read and the topic's epoch; see `api.bulk`."""
+        return self._admit().bulk(request)
+
+    async def news(self, topic: str) -> None:
+        """Return when records of the topic become visible, when it is deleted, or when the server drains."""
+        woken = asyncio.Event()
+        park = self._engine.park(topic, woken.set)
+        try:
+            with self.told_of_drain(woken):
+                await woken.wait()
         finally:
             park.leave()
-            self._waiting.discard(woken)
-        return self._engine.diff(replace(request, from_seq=reply.next_from_seq, from_ts=None, last=None))
+
+    @contextmanager
+    def told_of_drain(self, event: asyncio.Event) -> Iterator[None]:
+        """Set `event` should the server start to drain meanwhile."""
+        self._waiting.add(event)
+        try:
+            yield
+        finally:
+            self._waiting.discard(event)
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server is about to stop."""
+        return self._engine.draining
 
     async def locate(self, name: str, ts: int) -> tuple[int, int]:
         """The first live seq of time `ts` (ms) or later, head + 1 if there is none yet; and the head."""

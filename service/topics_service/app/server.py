@@ -16,6 +16,7 @@ from topics_gateway.app import create_app
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.transport.server import HttpServer
 from topics_service import __version__
+from topics_service.api.access import Gate
 from topics_service.api.commit import GroupCommit
 from topics_service.api.grpc.server import GrpcServer
 from topics_service.api.pressure import Pressure
@@ -89,18 +90,21 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
         min_free_bytes=settings.min_free_bytes,
     )
     api = TopicsApi(engine, commit, pressure)
+    api.metrics.lag, api.metrics.wal_switches = lag, store.wal_switches
     gateway = GatewaySettings(
         max_body_bytes=settings.max_body_bytes,
         body_timeout_seconds=settings.body_timeout_seconds,
         render_cache_bytes=settings.memory.renderings,
         limits=settings.limits,
     )
-    http = HttpServer(create_app(api, gateway), http_socket, header_timeout=settings.header_timeout_seconds)
+    gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, max_inflight=settings.max_inflight_per_key)
+    http = HttpServer(create_app(api, gateway, gate), http_socket, header_timeout=settings.header_timeout_seconds)
     grpc = GrpcServer(
         api,
         host=settings.host,
         port=settings.grpc_port,
         max_message_bytes=settings.max_body_bytes + (1 << 20),
+        gate=gate,
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -165,7 +169,11 @@ def _announce(settings: Settings, http_port: int, grpc_port: int) -> None:
         if path:
             _write_atomically(Path(path), f"{host}:{port}")
     log.info("topics %s: HTTP http://%s:%d, gRPC %s:%d", __version__, host, http_port, host, grpc_port)
-    log.info("data in %s; authentication is OFF", settings.data_path)
+    log.info("data in %s", settings.data_path)
+    if settings.api_keys is None:
+        log.warning("authentication is OFF: whoever reaches the server may do everything")
+    else:
+        log.info("authentication is on, with %d API keys", len(settings.api_keys))
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from topics_service.api.auth import KeyRing, KeySyntaxError, parse_keys
 from topics_service.engine.limits import Limits
 from topics_service.engine.names import Place
 
@@ -22,13 +23,16 @@ class SettingsError(Exception):
     """The settings can't be served with: the server refuses to start and says why."""
 
 
-def _setting(env: str, default: Any, meaning: str) -> Any:
-    return field(default=default, metadata={"env": env, "help": meaning})
+def _setting(env: str, default: Any, meaning: str, *, flag: bool = True) -> Any:
+    return field(default=default, metadata={"env": env, "help": meaning, "flag": flag})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `topics serve` can be told. The flag of `TOPICS_DATA_DIR` is `--data-dir`, and so on for each."""
+    """What `topics serve` can be told. The flag of `TOPICS_DATA_DIR` is `--data-dir`, and so on for each.
+
+    Only the keys have none, since everyone on the machine can read a command line.
+    """
 
     host: str = _setting("TOPICS_HOST", "127.0.0.1", "address to listen on, for HTTP and gRPC; host:port sets both")
     port: int = _setting("TOPICS_PORT", 4000, "HTTP port (HTTP/1.1 and cleartext HTTP/2); 0 picks a free one")
@@ -36,6 +40,13 @@ class Settings:
     grpc_port: int = _setting("TOPICS_GRPC_PORT", 4001, "gRPC port; 0 picks a free one")
     grpc_port_file: str = _setting("TOPICS_GRPC_PORT_FILE", "", "file that receives host:port of gRPC once it is bound")
     data_dir: str = _setting("TOPICS_DATA_DIR", "./topics-data", "directory of the database; one process at a time")
+    api_keys: KeyRing | None = _setting(  # noqa: RUF009  # a KeyRing does not change
+        "TOPICS_API_KEYS",
+        None,
+        "API keys with scopes and prefixes, see security.md; none: no authentication",
+        flag=False,
+    )
+    probe_auth: bool = _setting("TOPICS_PROBE_AUTH", False, "ask for a key on health and ready too")
     allow_insecure_no_auth: bool = _setting(
         "TOPICS_ALLOW_INSECURE_NO_AUTH", False, "serve a non-loopback address without authentication"
     )
@@ -70,6 +81,9 @@ class Settings:
     )
     max_topics: int = _setting("TOPICS_MAX_TOPICS", 100_000, "most topics; 0 is unlimited")
     max_total_bytes: int = _setting("TOPICS_MAX_TOTAL_BYTES", 0, "most live record bytes in all; 0 is unlimited")
+    max_inflight_per_key: int = _setting(
+        "TOPICS_MAX_INFLIGHT_PER_KEY", 1000, "most requests of one API key at a time, long polls too; 0 is unlimited"
+    )
 
     @property
     def memory(self) -> "MemoryShares":
@@ -122,11 +136,13 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
     """Settings from flags (which win), then the environment, then the defaults.
 
     A number that can't be read counts as not set, with a warning (contract.md 14). Raises SettingsError for what must
-    not be guessed: keys that this version can't check, a public address without authentication.
+    not be guessed: keys that can't be read, a public address without authentication.
     """
     values: dict[str, Any] = {}
     for setting in fields(Settings):
-        if flags.get(setting.name) is not None:
+        if setting.name == "api_keys":
+            values[setting.name] = _keys(environ.get(setting.metadata["env"], ""))
+        elif flags.get(setting.name) is not None:
             values[setting.name] = flags[setting.name]
         elif (text := environ.get(setting.metadata["env"])) is not None:
             value = _parse(text, setting.default)
@@ -140,8 +156,15 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
         values["host"], values["port"] = parts[0], int(parts[2])
     values["host"] = values.get("host", Settings.__dataclass_fields__["host"].default).strip("[]")
     settings = Settings(**values)
-    _check(settings, environ)
+    _check(settings)
     return settings
+
+
+def _keys(text: str) -> KeyRing | None:
+    try:
+        return parse_keys(text)
+    except KeySyntaxError as error:
+        raise SettingsError(f"TOPICS_API_KEYS: {error}") from None
 
 
 def _parse(text: str, default: object) -> Any:
@@ -152,13 +175,11 @@ def _parse(text: str, default: object) -> Any:
     return text
 
 
-def _check(settings: Settings, environ: Mapping[str, str]) -> None:
-    if any(entry.strip() for entry in environ.get("TOPICS_API_KEYS", "").split(",")):
-        raise SettingsError("TOPICS_API_KEYS is set, and this version can't check keys yet: refusing to serve without")
-    if not _is_loopback(settings.host) and not settings.allow_insecure_no_auth:
+def _check(settings: Settings) -> None:
+    if settings.api_keys is None and not _is_loopback(settings.host) and not settings.allow_insecure_no_auth:
         raise SettingsError(
             f"{settings.host} is not a loopback address and there are no API keys: everyone who reaches it could read "
-            "and delete everything. Set TOPICS_ALLOW_INSECURE_NO_AUTH=1 if that is what you want"
+            "and delete everything. Set TOPICS_API_KEYS, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 if that is what you want"
         )
     for name in ("port", "grpc_port"):
         if getattr(settings, name) > 65535:

@@ -7,7 +7,7 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.statistics import CacheStatistics
 from topics_service.storage import keys
 from topics_service.storage.block import Block, CorruptBlockError, decode
-from topics_service.storage.store import Family, Store
+from topics_service.storage.store import Family, Store, StoreError
 
 
 class BlockCache:
@@ -110,7 +110,10 @@ class LogBlocks:
     def _load(self, seq: int) -> Block:
         self._cache.statistics.misses += 1
         for store in (self._memory, self._disk):
-            row = store.floor(Family.BLOCKS, keys.pair(self._log_id, seq))
+            try:
+                row = store.floor(Family.BLOCKS, keys.pair(self._log_id, seq))
+            except StoreError as error:
+                raise self._damaged(seq, str(error)) from error
             if row is None or keys.read_u64(row[0]) != self._log_id:
                 continue
             base = keys.read_u64(row[0], 8)

@@ -21,6 +21,7 @@ from topics_service.engine.model import (
     AppendReply,
     AppendRequest,
     Batch,
+    BulkRequest,
     ConfigInput,
     DeleteReply,
     DeleteRequest,
@@ -45,6 +46,7 @@ _NEXT_TOPIC = b"next_topic"
 _NEXT_LOG = b"next_log"
 _PURGE_ROWS = 1000
 _TTL_TOPICS_A_SWEEP = 1000
+_LOGS_A_SLICE = 1000
 
 
 class Parked:
@@ -140,9 +142,13 @@ class Engine:
             reason = "read_only"
         return ReadyState(ready=not reason, reason=reason, topics=len(self._topics), replay_progress=self.recovered)
 
-    def sample(self, most: int) -> Iterator[tuple[str, Snapshot]]:
-        """The first topics by name, at most `most`, as readers saw them last: nothing is read, expired or touched."""
-        for topic in islice(self._topics.values(), most):
+    def sample(self, most: int, allowed: tuple[str, ...] | None = None) -> Iterator[tuple[str, Snapshot]]:
+        """The first topics by name, at most `most`, as readers saw them last: nothing is read, expired or touched.
+
+        Only names that start with one of `allowed`, where it is given.
+        """
+        for name in islice(self._names(names.narrow("", allowed), None), most):
+            topic = self._topics[name]
             if not self._unsynced(topic):
                 yield topic.name, topic.log.view
 
@@ -173,16 +179,16 @@ class Engine:
             topic.touch(now)
         return topic.state(topic.log.visible(topic.config, now), now)
 
-    def list_topics(self, request: ListTopicsRequest) -> ListTopicsReply:
-        """One page of topics in name order. See TopicsApi.list_topics."""
+    def has_topic(self, name: str) -> bool:
+        """Whether a write to `name` would find a topic; readers may not see it yet."""
+        return name in self._topics
+
+    def list_topics(self, request: ListTopicsRequest, allowed: tuple[str, ...] | None = None) -> ListTopicsReply:
+        """One page of topics in name order, only those that start with one of `allowed`. See TopicsApi.list_topics."""
         now = self._clock.now_ms()
         page: list[TopicState] = []
-        after = request.after
-        start = max(request.prefix, after) if after is not None else request.prefix
-        for name in self._topics.irange(minimum=start, inclusive=(after is None or start != after, True)):
+        for name in self._names(names.narrow(request.prefix, allowed), request.after):
             topic = self._topics[name]
-            if not name.startswith(request.prefix):
-                break
             if topic.visible_after > self.writer.synced:
                 continue
             if len(page) == request.page_size:
@@ -267,6 +273,21 @@ class Engine:
             frozenset(request.nodes if topic.config.dedupe_node else ()),
         )
 
+    def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
+        """One page of a long read, and the topic's epoch for the next. See `api.bulk`; this call never waits."""
+        topic, now = self._visible(request.topic), self._clock.now_ms()
+        if request.epoch and request.epoch != topic.number:
+            raise topic_not_found(request.topic)
+        topic.touch(now)
+        s, from_seq = topic.log.visible(topic.config, now), request.from_seq
+        if request.from_ts is not None or request.last is not None:
+            from_seq = reader.start(s, topic.log.blocks, request)
+        nodes = frozenset(request.nodes if topic.config.dedupe_node else ())
+        reply = reader.read(
+            topic.name, s, topic.log.blocks, from_seq, request.limit, request.max_batch_bytes, nodes, request.end_seq
+        )
+        return reply, topic.number
+
     def locate(self, name: str, ts: int) -> tuple[int, int]:
         """The first live seq whose record is of time `ts` (ms) or later (head + 1 if none), and the head."""
         topic, now = self._visible(name), self._clock.now_ms()
@@ -295,13 +316,10 @@ class Engine:
         """One bounded slice of background work; True if more is due at once. Call it often, between requests."""
         if self.writer.failure is not None or self.recovered < 1.0:
             return False
-        more = False
-        for log_id, log in list(self._touched.items()):
-            if upkeep.run(log, self.writer, self._memory):
-                more = True
-            else:
+        for log_id, log in list(islice(self._touched.items(), _LOGS_A_SLICE)):
+            if not upkeep.run(log, self.writer, self._memory):
                 del self._touched[log_id]
-        return more
+        return bool(self._touched)
 
     def sweep(self) -> None:
         """What must happen though nobody asks: expired records and idempotency rows go. Call it every second."""
@@ -336,6 +354,15 @@ class Engine:
         if topic is None or self._unsynced(topic):
             raise topic_not_found(name)
         return topic
+
+    def _names(self, prefixes: list[str], after: str | None) -> Iterator[str]:
+        """The names under `prefixes`, which are disjoint and in order, behind the name `after`."""
+        for prefix in prefixes:
+            start = prefix if after is None else max(prefix, after)
+            for name in self._topics.irange(minimum=start, inclusive=(start != after, True)):
+                if not name.startswith(prefix):
+                    break
+                yield name
 
     def _unsynced(self, topic: Topic) -> int:
         return topic.visible_after if topic.visible_after > self.writer.synced else 0

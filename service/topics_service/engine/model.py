@@ -135,6 +135,17 @@ class DiffRequest(Struct, kw_only=True):
     max_batch_bytes: int = 0
 
 
+class BulkRequest(DiffRequest, kw_only=True):
+    """A page of a long read whose pages belong together. `limit` and `max_batch_bytes` count as they are.
+
+    `end_seq` is the last seq to read (None: the head). `epoch` is 0 for the first page and then what that page gave:
+    a topic that was deleted and made again in between is `topic_not_found`, never read on.
+    """
+
+    end_seq: int | None = None
+    epoch: int = 0
+
+
 class Slice(Struct, frozen=True):
     """The records at positions `start` (inclusive) to `stop` (exclusive) of an immutable block."""
 

@@ -30,6 +30,18 @@ def check_topic_name(name: str) -> None:
         raise invalid("a topic name is 1 to 255 characters from A-Z a-z 0-9 . _ : - and starts with a letter or digit")
 
 
+def narrow(prefix: str, allowed: tuple[str, ...] | None) -> list[str]:
+    """Prefixes of the names that start with `prefix` and with one of `allowed` (None: any), disjoint and in order."""
+    if allowed is None:
+        return [prefix]
+    narrowed: list[str] = []
+    for other in sorted(allowed):
+        longer, shorter = (other, prefix) if len(other) > len(prefix) else (prefix, other)
+        if longer.startswith(shorter) and not (narrowed and longer.startswith(narrowed[-1])):
+            narrowed.append(longer)
+    return narrowed
+
+
 def slug(name: str) -> str:
     """A label for URLs and paths: lower case, runs of anything but a-z and 0-9 become one hyphen, at most 63 long."""
     return _NOT_SLUG.sub("-", name.lower()).strip("-")[:_SLUG_MAX].rstrip("-")

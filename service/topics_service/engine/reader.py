@@ -20,12 +20,28 @@ def start(s: Snapshot, blocks: LogBlocks, request: DiffRequest) -> int:
 
 
 def read(
-    topic: str, s: Snapshot, blocks: LogBlocks, from_seq: int, limit: int, max_bytes: int, nodes: frozenset[bytes]
+    topic: str,
+    s: Snapshot,
+    blocks: LogBlocks,
+    from_seq: int,
+    limit: int,
+    max_bytes: int,
+    nodes: frozenset[bytes],
+    end_seq: int | None = None,
 ) -> DiffReply:
-    """The records after `from_seq`: at most `limit` examined, at most `max_bytes` delivered (but always one)."""
+    """The records after `from_seq`: at most `limit` examined, at most `max_bytes` delivered (but always one).
+
+    With `end_seq` nothing behind it: a gap is cut there too.
+    """
     tombstone, at = _tombstone(s, from_seq)
     gap = s.next_gap(at)
     end = s.head if gap is None else gap.start - 1  # a read stops before an interior gap
+    if end_seq is not None:
+        if end_seq <= from_seq <= s.head:
+            tombstone, end_seq = None, from_seq
+        elif tombstone is not None and tombstone.gap_to > end_seq and from_seq <= s.head:
+            tombstone = _gap(s, tombstone.gap_from, end_seq, tombstone.reason)
+        end = min(end, end_seq)
     if at < s.earliest:
         at = min(s.earliest, end + 1)  # a deleted prefix is passed in silence
     page = _Page(s, limit, max_bytes, nodes)

@@ -17,9 +17,9 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 # version, flags, count, log_id, base_seq, first_ts, last_ts, cum_bytes, nbytes, data_len, checksum
 _HEADER = struct.Struct("<BBxxIQQqqQQQQ")
@@ -28,6 +28,7 @@ _VERSION = 1
 _TS, _TAG, _NODE, _META, _KIND = 1, 2, 4, 8, 16
 _TS_RUN = struct.Struct("<Iq")
 _ABSENT = (1 << 32) - 1
+_ABSENT_BYTES = b"\xff\xff\xff\xff"
 
 Column = list[bytes | None]
 
@@ -48,6 +49,7 @@ class Block:
 
     __slots__ = (
         "_prefix",
+        "_tags",
         "base_seq",
         "count",
         "cum_bytes",
@@ -60,7 +62,6 @@ class Block:
         "metas",
         "nbytes",
         "nodes",
-        "tags",
         "ts_runs",
         "weight",
     )
@@ -72,12 +73,13 @@ class Block:
         ts_runs: Sequence[tuple[int, int]],
         ends: "array[int]",
         data: bytes,
-        tags: Column | None,
+        tags: Column | bytes | None,
         nodes: Column | None,
         metas: Column | None,
         kinds: bytes | None,
         cum_bytes: int,
     ) -> None:
+        """`tags` may be in their stored form: they are decoded when somebody asks, which most readers don't."""
         self.log_id = log_id
         self.base_seq = base_seq
         self.count = len(ends)
@@ -86,7 +88,7 @@ class Block:
         self.last_ts = ts_runs[-1][1]
         self.ends = ends
         self.data = data
-        self.tags = tags
+        self._tags = tags
         self.nodes = nodes
         self.metas = metas
         self.kinds = kinds
@@ -100,6 +102,13 @@ class Block:
     def end_seq(self) -> int:
         """One past the last record's seq."""
         return self.base_seq + self.count
+
+    @property
+    def tags(self) -> Column | None:
+        """The tag of each record; None when no record has one."""
+        if isinstance(self._tags, bytes):
+            self._tags, _ = _decode_column(self._tags, 0, self.count)
+        return self._tags
 
     def record_data(self, i: int) -> bytes:
         """The data of the record at position i."""
@@ -239,7 +248,7 @@ def encode(block: Block) -> bytes:
         len(block.data),
         0,
     )
-    value = bytearray(b"".join(parts))
+    value = bytearray().join(parts)
     struct.pack_into("<Q", value, _CHECKSUM_AT, xxh3_64_intdigest(value))
     return bytes(value)
 
@@ -254,8 +263,9 @@ def decode(value: bytes, log_id: int, base_seq: int) -> Block:
     version, flags, count, stored_log, stored_base, first_ts, _, cum_bytes, _, data_len, checksum = _HEADER.unpack_from(
         value
     )
-    zeroed = value[:_CHECKSUM_AT] + bytes(8) + value[_HEADER.size :]
-    if version != _VERSION or (stored_log, stored_base) != (log_id, base_seq) or xxh3_64_intdigest(zeroed) != checksum:
+    digest = xxh3_64(value[:_CHECKSUM_AT] + bytes(8))
+    digest.update(memoryview(value)[_HEADER.size :])
+    if version != _VERSION or (stored_log, stored_base) != (log_id, base_seq) or digest.intdigest() != checksum:
         raise CorruptBlockError(f"block {log_id}/{base_seq}: checksum or identity mismatch (version {version})")
     at = _HEADER.size
     runs: list[tuple[int, int]] = [(count, first_ts)]
@@ -268,18 +278,31 @@ def decode(value: bytes, log_id: int, base_seq: int) -> Block:
     at += 4 * count
     data = value[at : at + data_len]
     at += data_len
+    tags = None
+    if flags & _TAG:
+        stop = _column_end(value, at, count) if flags & (_NODE | _META | _KIND) else len(value)
+        tags, at = value[at:stop], stop
     columns: list[Column | None] = []
-    for flag in (_TAG, _NODE, _META):
+    for flag in (_NODE, _META):
         column, at = _decode_column(value, at, count) if flags & flag else (None, at)
         columns.append(column)
     kinds = value[at : at + count] if flags & _KIND else None
-    return Block(log_id, base_seq, runs, ends, data, columns[0], columns[1], columns[2], kinds, cum_bytes)
+    return Block(log_id, base_seq, runs, ends, data, tags, columns[0], columns[1], kinds, cum_bytes)
+
+
+def _column_end(value: bytes, at: int, count: int) -> int:
+    stored = array("I", value[at : at + 4 * count])
+    absent = stored.count(_ABSENT) if _ABSENT_BYTES in stored.tobytes() else 0
+    return at + 4 * count + sum(stored) - absent * _ABSENT
 
 
 def _decode_column(value: bytes, at: int, count: int) -> tuple[Column, int]:
     stored = array("I", value[at : at + 4 * count])
     at += 4 * count
-    column: Column = []
+    if _ABSENT_BYTES not in stored.tobytes():
+        column: Column = [value[start:stop] for start, stop in pairwise(accumulate(stored, initial=at))]
+        return column, at + sum(stored)
+    column = []
     for length in stored:
         if length == _ABSENT:
             column.append(None)

@@ -12,11 +12,14 @@ from rocksdict import (
     DBRecoveryMode,
     Options,
     Rdict,
+    RdictIter,
     WriteOptions,
 )
 from rocksdict import WriteBatch as RawBatch
 
+from topics_service.storage import walcheck
 from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError, WriteBatch
+from topics_service.storage.walfiles import WalFiles
 
 log = logging.getLogger("topics.storage")
 
@@ -71,14 +74,23 @@ class RocksStore:
         try:
             path.mkdir(parents=True, exist_ok=True)
             fresh = not (path / "CURRENT").exists()
+            damage = walcheck.find_damage(path, whole=False)
+        except OSError as error:
+            raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
+        if damage is not None:
+            raise StoreOpenError(f"can't open the data directory {path}: {damage}, with intact records after it")
+        try:
             self._db = Rdict(str(path), _options(Family.META, cache, write_buffer_bytes), column_families=families)
         except Exception as error:  # rocksdict raises bare Exception
-            raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
+            damage = walcheck.find_damage(path, whole=True) if "Corruption" in str(error) else None
+            why = str(error) if damage is None else f"{error}: {damage}"
+            raise StoreOpenError(f"can't open the data directory {path}: {why}") from error
         self._families = [self._db.get_column_family(_name(family)) for family in Family]
         self._handles: list[ColumnFamily] = [self._db.get_column_family_handle(_name(family)) for family in Family]
         self._write_options = WriteOptions()
         self._write_options.no_slowdown = True
         self._check_format(path, fresh=fresh)
+        self.wal_switches = WalFiles(path).switches
 
     def _check_format(self, path: Path, *, fresh: bool) -> None:
         found = self.get(Family.META, _FORMAT_KEY)
@@ -114,7 +126,10 @@ class RocksStore:
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See Store."""
-        value: bytes | None = self._families[family].get(key)
+        try:
+            value: bytes | None = self._families[family].get(key)
+        except Exception as error:  # rocksdict raises bare Exception
+            raise StoreError(f"read failed: {error}") from error
         return value
 
     def floor(self, family: Family, key: bytes) -> tuple[bytes, bytes] | None:
@@ -122,7 +137,7 @@ class RocksStore:
         cursor = self._families[family].iter()
         cursor.seek_for_prev(key)
         if not cursor.valid():
-            cursor.status()  # raises if the end was an error
+            _check(cursor)
             return None
         return cursor.key(), cursor.value()
 
@@ -136,7 +151,7 @@ class RocksStore:
                 return
             yield key, cursor.value()
             cursor.next()
-        cursor.status()
+        _check(cursor)
 
     def close(self) -> None:
         """See Store. Flushes, so that the next open has no log to replay."""
@@ -151,6 +166,14 @@ class RocksStore:
         self._families.clear()
         self._handles.clear()
         self._db.close()
+
+
+def _check(cursor: RdictIter) -> None:
+    """Raise StoreError if the cursor ended at damage rather than at the end of the rows."""
+    try:
+        cursor.status()
+    except Exception as error:  # rocksdict raises bare Exception
+        raise StoreError(f"read failed: {error}") from error
 
 
 def _name(family: Family) -> str:

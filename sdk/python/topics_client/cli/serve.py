@@ -23,6 +23,8 @@ def add_parser(commands: "Commands") -> None:
     except ModuleNotFoundError:
         return
     for setting in fields(Settings):
+        if not setting.metadata["flag"]:
+            continue
         env, meaning = setting.metadata["env"], setting.metadata["help"]
         default = setting.default if setting.default != "" else "none"
         text = f"{meaning} (default: {default}; {env})".replace("%", "%%")
@@ -45,7 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"topics serve needs the server: pip install 'topics-engine[server]' ({error})", file=sys.stderr)
         return 1
     try:
-        run_server(load(os.environ, vars(arguments)))
+        settings = load(os.environ, vars(arguments))
+        os.environ.pop("TOPICS_API_KEYS", None)  # from here on the server holds digests only
+        run_server(settings)
     except (SettingsError, StartError) as error:
         print(f"topics: {error}", file=sys.stderr)
         return 1

@@ -1,15 +1,16 @@
-"""AdminService over gRPC: the probes."""
+"""AdminService over gRPC: the probes and the metrics."""
 # ruff: noqa: N802  # methods carry the names of the proto
 
 import time
-from typing import Any, NoReturn
+from typing import Any
 
-import grpc
 from grpc.aio import ServicerContext
 
 import topics_service
 from topics.v1 import admin_service_pb2 as pb
 from topics.v1 import admin_service_pb2_grpc
+from topics_service.api.grpc.guard import caller
+from topics_service.api.metrics import JSON_TYPE, TEXT_TYPE
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 
@@ -17,7 +18,7 @@ Context = ServicerContext[Any, Any]
 
 
 class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
-    """Answers the probes; `uptime_ms` counts from the making of this object."""
+    """Answers in every state of the server; `uptime_ms` counts from the making of this object."""
 
     def __init__(self, api: TopicsApi) -> None:
         self._api = api
@@ -35,5 +36,8 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             raise TopicsError(reason, f"the server is {state.reason}", {"replay_progress": state.replay_progress})
         return pb.GetReadyResponse(status="ready", wal_replay_complete=True, topics=state.topics)
 
-    async def GetMetrics(self, request: pb.GetMetricsRequest, context: Context) -> NoReturn:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "metrics are not built yet")
+    async def GetMetrics(self, request: pb.GetMetricsRequest, context: Context) -> pb.GetMetricsResponse:
+        metrics = self._api.metrics
+        if request.format == pb.METRICS_FORMAT_JSON:
+            return pb.GetMetricsResponse(content_type=JSON_TYPE, body=metrics.json())
+        return pb.GetMetricsResponse(content_type=TEXT_TYPE, body=await metrics.text(caller().prefixes))

@@ -62,7 +62,7 @@ def _text(message: record_pb2.ColumnBatch, name: str, count: int) -> _Column | N
     column = _column(message, name, count)
     if column is None:
         return None
-    given: Sequence[bytes] = getattr(message, name).value or column[:1]
+    given: Sequence[bytes] = getattr(message, name).value or [getattr(message, name).shared]
     # One check for all: a character that is cut in two between texts is broken by the line end in between.
     joined = b"\n".join(given)
     if not joined.isascii() and not _is_utf8(joined):

@@ -7,6 +7,7 @@ Requests raise TopicsError `invalid_request` for what the engine's structs canno
 from topics.v1 import performance_pb2, record_pb2, topic_pb2
 from topics.v1 import topics_service_pb2 as pb
 from topics_service.api.cursor import read_cursor, write_cursor
+from topics_service.api.grpc.columns import columnar_batch
 from topics_service.api.grpc.configs import TYPES, config_input, config_message
 from topics_service.api.grpc.records import add_records, batch
 from topics_service.engine.errors import invalid
@@ -119,11 +120,17 @@ def delete_topic_response(reply: DeleteTopicReply) -> pb.DeleteTopicResponse:
 
 
 def append_request(request: pb.AppendRequest, limits: Limits) -> AppendRequest:
-    """An append; see `records.batch` for what is checked here."""
-    _only_partition(request.partition)
+    """An append; see `records.batch` and `columns.columnar_batch` for what is checked here."""
+    only_partition(request.partition)
+    if request.HasField("columns"):
+        if request.records:
+            raise invalid("records and columns exclude each other")
+        records = columnar_batch(request.columns, request.node if request.HasField("node") else None, limits)
+    else:
+        records = batch(request, limits)
     return AppendRequest(
         topic=request.topic,
-        batch=batch(request, limits),
+        batch=records,
         idempotency_key=request.idempotency_key if request.HasField("idempotency_key") else None,
         create=request.create if request.HasField("create") else None,
         config=config_input(request.config) if request.HasField("config") else None,
@@ -153,7 +160,7 @@ def append_response(reply: AppendReply, *, return_seqs: bool) -> pb.AppendRespon
 
 def diff_request(request: pb.DiffRequest) -> DiffRequest:
     """A read; the engine clamps its numbers."""
-    _only_partition(request.partition)
+    only_partition(request.partition)
     return DiffRequest(
         topic=request.topic,
         from_seq=request.from_seq,
@@ -161,7 +168,16 @@ def diff_request(request: pb.DiffRequest) -> DiffRequest:
         nodes=tuple(node.encode() for node in request.node),
         wait_ms=request.wait_ms,
         max_batch_bytes=request.max_batch_bytes,
+        from_ts=checked_time(request.from_ts_ms) if request.HasField("from_ts_ms") else None,
+        last=request.last if request.HasField("last") else None,
     )
+
+
+def checked_time(ts_ms: int) -> int:
+    """A time that a read starts at. Raises `invalid_request` for one before 1970."""
+    if ts_ms < 0:
+        raise invalid("a time is a number of milliseconds from 0 on")
+    return ts_ms
 
 
 def diff_response(reply: DiffReply, *, include_tags: bool, include_meta: bool) -> pb.DiffResponse:
@@ -172,7 +188,7 @@ def diff_response(reply: DiffReply, *, include_tags: bool, include_meta: bool) -
         head_seq=reply.head_seq,
         earliest_seq=reply.earliest_seq,
         caught_up=reply.caught_up,
-        tombstone=None if reply.tombstone is None else _tombstone(reply.tombstone),
+        tombstone=None if reply.tombstone is None else tombstone_message(reply.tombstone),
         lag=reply.lag,
         performance=performance_pb2.Performance(records_scanned=reply.records_scanned),
     )
@@ -182,7 +198,7 @@ def diff_response(reply: DiffReply, *, include_tags: bool, include_meta: bool) -
 
 def delete_records_request(request: pb.DeleteRecordsRequest) -> DeleteRequest:
     """A deletion; the engine refuses one without a selector."""
-    _only_partition(request.partition)
+    only_partition(request.partition)
     return DeleteRequest(
         topic=request.topic,
         before_seq=request.before_seq if request.HasField("before_seq") else None,
@@ -206,7 +222,8 @@ def _queue_state(queue: QueueCounters) -> topic_pb2.QueueState:
     return topic_pb2.QueueState(ready=queue.ready, in_flight=queue.in_flight, dead_lettered=queue.dead_lettered)
 
 
-def _tombstone(tombstone: Tombstone) -> record_pb2.Tombstone:
+def tombstone_message(tombstone: Tombstone) -> record_pb2.Tombstone:
+    """A gap."""
     return record_pb2.Tombstone(
         gap_from=tombstone.gap_from,
         gap_to=tombstone.gap_to,
@@ -224,6 +241,7 @@ def _tag_match(match: record_pb2.TagMatch) -> TagMatch:
     return TagMatch("Eq", match.eq.encode()) if rule == "eq" else TagMatch("Glob", match.prefix.encode())
 
 
-def _only_partition(partition: int) -> None:
+def only_partition(partition: int) -> None:
+    """Raise `invalid_request` for any partition but the one there is."""
     if partition:
         raise invalid(f"partition {partition} does not exist", {"partition": partition})

@@ -1,14 +1,17 @@
-"""The interceptor that every call passes: what handlers raise becomes the status that the client is promised."""
+"""The interceptor that every call passes: first the gate, then errors become the status that the client is promised."""
 
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, aclosing
+from contextvars import ContextVar
 from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from topics_service.api.access import Gate, authorize, rule_of
+from topics_service.api.auth import Principal
 from topics_service.api.grpc.status import failure
 from topics_service.engine.errors import Reason, TopicsError, invalid
 
@@ -19,6 +22,37 @@ OUR_METHODS: Final = "/topics.v1."
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # generic in the stubs only
 Context = grpc.aio.ServicerContext[Any, Any]
 
+_caller: ContextVar[Principal] = ContextVar("caller")
+
+
+def caller() -> Principal:
+    """Who makes the call that is being handled. Only for handlers behind the guard."""
+    return _caller.get()
+
+
+class _Pass:
+    """One call's way through the gate."""
+
+    def __init__(self, gate: Gate, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """Raises `unauthorized`."""
+        self.method = method
+        self._gate = gate
+        self._rpc = method[1:].replace("/", ".")
+        authorization = dict(metadata).get("authorization")
+        if isinstance(authorization, str):
+            authorization = authorization.encode()
+        self._principal = gate.identify(self._rpc, authorization)
+
+    def slot(self) -> AbstractContextManager[None]:
+        return self._gate.slot(self._rpc, self._principal)
+
+    def check(self, request: Any) -> None:
+        """Raise `forbidden` unless the call may be made, and `invalid_request` for a request that is no message."""
+        field = rule_of(self._rpc).field
+        authorize(self._principal, self._rpc, getattr(request, field, "") if field else "")
+        _check(request)
+        _caller.set(self._principal)
+
 
 class _Undecodable:
     """Stands for a request that is not the message it should be, until a handler can tell the client."""
@@ -27,13 +61,18 @@ class _Undecodable:
         self.error = error
 
 
-class ErrorGuard(grpc.aio.ServerInterceptor):
-    """Turns TopicsError into its status and any other exception into INTERNAL, logged once and not shown.
+class Guard(grpc.aio.ServerInterceptor):
+    """Lets a call through the gate, or refuses it; what handlers raise becomes a status.
+
+    TopicsError has its own, any other exception is INTERNAL, logged once and not shown.
 
     A request that does not parse is INVALID_ARGUMENT. A method that the servicer left as generated is UNIMPLEMENTED
     without a log entry. Cancellation passes through: a swallowed one leaks the call. Only services in topics.v1 are
     touched, and handlers must be coroutine functions or async generators.
     """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
 
     async def intercept_service(
         self,
@@ -41,30 +80,45 @@ class ErrorGuard(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
         """Wrap the handler of one call."""
-        handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or not method.startswith(OUR_METHODS):
-            return handler
-        return _guarded(handler, method)
+        if not method.startswith(OUR_METHODS):
+            return await continuation(handler_call_details)
+        try:
+            way = _Pass(self._gate, method, handler_call_details.invocation_metadata or ())
+        except TopicsError as error:
+            return _refused(method, error)
+        handler = await continuation(handler_call_details)
+        return None if handler is None else _guarded(handler, way)
 
 
-def _guarded(handler: "grpc.RpcMethodHandler[Any, Any]", method: str) -> "grpc.RpcMethodHandler[Any, Any]":
+def _refused(method: str, error: TopicsError) -> "grpc.RpcMethodHandler[Any, Any]":
+    """Ends a call of any kind without reading its request, which may be large."""
+
+    async def call(_: Any, context: Context) -> AsyncIterator[Any]:
+        await _abort(context, method, error)
+        yield  # makes it an async generator
+
+    return grpc.stream_stream_rpc_method_handler(call)
+
+
+def _guarded(handler: "grpc.RpcMethodHandler[Any, Any]", way: _Pass) -> "grpc.RpcMethodHandler[Any, Any]":
     inner: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    wrap: Callable[[Any, str], Any]
+    wrap: Callable[[Any, _Pass], Any]
     if handler.response_streaming:
         make = (
             grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
         )
-        wrap = _stream if inspect.isasyncgenfunction(inner) else _unbuilt_stream
+        built = _stream_stream if handler.request_streaming else _stream
+        wrap = built if inspect.isasyncgenfunction(inner) else _unbuilt_stream
     else:
         make = (
             grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
         )
         wrap = _unary if inspect.iscoroutinefunction(inner) else _unbuilt_unary
     parse = handler.request_deserializer
-    if parse is not None and not handler.request_streaming:
+    if parse is not None:
         parse = _parse(parse)
-    return make(wrap(inner, method), parse, handler.response_serializer)
+    return make(wrap(inner, way), parse, handler.response_serializer)
 
 
 def _parse(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -77,47 +131,61 @@ def _parse(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return parsed
 
 
-def _unary(inner: Callable[[Any, Context], Awaitable[Any]], method: str) -> Callable[[Any, Context], Awaitable[Any]]:
+def _unary(inner: Callable[[Any, Context], Awaitable[Any]], way: _Pass) -> Callable[[Any, Context], Awaitable[Any]]:
     async def call(request: Any, context: Context) -> Any:
         try:
-            _check(request)
-            return await inner(request, context)
+            with way.slot():
+                way.check(request)
+                return await inner(request, context)
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            await _abort(context, method, error)
+            await _abort(context, way.method, error)
 
     return call
 
 
-def _stream(inner: Callable[[Any, Context], AsyncGenerator[Any, None]], method: str) -> Callable[[Any, Context], Any]:
+def _stream(inner: Callable[[Any, Context], AsyncGenerator[Any, None]], way: _Pass) -> Callable[[Any, Context], Any]:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            _check(request)
-            async with aclosing(inner(request, context)) as replies:
-                async for reply in replies:
-                    yield reply
+            with way.slot():
+                way.check(request)
+                async with aclosing(inner(request, context)) as replies:
+                    async for reply in replies:
+                        yield reply
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            await _abort(context, method, error)
+            await _abort(context, way.method, error)
 
     return call
 
 
-def _unbuilt_unary(_: object, method: str) -> Callable[[Any, Context], Awaitable[Any]]:
+def _stream_stream(
+    inner: Callable[[Any, Context], AsyncGenerator[Any, None]], way: _Pass
+) -> Callable[[Any, Context], Any]:
+    return _stream(lambda requests, context: inner(_decoded(requests), context), way)
+
+
+async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        _check(request)
+        yield request
+
+
+def _unbuilt_unary(_: object, way: _Pass) -> Callable[[Any, Context], Awaitable[Any]]:
     async def call(_: Any, context: Context) -> Any:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not built yet")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{way.method} is not built yet")
 
-    return call
+    return _unary(call, way)
 
 
-def _unbuilt_stream(_: object, method: str) -> Callable[[Any, Context], Any]:
-    async def call(_: Any, context: Context) -> AsyncIterator[Any]:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not built yet")
+def _unbuilt_stream(_: object, way: _Pass) -> Callable[[Any, Context], Any]:
+    async def call(_: Any, context: Context) -> AsyncGenerator[Any, None]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{way.method} is not built yet")
         yield  # makes it an async generator
 
-    return call
+    return _stream(call, way)
 
 
 def _check(request: object) -> None:

@@ -20,9 +20,11 @@ from topics.v1 import (
     watch_service_pb2,
     watch_service_pb2_grpc,
 )
+from topics_service.api.access import Gate
 from topics_service.api.grpc import health
 from topics_service.api.grpc.admin_servicer import AdminServicer
-from topics_service.api.grpc.guard import ErrorGuard
+from topics_service.api.grpc.guard import Guard
+from topics_service.api.grpc.meter import CallMeter
 from topics_service.api.grpc.topics_servicer import TopicsServicer
 from topics_service.api.topics import TopicsApi
 
@@ -41,6 +43,12 @@ SERVICE_NAMES: Final = tuple(
     )
 )
 
+
+def _worth_a_log(record: logging.LogRecord) -> bool:
+    """Not that a client left while a message was on its way to it, which gRPC takes for an error of the handler."""
+    return not record.getMessage().startswith("ExecuteBatchError raised in core")
+
+
 # Registered as generated, so that reflection lists them; the guard answers UNIMPLEMENTED.
 _UNBUILT: Final[list[tuple[Callable[[Any, Any], None], Callable[[], Any]]]] = [
     (watch_service_pb2_grpc.add_WatchServiceServicer_to_server, watch_service_pb2_grpc.WatchServiceServicer),
@@ -50,7 +58,9 @@ _UNBUILT: Final[list[tuple[Callable[[Any, Any], None], Callable[[], Any]]]] = [
 
 
 class GrpcServer:
-    """Serves `api` on one TCP port, without TLS. Lives on the event loop that calls `start`; starts once.
+    """Serves `api` on one TCP port, without TLS, to everyone if there is no `gate`.
+
+    Lives on the event loop that calls `start`; starts once.
 
     The health of every service is NOT_SERVING until `set_serving(True)`.
     """
@@ -62,17 +72,20 @@ class GrpcServer:
         host: str,
         port: int,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        gate: Gate | None = None,
     ) -> None:
         self._api = api
         self._host = host
         self._port = port
         self._max_message_bytes = max_message_bytes
+        self._gate = gate or Gate()
         self._health = health.HealthServicer(("", *SERVICE_NAMES))
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
         """Bind, accept calls and return the port, which matters when it was 0. Raises OSError when it is taken."""
-        server = grpc.aio.server(interceptors=[ErrorGuard()], options=self._options())
+        interceptors = [CallMeter(self._api.metrics.grpc), Guard(self._gate)]
+        server = grpc.aio.server(interceptors=interceptors, options=self._options())
         topics_service_pb2_grpc.add_TopicsServiceServicer_to_server(TopicsServicer(self._api), server)
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self._api), server)
         for add, servicer in _UNBUILT:
@@ -85,6 +98,7 @@ class GrpcServer:
             port = server.add_insecure_port(address)
         except RuntimeError as error:
             raise OSError(f"gRPC cannot listen on {address}: {error}") from None
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_a_log)
         await server.start()
         self._server = server
         return port

@@ -34,7 +34,7 @@ def failure(error: TopicsError) -> RpcFailure:
     spec = error.reason.value
     code = grpc.StatusCode[spec.grpc_status]
     text = _cut(error.message, _MESSAGE_BYTES)
-    info = error_details_pb2.ErrorInfo(reason=spec.code.upper(), domain=DOMAIN, metadata=_metadata(error))
+    info = error_details_pb2.ErrorInfo(reason=spec.code.upper(), domain=DOMAIN, metadata=detail_texts(error))
     details = [_packed(info)]
     if error.retry_after_ms is not None:
         retry = error_details_pb2.RetryInfo()
@@ -44,7 +44,8 @@ def failure(error: TopicsError) -> RpcFailure:
     return RpcFailure(code, text, ((_DETAILS_KEY, status.SerializeToString()),))
 
 
-def _metadata(error: TopicsError) -> dict[str, str]:
+def detail_texts(error: TopicsError) -> dict[str, str]:
+    """The detail as texts: others than texts as JSON, and all of it cut to a bounded size."""
     flat: dict[str, str] = {}
     left = _METADATA_BYTES
     for key, value in (error.detail or {}).items():

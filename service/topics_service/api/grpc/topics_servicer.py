@@ -2,13 +2,19 @@
 # ruff: noqa: N802  # methods carry the names of the proto
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from grpc.aio import ServicerContext
 
 from topics.v1 import topics_service_pb2 as pb
 from topics.v1 import topics_service_pb2_grpc
+from topics_service.api.bulk import read_bulk
 from topics_service.api.grpc import convert
+from topics_service.api.grpc.append_stream import AppendPipe
+from topics_service.api.grpc.bulk_diff import bulk_frame, bulk_request
+from topics_service.api.grpc.guard import caller
 from topics_service.api.topics import TopicsApi
 
 Context = ServicerContext[Any, Any]
@@ -20,6 +26,7 @@ Timed = TypeVar(
     pb.DeleteTopicResponse,
     pb.AppendResponse,
     pb.DiffResponse,
+    pb.LocateTimeResponse,
     pb.DeleteRecordsResponse,
 )
 
@@ -27,7 +34,7 @@ Timed = TypeVar(
 class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
     """Converts, calls the api, converts back and says how long all of it took.
 
-    Methods raise TopicsError for `guard.ErrorGuard` to translate. gRPC cancels a method when its client cancels or
+    Methods raise TopicsError for `guard.Guard` to translate. gRPC cancels a method when its client cancels or
     its deadline passes, which ends a waiting Diff and leaves a write that was already made.
     """
 
@@ -37,7 +44,7 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
     async def PutTopic(self, request: pb.PutTopicRequest, context: Context) -> pb.PutTopicResponse:
         """See proto/topics/v1/topics_service.proto, as for every method here."""
         started = time.perf_counter()
-        reply = await self._api.put_topic(request.topic, convert.put_topic_config(request))
+        reply = await self._api.put_topic(request.topic, convert.put_topic_config(request), principal=caller())
         return _timed(convert.put_topic_response(reply), started)
 
     async def GetTopic(self, request: pb.GetTopicRequest, context: Context) -> pb.GetTopicResponse:
@@ -48,7 +55,7 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
 
     async def ListTopics(self, request: pb.ListTopicsRequest, context: Context) -> pb.ListTopicsResponse:
         started = time.perf_counter()
-        reply = await self._api.list_topics(convert.list_topics_request(request))
+        reply = await self._api.list_topics(convert.list_topics_request(request), principal=caller())
         return _timed(convert.list_topics_response(reply), started)
 
     async def DeleteTopic(self, request: pb.DeleteTopicRequest, context: Context) -> pb.DeleteTopicResponse:
@@ -59,7 +66,7 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
     async def Append(self, request: pb.AppendRequest, context: Context) -> pb.AppendResponse:
         started = time.perf_counter()
         return_seqs = request.return_seqs if request.HasField("return_seqs") else True
-        reply = await self._api.append(convert.append_request(request, self._api.limits))
+        reply = await self._api.append(convert.append_request(request, self._api.limits), principal=caller())
         return _timed(convert.append_response(reply, return_seqs=return_seqs), started)
 
     async def Diff(self, request: pb.DiffRequest, context: Context) -> pb.DiffResponse:
@@ -68,6 +75,27 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
         reply = await self._api.diff(convert.diff_request(request))
         response = convert.diff_response(reply, include_tags=request.include_tags, include_meta=include_meta)
         return _timed(response, started)
+
+    async def AppendStream(
+        self, request_iterator: AsyncIterator[pb.AppendStreamRequest], context: Context
+    ) -> AsyncIterator[pb.AppendStreamResponse]:
+        pipe = AppendPipe(self._api, request_iterator, principal=caller())
+        async with aclosing(pipe.acks()) as acks:
+            async for ack in acks:
+                yield ack
+
+    async def BulkDiff(self, request: pb.BulkDiffRequest, context: Context) -> AsyncIterator[pb.BulkDiffResponse]:
+        include_meta = request.include_meta if request.HasField("include_meta") else True
+        pages = read_bulk(self._api, bulk_request(request, self._api.limits), follow=request.follow)
+        async with aclosing(pages):
+            async for page, done in pages:
+                yield bulk_frame(page, done=done, include_tags=request.include_tags, include_meta=include_meta)
+
+    async def LocateTime(self, request: pb.LocateTimeRequest, context: Context) -> pb.LocateTimeResponse:
+        started = time.perf_counter()
+        convert.only_partition(request.partition)
+        seq, head = await self._api.locate(request.topic, convert.checked_time(request.ts_ms))
+        return _timed(pb.LocateTimeResponse(topic=request.topic, seq=seq, head_seq=head), started)
 
     async def DeleteRecords(self, request: pb.DeleteRecordsRequest, context: Context) -> pb.DeleteRecordsResponse:
         started = time.perf_counter()

@@ -342,7 +342,7 @@ class ColumnBatch(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     META_FIELD_NUMBER: _builtins.int
     kind: Global___RecordKind.ValueType
-    """What every `data` holds. Default (unspecified): RECORD_KIND_JSON. Always set by the server."""
+    """What every `data` holds. Default (unspecified): RECORD_KIND_JSON."""
     kinds: _builtins.bytes
     """Where records differ in kind: one byte per record, the number of its RecordKind. Wins over `kind`. Default
     empty.
@@ -382,21 +382,77 @@ class ColumnBatch(_message.Message):
 Global___ColumnBatch: _TypeAlias = ColumnBatch  # noqa: Y015
 
 @_typing.final
+class PackedColumn(_message.Message):
+    """One part of every record of a batch, with the values one behind the other: the layout of an Arrow binary array."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The values in order, without anything between them."""
+    offsets: _builtins.bytes
+    """Where they are: little-endian uint32 numbers, one more than there are records, the first of them 0. The value of
+    record i is data[offset[i]:offset[i+1]]. Empty: all of `data` is the value of every record.
+    """
+    @_builtins.property
+    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Indexes, ascending, of records that do not have this part; their value is empty."""
+
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        offsets: _builtins.bytes = ...,
+        absent: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "data", b"data", "offsets", b"offsets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PackedColumn: _TypeAlias = PackedColumn  # noqa: Y015
+
+@_typing.final
 class RecordColumns(_message.Message):
-    """Stored records as columns, in ascending order of seq. Seqs and times come as runs, each a pair of entries at the
-    same index; the counts of either kind of run add up to the number of records.
+    """Stored records as columns, in ascending order of seq. A column that is not set means that no record has that part,
+    or that it was not asked for. Seqs and times come as runs, each a pair of entries at the same index; the counts of
+    either kind of run add up to the number of records.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    BATCH_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    META_FIELD_NUMBER: _builtins.int
     RUN_FIRST_SEQ_FIELD_NUMBER: _builtins.int
     RUN_COUNT_FIELD_NUMBER: _builtins.int
     TIME_TS_MS_FIELD_NUMBER: _builtins.int
     TIME_COUNT_FIELD_NUMBER: _builtins.int
+    kind: Global___RecordKind.ValueType
+    """What every record holds; unspecified only where `kinds` is set."""
+    kinds: _builtins.bytes
+    """Where records differ in kind: one byte per record, the number of its RecordKind. Else empty."""
     @_builtins.property
-    def batch(self) -> Global___ColumnBatch:
-        """The parts of the records."""
+    def data(self) -> Global___PackedColumn:
+        """Payload of each record; always set."""
+
+    @_builtins.property
+    def tag(self) -> Global___PackedColumn:
+        """Tags, in UTF-8."""
+
+    @_builtins.property
+    def node(self) -> Global___PackedColumn:
+        """Origin nodes, in UTF-8."""
+
+    @_builtins.property
+    def meta(self) -> Global___PackedColumn:
+        """Headers: texts of JSON objects."""
 
     @_builtins.property
     def run_first_seq(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -417,15 +473,20 @@ class RecordColumns(_message.Message):
     def __init__(
         self,
         *,
-        batch: Global___ColumnBatch | None = ...,
+        data: Global___PackedColumn | None = ...,
+        kind: Global___RecordKind.ValueType = ...,
+        kinds: _builtins.bytes = ...,
+        tag: Global___PackedColumn | None = ...,
+        node: Global___PackedColumn | None = ...,
+        meta: Global___PackedColumn | None = ...,
         run_first_seq: _abc.Iterable[_builtins.int] | None = ...,
         run_count: _abc.Iterable[_builtins.int] | None = ...,
         time_ts_ms: _abc.Iterable[_builtins.int] | None = ...,
         time_count: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "meta", b"meta", "node", b"node", "tag", b"tag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "run_count", b"run_count", "run_first_seq", b"run_first_seq", "time_count", b"time_count", "time_ts_ms", b"time_ts_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "kind", b"kind", "kinds", b"kinds", "meta", b"meta", "node", b"node", "run_count", b"run_count", "run_first_seq", b"run_first_seq", "tag", b"tag", "time_count", b"time_count", "time_ts_ms", b"time_ts_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,166 @@
+"""Who may call what, once for every door: the rule of each RPC, and the gate that every call passes.
+
+A door refuses a call in this order: `unauthorized` (`Gate.identify`), too many calls of one key (`Gate.slot`),
+`forbidden` by scope and by name (`authorize`), and only then for whatever else is wrong with it. What depends on the
+decoded request is checked by `check_put` and `check_append`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final, NamedTuple
+
+from topics_service.api.auth import ANYONE, NOBODY, KeyRing, Principal, Scope, read_bearer
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.model import AppendRequest, ConfigInput
+
+
+class Rule(NamedTuple):
+    """What one RPC asks of its caller.
+
+    `scopes` are needed all together. `field` is the request field, and the path variable, that names the topic or
+    router called upon; empty if there is none. `slot` says that a call counts against the cap of its key.
+    """
+
+    scopes: frozenset[Scope]
+    field: str = ""
+    slot: bool = True
+
+
+_NONE: Final[frozenset[Scope]] = frozenset()
+_READ: Final = frozenset({Scope.READ})
+_WRITE: Final = frozenset({Scope.WRITE})
+_DELETE: Final = frozenset({Scope.DELETE})
+_ADMIN: Final = frozenset({Scope.ADMIN})
+
+NO_ROUTE: Final = "no route"
+NO_TOPIC_ROUTE: Final = "no route below a topic"
+NO_ROUTER_ROUTE: Final = "no route below a router"
+
+PROBES: Final = frozenset({"topics.v1.AdminService.GetHealth", "topics.v1.AdminService.GetReady"})
+
+RULES: Final[Mapping[str, Rule]] = {
+    "topics.v1.TopicsService.PutTopic": Rule(_ADMIN, "topic"),
+    "topics.v1.TopicsService.GetTopic": Rule(_READ, "topic"),
+    "topics.v1.TopicsService.ListTopics": Rule(_READ),
+    "topics.v1.TopicsService.DeleteTopic": Rule(_DELETE, "topic"),
+    "topics.v1.TopicsService.Append": Rule(_WRITE, "topic"),
+    "topics.v1.TopicsService.AppendStream": Rule(_WRITE),  # each batch names its topic: check_append
+    "topics.v1.TopicsService.Diff": Rule(_READ, "topic"),
+    "topics.v1.TopicsService.BulkDiff": Rule(_READ, "topic"),
+    "topics.v1.TopicsService.LocateTime": Rule(_READ, "topic"),
+    "topics.v1.TopicsService.DeleteRecords": Rule(_DELETE, "topic"),
+    "topics.v1.QueueService.Claim": Rule(_READ | _WRITE, "topic"),
+    "topics.v1.QueueService.Ack": Rule(_WRITE, "topic"),
+    "topics.v1.QueueService.Nack": Rule(_WRITE, "topic"),
+    "topics.v1.QueueService.Extend": Rule(_WRITE, "topic"),
+    "topics.v1.QueueService.Work": Rule(_READ | _WRITE, "topic", slot=False),
+    "topics.v1.RouterService.PutRouter": Rule(_ADMIN, "router"),
+    "topics.v1.RouterService.GetRouter": Rule(_READ, "router"),
+    "topics.v1.RouterService.ListRouters": Rule(_READ),
+    "topics.v1.RouterService.DeleteRouter": Rule(_DELETE, "router"),
+    "topics.v1.WatchService.CreateWatch": Rule(_READ),
+    "topics.v1.WatchService.OpenWatch": Rule(_READ, slot=False),
+    "topics.v1.WatchService.Watch": Rule(_READ, slot=False),
+    "topics.v1.AdminService.GetHealth": Rule(_NONE, slot=False),
+    "topics.v1.AdminService.GetReady": Rule(_NONE, slot=False),
+    "topics.v1.AdminService.GetMetrics": Rule(_READ),
+    # HTTP requests that will get 404 or 405, by where their path leads.
+    NO_ROUTE: Rule(_NONE),
+    NO_TOPIC_ROUTE: Rule(_WRITE, "topic"),
+    NO_ROUTER_ROUTE: Rule(_ADMIN, "router"),
+}
+
+
+def rule_of(rpc: str) -> Rule:
+    """The rule of an RPC, by its full name. One without a rule is `forbidden` to everyone."""
+    rule = RULES.get(rpc)
+    if rule is None:
+        raise _forbidden(f"{rpc} has no access rule")
+    return rule
+
+
+class Gate:
+    """Tells callers apart by their keys and counts the calls that each key has in flight."""
+
+    def __init__(self, keys: KeyRing | None = None, *, probe_auth: bool = False, max_inflight: int = 1000) -> None:
+        """`keys` None lets everyone in. `probe_auth` asks for a key on the probes too; `max_inflight` 0 is no cap."""
+        self._keys = keys
+        self._probe_auth = probe_auth
+        self._max_inflight = max_inflight
+        self._inflight: dict[str, int] = {}
+
+    def identify(self, rpc: str, authorization: bytes | None) -> Principal:
+        """Who calls `rpc`, by the Authorization header. Raises `unauthorized`, alike for no key and a wrong one."""
+        if self._keys is None:
+            return ANYONE
+        if rpc in PROBES and not self._probe_auth:
+            return NOBODY
+        token = read_bearer(authorization)
+        principal = None if token is None else self._keys.find(token)
+        if principal is None:
+            raise TopicsError(Reason.UNAUTHORIZED, "missing or unknown API key")
+        return principal
+
+    def slot(self, rpc: str, principal: Principal) -> AbstractContextManager[None]:
+        """Holds one of the key's slots while entered. Entering raises `throttled` when none is free."""
+        if not principal.key_id or not self._max_inflight or not rule_of(rpc).slot:
+            return _FREE
+        return self._hold(principal.key_id)
+
+    @contextmanager
+    def _hold(self, key_id: str) -> Iterator[None]:
+        running = self._inflight.get(key_id, 0)
+        if running >= self._max_inflight:
+            raise TopicsError(
+                Reason.THROTTLED,
+                "this API key has as many requests in flight as it may",
+                {"limit": "max_inflight_per_key", "max": self._max_inflight},
+            )
+        self._inflight[key_id] = running + 1
+        try:
+            yield
+        finally:
+            self._inflight[key_id] -= 1
+
+
+_FREE: Final = nullcontext()
+
+
+def authorize(principal: Principal, rpc: str, name: str) -> None:
+    """Raise `forbidden` unless the caller may call `rpc` upon `name`, the value of the rule's field."""
+    rule = rule_of(rpc)
+    if not rule.scopes <= principal.scopes:
+        missing = sorted(scope.value for scope in rule.scopes - principal.scopes)
+        raise _forbidden(f"the API key lacks {' and '.join(missing)} scope")
+    if rule.field and not principal.allows_name(name):
+        raise _forbidden("the name is outside the prefixes of the API key")
+
+
+def check_names(principal: Principal, names: Iterable[str]) -> None:
+    """Raise `forbidden`, with the first name at fault, unless the caller may touch every name in a request's body."""
+    for name in names:
+        if not principal.allows_name(name):
+            raise _forbidden("a name is outside the prefixes of the API key", name)
+
+
+def check_put(principal: Principal, config: ConfigInput) -> None:
+    """Raise `forbidden` unless the caller may give a topic this config: jobs must not leave its names."""
+    if config.dead_letter is not None:
+        check_names(principal, (config.dead_letter,))
+
+
+def check_append(principal: Principal, request: AppendRequest, *, exists: bool) -> None:
+    """Raise `forbidden` unless the caller may make this write; the door has asked for the `write` scope.
+
+    A config on a write to a topic that does not exist is a PutTopic: it takes the `admin` scope as well.
+    """
+    check_names(principal, (request.topic,))
+    if request.config is None:
+        return
+    if not exists and not principal.allows(Scope.ADMIN):
+        raise _forbidden("creating a topic with a config takes admin scope", request.topic)
+    check_put(principal, request.config)
+
+
+def _forbidden(message: str, topic: str | None = None) -> TopicsError:
+    return TopicsError(Reason.FORBIDDEN, message, None if topic is None else {"topic": topic})

@@ -1,0 +1,34 @@
+"""Settings of authentication: what is refused before anything is touched, and what never shows."""
+
+import pytest
+
+from topics_service.app.settings import SettingsError, load
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "no-such-host.invalid", "0.0.0.0:80"])
+def test_a_public_address_needs_keys(host: str) -> None:
+    with pytest.raises(SettingsError, match="no API keys"):
+        load({"TOPICS_HOST": host}, {})
+    with pytest.raises(SettingsError, match="no API keys"):
+        load({"TOPICS_HOST": host, "TOPICS_API_KEYS": " , ", "TOPICS_ALLOW_INSECURE_NO_AUTH": "yes"}, {})
+    assert load({"TOPICS_HOST": host, "TOPICS_API_KEYS": "k"}, {}).api_keys is not None
+    assert load({"TOPICS_HOST": host, "TOPICS_API_KEYS": ":read"}, {}).api_keys is not None
+    assert load({"TOPICS_HOST": host, "TOPICS_ALLOW_INSECURE_NO_AUTH": "1"}, {}).api_keys is None
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1", "[::1]:80"])
+def test_a_loopback_address_does_not(host: str) -> None:
+    assert load({"TOPICS_HOST": host}, {}).api_keys is None
+
+
+def test_keys_never_show() -> None:
+    settings = load({"TOPICS_API_KEYS": "s3cret:read,s3cret2"}, {})
+    assert "s3cret" not in repr(settings)
+    with pytest.raises(SettingsError) as error:
+        load({"TOPICS_API_KEYS": "s3cret:s3cret"}, {})
+    assert "s3cret" not in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "on"), [("1", True), ("true", True), ("TRUE", False), ("yes", False), ("0", False)])
+def test_probe_auth_is_on_for_exactly_two_words(text: str, on: bool) -> None:
+    assert load({"TOPICS_PROBE_AUTH": text}, {}).probe_auth is on
