@@ -1,11 +1,12 @@
 """A small client of the HTTP door, and exchanges below it for what a client library will not send."""
 
+import contextlib
 import itertools
 import json
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
 import httpx
@@ -29,7 +30,7 @@ class Api:
     def close(self) -> None:
         self.client.close()
 
-    def __enter__(self) -> "Api":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -151,10 +152,8 @@ class Wire:
 
     def send(self, data: bytes) -> "Wire":
         """Send; a server that has already answered and closed is not an error."""
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(data)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
         return self
 
     def half_close(self) -> None:
@@ -190,7 +189,7 @@ class Wire:
     def close(self) -> None:
         self.socket.close()
 
-    def __enter__(self) -> "Wire":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

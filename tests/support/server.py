@@ -6,9 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from support.waiting import poll
 
@@ -62,7 +65,7 @@ class ServerProcess:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
     def start(self) -> "ServerProcess":
-        """Start and wait until both ports are known."""
+        """Start and wait until both doors are open and everything is recovered."""
         files = self.spawn()
 
         def ready() -> bool:
@@ -78,10 +81,22 @@ class ServerProcess:
         http, grpc = (file.read_text() for file in files)
         assert re.fullmatch(r"127\.0\.0\.1:\d+", http), http
         self.http_port, self.grpc_target = int(http.rpartition(":")[2]), grpc
+        poll(self._recovered, START_SECONDS, "readiness")
         return self
+
+    def _recovered(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.base}/v0/ready", timeout=10) as reply:
+                return bool(reply.status == 200)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code not in (401, 503):
+                raise
+            return error.code == 401  # TOPICS_PROBE_AUTH: whoever sets it waits for readiness with a key
 
     def spawn(self) -> tuple[Path, Path]:
         """Start without waiting; returns the port files to expect."""
+        assert not self.alive(), "it runs already"
         mark = uuid.uuid4().hex[:8]
         files = self.work_dir / f"http-{mark}", self.work_dir / f"grpc-{mark}"
         env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
@@ -91,6 +106,7 @@ class ServerProcess:
             "TOPICS_PORT_FILE": str(files[0]),
             "TOPICS_GRPC_PORT_FILE": str(files[1]),
             "TOPICS_DATA_DIR": str(self.data_dir),
+            "TOPICS_MAX_LAG_MS": "0",  # a busy machine must not turn writes into 429
         }
         with self.log_file.open("ab") as out:
             self._process = subprocess.Popen(
@@ -132,7 +148,7 @@ class ServerProcess:
             assert self._process is not None
             self._process.wait(10)
 
-    def __enter__(self) -> "ServerProcess":
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:

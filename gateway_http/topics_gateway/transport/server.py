@@ -40,6 +40,7 @@ class HttpServer:
     - `max_streams`: running requests per HTTP/2 connection; more are refused with REFUSED_STREAM (safe to retry).
     - `stream_window`, `connection_window` (bytes): received body bytes that the application has not read yet, per
       HTTP/2 stream and connection. On HTTP/1.1 reading stops at 64 KiB.
+    - `websockets` False ignores upgrades: the application sees a plain GET.
     - `ws_ping_interval`, `ws_ping_timeout` (seconds): server pings on WebSockets; None turns them off.
     - `ws_max_size` (bytes): the largest WebSocket message.
     - `backlog`: connections that the kernel may queue.
@@ -62,6 +63,7 @@ class HttpServer:
         max_streams: int = 256,
         stream_window: int = 1 << 20,
         connection_window: int = 16 << 20,
+        websockets: bool = True,
         ws_ping_interval: float | None = 20.0,
         ws_ping_timeout: float | None = 20.0,
         ws_max_size: int = 16 << 20,
@@ -73,7 +75,7 @@ class HttpServer:
         self._backlog = backlog
         self._limits = Limits(max_header_bytes, header_timeout, max_streams, stream_window, connection_window)
         self._ws: dict[str, Any] = {
-            "ws": websocket_protocol(),
+            "ws": websocket_protocol() if websockets else "none",
             "ws_ping_interval": ws_ping_interval,
             "ws_ping_timeout": ws_ping_timeout,
             "ws_max_size": ws_max_size,

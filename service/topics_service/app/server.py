@@ -98,7 +98,12 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
         limits=settings.limits,
     )
     gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, max_inflight=settings.max_inflight_per_key)
-    http = HttpServer(create_app(api, gateway, gate), http_socket, header_timeout=settings.header_timeout_seconds)
+    http = HttpServer(
+        create_app(api, gateway, gate),
+        http_socket,
+        header_timeout=settings.header_timeout_seconds,
+        websockets=False,  # an upgrade of /v0/ws gets the 404 of a capability that is not built yet
+    )
     grpc = GrpcServer(
         api,
         host=settings.host,

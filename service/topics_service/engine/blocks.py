@@ -9,6 +9,8 @@ from topics_service.storage import keys
 from topics_service.storage.block import Block, CorruptBlockError, decode
 from topics_service.storage.store import Family, Store, StoreError
 
+_LARGE = 1 << 20
+
 
 class BlockCache:
     """The least recently used blocks of all logs, up to `max_bytes` of memory."""
@@ -25,8 +27,8 @@ class BlockCache:
         """What the kept blocks weigh."""
         return self._bytes
 
-    def find(self, log_id: int, seq: int) -> Block | None:
-        """The cached block that holds `seq`."""
+    def find(self, log_id: int, seq: int, *, scan: bool = False) -> Block | None:
+        """The cached block that holds `seq`. A `scan` does not count as a use."""
         bases = self._bases.get(log_id)
         if not bases:
             return None
@@ -37,12 +39,16 @@ class BlockCache:
         block = self._blocks[key]
         if seq >= block.end_seq:
             return None
-        self._blocks.move_to_end(key)
+        if not scan:
+            self._blocks.move_to_end(key)
         self.statistics.hits += 1
         return block
 
-    def put(self, block: Block) -> None:
-        """Keep a block, in place of any with the same base."""
+    def put(self, block: Block, *, scan: bool = False) -> None:
+        """Keep a block, in place of any with the same base. What a `scan` brings makes room first, for the next.
+
+        Large blocks are kept in any case: a scan comes back to them page after page.
+        """
         key = (block.log_id, block.base_seq)
         old = self._blocks.pop(key, None)
         if old is not None:
@@ -55,6 +61,11 @@ class BlockCache:
                 insort(bases, block.base_seq)
         self._blocks[key] = block
         self._bytes += block.weight
+        if scan and block.weight <= _LARGE:
+            while self._bytes > self._max_bytes and len(self._blocks) > 1:
+                self._remove(next(iter(self._blocks)))
+            self._blocks.move_to_end(key, last=False)
+            return
         while self._bytes > self._max_bytes and len(self._blocks) > 1:
             self._remove(next(iter(self._blocks)))
 
@@ -88,16 +99,18 @@ class LogBlocks:
         self._memory = memory
         self.staged: Block | None = None
 
-    def find(self, seq: int) -> Block:
+    def find(self, seq: int, *, scan: bool = False) -> Block:
         """The block that holds `seq`, which must be between the first kept seq and the head, outside gaps.
+
+        A `scan` reads much and once: it pushes no other block out of the cache, but for one.
 
         Raises TopicsError `internal`, naming the range, when it is damaged or missing: never a wrong record.
         """
         staged = self.staged
         if staged is not None and staged.base_seq <= seq:
             return staged
-        block = self._cache.find(self._log_id, seq)
-        return block if block is not None else self._load(seq)
+        block = self._cache.find(self._log_id, seq, scan=scan)
+        return block if block is not None else self._load(seq, scan=scan)
 
     def cum_bytes_below(self, seq: int) -> int:
         """The bytes of all records ever appended up to the last block on disk that begins below `seq`."""
@@ -107,7 +120,7 @@ class LogBlocks:
         block = self.find(keys.read_u64(row[0], 8))
         return block.cum_bytes + block.nbytes
 
-    def _load(self, seq: int) -> Block:
+    def _load(self, seq: int, *, scan: bool) -> Block:
         self._cache.statistics.misses += 1
         for store in (self._memory, self._disk):
             try:
@@ -122,7 +135,7 @@ class LogBlocks:
             except CorruptBlockError as error:
                 raise self._damaged(seq, str(error)) from error
             if seq < block.end_seq:
-                self._cache.put(block)
+                self._cache.put(block, scan=scan)
                 return block
         raise self._damaged(seq, "no block holds it")
 

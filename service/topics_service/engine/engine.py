@@ -284,8 +284,9 @@ class Engine:
             from_seq = reader.start(s, topic.log.blocks, request)
         nodes = frozenset(request.nodes if topic.config.dedupe_node else ())
         reply = reader.read(
-            topic.name, s, topic.log.blocks, from_seq, request.limit, request.max_batch_bytes, nodes, request.end_seq
-        )
+            topic.name, s, topic.log.blocks, from_seq, request.limit, request.max_batch_bytes, nodes, request.end_seq,
+            scan=True,
+        )  # fmt: skip
         return reply, topic.number
 
     def locate(self, name: str, ts: int) -> tuple[int, int]:

@@ -28,10 +28,12 @@ def read(
     max_bytes: int,
     nodes: frozenset[bytes],
     end_seq: int | None = None,
+    *,
+    scan: bool = False,
 ) -> DiffReply:
     """The records after `from_seq`: at most `limit` examined, at most `max_bytes` delivered (but always one).
 
-    With `end_seq` nothing behind it: a gap is cut there too.
+    With `end_seq` nothing behind it: a gap is cut there too. For `scan` see `LogBlocks.find`.
     """
     tombstone, at = _tombstone(s, from_seq)
     gap = s.next_gap(at)
@@ -46,7 +48,7 @@ def read(
         at = min(s.earliest, end + 1)  # a deleted prefix is passed in silence
     page = _Page(s, limit, max_bytes, nodes)
     while at <= end and page.open:
-        block = blocks.find(at)
+        block = blocks.find(at, scan=scan)
         stop = min(block.end_seq, end + 1)
         page.take(block, at - block.base_seq, stop - block.base_seq)
         at = s.first_live(stop)
@@ -55,7 +57,7 @@ def read(
     return DiffReply(
         topic=topic,
         slices=page.slices,
-        next_from_seq=end if page.open else page.last_examined,
+        next_from_seq=end if page.open and page.examined < limit else page.last_examined,
         head_seq=s.head,
         earliest_seq=s.earliest,
         tombstone=tombstone,

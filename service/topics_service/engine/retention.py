@@ -65,8 +65,7 @@ def size_of(blocks: LogBlocks, seq: int) -> int:
 
 def _bytes_before(s: Snapshot, blocks: LogBlocks, seq: int) -> int:
     """The bytes of all records ever appended below `seq`."""
-    gap = s.gap_at(seq)
-    if gap is not None:
+    while (gap := s.gap_at(seq)) is not None:  # gaps of two crashes can touch
         seq = gap.stop + 1
     if seq > s.head:
         return s.cum_bytes
@@ -87,11 +86,12 @@ def first_at_or_after(s: Snapshot, blocks: LogBlocks, ts: int) -> int:
     low, high = s.earliest, s.head + 1  # the record at `low` is older, the one at `high` is not
     while high - low > 1:
         middle = (low + high) // 2
-        gap = s.gap_at(middle)
-        if gap is not None:
-            middle = gap.start - 1 if gap.start - 1 > low else gap.stop + 1
-            if middle >= high:
-                break
+        while (gap := s.gap_at(middle)) is not None and gap.start - 1 > low:
+            middle = gap.start - 1
+        while (gap := s.gap_at(middle)) is not None:
+            middle = gap.stop + 1
+        if middle >= high:
+            break
         block = blocks.find(middle)
         if block.first_ts >= ts:
             high = max(block.base_seq, low + 1)

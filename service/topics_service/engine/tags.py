@@ -5,6 +5,7 @@ Blocks above `sealed_to` are few by construction (`upkeep`) and are looked at di
 """
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from topics_service.engine.blocks import LogBlocks
@@ -18,21 +19,17 @@ from topics_service.storage.store import Family, Store, WriteBatch
 def index(batch: WriteBatch, log_id: int, run: Iterable[Block]) -> None:
     """Add the index rows of a run of blocks."""
     base: int | None = None
-    positions: dict[bytes, array[int]] = {}
+    positions: defaultdict[bytes | None, list[int]] = defaultdict(list)
     for block in run:
         base = block.base_seq if base is None else base
         if block.tags is None:
             continue
         offset = block.base_seq - base
         for i, tag in enumerate(block.tags, offset):
-            if tag is not None:
-                found = positions.get(tag)
-                if found is None:
-                    positions[tag] = array("I", (i,))
-                else:
-                    found.append(i)
+            positions[tag].append(i)
+    positions.pop(None, None)
     for tag, found in positions.items():
-        batch.put(Family.TAGS, keys.tag(log_id, tag, base or 0), found.tobytes())
+        batch.put(Family.TAGS, keys.tag(log_id, tag or b"", base or 0), array("I", found).tobytes())
 
 
 def matching(

@@ -110,6 +110,19 @@ class Block:
             self._tags, _ = _decode_column(self._tags, 0, self.count)
         return self._tags
 
+    def packed_tags(self, start: int, stop: int) -> tuple["array[int]", bytes] | None:
+        """Lengths and joined bytes of the tags at positions start..stop-1, while they are in their stored form.
+
+        None if they are not, or if a record of the block has no tag.
+        """
+        stored = self._tags
+        if not isinstance(stored, bytes) or _ABSENT_BYTES in stored[: 4 * self.count]:
+            return None
+        sizes = array("I", stored[: 4 * self.count])
+        begin = 4 * self.count + sum(sizes[:start])
+        sizes = sizes[start:stop]
+        return sizes, stored[begin : begin + sum(sizes)]
+
     def record_data(self, i: int) -> bytes:
         """The data of the record at position i."""
         return self.data[self.ends[i - 1] if i else 0 : self.ends[i]]

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Final
 
 from topics.v1 import record_pb2
@@ -69,7 +69,7 @@ def _fill(
         else:
             records.kinds = kinds
     _fill_column(records, "node", slices, [piece.block.nodes for piece in slices])
-    if include_tags:
+    if include_tags and not _fill_packed_tags(records, slices):
         _fill_column(records, "tag", slices, [piece.block.tags for piece in slices])
     if include_meta:
         _fill_column(records, "meta", slices, [piece.block.metas for piece in slices])
@@ -128,6 +128,18 @@ def _fill_runs(records: record_pb2.RecordColumns, slices: Iterable[Slice]) -> No
     records.run_count.extend(counts)
     records.time_ts_ms.extend(times)
     records.time_count.extend(time_counts)
+
+
+def _fill_packed_tags(records: record_pb2.RecordColumns, slices: Iterable[Slice]) -> bool:
+    """Set the tag column from what was read from disk, without a look at single tags; False if that can't be."""
+    parts = [piece.block.packed_tags(piece.start, piece.stop) for piece in slices]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return False
+    sizes = chain.from_iterable(sizes for sizes, _ in known)
+    records.tag.data = b"".join(data for _, data in known)
+    records.tag.offsets = array("I", accumulate(sizes, initial=0)).tobytes()
+    return True
 
 
 def _fill_column(

@@ -64,11 +64,10 @@ class _Undecodable:
 class Guard(grpc.aio.ServerInterceptor):
     """Lets a call through the gate, or refuses it; what handlers raise becomes a status.
 
-    TopicsError has its own, any other exception is INTERNAL, logged once and not shown.
-
-    A request that does not parse is INVALID_ARGUMENT. A method that the servicer left as generated is UNIMPLEMENTED
-    without a log entry. Cancellation passes through: a swallowed one leaks the call. Only services in topics.v1 are
-    touched, and handlers must be coroutine functions or async generators.
+    TopicsError has its own, any other exception is INTERNAL, logged once and not shown. A request that does not parse
+    is INVALID_ARGUMENT. A method that the servicer left as generated is UNIMPLEMENTED without a log entry. Cancellation
+    passes through: a swallowed one leaks the call. Only services in topics.v1 are touched, and handlers must be
+    coroutine functions or async generators.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -80,15 +79,15 @@ class Guard(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
         """Wrap the handler of one call."""
+        handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if not method.startswith(OUR_METHODS):
-            return await continuation(handler_call_details)
+        if handler is None or not method.startswith(OUR_METHODS):
+            return handler  # no such method: UNIMPLEMENTED for everyone, since reflection tells as much
         try:
             way = _Pass(self._gate, method, handler_call_details.invocation_metadata or ())
         except TopicsError as error:
             return _refused(method, error)
-        handler = await continuation(handler_call_details)
-        return None if handler is None else _guarded(handler, way)
+        return _guarded(handler, way)
 
 
 def _refused(method: str, error: TopicsError) -> "grpc.RpcMethodHandler[Any, Any]":

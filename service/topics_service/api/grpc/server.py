@@ -122,4 +122,8 @@ class GrpcServer:
             # The defaults drop clients that ping more often than every five minutes, or without a call.
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
             ("grpc.keepalive_permit_without_calls", 1),
+            # A peer that vanished without a word is found out, and its streams end.
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.http2.max_pings_without_data", 0),
         ]
