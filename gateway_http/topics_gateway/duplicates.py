@@ -26,7 +26,8 @@ Column = list[bytes | None] | None
 class Columns(NamedTuple):
     """The members of the records as decoded, None where a record has none."""
 
-    datas: list[bytes]
+    datas: list[Raw]
+    sizes: list[int]
     tags: Column
     nodes: Column
     metas: Column
@@ -80,7 +81,7 @@ def _records_size(columns: Columns) -> int:
         len(b"[]")
         + count * len(b'{"data":},')
         - 1
-        + sum(map(len, columns.datas))
+        + sum(columns.sizes)
         + _column_size(b',"tag":""', columns.tags)
         + _column_size(b',"node":""', columns.nodes)
         + _column_size(b',"meta":', columns.metas)

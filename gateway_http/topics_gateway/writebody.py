@@ -42,6 +42,7 @@ def read_append(topic: str, text: bytes, limits: Limits) -> AppendRequest:
             tags=columns.tags,
             nodes=_with_default(columns.nodes, body.node, len(columns.datas)),
             metas=columns.metas,
+            sizes=columns.sizes,
         ),
         idempotency_key=body.idempotency_key if isinstance(body.idempotency_key, str) else None,
         create=body.create if isinstance(body.create, bool) else None,
@@ -51,8 +52,10 @@ def read_append(topic: str, text: bytes, limits: Limits) -> AppendRequest:
 
 
 def _columns(records: Sequence[Record], limits: Limits) -> Columns:
+    datas = [record.data for record in records]
     return Columns(
-        datas=[bytes(record.data) for record in records],
+        datas=datas,
+        sizes=list(map(len, datas)),
         tags=_text_column([record.tag for record in records]),
         nodes=_text_column([record.node for record in records]),
         metas=_meta_column(records, limits),

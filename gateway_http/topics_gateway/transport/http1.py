@@ -314,6 +314,7 @@ class Cycle(RequestResponseCycle):
         self._registry = protocol.registry
         self.bodyless = False
         self.until_close = False
+        self.head = b""
 
     def disconnect(self) -> None:
         """The client is gone: wake `receive` and let `send` drop what it gets."""
@@ -417,26 +418,26 @@ class Cycle(RequestResponseCycle):
                 content.append(b"transfer-encoding: chunked\r\n")
         self.chunked_encoding = chunked
         content.append(b"\r\n")
-        self.transport.write(b"".join(content))
+        self.head = b"".join(content)  # goes out with the first part of the body: one system call instead of two
 
     def _send_body(self, body: bytes, more_body: bool) -> None:
         if self.bodyless:
             self.expected_content_length = 0
+            body = b""
         elif self.chunked_encoding:
-            if more_body:
-                if body:
-                    self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-            elif body:
-                self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
-            else:
-                self.transport.write(b"0\r\n\r\n")
-        else:
-            if not self.until_close:
-                self.expected_content_length -= len(body)
-                if self.expected_content_length < 0:
-                    raise RuntimeError("response body longer than content-length")
             if body:
-                self.transport.write(body)
+                body = b"%x\r\n%b\r\n" % (len(body), body)
+            if not more_body:
+                body += b"0\r\n\r\n"
+        elif not self.until_close:
+            self.expected_content_length -= len(body)
+            if self.expected_content_length < 0:
+                raise RuntimeError("response body longer than content-length")
+        if self.head:
+            self.transport.writelines((self.head, body))
+            self.head = b""
+        elif body:
+            self.transport.write(body)
         if not more_body:
             if self.expected_content_length:
                 raise RuntimeError("response body shorter than content-length")

@@ -21,7 +21,7 @@ def check_count(batch: Batch, limits: Limits) -> None:
 
 def check_records(batch: Batch, limits: Limits) -> None:
     """Raise for the first record over a limit: `invalid_request` or `record_too_large`."""
-    datas, metas = batch.datas, batch.metas
+    metas = batch.metas
     # One bad record decides which error it is: the first. Of that, tag, node and meta are looked at before the size.
     bad: list[tuple[int, TopicsError]] = []
     for name, column, most in (
@@ -33,8 +33,8 @@ def check_records(batch: Batch, limits: Limits) -> None:
             i = next(i for i, value in enumerate(column) if value is not None and len(value) > most)
             bad.append((i, invalid(f"records[{i}].{name} is longer than {most} bytes")))
     most = limits.max_record_bytes
-    if max(map(len, datas)) + (0 if metas is None else _longest(metas)) > most:
-        sizes = [len(data) + len(meta or b"") for data, meta in zip(datas, metas or repeat(None), strict=False)]
+    if max(batch.sizes) + (0 if metas is None else _longest(metas)) > most:
+        sizes = [size + len(meta or b"") for size, meta in zip(batch.sizes, metas or repeat(None), strict=False)]
         for i, size in enumerate(sizes):
             if size > most:
                 message = f"records[{i}] has {size} bytes, the most is {most}"
@@ -59,7 +59,7 @@ def check_idempotency_key(key: str | None, limits: Limits) -> None:
 
 def batch_bytes(batch: Batch) -> int:
     """The record bytes of a batch: data and meta."""
-    total = sum(map(len, batch.datas))
+    total = sum(batch.sizes)
     if batch.metas is not None:
         total += sum(lengths(batch.metas, 0))
     return total

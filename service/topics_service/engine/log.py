@@ -115,6 +115,7 @@ class Log:
             first,
             ts,
             records.datas,
+            records.sizes,
             records.tags,
             records.nodes,
             records.metas,

@@ -6,7 +6,7 @@ Sequence numbers are u64, `*_ts` and `*_ms` are integer milliseconds, text insid
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from topics_service.storage.block import Block
 
@@ -66,15 +66,21 @@ class TopicConfig(Struct, kw_only=True, frozen=True):
 class Batch(Struct):
     """The records of one append, as columns of equal length. A None column means no record has that part.
 
-    `datas` holds JSON text as it was sent (kind 0) or raw bytes (kind 1); `metas` holds JSON object text.
+    `datas` holds JSON text as it was sent (kind 0) or raw bytes (kind 1), as bytes or as views of a decoded body, and
+    `sizes` their lengths; `metas` holds JSON object text.
     `kinds` has one byte per record, or is None when every record is JSON.
     """
 
-    datas: list[bytes]
+    datas: Sequence[bytes | Raw]
     tags: list[bytes | None] | None = None
     nodes: list[bytes | None] | None = None
     metas: list[bytes | None] | None = None
     kinds: bytes | None = None
+    sizes: list[int] = []
+
+    def __post_init__(self) -> None:
+        if not self.sizes:
+            self.sizes = list(map(len, self.datas))
 
 
 class AppendRequest(Struct, kw_only=True):

@@ -19,11 +19,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from msgspec import Raw
+from xxhash import xxh3_64
 
 # version, flags, count, log_id, base_seq, first_ts, last_ts, cum_bytes, nbytes, data_len, checksum
 _HEADER = struct.Struct("<BBxxIQQqqQQQQ")
 _CHECKSUM_AT = _HEADER.size - 8
+_U64 = struct.Struct("<Q")
 _VERSION = 1
 _TS, _TAG, _NODE, _META, _KIND = 1, 2, 4, 8, 16
 _TS_RUN = struct.Struct("<Iq")
@@ -180,16 +182,17 @@ def build(
     log_id: int,
     base_seq: int,
     ts: int,
-    datas: list[bytes],
+    datas: Sequence[bytes | Raw],
+    sizes: Sequence[int],
     tags: Column | None,
     nodes: Column | None,
     metas: Column | None,
     kinds: bytes | None,
     cum_bytes: int,
 ) -> Block:
-    """The block of one append: all records share `ts`."""
-    ends = array("I", accumulate(map(len, datas)))
-    return Block(log_id, base_seq, ((len(datas), ts),), ends, b"".join(datas), tags, nodes, metas, kinds, cum_bytes)
+    """The block of one append: all records share `ts`; `sizes` are the lengths of the datas."""
+    ends = array("I", accumulate(sizes))
+    return Block(log_id, base_seq, ((len(sizes), ts),), ends, b"".join(datas), tags, nodes, metas, kinds, cum_bytes)
 
 
 def merge(blocks: Sequence[Block]) -> Block:
@@ -234,7 +237,7 @@ def _merge_column(columns: list[Column | None], blocks: Sequence[Block]) -> Colu
 def encode(block: Block) -> bytes:
     """The stored form of a block."""
     flags = 0
-    parts: list[bytes] = [b""]
+    parts: list[bytes] = []
     if len(block.ts_runs) > 1:
         flags |= _TS
         parts.append(struct.pack("<I", len(block.ts_runs)))
@@ -243,12 +246,11 @@ def encode(block: Block) -> bytes:
     for flag, column in ((_TAG, block.tags), (_NODE, block.nodes), (_META, block.metas)):
         if column is not None:
             flags |= flag
-            parts.append(array("I", lengths(column, _ABSENT)).tobytes())
-            parts += filter(None, column)
+            parts += (array("I", lengths(column, _ABSENT)).tobytes(), b"".join(filter(None, column)))
     if block.kinds is not None:
         flags |= _KIND
         parts.append(block.kinds)
-    parts[0] = _HEADER.pack(
+    header = _HEADER.pack(
         _VERSION,
         flags,
         block.count,
@@ -261,9 +263,10 @@ def encode(block: Block) -> bytes:
         len(block.data),
         0,
     )
-    value = bytearray().join(parts)
-    struct.pack_into("<Q", value, _CHECKSUM_AT, xxh3_64_intdigest(value))
-    return bytes(value)
+    digest = xxh3_64(header)
+    for part in parts:
+        digest.update(part)
+    return b"".join((header[:_CHECKSUM_AT], _U64.pack(digest.intdigest()), *parts))
 
 
 def decode(value: bytes, log_id: int, base_seq: int) -> Block:

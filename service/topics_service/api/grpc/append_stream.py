@@ -94,7 +94,7 @@ class AppendPipe:
         append, nbytes = request.append, 0
         try:
             given = convert.append_request(append, self._api.limits)
-            nbytes = sum(map(len, given.batch.datas))
+            nbytes = sum(given.batch.sizes)
             submitted = await self._api.submit(given, principal=self._principal)
         except TopicsError as error:
             if error.reason in (Reason.SHUTTING_DOWN, Reason.NOT_READY):
