@@ -115,12 +115,12 @@ class Log:
             first,
             ts,
             records.datas,
-            records.sizes,
             records.tags,
             records.nodes,
             records.metas,
             records.kinds,
             s.cum_bytes,
+            records.sizes,
         )
         s.head += block.count
         s.count += block.count

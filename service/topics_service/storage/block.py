@@ -183,16 +183,16 @@ def build(
     base_seq: int,
     ts: int,
     datas: Sequence[bytes | Raw],
-    sizes: Sequence[int],
     tags: Column | None,
     nodes: Column | None,
     metas: Column | None,
     kinds: bytes | None,
     cum_bytes: int,
+    sizes: Sequence[int] | None = None,
 ) -> Block:
-    """The block of one append: all records share `ts`; `sizes` are the lengths of the datas."""
-    ends = array("I", accumulate(sizes))
-    return Block(log_id, base_seq, ((len(sizes), ts),), ends, b"".join(datas), tags, nodes, metas, kinds, cum_bytes)
+    """The block of one append: all records share `ts`. Give the lengths of the datas as `sizes` if you know them."""
+    ends = array("I", accumulate(map(len, datas) if sizes is None else sizes))
+    return Block(log_id, base_seq, ((len(ends), ts),), ends, b"".join(datas), tags, nodes, metas, kinds, cum_bytes)
 
 
 def merge(blocks: Sequence[Block]) -> Block:
