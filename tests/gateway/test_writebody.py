@@ -18,7 +18,9 @@ LIMITS = Limits()
 
 
 def read(text: str | bytes) -> AppendRequest:
-    return read_append("t", text.encode() if isinstance(text, str) else text, LIMITS)
+    request = read_append("t", text.encode() if isinstance(text, str) else text, LIMITS)
+    request.batch.datas = list(map(bytes, request.batch.datas))  # they are views of the body: compare what they hold
+    return request
 
 
 def refuse(text: str | bytes) -> str:
