@@ -1,13 +1,13 @@
-"""`python -m bench [--only http|scale] [--keep]`: run, print the table, write docs/benchmarks.md."""
+"""`python -m bench [--only http|grpc|scale]`: run, print the table, write docs/benchmarks.md."""
 
 import argparse
 import sys
 import tempfile
 from pathlib import Path
 
-from bench import http, scale, table, tools
+from bench import grpc_streams, http, scale, table, tools
 
-_GROUPS = {"http": http.run, "scale": scale.run}
+_GROUPS = {"http": http.run, "grpc": grpc_streams.run, "scale": scale.run}
 
 
 def main() -> int:

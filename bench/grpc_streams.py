@@ -1,29 +1,25 @@
-"""The gRPC streams against a server process of their own: records a second, and what each costs the server.
-
-    .venv/bin/python -m bench.grpc_streams [seconds per line]
+"""The gRPC streams: records a second, and what each costs the server's loop.
 
 The client is this process; messages are encoded once and sent again and again, so that it takes little of the cores
-it shares with the server. "server us" is processor time of the whole server process, storage threads included;
-"loop us" that of its main thread, whose inverse is what one core can do.
+it shares with the server. The inverse of the loop time is about what one free core can do.
 """
 
 import asyncio
 import json
 import os
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from bench.table import Row
+from support.server import ServerProcess
 from topics.v1 import topics_service_pb2 as pb
 
 _SERVICE = "/topics.v1.TopicsService/"
 _BATCH = 1000
+_SECONDS = 4.0
 _TICK = os.sysconf("SC_CLK_TCK")
 _TEXT = "lorem ipsum dolor sit amet consectetur"
 
@@ -78,61 +74,43 @@ async def _bulk(channel: grpc.aio.Channel, topic: str, seconds: float, **fields:
     return records
 
 
-def _used(pid: int) -> tuple[float, float]:
-    """Processor seconds of the process and of its main thread."""
-    used = []
-    for stat in (f"/proc/{pid}/stat", f"/proc/{pid}/task/{pid}/stat"):
-        fields = Path(stat).read_text().rpartition(")")[2].split()
-        used.append((int(fields[11]) + int(fields[12])) / _TICK)
-    return used[0], used[1]
+def _loop_seconds(pid: int) -> float:
+    """Processor seconds of the process's main thread, where the event loop runs."""
+    fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK
 
 
-async def _measure(target: str, pid: int, seconds: float) -> None:
+async def _measure(server: ServerProcess) -> list[Row]:
     writes = {
-        "columns, tags": _request("tagged", columns=True, tags=True, fsync=False),
-        "columns": _request("plain", columns=True, tags=False, fsync=False),
-        "columns, tags, fsync": _request("synced", columns=True, tags=True, fsync=True),
-        "rows, tags": _request("rows", columns=False, tags=True, fsync=False),
+        "columns, tagged": (_request("tagged", columns=True, tags=True, fsync=False), "1 M rec/s"),
+        "columns, untagged": (_request("plain", columns=True, tags=False, fsync=False), "1 M rec/s"),
+        "columns, tagged, fsync class": (_request("synced", columns=True, tags=True, fsync=True), ""),
+        "rows, tagged": (_request("rows", columns=False, tags=True, fsync=False), "450 k rec/s"),
     }
-    print(f"{'':32}{'k rec/s':>10}{'server us':>11}{'loop us':>10}")
-    async with grpc.aio.insecure_channel(target) as channel:
-        cases = [(f"AppendStream {name}", _append(channel, message, seconds)) for name, message in writes.items()]
-        for tags in (False, True):
-            name = "BulkDiff" + (", tags" if tags else "")
-            cases.append((name, _bulk(channel, "tagged", seconds, include_tags=tags, frame_bytes=1 << 20)))
-        for name, case in cases:
-            (before, loop_before), started = _used(pid), time.perf_counter()
+    rows = []
+    async with grpc.aio.insecure_channel(server.grpc_target) as channel:
+        cases = [
+            (f"gRPC AppendStream, {name}", bar, _append(channel, message, _SECONDS))
+            for name, (message, bar) in writes.items()
+        ]
+        cases += [
+            (
+                f"gRPC BulkDiff{', with tags' if tags else ''}",
+                "2 M rec/s",
+                _bulk(channel, "tagged", _SECONDS, include_tags=tags, frame_bytes=1 << 20),
+            )
+            for tags in (False, True)
+        ]
+        for name, bar, case in cases:
+            loop_before, started = _loop_seconds(server.pid), time.perf_counter()
             records = await case
-            took, (after, loop_after) = time.perf_counter() - started, _used(pid)
-            server, loop = (after - before) / records * 1e6, (loop_after - loop_before) / records * 1e6
-            print(f"{name:32}{records / took / 1e3:10.0f}{server:11.2f}{loop:10.2f}")
+            took, loop = time.perf_counter() - started, (_loop_seconds(server.pid) - loop_before) / records
+            note = f"{loop * 1e6:.2f} us of the server's loop per record; Python client on the same cores"
+            rows.append(Row(name, records / took, "rec/s", bar, note=note))
+    return rows
 
 
-def main() -> None:
-    """Start a server, measure, stop it."""
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 5.0
-    with tempfile.TemporaryDirectory() as work:
-        port_file = Path(work) / "grpc"
-        env = os.environ | {
-            "TOPICS_PORT": "0",
-            "TOPICS_GRPC_PORT": "0",
-            "TOPICS_GRPC_PORT_FILE": str(port_file),
-            "TOPICS_DATA_DIR": f"{work}/data",
-            "TOPICS_LOG_LEVEL": "warning",
-        }
-        server = subprocess.Popen([Path(sys.executable).parent / "topics", "serve"], env=env)
-        try:
-            deadline = time.monotonic() + 30
-            while not port_file.exists():
-                assert server.poll() is None, "the server did not start"
-                assert time.monotonic() < deadline, "the server did not start in time"
-                time.sleep(0.05)
-            print(f"{os.cpu_count()} cores shared by server and client; load average {os.getloadavg()[0]:.1f}")
-            asyncio.run(_measure(port_file.read_text(), server.pid, seconds))
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(30)
-
-
-if __name__ == "__main__":
-    main()
+def run(directory: Path) -> list[Row]:
+    """Every row of the gRPC streams."""
+    with ServerProcess(directory / "topics") as server:
+        return asyncio.run(_measure(server))
