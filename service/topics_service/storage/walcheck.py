@@ -4,7 +4,8 @@ RocksDB takes a bad record length in the last 32 KiB block of a file for a write
 what follows in silence, synced or not; and where it does find damage it doesn't name the file. A tail is torn only if
 no intact record follows the bad one.
 
-A file is a row of 32 KiB blocks; a record never crosses one: masked crc32c (of type and payload), length, type, payload.
+A file is a row of 32 KiB blocks, and no record crosses one: masked crc32c (of type and payload), length, type and
+payload.
 """
 
 import struct
