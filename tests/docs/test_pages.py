@@ -25,7 +25,9 @@ def test_every_setting_is_documented_with_its_default_and_meaning() -> None:
     documented = {row[0].strip("`"): row[1:] for row in _rows("configuration.md") if row[0].startswith("`TOPICS_")}
     expected = {}
     for setting in fields(Settings):
-        default = "off" if setting.default is False else f"`{setting.default}`" if setting.default not in ("", None) else ""
+        default = "" if setting.default in ("", None) else f"`{setting.default}`"
+        if setting.default is False:
+            default = "off"
         expected[setting.metadata["env"]] = [default, setting.metadata["help"]]
     assert documented == expected
 

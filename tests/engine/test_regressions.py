@@ -1,12 +1,18 @@
 """Bugs that were found, each as the shortest story that showed it."""
 
+import re
+
 import pytest
 from engine_support import CrashStore, FaultyStore, World, code, gap, seqs
 
+from topics_service.engine.clock import SystemClock
+from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import ConfigInput, DeleteRequest, TagMatch
-from topics_service.storage.store import Family
+from topics_service.storage import keys
+from topics_service.storage.memory import MemoryStore
+from topics_service.storage.store import Family, StoreOpenError
 
 
 @pytest.mark.parametrize("boot_id", ["", "boot-1"])
@@ -221,3 +227,24 @@ def test_the_ceiling_is_durable_before_the_first_ack() -> None:
     world.engine.sync()
     world.cut_power()
     assert world.append(1).first_seq > reply.first_seq
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value", "named"),
+    [
+        (Family.TOPICS, keys.u64(1), b"\x00", "the catalog row 1"),
+        (Family.LOGS, keys.u64(1), b"short", 'the state row of topic "t"'),
+        (Family.DELETES, keys.pair(1, 0), b"no bitmap", "the delete bitmap 0 of log 1"),
+        (Family.GAPS, keys.pair(1, 5), keys.u64(9) + b"nonsense", "the gap at 5 of log 1"),
+        (Family.GAPS, keys.pair(1, 5), b"", "the gap at 5 of log 1"),
+    ],
+)
+def test_a_damaged_row_refuses_to_start_and_is_named(family: Family, key: bytes, value: bytes, named: str) -> None:
+    store = MemoryStore()
+    engine = Engine(store, SystemClock(), boot_id="boot")
+    engine.put_topic("t", ConfigInput())
+    batch = store.batch()
+    batch.put(family, key, value)
+    store.write(batch)
+    with pytest.raises(StoreOpenError, match=re.escape(named)):
+        Engine(store, SystemClock(), boot_id="boot")

@@ -5,7 +5,9 @@ write-ahead log is whole and nothing is lost. After an unclean end in another bo
 does not fsync goes on above its durable ceiling, and the range in between becomes an explicit interior gap.
 """
 
+import struct
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from copy import copy
 
 import msgspec
@@ -13,10 +15,11 @@ import msgspec
 from topics_service.engine import retention, snapshot
 from topics_service.engine.blocks import BlockCache, LogBlocks
 from topics_service.engine.deletes import Chunk, Deletes, decode_chunk
+from topics_service.engine.errors import TopicsError
 from topics_service.engine.log import Log
 from topics_service.engine.model import GapReason
 from topics_service.engine.snapshot import Gap, Snapshot
-from topics_service.engine.topic import Topic, TopicRow, decode_row
+from topics_service.engine.topic import Topic, decode_row
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
 from topics_service.storage.store import Family, Store, StoreOpenError, WriteBatch
@@ -40,29 +43,32 @@ def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iter
     rows = dict(store.scan(Family.LOGS, *_ALL))
     ceilings = {keys.read_u64(key): keys.read_u64(value) for key, value in store.scan(Family.CEILINGS, *_ALL)}
     deletes: dict[int, dict[int, Chunk]] = {}
-    for key, value in store.scan(Family.DELETES, *_ALL):
-        deletes.setdefault(keys.read_u64(key), {})[keys.read_u64(key, 8)] = decode_chunk(value)
+    for log_id, number, value in _pairs(store, Family.DELETES):
+        with _refuse_damage(f"the delete bitmap {number} of log {log_id}"):
+            deletes.setdefault(log_id, {})[number] = decode_chunk(value)
     gaps: dict[int, list[Gap]] = {}
-    for key, value in store.scan(Family.GAPS, *_ALL):
-        gaps.setdefault(keys.read_u64(key), []).append(
-            Gap(keys.read_u64(key, 8), keys.read_u64(value), msgspec.convert(value[8:].decode(), GapReason))
-        )
+    for log_id, start, value in _pairs(store, Family.GAPS):
+        with _refuse_damage(f"the gap at {start} of log {log_id}"):
+            reason = msgspec.convert(value[8:].decode(), GapReason)
+            gaps.setdefault(log_id, []).append(Gap(start, keys.read_u64(value), reason))
     batch = writer.begin()
     batch.put(Family.META, _BOOT_KEY, boot_id.encode())
     topics = list(store.scan(Family.TOPICS, *_ALL))
     for position, (key, value) in enumerate(topics):
         number = keys.read_u64(key)
-        row = _decoded(number, value)
+        with _refuse_damage(f"the catalog row {number}"):
+            row = decode_row(value)
         logs = []
         for log_id in row.log_ids:
             s = _state(row.name, rows.get(keys.u64(log_id)))
             s.deletes = Deletes(deletes.get(log_id))
             s.gaps = tuple(gaps.get(log_id, ()))
             ceiling = ceilings.get(log_id, 0)
-            if s.volatile_from or (unclean and row.config.durability == "ephemeral"):
-                lose(s, LogBlocks(log_id, cache, store, memory), log_id, s.volatile_from or s.head + 1, ceiling, batch)
-            elif tail_lost and row.config.durability != "fsync" and ceiling > s.head:
-                lose(s, LogBlocks(log_id, cache, store, memory), log_id, s.head + 1, ceiling, batch)
+            in_memory = bool(s.volatile_from) or (unclean and row.config.durability == "ephemeral")
+            if in_memory or (tail_lost and row.config.durability != "fsync" and ceiling > s.head):
+                with _refuse_damage(f'topic "{row.name}"'):
+                    blocks = LogBlocks(log_id, cache, store, memory)
+                    lose(s, blocks, log_id, s.volatile_from or s.head + 1, ceiling, batch)
             writer.total_records += s.count
             writer.total_bytes += s.bytes
             logs.append(Log(log_id, writer, memory, cache, s, ceiling))
@@ -117,17 +123,23 @@ def lose(s: Snapshot, blocks: LogBlocks, log_id: int, start: int, ceiling: int, 
     batch.put(Family.LOGS, keys.u64(log_id), snapshot.encode(s))
 
 
-def _decoded(number: int, value: bytes) -> TopicRow:
-    try:
-        return decode_row(value)
-    except msgspec.DecodeError as error:
-        raise StoreOpenError(f"the catalog row {number} is damaged: {error}") from error
+def _pairs(store: Store, family: Family) -> Iterator[tuple[int, int, bytes]]:
+    """The rows of a family whose keys are a log id and another number."""
+    for key, value in store.scan(family, *_ALL):
+        yield keys.read_u64(key), keys.read_u64(key, 8), value
 
 
 def _state(topic: str, row: bytes | None) -> Snapshot:
     if row is None:
         raise StoreOpenError(f'the log of topic "{topic}" has no state row')
-    try:
+    with _refuse_damage(f'the state row of topic "{topic}"'):
         return snapshot.decode(row)
-    except ValueError as error:
-        raise StoreOpenError(f'the state row of topic "{topic}" is damaged: {error}') from error
+
+
+@contextmanager
+def _refuse_damage(what: str) -> Iterator[None]:
+    """Turn whatever a damaged row makes its decoder raise into a refusal to open that names it."""
+    try:
+        yield
+    except (TopicsError, ValueError, struct.error, msgspec.MsgspecError) as error:
+        raise StoreOpenError(f"{what} is damaged: {error}") from error
