@@ -1,6 +1,7 @@
 """The command line as a person meets it: help, exit codes, messages, import and wait-ready."""
 
 import json
+import os
 import socket
 import subprocess
 from dataclasses import fields
@@ -100,6 +101,14 @@ def test_import_without_a_file_or_a_server_fails(server: ServerProcess, tmp_path
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     assert "UNAVAILABLE" in _topics("import", "-", "--topic", "t", "--server", f"127.0.0.1:{port}", code=1, stdin=b"1")
+
+
+def test_import_shows_its_key(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, env={"TOPICS_API_KEYS": "secret:rw"}) as server:
+        target = ["import", "-", "--topic", "keyed", "--server", server.grpc_target]
+        assert "UNAUTHENTICATED" in _topics(*target, code=1, stdin=b"1")
+        text = _topics(*target, "--key-env", "MY_KEY", stdin=b"1", env=os.environ | {"MY_KEY": "secret"})
+        assert "read back 1 records" in text
 
 
 def test_wait_ready(server: ServerProcess) -> None:

@@ -35,8 +35,8 @@ log = logging.getLogger("topics.server")
 # The commit thread needs the GIL back after each fsync. The default of 5 ms caps it at 160 fsyncs/s with a p50 of
 # 6 ms; 0.3 ms gives 1,140 at 0.8 ms (design.md, section 2).
 _SWITCH_INTERVAL_SECONDS = 0.0003
-# A full collection walks every cached block. Against Python's (700, 10, 10) this took the loop's cost of a single append
-# from 122 to 115 us, and the p99 of 64 writers from 27 to 12 ms.
+# A full collection walks every cached block. Against Python's (700, 10, 10) this took the loop's cost of a single
+# append from 122 to 115 us, and the p99 of 64 writers from 27 to 12 ms.
 _COLLECT_AFTER = (20_000, 20, 100)
 _UPKEEP_SECONDS = 0.02
 _SWEEP_SECONDS = 1.0

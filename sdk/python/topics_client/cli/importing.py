@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 _CHANNEL_OPTIONS = [("grpc.max_receive_message_length", 80 << 20), ("grpc.max_send_message_length", 80 << 20)]
 _BATCH_BYTES = 8 << 20
+_KEY_HELP = "environment variable that holds the API key, if the server wants one (default: TOPICS_API_KEY)"
 
 
 def add_parser(commands: "Commands") -> None:
@@ -28,6 +30,7 @@ def add_parser(commands: "Commands") -> None:
     parser.add_argument(
         "--server", default="127.0.0.1:4001", metavar="HOST:PORT", help="gRPC address (default: 127.0.0.1:4001)"
     )
+    parser.add_argument("--key-env", default="TOPICS_API_KEY", metavar="NAME", help=_KEY_HELP)
     parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds for each call (default: 30)")
     parser.set_defaults(run=run)
 
@@ -52,11 +55,13 @@ def _import(stub: "TopicsServiceStub", arguments: argparse.Namespace) -> int:
     from topics.v1.record_pb2 import AppendRecord
     from topics.v1.topics_service_pb2 import AppendRequest, DiffRequest
 
+    key = os.environ.get(arguments.key_env)
+    call = {"timeout": arguments.timeout, "metadata": (("authorization", f"Bearer {key}"),) if key else ()}
     appended: list[tuple[int, bytes]] = []
     for lines in _batches(arguments.file, max(1, arguments.batch)):
         records = [AppendRecord(data=line, tag=_tag(line, arguments.tag_field, number)) for number, line in lines]
         request = AppendRequest(topic=arguments.topic, records=records, return_seqs=False)
-        reply = stub.Append(request, timeout=arguments.timeout)
+        reply = stub.Append(request, **call)
         appended += [(reply.first_seq + i, line) for i, (_, line) in enumerate(lines)]
     if not appended:
         raise ValueError(f"{arguments.file} holds no records")
@@ -64,7 +69,7 @@ def _import(stub: "TopicsServiceStub", arguments: argparse.Namespace) -> int:
     expected = dict(appended)
     at, last = appended[0][0] - 1, appended[-1][0]
     while at < last:
-        page = stub.Diff(DiffRequest(topic=arguments.topic, from_seq=at, limit=1000), timeout=arguments.timeout)
+        page = stub.Diff(DiffRequest(topic=arguments.topic, from_seq=at, limit=1000), **call)
         for record in page.records:
             if record.data == expected.get(record.seq):
                 del expected[record.seq]
