@@ -44,6 +44,13 @@ async def test_a_lasting_stall_shows_at_once() -> None:
     assert (await measured(*[0.6] * 3)).lag_ms > 500
 
 
+async def test_overload_is_lag_that_stays() -> None:
+    assert (await measured(0, 0, 5)).sustained_ms == pytest.approx(0), "one long stall is not overload"
+    assert (await measured(0, 5, 5)).sustained_ms == pytest.approx(0)
+    assert (await measured(0, 0.6, 0.7, 0.8)).sustained_ms == pytest.approx(600)
+    assert (await measured(0.6, 0.7, 0.8, 0)).sustained_ms == pytest.approx(0), "and over at the first punctual timer"
+
+
 async def test_an_early_timer_counts_as_punctual() -> None:
     lag = await measured(-0.01)
     assert (lag.lag_ms, lag.histogram.counts[0]) == (0, 1)

@@ -88,7 +88,7 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
     engine.writer.request_sync = commit.want
     lag, disk = LoopLag(), FreeSpace(settings.data_path)
     pressure = Pressure(
-        lag_ms=lambda: lag.lag_ms,
+        lag_ms=lambda: lag.sustained_ms,
         max_lag_ms=settings.max_lag_ms,
         free_bytes=lambda: disk.free_bytes,
         min_free_bytes=settings.min_free_bytes,

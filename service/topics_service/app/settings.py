@@ -68,7 +68,7 @@ class Settings:
         "TOPICS_MIN_FREE_BYTES", 256 << 20, "writes are throttled while the disk has less space than this; 0 is off"
     )
     max_lag_ms: int = _setting(
-        "TOPICS_MAX_LAG_MS", 500, "writes are throttled while the event loop lags by more than this; 0 is off"
+        "TOPICS_MAX_LAG_MS", 500, "writes are throttled while the event loop stays behind by more than this; 0 is off"
     )
     max_body_bytes: int = _setting("TOPICS_MAX_BODY_BYTES", 64 << 20, "largest request body, also once inflated")
     max_batch_records: int = _setting("TOPICS_MAX_BATCH_RECORDS", 10_000, "most records in one write")
