@@ -24,21 +24,26 @@ Column = list[bytes | None] | None
 
 
 class Columns(NamedTuple):
-    """The members of the records as decoded, None where a record has none."""
+    """The members of the records as decoded: None where no record has one, or none was looked for."""
 
     datas: list[Raw]
     sizes: list[int]
-    tags: Column
-    nodes: Column
-    metas: Column
+    tags: Column = None
+    nodes: Column = None
+    metas: Column = None
+
+
+def has_room_for_more(text: bytes, body: Body, columns: Columns) -> bool:
+    """Whether `text` may hold more members, or more of a member, than `body` and `columns` account for."""
+    return len(text) - _outer_size(body) - _records_size(columns) >= _ROOM
 
 
 def refuse_duplicates(text: bytes, body: Body, columns: Columns) -> None:
     """Raise `invalid_request` if a known member comes twice in `text`, of which `body` and `columns` were made."""
+    if not has_room_for_more(text, body, columns):
+        return
     records_size = _records_size(columns)
     outer_size = _outer_size(body)
-    if len(text) - outer_size - records_size < _ROOM:
-        return
     records = bytes(_OUTLINE.decode(text).records)
     if len(text) - outer_size - len(records) >= _ROOM:
         Fields(parse_object(_without(text, records)), BODY_MEMBERS)

@@ -6,7 +6,7 @@ from typing import Final, cast
 import msgspec
 
 from topics_gateway.config import read_config
-from topics_gateway.duplicates import Columns, refuse_duplicates
+from topics_gateway.duplicates import Columns, has_room_for_more, refuse_duplicates
 from topics_gateway.jsonbody import parse_object
 from topics_gateway.writeshape import Body, Record, Text
 from topics_service.api.jsontext import check_meta
@@ -33,8 +33,14 @@ def read_append(topic: str, text: bytes, limits: Limits) -> AppendRequest:
         raise invalid("the body is nested too deeply") from None
     except msgspec.DecodeError as error:
         raise invalid(f"the body is not a write: {error}") from None
-    columns = _columns(body.records, limits)
-    refuse_duplicates(text, body, columns)
+    datas = [record.data for record in body.records]
+    tags = _text_column([record.tag for record in body.records])
+    columns = Columns(datas, list(map(len, datas)), tags)
+    if has_room_for_more(text, body, columns):  # a node or a meta takes room as well as a duplicate
+        columns = columns._replace(
+            nodes=_text_column([record.node for record in body.records]), metas=_meta_column(body.records, limits)
+        )
+        refuse_duplicates(text, body, columns)
     return AppendRequest(
         topic=topic,
         batch=Batch(
@@ -51,24 +57,12 @@ def read_append(topic: str, text: bytes, limits: Limits) -> AppendRequest:
     )
 
 
-def _columns(records: Sequence[Record], limits: Limits) -> Columns:
-    datas = [record.data for record in records]
-    return Columns(
-        datas=datas,
-        sizes=list(map(len, datas)),
-        tags=_text_column([record.tag for record in records]),
-        nodes=_text_column([record.node for record in records]),
-        metas=_meta_column(records, limits),
-    )
-
-
 def _text_column(values: list[Text]) -> list[bytes | None] | None:
-    kinds = set(map(type, values))
-    if str not in kinds:
-        return None
-    if len(kinds) == 1:
+    try:
         return list(map(str.encode, cast("list[str]", values)))
-    return [value.encode() if isinstance(value, str) else None for value in values]
+    except TypeError:  # not every record has one
+        column = [value.encode() if isinstance(value, str) else None for value in values]
+    return column if any(value is not None for value in column) else None
 
 
 def _meta_column(records: Sequence[Record], limits: Limits) -> list[bytes | None] | None:
