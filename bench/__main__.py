@@ -1,13 +1,19 @@
-"""`python -m bench [--only http|grpc|scale]`: run, print the table, write docs/benchmarks.md."""
+"""`python -m bench [--only GROUP]`: run, print the table, write docs/benchmarks.md."""
 
 import argparse
 import sys
 import tempfile
 from pathlib import Path
 
-from bench import grpc_streams, http, scale, table, tools
+from bench import clients, grpc_streams, http, length, scale, table, tools
 
-_GROUPS = {"http": http.run, "grpc": grpc_streams.run, "scale": scale.run}
+_GROUPS = {
+    "http": http.run,
+    "grpc": grpc_streams.run,
+    "clients": clients.run,
+    "length": length.run,
+    "scale": scale.run,
+}
 
 
 def main() -> int:
