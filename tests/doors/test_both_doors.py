@@ -1,4 +1,4 @@
-"""Every case of `cases.py`, over HTTP and over gRPC on one running server: the answers must be the same."""
+"""Every case of `cases`, over HTTP and over gRPC on one running server: the answers must be the same."""
 
 import itertools
 import json
@@ -28,7 +28,7 @@ _RULES = {
 
 
 class Door(Protocol):
-    """One way in. `ask` gives the answer in the terms of `cases.py`; a refusal has `error` and `detail`."""
+    """One way in. `ask` gives the answer in the terms of `cases`; a refusal has `error` and `detail`."""
 
     letter: str
 

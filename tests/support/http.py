@@ -13,6 +13,9 @@ import httpx
 
 _numbers = itertools.count(1)
 JSON = {"content-type": "application/json"}
+REC = {"records": [{"data": 1}]}
+# As a JSON text, what no field of an unsigned integer takes.
+NOT_INTEGERS = ["1.0", "1e2", '"5"', "true", "null", "[]", "{}", "-1", "1.5", str(1 << 64)]
 
 
 def fresh(stem: str = "t") -> str:
@@ -97,6 +100,11 @@ class Api:
 def path(name: str, tail: str = "") -> str:
     """The path of a topic, its name percent-encoded."""
     return f"/v0/topics/{quote(name, safe='')}{tail}"
+
+
+def member(name: str, text: str) -> str:
+    """The text of an object with one member, its value a JSON text."""
+    return f'{{"{name}":{text}}}'
 
 
 def ok(response: httpx.Response, *statuses: int) -> dict[str, Any]:
