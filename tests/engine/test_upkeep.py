@@ -3,6 +3,7 @@
 import pytest
 from engine_support import CrashStore, World, gap, seqs
 
+from topics_service.storage import keys
 from topics_service.storage.store import Family
 
 pytestmark = pytest.mark.usefixtures("small_steps")
@@ -74,13 +75,24 @@ def test_sealing_merges_small_blocks_and_indexes_them() -> None:
     assert world.delete(eq=b"x").deleted == 6
 
 
-def test_full_blocks_are_not_rewritten() -> None:
+@pytest.mark.parametrize("datas", [[1] * 1000, [1] * 64, [b"1" * 20_000]], ids=["many", "enough", "long"])
+def test_blocks_that_are_not_small_are_not_rewritten(datas: list[object]) -> None:
     world = World(CrashStore())
     for _ in range(3):
-        world.append(*[1] * 1000)
+        world.append(*datas)
     rows = world.rows(Family.BLOCKS)
     world.seal()
     assert world.rows(Family.BLOCKS) == rows
+
+
+def test_small_blocks_between_larger_ones_are_merged_among_themselves() -> None:
+    world = World(CrashStore())
+    for datas in ([1], [2], [3] * 64, [4], [5], [6], [7] * 100, [8]):
+        world.append(*datas)
+    before = everything(world)
+    world.seal()
+    assert [row[0][8:] for row in world.rows(Family.BLOCKS)] == [keys.u64(base) for base in (1, 3, 67, 70, 170)]
+    assert everything(world) == before
 
 
 def test_only_what_is_visible_is_sealed() -> None:

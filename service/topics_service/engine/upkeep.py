@@ -12,7 +12,9 @@ from topics_service.storage.store import Family, Store, WriteBatch
 
 SEAL_BLOCKS = 256  # appended blocks that make a seal worth it
 SEAL_RECORDS = 1 << 14  # and the most records that a tag look-up has to walk
-_FULL_RECORDS = 1000  # a block of this size is not merged further
+_SMALL_RECORDS = 64  # a block of less than both is merged with its small neighbours: rewriting a larger one costs
+_SMALL_BYTES = 16 << 10  # more (its bytes again) than it saves readers (2 us for each block that a page touches)
+_FULL_RECORDS = 1000  # merging stops here
 _FULL_BYTES = 256 << 10
 _RECLAIM_SEQS = 64
 _RECLAIM_BLOCKS = 256
@@ -80,15 +82,21 @@ def _seal(log: Log, writer: Writer, memory: Store) -> bool:
 
 
 def _groups(blocks: Iterable[Block]) -> Iterable[list[Block]]:
+    """The blocks in order, small neighbours together."""
     group: list[Block] = []
     records = nbytes = 0
     for block in blocks:
-        if group and (records + block.count > _FULL_RECORDS or nbytes + block.nbytes > _FULL_BYTES):
+        small = block.count < _SMALL_RECORDS and block.nbytes < _SMALL_BYTES
+        fits = records + block.count <= _FULL_RECORDS and nbytes + block.nbytes <= _FULL_BYTES
+        if group and not (small and fits):
             yield group
             group, records, nbytes = [], 0, 0
-        group.append(block)
-        records += block.count
-        nbytes += block.nbytes
+        if small:
+            group.append(block)
+            records += block.count
+            nbytes += block.nbytes
+        else:
+            yield [block]
     if group:
         yield group
 

@@ -3,7 +3,7 @@
 import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from contextvars import ContextVar
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -22,6 +22,9 @@ OUR_METHODS: Final = "/topics.v1."
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # generic in the stubs only
 Context = grpc.aio.ServicerContext[Any, Any]
 
+# The call has its status, or its client left while it got one: nothing more can be sent.
+_OVER: Final = (grpc.aio.AbortError, grpc.aio.InternalError)
+
 _caller: ContextVar[Principal] = ContextVar("caller")
 
 
@@ -30,12 +33,27 @@ def caller() -> Principal:
     return _caller.get()
 
 
-class _Pass:
+class _Way:
+    """One call's way in, past no gate."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def slot(self) -> AbstractContextManager[None]:
+        """What the call holds while it runs."""
+        return nullcontext()
+
+    def check(self, request: Any) -> None:
+        """Raise `invalid_request` for a request that is no message."""
+        _check(request)
+
+
+class _Pass(_Way):
     """One call's way through the gate."""
 
     def __init__(self, gate: Gate, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:
         """Raises `unauthorized`."""
-        self.method = method
+        super().__init__(method)
         self._gate = gate
         self._rpc = method[1:].replace("/", ".")
         authorization = dict(metadata).get("authorization")
@@ -66,8 +84,8 @@ class Guard(grpc.aio.ServerInterceptor):
 
     TopicsError has its own, any other exception is INTERNAL, logged once and not shown. A request that does not parse
     is INVALID_ARGUMENT. A method that the servicer left as generated is UNIMPLEMENTED without a log entry. Cancellation
-    passes through: a swallowed one leaks the call. Only services in topics.v1 are touched, and handlers must be
-    coroutine functions or async generators.
+    passes through: a swallowed one leaks the call. Health and reflection, which are not in topics.v1, have no gate to
+    pass. Handlers must be coroutine functions or async generators.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -81,8 +99,10 @@ class Guard(grpc.aio.ServerInterceptor):
         """Wrap the handler of one call."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or not method.startswith(OUR_METHODS):
-            return handler  # no such method: UNIMPLEMENTED for everyone, since reflection tells as much
+        if handler is None:
+            return None  # no such method: UNIMPLEMENTED for everyone, since reflection tells as much
+        if not method.startswith(OUR_METHODS):
+            return _guarded(handler, _Way(method))
         try:
             way = _Pass(self._gate, method, handler_call_details.invocation_metadata or ())
         except TopicsError as error:
@@ -100,9 +120,9 @@ def _refused(method: str, error: TopicsError) -> "grpc.RpcMethodHandler[Any, Any
     return grpc.stream_stream_rpc_method_handler(call)
 
 
-def _guarded(handler: "grpc.RpcMethodHandler[Any, Any]", way: _Pass) -> "grpc.RpcMethodHandler[Any, Any]":
+def _guarded(handler: "grpc.RpcMethodHandler[Any, Any]", way: _Way) -> "grpc.RpcMethodHandler[Any, Any]":
     inner: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    wrap: Callable[[Any, _Pass], Any]
+    wrap: Callable[[Any, _Way], Any]
     if handler.response_streaming:
         make = (
             grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
@@ -130,13 +150,13 @@ def _parse(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return parsed
 
 
-def _unary(inner: Callable[[Any, Context], Awaitable[Any]], way: _Pass) -> Callable[[Any, Context], Awaitable[Any]]:
+def _unary(inner: Callable[[Any, Context], Awaitable[Any]], way: _Way) -> Callable[[Any, Context], Awaitable[Any]]:
     async def call(request: Any, context: Context) -> Any:
         try:
             with way.slot():
                 way.check(request)
                 return await inner(request, context)
-        except grpc.aio.AbortError:
+        except _OVER:
             raise
         except Exception as error:
             await _abort(context, way.method, error)
@@ -144,7 +164,7 @@ def _unary(inner: Callable[[Any, Context], Awaitable[Any]], way: _Pass) -> Calla
     return call
 
 
-def _stream(inner: Callable[[Any, Context], AsyncGenerator[Any, None]], way: _Pass) -> Callable[[Any, Context], Any]:
+def _stream(inner: Callable[[Any, Context], AsyncGenerator[Any, None]], way: _Way) -> Callable[[Any, Context], Any]:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
             with way.slot():
@@ -152,7 +172,7 @@ def _stream(inner: Callable[[Any, Context], AsyncGenerator[Any, None]], way: _Pa
                 async with aclosing(inner(request, context)) as replies:
                     async for reply in replies:
                         yield reply
-        except grpc.aio.AbortError:
+        except _OVER:
             raise
         except Exception as error:
             await _abort(context, way.method, error)
@@ -161,7 +181,7 @@ def _stream(inner: Callable[[Any, Context], AsyncGenerator[Any, None]], way: _Pa
 
 
 def _stream_stream(
-    inner: Callable[[Any, Context], AsyncGenerator[Any, None]], way: _Pass
+    inner: Callable[[Any, Context], AsyncGenerator[Any, None]], way: _Way
 ) -> Callable[[Any, Context], Any]:
     return _stream(lambda requests, context: inner(_decoded(requests), context), way)
 
@@ -172,14 +192,14 @@ async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield request
 
 
-def _unbuilt_unary(_: object, way: _Pass) -> Callable[[Any, Context], Awaitable[Any]]:
+def _unbuilt_unary(_: object, way: _Way) -> Callable[[Any, Context], Awaitable[Any]]:
     async def call(_: Any, context: Context) -> Any:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{way.method} is not built yet")
 
     return _unary(call, way)
 
 
-def _unbuilt_stream(_: object, way: _Pass) -> Callable[[Any, Context], Any]:
+def _unbuilt_stream(_: object, way: _Way) -> Callable[[Any, Context], Any]:
     async def call(_: Any, context: Context) -> AsyncGenerator[Any, None]:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{way.method} is not built yet")
         yield  # makes it an async generator
