@@ -11,6 +11,8 @@ payload.
 import struct
 from pathlib import Path
 
+import google_crc32c
+
 _BLOCK = 32 << 10
 _RECORD = struct.Struct("<IHB")
 _PLAIN_TYPES = range(1, 5)  # full, first, middle, last
@@ -53,30 +55,11 @@ def _intact(block: bytes, at: int) -> int | None:
     stored, length, _ = _RECORD.unpack_from(block, at)
     if at + _RECORD.size + length > len(block):
         return None
-    return length if _masked(_crc32c(block[at + 6 : at + _RECORD.size + length])) == stored else None
+    return length if _masked(google_crc32c.value(block[at + 6 : at + _RECORD.size + length])) == stored else None
 
 
 def _plausible(block: bytes, at: int) -> bool:
     return block[at + 6] in _PLAIN_TYPES and _intact(block, at) is not None
-
-
-def _table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return table
-
-
-_TABLE = _table()
-
-
-def _crc32c(value: bytes) -> int:
-    table, crc = _TABLE, 0xFFFFFFFF
-    for byte in value:
-        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return crc ^ 0xFFFFFFFF
 
 
 def _masked(crc: int) -> int:
