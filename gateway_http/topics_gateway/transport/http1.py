@@ -96,6 +96,11 @@ class Http1Protocol(HttpToolsProtocol):
                 self.handle_websocket_upgrade()
                 self.parser = None  # type: ignore[assignment]  # breaks the reference cycle
                 return
+            if self.parser.get_method() == b"CONNECT":
+                # Whatever follows would be for the tunnel that the client does not get.
+                self._deaf = True
+                self.cycle.keep_alive = False
+                return
             self._ignore_upgrade(data[int(upgrade.args[0]) :])
             return
         except httptools.HttpParserError as error:
