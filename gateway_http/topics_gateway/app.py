@@ -18,6 +18,7 @@ from topics_gateway.record_endpoints import RecordEndpoints
 from topics_gateway.reply import Reply, send_reply
 from topics_gateway.routes import UNROUTED, Route, RouteTable
 from topics_gateway.settings import GatewaySettings
+from topics_gateway.stalls import StallWatch
 from topics_gateway.topic_endpoints import TopicEndpoints
 from topics_service.api.access import Gate, authorize
 from topics_service.api.topics import TopicsApi
@@ -99,6 +100,7 @@ class _Routes(BaseRoute):
     def __init__(self, table: RouteTable, settings: GatewaySettings, gate: Gate, statistics: RequestStatistics) -> None:
         self._table = table
         self._settings = settings
+        self._stalls = StallWatch(settings.body_timeout_seconds)
         self._gate = gate
         self._statistics = statistics
 
@@ -106,7 +108,7 @@ class _Routes(BaseRoute):
         return (Match.FULL if scope["type"] == "http" else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive, self._settings.body_timeout_seconds)
+        call = Call(scope, receive, self._stalls)
         statistics, outcome = self._statistics, _OUTCOMES[5]
         statistics.in_flight += 1
         try:
