@@ -16,10 +16,10 @@ def run(directory: Path) -> list[Row]:
     with ServerProcess(directory / "topics") as server:
         url = f"{server.base}/v0/topics"
         quiet = "?return_seqs=false"
-        thousand = wrk(f"{url}/b1000{quiet}", write_body(1000), connections=4, seconds=SECONDS)
-        hundred = wrk(f"{url}/b100{quiet}", write_body(100), connections=4, seconds=SECONDS)
         single = wrk(f"{url}/b1", write_body(1), connections=16, seconds=SECONDS)
         alone = wrk(f"{url}/b1", write_body(1), connections=1, seconds=SECONDS)
+        thousand = wrk(f"{url}/b1000{quiet}", write_body(1000), connections=4, seconds=SECONDS)
+        hundred = wrk(f"{url}/b100{quiet}", write_body(100), connections=4, seconds=SECONDS)
         page = wrk(f"{url}/b1000/diff", '{"from_seq":5000,"limit":1000}', connections=4, seconds=SECONDS)
         with Api(server.base) as api:
             head = api.state("b1000")["head_seq"]
@@ -27,10 +27,10 @@ def run(directory: Path) -> list[Row]:
         plain = wrk(f"{url}/plain{quiet}", write_body(1000, tagged=False), connections=4, seconds=SECONDS)
     with redis_server(_made(directory / "redis"), "everysec") as port:
         add = ["XADD", "stream", "*", "d", data_of(1)]
-        peer_thousand = redis_benchmark(port, add, calls=1_000_000, clients=4, pipeline=1000)
-        peer_hundred = redis_benchmark(port, add, calls=600_000, clients=4, pipeline=100)
         peer_single = redis_benchmark(port, add, calls=150_000, clients=16, pipeline=1)
         peer_alone = redis_benchmark(port, add, calls=30_000, clients=1, pipeline=1)
+        peer_thousand = redis_benchmark(port, add, calls=1_000_000, clients=4, pipeline=1000)
+        peer_hundred = redis_benchmark(port, add, calls=600_000, clients=4, pipeline=100)
         peer_page = redis_benchmark(
             port, ["XRANGE", "stream", "-", "+", "COUNT", "1000"], calls=8000, clients=4, pipeline=1
         )
