@@ -12,7 +12,6 @@ SECONDS = 4
 
 def run(directory: Path) -> list[Row]:
     """Every HTTP row."""
-    rows = []
     with ServerProcess(directory / "topics") as server:
         url = f"{server.base}/v0/topics"
         quiet = "?return_seqs=false"
@@ -37,7 +36,7 @@ def run(directory: Path) -> list[Row]:
         peer_tail = redis_benchmark(
             port, ["XREVRANGE", "stream", "+", "-", "COUNT", "1"], calls=100_000, clients=4, pipeline=1
         )
-    rows += [
+    rows = [
         Row(
             "append, batches of 1000",
             thousand.calls_per_second * 1000,
