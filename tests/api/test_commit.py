@@ -86,7 +86,7 @@ async def test_a_failed_fsync_fails_every_waiter_and_is_never_tried_again(commit
     assert all(isinstance(result, TopicsError) and result.reason is Reason.INTERNAL for result in results)
     assert disk.published == []
     assert disk.failures == [disk.error]
-    with pytest.raises(TopicsError, match="disk on fire"):
+    with pytest.raises(TopicsError, match="could not be made durable"):
         await commit.wait(3)
     assert len(disk.syncs) == 1
 

@@ -78,7 +78,7 @@ class GroupCommit:
         if ticket <= self._published:
             return
         if self._failure is not None:
-            raise _failed(self._failure)
+            raise _failed()
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append((ticket, waiter))
         self._count_waiters()
@@ -133,7 +133,7 @@ class GroupCommit:
         self._on_failed(error)
         for _, waiter in self._waiters:
             if not waiter.done():
-                waiter.set_exception(_failed(error))
+                waiter.set_exception(_failed())
         self._waiters = []
         self._count_waiters()
 
@@ -143,5 +143,5 @@ class GroupCommit:
             self.statistics.waiting_peak = waiting
 
 
-def _failed(error: BaseException) -> TopicsError:
-    return TopicsError(Reason.INTERNAL, f"the write could not be made durable: {error}")
+def _failed() -> TopicsError:
+    return TopicsError(Reason.INTERNAL, "the write could not be made durable; the server's log says why")

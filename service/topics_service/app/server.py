@@ -122,7 +122,7 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    background = [asyncio.create_task(_upkeep(engine, disk)), asyncio.create_task(lag.run())]
+    background = [asyncio.create_task(_upkeep(engine, disk, grpc)), asyncio.create_task(lag.run())]
     try:
         try:
             grpc_port = await grpc.start()
@@ -147,7 +147,7 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
             engine.close()
 
 
-async def _upkeep(engine: Engine, disk: FreeSpace) -> None:
+async def _upkeep(engine: Engine, disk: FreeSpace, grpc: GrpcServer) -> None:
     """Background work in slices between requests. A slice that fails is logged and tried again a second later."""
     loop = asyncio.get_running_loop()
     next_sweep = loop.time() + _SWEEP_SECONDS
@@ -158,6 +158,7 @@ async def _upkeep(engine: Engine, disk: FreeSpace) -> None:
                 next_sweep = loop.time() + _SWEEP_SECONDS
                 engine.sweep()
                 disk.measure()
+                grpc.set_serving(engine.ready().ready)  # a storage failure ends it
             await asyncio.sleep(0 if more else _UPKEEP_SECONDS)
         except Exception:
             log.exception("upkeep failed")

@@ -85,4 +85,4 @@ class Writer:
             self.failure = error
 
     def _read_only(self) -> TopicsError:
-        return TopicsError(Reason.INTERNAL, f"the server is read-only after a storage failure: {self.failure}")
+        return TopicsError(Reason.INTERNAL, "the server is read-only after a storage failure; its log says which")

@@ -165,7 +165,10 @@ class RocksStore:
     def _release(self) -> None:
         self._families.clear()
         self._handles.clear()
-        self._db.close()
+        try:
+            self._db.close()
+        except Exception as error:  # rocksdict raises bare Exception
+            raise StoreError(f"close failed: {error}") from error
 
 
 def _check(cursor: RdictIter) -> None:
