@@ -14,6 +14,9 @@ from support.server import TOPICS, ServerProcess
 from topics_service.app.settings import Settings
 
 
+WEBHOOKS = Path(__file__).parents[3] / "shared" / "data" / "github-webhooks.ndjson"
+
+
 def _topics(*arguments: object, code: int = 0, stdin: bytes = b"", env: dict[str, str] | None = None) -> str:
     done = subprocess.run(
         [TOPICS, *map(str, arguments)], input=stdin, capture_output=True, timeout=60, check=False, env=env
@@ -82,6 +85,19 @@ def test_import_reads_lines_tags_them_and_compares(server: ServerProcess, tmp_pa
         assert [record["data"]["n"] for record in records] == list(range(25))
     again = _topics("import", "-", "--topic", "imp", "--server", server.grpc_target, stdin=lines[0].encode())
     assert "seq 26 to 26" in again
+
+
+@pytest.mark.skipif(not WEBHOOKS.exists(), reason="the shared data does not lie beside the project")
+def test_import_of_real_webhooks(server: ServerProcess) -> None:
+    text = _topics("import", WEBHOOKS, "--topic", "gh", "--tag-field", "event", "--server", server.grpc_target)
+    lines = [line for line in WEBHOOKS.read_bytes().splitlines() if line]
+    assert f"read back {len(lines)} records, byte for byte the same" in text
+    with Api(server.base) as api:
+        state = api.state("gh")
+        assert (state["count"], state["bytes"]) == (len(lines), sum(map(len, lines)))
+        pushes = sum(json.loads(line)["event"] == "push" for line in lines)
+        deleted = api.send("POST", "/v0/topics/gh/delete", {"match": "push"}).json()["deleted"]
+        assert deleted == pushes > 0
 
 
 @pytest.mark.parametrize(
