@@ -13,7 +13,6 @@ from support.http import Api
 from support.server import TOPICS, ServerProcess
 from topics_service.app.settings import Settings
 
-
 WEBHOOKS = Path(__file__).parents[3] / "shared" / "data" / "github-webhooks.ndjson"
 
 
