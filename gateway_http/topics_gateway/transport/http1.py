@@ -266,10 +266,10 @@ class Http1Protocol(HttpToolsProtocol):
     def _write_error(self, status: int, message: str) -> None:
         if self.transport.is_closing():
             return
-        body = error_body("invalid_request", message)
+        body, method = error_body("invalid_request", message), self.parser.get_method()
         self.transport.write(
             b"%bdate: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (STATUS_LINE[status], self.registry.date(), JSON, len(body), body)
+            % (STATUS_LINE[status], self.registry.date(), JSON, len(body), body if method != b"HEAD" else b"")
         )
         self._linger()
 

@@ -1,0 +1,18 @@
+"""A malformed HEAD request is answered without a body, as any HEAD."""
+
+from pathlib import Path
+
+from support.http import Wire
+from support.server import ServerProcess
+
+
+def test_no_body_follows_the_answer_to_a_head_request(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        for method, has_body in ((b"HEAD", False), (b"GET", True)):
+            with Wire(server.http_port) as wire:
+                wire.send(method + b" x HTTP/1.1\r\nHost: x\r\n\r\n")
+                head, _, body = wire.socket.makefile("rb").read().partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 ")
+            assert b"content-length: " in head
+            assert body.startswith(b'{"error":') is has_body
+            assert has_body or not body
