@@ -16,3 +16,15 @@ def test_no_body_follows_the_answer_to_a_head_request(tmp_path: Path) -> None:
             assert b"content-length: " in head
             assert body.startswith(b'{"error":') is has_body
             assert has_body or not body
+
+
+def test_an_unknown_method_behind_a_head_request_gets_its_body(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server, Wire(server.http_port) as wire:
+        wire.send(b"HEAD /v0/health HTTP/1.1\r\nHost: x\r\n\r\n")
+        first = wire.reply(head=True)
+        assert first is not None
+        assert first.status == 200
+        wire.send(b"BREW /v0/health HTTP/1.1\r\nHost: x\r\n\r\n")
+        second = wire.reply()
+        assert second is not None
+        assert (second.status, second.body[:9]) == (400, b'{"error":')

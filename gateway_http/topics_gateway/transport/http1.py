@@ -109,7 +109,10 @@ class Http1Protocol(HttpToolsProtocol):
             elif isinstance(error, httptools.HttpParserCallbackError):
                 self._reject(400, "malformed HTTP request: invalid request target")
             else:
-                self._reject(400, f"malformed HTTP request: {error}")
+                # Of a request with a bad target the method is known; after other errors it may be an older one's.
+                bad_target = isinstance(error, httptools.HttpParserInvalidURLError)
+                head = bad_target and self.parser.get_method() == b"HEAD"
+                self._reject(400, f"malformed HTTP request: {error}", head=head)
             return
         if self._in_head:
             # A read that also held other requests is not counted; it is bounded by the loop's read size.
@@ -236,8 +239,11 @@ class Http1Protocol(HttpToolsProtocol):
             len(pipeline) >= PIPELINE_LIMIT or sum(len(cycle.body) for cycle, _ in pipeline) > HIGH_WATER_LIMIT
         )
 
-    def _reject(self, status: int, message: str) -> None:
-        """Answer input that is no HTTP, after the answers to the requests before it, and close."""
+    def _reject(self, status: int, message: str, *, head: bool = False) -> None:
+        """Answer input that is no HTTP, after the answers to the requests before it, and close.
+
+        `head` says that it is a HEAD request, whose answer has no body.
+        """
         self._deaf = True
         last: RequestResponseCycle | None = self.cycle
         if self._in_body and last is not None:
@@ -254,22 +260,22 @@ class Http1Protocol(HttpToolsProtocol):
                     # Its response can't be completed, and an error inside it would be taken for a part of it.
                     self.transport.close()
                 else:
-                    self._write_error(status, message)
+                    self._write_error(status, message, head=head)
                 return
             self.pipeline.popleft()
             last = self.pipeline[0][0] if self.pipeline else self._running
         if self._running is not None and last is not None:
             last.keep_alive = False
         else:
-            self._write_error(status, message)
+            self._write_error(status, message, head=head)
 
-    def _write_error(self, status: int, message: str) -> None:
+    def _write_error(self, status: int, message: str, *, head: bool) -> None:
         if self.transport.is_closing():
             return
-        body, method = error_body("invalid_request", message), self.parser.get_method()
+        body = error_body("invalid_request", message)
         self.transport.write(
             b"%bdate: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (STATUS_LINE[status], self.registry.date(), JSON, len(body), body if method != b"HEAD" else b"")
+            % (STATUS_LINE[status], self.registry.date(), JSON, len(body), b"" if head else body)
         )
         self._linger()
 
