@@ -28,3 +28,14 @@ def test_an_unknown_method_behind_a_head_request_gets_its_body(tmp_path: Path) -
         second = wire.reply()
         assert second is not None
         assert (second.status, second.body[:9]) == (400, b'{"error":')
+
+
+def test_a_head_request_with_an_oversized_head_gets_no_body(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        for method, has_body in ((b"HEAD", False), (b"GET", True)):
+            with Wire(server.http_port) as wire:
+                wire.send(method + b" /v0/health HTTP/1.1\r\nHost: x\r\nX-Huge: " + b"y" * 200_000 + b"\r\n\r\n")
+                head, _, body = wire.socket.makefile("rb").read().partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 431 ")
+            assert body.startswith(b'{"error":') is has_body
+            assert has_body or not body

@@ -105,7 +105,7 @@ class Http1Protocol(HttpToolsProtocol):
             return
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, HeadTooLargeError):
-                self._reject(431, "request head too large")
+                self._reject(431, "request head too large", head=self.parser.get_method() == b"HEAD")
             elif isinstance(error, httptools.HttpParserCallbackError):
                 self._reject(400, "malformed HTTP request: invalid request target")
             else:
@@ -119,7 +119,8 @@ class Http1Protocol(HttpToolsProtocol):
             if self._heads_begun == 0 or (self._heads_begun == 1 and not other):
                 self._head_bytes += size
                 if self._head_bytes > self._max_head:
-                    self._reject(431, "request head too large")
+                    head = bool(self.url) and self.parser.get_method() == b"HEAD"  # once there is a target
+                    self._reject(431, "request head too large", head=head)
         elif self._in_body and not self._body_advanced:
             # Chunk extensions and trailers: httptools collects an unfinished trailer without telling us.
             self._overhead_bytes += size
