@@ -206,8 +206,8 @@ class World:
 
     def seal(self, topic: str = "t") -> None:
         """Seal what is there, whatever the thresholds."""
-        self.engine._topics[topic].log.unsealed_blocks = 1 << 30
-        self.engine._touched[self.engine._topics[topic].log.log_id] = self.engine._topics[topic].log
+        self.engine.catalog.topics[topic].log.unsealed_blocks = 1 << 30
+        self.engine._touched[self.engine.catalog.topics[topic].log.log_id] = self.engine.catalog.topics[topic].log
         self.upkeep()
 
     def rows(self, family: Family) -> list[tuple[bytes, bytes]]:

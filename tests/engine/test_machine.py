@@ -216,7 +216,7 @@ class EngineMachine(RuleBasedStateMachine):
             writes = self.store.writes
             reply, ticket = engine.append(request)
             assert reply.created
-            identity = engine._topics[name].identity
+            identity = engine.catalog.topics[name].identity
             topic = self.topics[name] = Topic(identity.topic_id, TopicConfig(), writes + 1 - self.base)
             kept = {n: Topic(t.topic_id, t.config, 0, t.written) for n, t in self.topics.items()}
             self.history.append((writes + 1, kept))
@@ -393,7 +393,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _recover(self, how: str) -> None:
         engine = self.world.engine
-        assert sorted(engine._topics) == sorted(self.topics), "the catalog"
+        assert sorted(engine.catalog.topics) == sorted(self.topics), "the catalog"
         recovered: dict[str, Topic] = {}
         for name, topic in self.topics.items():
             actual = engine.get_topic(name, touch=False)

@@ -48,7 +48,7 @@ def test_upkeep_changes_nothing_that_a_reader_sees(durability: str, config: dict
     world.upkeep()
     world.seal()
     assert everything(world) == before
-    log = world.engine._topics["t"].log
+    log = world.engine.catalog.topics["t"].log
     log.cache.drop_log(log.log_id)
     assert everything(world) == before, "nor what is read back from the store"
     if durability != "ephemeral":

@@ -88,11 +88,11 @@ class Metrics:
         fsyncs = latency.count
         return {
             "topics": ready.topics,
-            **{f"topics_{name}": count for name, count in engine.census.by_class.items()},
+            **{f"topics_{name}": count for name, count in engine.catalog.census.by_class.items()},
             "routers": 0,
             "records_live": writer.total_records,
             "bytes_live": writer.total_bytes,
-            "queue_topics": engine.census.queues,
+            "queue_topics": engine.catalog.census.queues,
             "queue_leases_in_flight": 0,
             "sse_connections": 0,
             "watch_sessions": 0,
@@ -122,7 +122,7 @@ class Metrics:
 
     def _aggregates(self, now: dict[str, Any]) -> Iterator[Metric]:
         yield gauge("topics", "Topics that exist.", now["topics"])
-        by_class = [((name,), count) for name, count in self._engine.census.by_class.items()]
+        by_class = [((name,), count) for name, count in self._engine.catalog.census.by_class.items()]
         yield gauge("topics_by_class", "Topics by durability class.", by_class, ("class",))
         yield gauge("routers", "Routers that exist.", now["routers"])
         yield gauge("records_live", "Live records in all topics.", now["records_live"])

@@ -7,12 +7,11 @@ A call that writes returns its reply and a ticket. The reply may be sent once ev
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from sortedcontainers import SortedDict
 from ulid import ULID
 
-from topics_service.engine import checks, config, idempotency, names, reader, recovery, retention, snapshot, upkeep
+from topics_service.engine import checks, config, idempotency, names, reader, recovery, retention, upkeep
 from topics_service.engine.blocks import BlockCache
-from topics_service.engine.census import Census
+from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not_found
 from topics_service.engine.limits import Limits
@@ -20,7 +19,6 @@ from topics_service.engine.log import Log
 from topics_service.engine.model import (
     AppendReply,
     AppendRequest,
-    Batch,
     BulkRequest,
     ConfigInput,
     DeleteReply,
@@ -35,15 +33,15 @@ from topics_service.engine.model import (
     TopicConfig,
     TopicState,
 )
+from topics_service.engine.room import Room
 from topics_service.engine.snapshot import Snapshot
-from topics_service.engine.topic import Topic, TopicRow
+from topics_service.engine.topic import Topic
+from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family, Store
 
-_NEXT_TOPIC = b"next_topic"
-_NEXT_LOG = b"next_log"
 _PURGE_ROWS = 1000
 _TTL_TOPICS_A_SWEEP = 1000
 _LOGS_A_SLICE = 1000
@@ -85,15 +83,13 @@ class Engine:
         self.limits = limits or Limits()
         self.draining = False
         self._clock = clock
-        self._place = place or names.Place()
-        self._new_id = new_id
         self._memory = MemoryStore()
         self.blocks = BlockCache(cache_bytes)
-        self.census = Census()
         self.writer = Writer(store)
-        self._topics: SortedDict[str, Topic] = SortedDict()
-        self._next_topic = _counter(store, _NEXT_TOPIC)
-        self._next_log = _counter(store, _NEXT_LOG)
+        self.catalog = Catalog(
+            self.writer, self._memory, self.blocks, clock, self.limits, place or names.Place(), new_id
+        )
+        self.room = Room(self.writer, self._memory, self.limits)
         self._touched: dict[int, Log] = {}
         self._ttl_cursor = ""
         self.recovered = 0.0  # the part of recovery that is done, 1.0 when the engine takes calls
@@ -104,8 +100,7 @@ class Engine:
     def recover(self, boot_id: str) -> Iterator[float]:
         """Load the topics; yields the part that is done after each. No other call before it ends."""
         for topic, done in recovery.load(self.writer, self._memory, self.blocks, boot_id):
-            self._topics[topic.name] = topic
-            self.census.add(topic.config)
+            self.catalog.load(topic)
             self.recovered = done
             yield done
         self.recovered = 1.0
@@ -129,7 +124,7 @@ class Engine:
     def close(self) -> None:
         """Mark the directory as cleanly closed (unless the server is read-only). The caller closes the store."""
         if self.writer.failure is None and self.recovered == 1.0:
-            recovery.close(self.writer, (log for topic in self._topics.values() for log in topic.logs))
+            recovery.close(self.writer, (log for topic in self.catalog.topics.values() for log in topic.logs))
 
     def ready(self) -> ReadyState:
         """Whether the engine takes work."""
@@ -140,26 +135,26 @@ class Engine:
             reason = "not_ready"
         elif self.writer.failure is not None:
             reason = "read_only"
-        return ReadyState(ready=not reason, reason=reason, topics=len(self._topics), replay_progress=self.recovered)
+        return ReadyState(ready=not reason, reason=reason, topics=len(self.catalog), replay_progress=self.recovered)
 
     def sample(self, most: int, allowed: tuple[str, ...] | None = None) -> Iterator[tuple[str, Snapshot]]:
         """The first topics by name, at most `most`, as readers saw them last: nothing is read, expired or touched.
 
         Only names that start with one of `allowed`, where it is given.
         """
-        for name in islice(self._names(names.narrow("", allowed), None), most):
-            topic = self._topics[name]
-            if not self._unsynced(topic):
+        for name in islice(self.catalog.under(names.narrow("", allowed)), most):
+            topic = self.catalog.topics[name]
+            if not self.catalog.unsynced(topic):
                 yield topic.name, topic.log.view
 
     # ---------------------------------------------------------------- topics
 
     def put_topic(self, name: str, given: ConfigInput) -> tuple[PutTopicReply, int]:
         """Create the topic or replace its config. See TopicsApi.put_topic."""
-        topic = self._topics.get(name)
+        topic = self.catalog.find(name)
         if topic is None:
             names.check_topic_name(name)
-            topic = self._create(name, config.resolve(name, given))
+            topic = self.catalog.create(name, config.resolve(name, given))
             return _put_reply(topic, created=True), topic.visible_after
         resolved = config.resolve(name, given, topic.config)
         ticket = max(topic.visible_after, topic.log.pending_ticket)
@@ -169,27 +164,27 @@ class Engine:
 
     def creation_ticket(self, name: str) -> int:
         """The ticket after which a topic that exists can be seen; 0 if it can be, or is not there."""
-        topic = self._topics.get(name)
-        return 0 if topic is None else self._unsynced(topic)
+        topic = self.catalog.find(name)
+        return 0 if topic is None else self.catalog.unsynced(topic)
 
     def get_topic(self, name: str, *, touch: bool = True) -> TopicState:
         """The topic's state. See TopicsApi.get_topic."""
-        topic, now = self._visible(name), self._clock.now_ms()
+        topic, now = self.catalog.visible(name), self._clock.now_ms()
         if touch:
             topic.touch(now)
         return topic.state(topic.log.visible(topic.config, now), now)
 
     def has_topic(self, name: str) -> bool:
         """Whether a write to `name` would find a topic; readers may not see it yet."""
-        return name in self._topics
+        return name in self.catalog.topics
 
     def list_topics(self, request: ListTopicsRequest, allowed: tuple[str, ...] | None = None) -> ListTopicsReply:
         """One page of topics in name order, only those that start with one of `allowed`. See TopicsApi.list_topics."""
         now = self._clock.now_ms()
         page: list[TopicState] = []
-        for name in self._names(names.narrow(request.prefix, allowed), request.after):
-            topic = self._topics[name]
-            if topic.visible_after > self.writer.synced:
+        for name in self.catalog.under(names.narrow(request.prefix, allowed), request.after):
+            topic = self.catalog.topics[name]
+            if self.catalog.unsynced(topic):
                 continue
             if len(page) == request.page_size:
                 return ListTopicsReply(topics=page, next_after=page[-1].topic)
@@ -200,7 +195,7 @@ class Engine:
 
     def delete_topic(self, name: str, *, if_empty: bool = False) -> tuple[DeleteTopicReply, int]:
         """Remove the topic and its rows. See TopicsApi.delete_topic."""
-        topic = self._topics.get(name)
+        topic = self.catalog.find(name)
         if topic is None:
             return DeleteTopicReply(topic=name, deleted=False, routers_removed=[]), 0
         if if_empty:
@@ -209,17 +204,13 @@ class Engine:
                 raise TopicsError(
                     Reason.TOPIC_NOT_EMPTY, f'topic "{name}" holds {count} records', {"topic": name, "count": count}
                 )
-        batch = self.writer.begin()
-        batch.delete(Family.TOPICS, keys.u64(topic.number))
-        for log in topic.logs:
-            log.remove(batch)
-        ticket = self.writer.commit(batch)
-        del self._topics[name]
-        self.census.remove(topic.config)
+        with Transaction(self.writer) as tx:
+            self.catalog.remove(topic, tx)
+            tx.commit()
         for log in topic.logs:
             self._touched.pop(log.log_id, None)
-            log.removed()
-        return DeleteTopicReply(topic=name, deleted=True, routers_removed=[]), ticket
+        self.catalog.removed(topic)
+        return DeleteTopicReply(topic=name, deleted=True, routers_removed=[]), tx.ticket
 
     # --------------------------------------------------------------- records
 
@@ -230,7 +221,7 @@ class Engine:
         checks.check_count(batch, self.limits)
         checks.check_idempotency_key(request.idempotency_key, self.limits)
         checks.check_records(batch, self.limits)
-        topic = self._topics.get(request.topic)
+        topic = self.catalog.find(request.topic)
         created = topic is None
         if topic is None:
             topic = self._create_for(request)
@@ -242,21 +233,24 @@ class Engine:
                     topic=topic.name, first_seq=first.first_seq, count=first.count, head_seq=first.head_seq,
                     created=False, deduped=True,
                 )  # fmt: skip
-                return reply, max(log.ticket_of(reply.last_seq), self._unsynced(topic))
+                return reply, max(log.ticket_of(reply.last_seq), self.catalog.unsynced(topic))
         s = log.begin(topic.config, now)
-        self._check_room(topic, s, batch)
+        if self.room.is_checked(topic):
+            self.room.check(topic, s, len(batch.datas), checks.batch_bytes(batch))
         remember = None if key is None else (key, min(now + topic.config.idempotency_window_ms + 1, config.U64_MAX))
-        first_seq, ticket = log.append(s, batch, topic.config, now, remember)
+        with Transaction(self.writer) as tx:
+            first_seq = log.append(tx, s, batch, topic.config, now, remember)
+            ticket = tx.commit()
         self._touched[log.log_id] = log
         reply = AppendReply(
             topic=topic.name, first_seq=first_seq, count=len(batch.datas), head_seq=s.head,
             created=created, deduped=False, fsync_gated=topic.config.durability == "fsync",
         )  # fmt: skip
-        return reply, max(ticket, self._unsynced(topic))
+        return reply, max(ticket, self.catalog.unsynced(topic))
 
     def diff(self, request: DiffRequest) -> DiffReply:
         """Read one page after a cursor. See TopicsApi.diff; this call never waits."""
-        topic, now, limits = self._visible(request.topic), self._clock.now_ms(), self.limits
+        topic, now, limits = self.catalog.visible(request.topic), self._clock.now_ms(), self.limits
         topic.touch(now)
         s = topic.log.visible(topic.config, now)
         from_seq, limit = request.from_seq, request.limit
@@ -275,7 +269,7 @@ class Engine:
 
     def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
         """One page of a long read, and the topic's epoch for the next. See `api.bulk`; this call never waits."""
-        topic, now = self._visible(request.topic), self._clock.now_ms()
+        topic, now = self.catalog.visible(request.topic), self._clock.now_ms()
         if request.epoch and request.epoch != topic.number:
             raise topic_not_found(request.topic)
         topic.touch(now)
@@ -291,19 +285,19 @@ class Engine:
 
     def locate(self, name: str, ts: int) -> tuple[int, int]:
         """The first live seq whose record is of time `ts` (ms) or later (head + 1 if none), and the head."""
-        topic, now = self._visible(name), self._clock.now_ms()
+        topic, now = self.catalog.visible(name), self._clock.now_ms()
         s = topic.log.visible(topic.config, now)
         return s.first_live(retention.first_at_or_after(s, topic.log.blocks, ts)), s.head
 
     def park(self, name: str, wake: Callable[[], None]) -> Parked:
         """Call `wake` when records of the topic become visible or it is deleted, until the result is left."""
-        return Parked(self._visible(name).log, wake)
+        return Parked(self.catalog.visible(name).log, wake)
 
     def delete_records(self, request: DeleteRequest) -> tuple[DeleteReply, int]:
         """Delete by seq and/or tag. See TopicsApi.delete_records."""
         if request.before_seq is None and request.match is None:
             raise invalid("a delete needs before_seq or match")
-        topic = self._visible(request.topic)
+        topic = self.catalog.visible(request.topic)
         deleted, s, ticket = topic.log.delete(topic.config, self._clock.now_ms(), request.before_seq, request.match)
         self._touched[topic.log.log_id] = topic.log
         reply = DeleteReply(
@@ -336,8 +330,9 @@ class Engine:
                 self.writer.commit(batch)
             else:
                 store.write(batch)
-        for examined, name in enumerate(self._topics.irange(minimum=self._ttl_cursor, inclusive=(False, True)), 1):
-            self._ttl_cursor, topic = name, self._topics[name]
+        topics = self.catalog.topics
+        for examined, name in enumerate(topics.irange(minimum=self._ttl_cursor, inclusive=(False, True)), 1):
+            self._ttl_cursor, topic = name, topics[name]
             if topic.config.ttl_ms:
                 for log in topic.logs:
                     log.visible(topic.config, now)
@@ -349,25 +344,6 @@ class Engine:
 
     # ------------------------------------------------------------- internals
 
-    def _visible(self, name: str) -> Topic:
-        """The topic as readers see it: not before its creation is durable."""
-        topic: Topic | None = self._topics.get(name)
-        if topic is None or self._unsynced(topic):
-            raise topic_not_found(name)
-        return topic
-
-    def _names(self, prefixes: list[str], after: str | None) -> Iterator[str]:
-        """The names under `prefixes`, which are disjoint and in order, behind the name `after`."""
-        for prefix in prefixes:
-            start = prefix if after is None else max(prefix, after)
-            for name in self._topics.irange(minimum=start, inclusive=(start != after, True)):
-                if not name.startswith(prefix):
-                    break
-                yield name
-
-    def _unsynced(self, topic: Topic) -> int:
-        return topic.visible_after if topic.visible_after > self.writer.synced else 0
-
     def _create_for(self, request: AppendRequest) -> Topic:
         given = request.config or ConfigInput()
         create = request.create
@@ -376,33 +352,7 @@ class Engine:
         if not create:
             raise topic_not_found(request.topic)
         names.check_topic_name(request.topic)
-        return self._create(request.topic, config.resolve(request.topic, given))
-
-    def _create(self, name: str, resolved: TopicConfig) -> Topic:
-        if self.limits.max_topics and len(self._topics) >= self.limits.max_topics:
-            raise TopicsError(
-                Reason.THROTTLED, "there are as many topics as this server allows",
-                {"limit": "max_topics", "max": self.limits.max_topics},
-            )  # fmt: skip
-        now = self._clock.now_ms()
-        number, log_id = self._next_topic, self._next_log
-        row = TopicRow(
-            name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._place, name),
-            config=resolved, log_ids=[log_id], created_ts=now,
-        )  # fmt: skip
-        s = Snapshot()
-        batch = self.writer.begin()
-        batch.put(Family.TOPICS, keys.u64(number), row.encode())
-        batch.put(Family.LOGS, keys.u64(log_id), snapshot.encode(s))
-        batch.put(Family.META, _NEXT_TOPIC, keys.u64(number + 1))
-        batch.put(Family.META, _NEXT_LOG, keys.u64(log_id + 1))
-        ticket = self.writer.commit(batch)
-        self._next_topic, self._next_log = number + 1, log_id + 1
-        log = Log(log_id, self.writer, self._memory, self.blocks, s, ceiling=0)
-        topic = self._topics[name] = Topic(number, row, [log], visible_after=ticket)
-        self.census.add(resolved)
-        self.writer.request_sync(ticket)
-        return topic
+        return self.catalog.create(request.topic, config.resolve(request.topic, given))
 
     def _reconfigure(self, topic: Topic, resolved: TopicConfig) -> int:
         """Replace the config; tightened caps and TTL take effect in the same write."""
@@ -411,53 +361,18 @@ class Engine:
         retention.expire(s, log.blocks, resolved.ttl_ms, now)
         if resolved.discard == "old":
             retention.evict(s, log.blocks, resolved)
-        batch = self.writer.begin()
-        batch.put(Family.TOPICS, keys.u64(topic.number), topic.row(resolved))
         materialize = bool(s.volatile_from) and resolved.durability != "ephemeral"
-        if materialize:
-            log.materialize(batch, s)
-        ticket = log.commit(batch, s, resolved, hold=True)
+        with Transaction(self.writer) as tx:
+            tx.batch.put(Family.TOPICS, keys.u64(topic.number), topic.row(resolved))
+            if materialize:
+                log.materialize(tx.batch, s)
+            log.stage(tx, s, resolved, hold=True)
+            ticket = tx.commit()
         if materialize:
             log.dematerialize()
-        self.census.remove(topic.config)
-        self.census.add(resolved)
-        topic.config = resolved
+        self.catalog.reconfigured(topic, resolved)
         self._touched[log.log_id] = log
         return ticket
-
-    def _check_room(self, topic: Topic, s: Snapshot, batch: Batch) -> None:
-        """Refuse what a `reject` topic or the total quota has no room for (SPEC DESIGN 5.3, API 11)."""
-        cfg, quota = topic.config, self.limits.max_total_bytes
-        if cfg.durability == "ephemeral" and self._memory.nbytes > (most := self.limits.max_ephemeral_bytes) > 0:
-            raise TopicsError(
-                Reason.THROTTLED,
-                "ephemeral topics take as much memory as they may",
-                {"limit": "max_ephemeral_bytes", "max": most},
-            )
-        if cfg.discard == "old" and not quota:
-            return
-        count, nbytes = len(batch.datas), checks.batch_bytes(batch)
-        if cfg.discard == "reject":
-            if (cfg.cap_records and count > cfg.cap_records) or (cfg.cap_bytes and nbytes > cfg.cap_bytes):
-                raise TopicsError(Reason.RECORD_TOO_LARGE, "the write is larger than the topic's whole cap")
-            full = cfg.cap_records and s.count + count > cfg.cap_records
-            if full or (cfg.cap_bytes and s.bytes + nbytes > cfg.cap_bytes):
-                detail = {
-                    "topic": topic.name, "cap_records": cfg.cap_records, "cap_bytes": cfg.cap_bytes,
-                    "head_seq": s.head, "earliest_seq": s.earliest,
-                }  # fmt: skip
-                raise TopicsError(Reason.TOPIC_FULL, f'topic "{topic.name}" is full', detail)
-        expired = topic.log.state.bytes - s.bytes
-        if quota and self.writer.total_bytes - expired + nbytes > quota:
-            raise TopicsError(
-                Reason.THROTTLED, "the server holds as many bytes as it may",
-                {"limit": "max_total_bytes", "max": quota},
-            )  # fmt: skip
-
-
-def _counter(store: Store, key: bytes) -> int:
-    row = store.get(Family.META, key)
-    return 1 if row is None else keys.read_u64(row)
 
 
 def _put_reply(topic: Topic, *, created: bool) -> PutTopicReply:

@@ -7,26 +7,33 @@ from copy import copy
 from topics_service.engine import idempotency, retention, snapshot, tags
 from topics_service.engine.blocks import BlockCache, LogBlocks
 from topics_service.engine.model import Batch, TagMatch, TopicConfig
-from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.snapshot import Gap, Snapshot
+from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
-from topics_service.storage.block import build, encode
+from topics_service.storage.block import Block, build, encode
 from topics_service.storage.store import Family, Store, WriteBatch
 
 CEILING_STEP = 1 << 14
+_ROWS_OF_A_LOG = (
+    Family.BLOCKS, Family.TAGS, Family.DELETES, Family.GAPS, Family.IDEMPOTENCY,
+    Family.ROUTER_COPIES, Family.LEASES, Family.JOBS,
+)  # fmt: skip
 
 
 class Log:
     """State of one log. `state` is what was written last, `view` what readers see.
 
     The two differ only while an `fsync`-class write waits for its fsync: a change is durable for its class, then
-    visible, then acknowledged. Methods that write return the ticket the acknowledgement must wait for, 0 for none.
+    visible, then acknowledged. What is staged into a transaction takes effect when that commits.
 
     Seqs of the other classes are handed out only below a durable `ceiling`, so that a power cut that takes the tail
     of the write-ahead log can't lead to a seq being used twice.
     """
 
     __slots__ = (
+        "_asked",
+        "_durable_head",
         "_memory",
         "_parked",
         "_pending",
@@ -58,6 +65,8 @@ class Log:
         self._reserved_ticket = 0
         self._pending: deque[tuple[int, Snapshot]] = deque()
         self._parked: set[Callable[[], None]] = set()
+        self._durable_head = state.head
+        self._asked: tuple[int, int] | None = None  # the ticket that was asked for, and the head it covers
         self.unsealed_blocks = 0  # appended since the last seal: a hint, not kept over restarts
         self.unwritten = False  # records expired that the stored row still counts
 
@@ -95,25 +104,30 @@ class Log:
     # ----------------------------------------------------------------- writes
 
     def begin(self, config: TopicConfig, now: int) -> Snapshot:
-        """A private copy of the newest written state, less what has expired, to change and commit."""
+        """A private copy of the newest written state, less what has expired, to change and stage."""
         s = copy(self.state)
         retention.expire(s, self.blocks, config.ttl_ms, now)
         return s
 
     def append(
-        self, s: Snapshot, records: Batch, config: TopicConfig, now: int, remember: tuple[str, int] | None
-    ) -> tuple[int, int]:
-        """Commit the records on top of `s` (from `begin`); `remember` is an idempotency key and its expiry.
+        self,
+        tx: Transaction,
+        s: Snapshot,
+        records: Batch,
+        config: TopicConfig,
+        now: int,
+        remember: tuple[str, int] | None = None,
+        *,
+        scheduled: bool = False,
+    ) -> int:
+        """Stage the records on top of `s` (from `begin`) and return the first seq. See `append_block`.
 
-        Returns the first seq and the ticket. The caller has checked limits and caps.
+        `remember` is an idempotency key and its expiry.
         """
-        volatile = config.durability == "ephemeral"
-        first = s.head + 1
-        ts = max(now, s.last_ts)
         block = build(
             self.log_id,
-            first,
-            ts,
+            s.head + 1,
+            max(now, s.last_ts),
             records.datas,
             records.tags,
             records.nodes,
@@ -121,38 +135,69 @@ class Log:
             records.kinds,
             s.cum_bytes,
             records.sizes,
+            scheduled=scheduled,
         )
+        home = self.append_block(tx, s, block, config)
+        if remember is not None:
+            outcome = idempotency.Outcome(block.base_seq, block.count, s.head, now, remember[1])
+            idempotency.remember(home, self.log_id, remember[0], outcome)
+        return block.base_seq
+
+    def append_block(self, tx: Transaction, s: Snapshot, block: Block, config: TopicConfig) -> WriteBatch:
+        """Stage a block that begins at `s.head + 1`, is not older than `s.last_ts` and counts from `s.cum_bytes`.
+
+        The caller has checked limits and caps; `old` topics evict. Returns the batch that the log's rows belong in.
+        """
         s.head += block.count
         s.count += block.count
         s.bytes += block.nbytes
         s.cum_bytes += block.nbytes
-        s.last_ts = ts
-        if volatile and not s.volatile_from:
-            s.volatile_from = first
-        disk = self._writer.begin()
-        home = self._memory.batch() if volatile else disk
+        s.last_ts = block.last_ts
+        home = tx.batch
+        change = _Change(self, s, config, block)
+        if config.durability == "ephemeral":
+            s.volatile_from = s.volatile_from or block.base_seq
+            home = change.volatile = self._memory.batch()
         self.blocks.staged = block
-        try:
-            if config.discard == "old":
-                retention.evict(s, self.blocks, config)
-            home.put(Family.BLOCKS, keys.pair(self.log_id, first), encode(block))
-            if remember is not None:
-                outcome = idempotency.Outcome(first, block.count, s.head, now, remember[1])
-                idempotency.remember(home, self.log_id, remember[0], outcome)
-            bounded = config.durability != "fsync"
-            reserve = bounded and s.head > self._reserved - CEILING_STEP // 2
-            if reserve:
-                disk.put(Family.CEILINGS, keys.u64(self.log_id), keys.u64(s.head + CEILING_STEP))
-            ticket = self.commit(disk, s, config, hold=bounded and s.head > self.ceiling)
-        finally:
-            self.blocks.staged = None
-        if volatile:
-            self._memory.write(home)
-        self.cache.put(block)
-        self.unsealed_blocks += 1
-        if reserve:
-            self._reserve(s.head + CEILING_STEP, self._writer.written)
-        return first, ticket
+        tx.stage(change)
+        if config.discard == "old":
+            retention.evict(s, self.blocks, config)
+        home.put(Family.BLOCKS, keys.pair(self.log_id, block.base_seq), encode(block))
+        self._stage(tx, change)
+        return home
+
+    def burn(self, tx: Transaction, s: Snapshot, count: int, config: TopicConfig) -> None:
+        """Stage `count` seqs after the head that never hold a record: an explicit loss, reason `source_trim`."""
+        start = s.head + 1
+        s.head += count
+        if s.count:
+            s.gaps = (*s.gaps, Gap(start, s.head, "source_trim"))
+            if not s.volatile_from:
+                tx.batch.put(Family.GAPS, *s.gaps[-1].row(self.log_id))
+        else:
+            s.earliest, s.evict_trim = s.head + 1, s.head
+        self.stage(tx, s, config)
+
+    def mark(self, tx: Transaction, s: Snapshot, seqs: Iterable[int], config: TopicConfig) -> int:
+        """Stage the deletion of single seqs; returns how many of them were live."""
+        sizes = [(seq, retention.size_of(self.blocks, seq)) for seq in seqs if s.is_live(seq)]
+        s.deletes, chunks = s.deletes.marked(sizes)
+        s.count -= len(sizes)
+        s.bytes -= sum(size for _, size in sizes)
+        s.earliest = s.first_live(s.earliest)
+        self.stage(tx, s, config, chunks=chunks)
+        return len(sizes)
+
+    def stage(
+        self, tx: Transaction, s: Snapshot, config: TopicConfig, *, chunks: Iterable[int] = (), hold: bool = False
+    ) -> None:
+        """Stage `s` as the log's next state; `chunks` are the delete bitmaps that changed.
+
+        With `hold` the change waits for an fsync whatever the class.
+        """
+        change = _Change(self, s, config, hold=hold)
+        tx.stage(change)
+        self._stage(tx, change, chunks)
 
     def delete(
         self, config: TopicConfig, now: int, before_seq: int | None, match: TagMatch | None
@@ -162,60 +207,23 @@ class Log:
         bound = self.view.head + 1
         if before_seq is not None:
             bound = min(bound, before_seq)
-        disk = self._writer.begin()
-        chunks: list[int] = []
-        if match is None:
-            deleted = retention.advance(s, self.blocks, bound)
-        else:
-            seqs = tags.matching(self.stores(s), self.log_id, s, self.blocks, match, bound)
-            deleted = len(seqs)
-            sizes = [(seq, retention.size_of(self.blocks, seq)) for seq in seqs]
-            s.deletes, chunks = s.deletes.marked(sizes)
-            s.count -= deleted
-            s.bytes -= sum(size for _, size in sizes)
-            s.earliest = s.first_live(s.earliest)
-            if before_seq is None and deleted:
-                tags.prune(self._writer.store, disk, self.log_id, match, bound - 1)
-        if not deleted:
-            return 0, self.visible(config, now), 0
-        ticket = self.commit(disk, s, config, chunks=chunks)
+        with Transaction(self._writer) as tx:
+            if match is None:
+                deleted = retention.advance(s, self.blocks, bound)
+                self.stage(tx, s, config)
+            else:
+                seqs = tags.matching(self.stores(s), self.log_id, s, self.blocks, match, bound)
+                deleted = self.mark(tx, s, seqs, config)
+                if before_seq is None and deleted:
+                    tags.prune(self._writer.store, tx.batch, self.log_id, match, bound - 1)
+            if not deleted:
+                return 0, self.visible(config, now), 0
+            ticket = tx.commit()
         if match is not None and before_seq is None and s.volatile_from:
             batch = self._memory.batch()
             tags.prune(self._memory, batch, self.log_id, match, bound - 1)
             self._memory.write(batch)
         return deleted, s, ticket
-
-    def commit(
-        self, disk: WriteBatch, s: Snapshot, config: TopicConfig, *, chunks: Iterable[int] = (), hold: bool = False
-    ) -> int:
-        """Write `s` with the batch and publish it; returns the ticket to wait for.
-
-        `chunks` are the delete bitmaps that changed. With `hold` the change waits for an fsync whatever the class.
-        An `ephemeral` log without records on disk has no durable row to keep up to date.
-        """
-        s.deletes, forgotten = s.deletes.forget_below(s.earliest)
-        covered = [gap for gap in s.gaps if gap.stop < s.evict_floor]
-        if covered:
-            s.gaps = tuple(gap for gap in s.gaps if gap.stop >= s.evict_floor)
-        if not s.volatile_from or self.state.earliest < s.volatile_from or self.unwritten:
-            disk.put(Family.LOGS, keys.u64(self.log_id), snapshot.encode(s))
-            for number in chunks:
-                if number not in forgotten:
-                    disk.put(Family.DELETES, keys.pair(self.log_id, number), s.deletes.encode(number))
-            for number in forgotten:
-                disk.delete(Family.DELETES, keys.pair(self.log_id, number))
-            for gap in covered:
-                disk.delete(Family.GAPS, keys.pair(self.log_id, gap.start))
-        ticket = self._writer.written if disk.is_empty() else self._writer.commit(disk)
-        self._account(s)
-        self.state = s
-        self.unwritten = False
-        if hold or config.durability == "fsync" or self._pending:
-            self._pending.append((ticket, s))
-            self._writer.promote_with(self.log_id, self._promote)
-            return ticket
-        self._publish(s)
-        return 0
 
     def ticket_of(self, seq: int) -> int:
         """The ticket after which the record `seq` is visible; 0 if it is."""
@@ -249,6 +257,8 @@ class Log:
                 if family is Family.IDEMPOTENCY:
                     disk.put(Family.IDEMPOTENCY_EXPIRY, idempotency.expiry_key(key, value), b"")
         s.volatile_from = 0
+        for gap in s.gaps:
+            disk.put(Family.GAPS, *gap.row(self.log_id))
         for number in s.deletes.numbers():
             disk.put(Family.DELETES, keys.pair(self.log_id, number), s.deletes.encode(number))
 
@@ -264,7 +274,7 @@ class Log:
         for family in (Family.LOGS, Family.CEILINGS):
             disk.delete(family, keys.u64(self.log_id))
         if self.state.head:
-            for family in (Family.BLOCKS, Family.TAGS, Family.DELETES, Family.GAPS, Family.IDEMPOTENCY):
+            for family in _ROWS_OF_A_LOG:
                 disk.delete_range(family, *keys.log_range(self.log_id))
 
     def removed(self) -> None:
@@ -285,7 +295,71 @@ class Log:
             if s is not self.state:
                 yield s
 
+    # ------------------------------------------------- for readers that want fsync
+
+    @property
+    def durable_head(self) -> int:
+        """The highest visible seq that an fsync is known to cover."""
+        return self._durable_head
+
+    def ask_sync(self) -> None:
+        """Let an fsync cover what is visible now. One at a time: who is parked is woken when `durable_head` moved."""
+        if self._asked is None and self._durable_head < self.view.head:
+            if self._writer.synced >= self._writer.written:
+                self._durable_head = self.view.head
+                return
+            self._asked = (self._writer.written, self.view.head)
+            self._writer.promote_with(self.log_id, self._promote)
+            self._writer.request_sync(self._writer.written)
+
     # --------------------------------------------------------------- internals
+
+    def _stage(self, tx: Transaction, change: "_Change", chunks: Iterable[int] = ()) -> None:
+        """Put the rows of the change's state into the batch, and a higher ceiling if the head comes near to it.
+
+        An `ephemeral` log without records on disk has no durable row to keep up to date.
+        """
+        s, disk = change.s, tx.batch
+        if change.config.durability != "fsync":
+            if s.head > self._reserved - CEILING_STEP // 2 and s.head > self.state.head:
+                change.reserve = s.head + CEILING_STEP
+                disk.put(Family.CEILINGS, keys.u64(self.log_id), keys.u64(change.reserve))
+            change.hold = change.hold or (s.head > self.ceiling and s.head > self.state.head)
+        s.deletes, forgotten = s.deletes.forget_below(s.earliest)
+        covered = [gap for gap in s.gaps if gap.stop < s.evict_floor]
+        if covered:
+            s.gaps = tuple(gap for gap in s.gaps if gap.stop >= s.evict_floor)
+        if not s.volatile_from or self.state.earliest < s.volatile_from or self.unwritten:
+            disk.put(Family.LOGS, keys.u64(self.log_id), snapshot.encode(s))
+            for number in chunks:
+                if number not in forgotten:
+                    disk.put(Family.DELETES, keys.pair(self.log_id, number), s.deletes.encode(number))
+            for number in forgotten:
+                disk.delete(Family.DELETES, keys.pair(self.log_id, number))
+            for gap in covered:
+                disk.delete(Family.GAPS, keys.pair(self.log_id, gap.start))
+
+    def _written(self, change: "_Change", ticket: int) -> int:
+        """The change is in the store: make it the newest state, and publish it as soon as its class allows."""
+        s, block = change.s, change.block
+        if block is not None:
+            if change.volatile is not None:
+                self._memory.write(change.volatile)
+            self.cache.put(block)
+            self.unsealed_blocks += 1
+        self._account(s)
+        self.state = s
+        self.unwritten = False
+        if change.reserve:
+            self._reserved, self._reserved_ticket = change.reserve, ticket
+            self._writer.promote_with(self.log_id, self._promote)
+            self._writer.request_sync(ticket)
+        if change.hold or change.config.durability == "fsync" or self._pending:
+            self._pending.append((ticket, s))
+            self._writer.promote_with(self.log_id, self._promote)
+            return ticket
+        self._publish(s)
+        return 0
 
     def _publish(self, s: Snapshot) -> None:
         grown = s.head > self.view.head
@@ -295,16 +369,43 @@ class Log:
 
     def _promote(self, synced: int) -> bool:
         while self._pending and self._pending[0][0] <= synced:
-            self._publish(self._pending.popleft()[1])
+            s = self._pending.popleft()[1]
+            self._durable_head = s.head
+            self._publish(s)
         if self._reserved_ticket and self._reserved_ticket <= synced:
             self.ceiling, self._reserved_ticket = self._reserved, 0
-        return not self._pending and not self._reserved_ticket
-
-    def _reserve(self, ceiling: int, ticket: int) -> None:
-        self._reserved, self._reserved_ticket = ceiling, ticket
-        self._writer.promote_with(self.log_id, self._promote)
-        self._writer.request_sync(ticket)
+        if self._asked is not None and self._asked[0] <= synced:
+            head, self._asked = self._asked[1], None
+            if head > self._durable_head:
+                self._durable_head = head
+                self.wake_all()
+        return not self._pending and not self._reserved_ticket and self._asked is None
 
     def _account(self, s: Snapshot) -> None:
         self._writer.total_records += s.count - self.state.count
         self._writer.total_bytes += s.bytes - self.state.bytes
+
+
+class _Change:
+    """A log's part of a transaction: the state `s` on its way to become `Log.state`."""
+
+    __slots__ = ("block", "config", "hold", "log", "reserve", "s", "volatile")
+
+    def __init__(
+        self, log: Log, s: Snapshot, config: TopicConfig, block: Block | None = None, *, hold: bool = False
+    ) -> None:
+        self.log = log
+        self.s = s
+        self.config = config
+        self.block = block
+        self.hold = hold
+        self.volatile: WriteBatch | None = None  # the rows of a block that is kept in memory
+        self.reserve = 0  # the new ceiling, if it has to be raised
+
+    def publish(self, ticket: int) -> int:
+        """See Change."""
+        return self.log._written(self, ticket)
+
+    def undo(self) -> None:
+        """See Change."""
+        self.log.blocks.staged = None

@@ -114,8 +114,9 @@ def lose(s: Snapshot, blocks: LogBlocks, log_id: int, start: int, ceiling: int, 
     s.volatile_from = 0
     s.sealed_to = min(s.sealed_to, start - 1)
     if s.count:
+        batch.delete_range(Family.GAPS, keys.pair(log_id, start), keys.u64(log_id + 1))
         s.gaps = (*(gap for gap in s.gaps if gap.stop < start), Gap(start, head, "cap"))
-        batch.put(Family.GAPS, keys.pair(log_id, start), keys.u64(head) + b"cap")
+        batch.put(Family.GAPS, *s.gaps[-1].row(log_id))
     else:
         s.earliest, s.evict_cap = head + 1, head
         batch.delete_range(Family.GAPS, *keys.log_range(log_id))

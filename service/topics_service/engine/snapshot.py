@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from topics_service.engine.deletes import Deletes
 from topics_service.engine.model import GapReason
+from topics_service.storage import keys
 
 _ROW = struct.Struct("<B11Qq")
 _VERSION = 1
@@ -17,6 +18,10 @@ class Gap(Struct, frozen=True):
     start: int
     stop: int
     reason: GapReason
+
+    def row(self, log_id: int) -> tuple[bytes, bytes]:
+        """Key and value of its row in Family.GAPS."""
+        return keys.pair(log_id, self.start), keys.u64(self.stop) + self.reason.encode()
 
 
 class Snapshot(Struct):

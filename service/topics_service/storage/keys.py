@@ -9,6 +9,9 @@ DELETES              log id, chunk number (seq >> 16)
 GAPS                 log id, first lost seq
 IDEMPOTENCY          log id, key
 IDEMPOTENCY_EXPIRY   expiry ms, log id, key
+ROUTERS              router number, kind of row
+ROUTER_COPIES        destination log id, then what `engine.forwarding` says
+LEASES, JOBS         log id, then what `engine.queue` says
 """
 
 import struct

@@ -18,6 +18,10 @@ class Family(IntEnum):
     GAPS = 7
     IDEMPOTENCY = 8
     IDEMPOTENCY_EXPIRY = 9
+    ROUTERS = 10
+    ROUTER_COPIES = 11
+    LEASES = 12
+    JOBS = 13
 
 
 class StoreError(Exception):

@@ -1,0 +1,149 @@
+"""Which topics there are: by name, as rows, and when readers may know of them."""
+
+from collections.abc import Callable, Iterator
+
+from sortedcontainers import SortedDict
+
+from topics_service.engine import names, snapshot
+from topics_service.engine.blocks import BlockCache
+from topics_service.engine.census import Census
+from topics_service.engine.clock import Clock
+from topics_service.engine.errors import Reason, TopicsError, topic_not_found
+from topics_service.engine.limits import Limits
+from topics_service.engine.log import Log
+from topics_service.engine.model import TopicConfig
+from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.topic import Topic, TopicRow
+from topics_service.engine.transaction import Transaction
+from topics_service.engine.writer import Writer
+from topics_service.storage import keys
+from topics_service.storage.store import Family, Store
+
+_NEXT_TOPIC = b"next_topic"
+_NEXT_LOG = b"next_log"
+
+
+class Catalog:
+    """All topics of one data directory."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        memory: Store,
+        cache: BlockCache,
+        clock: Clock,
+        limits: Limits,
+        place: names.Place,
+        new_id: Callable[[int], str],
+    ) -> None:
+        self.topics: SortedDict[str, Topic] = SortedDict()
+        self.census = Census()
+        self.on_created: list[Callable[[Topic], None]] = []
+        """Called when readers may know of a new topic."""
+        self._writer = writer
+        self._memory = memory
+        self._cache = cache
+        self._clock = clock
+        self._limits = limits
+        self._place = place
+        self._new_id = new_id
+        self._next_topic = _counter(writer.store, _NEXT_TOPIC)
+        self._next_log = _counter(writer.store, _NEXT_LOG)
+
+    def __len__(self) -> int:
+        return len(self.topics)
+
+    def find(self, name: str) -> Topic | None:
+        """The topic, also while its creation waits for its fsync."""
+        topic: Topic | None = self.topics.get(name)
+        return topic
+
+    def visible(self, name: str) -> Topic:
+        """The topic as readers see it: not before its creation is durable. Raises `topic_not_found`."""
+        topic: Topic | None = self.topics.get(name)
+        if topic is None or self.unsynced(topic):
+            raise topic_not_found(name)
+        return topic
+
+    def unsynced(self, topic: Topic) -> int:
+        """The ticket that the topic's creation waits for; 0 if it is durable."""
+        return topic.visible_after if topic.visible_after > self._writer.synced else 0
+
+    def under(self, prefixes: list[str], after: str | None = None) -> Iterator[str]:
+        """The names under `prefixes`, which are disjoint and in order, behind the name `after`."""
+        for prefix in prefixes:
+            start = prefix if after is None else max(prefix, after)
+            for name in self.topics.irange(minimum=start, inclusive=(start != after, True)):
+                if not name.startswith(prefix):
+                    break
+                yield name
+
+    def load(self, topic: Topic) -> None:
+        """Add a topic that recovery found."""
+        self.topics[topic.name] = topic
+        self.census.add(topic.config)
+
+    def has_room_for(self, count: int) -> bool:
+        """Whether so many more topics may be created."""
+        most = self._limits.max_topics
+        return not most or len(self.topics) + count <= most
+
+    def create(self, name: str, resolved: TopicConfig) -> Topic:
+        """Write a new topic. Readers know of it once that is durable. Raises `throttled` when there are too many."""
+        if not self.has_room_for(1):
+            raise TopicsError(
+                Reason.THROTTLED, "there are as many topics as this server allows",
+                {"limit": "max_topics", "max": self._limits.max_topics},
+            )  # fmt: skip
+        now = self._clock.now_ms()
+        number, log_id = self._next_topic, self._next_log
+        row = TopicRow(
+            name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._place, name),
+            config=resolved, log_ids=[log_id], created_ts=now,
+        )  # fmt: skip
+        s = Snapshot()
+        with Transaction(self._writer) as tx:
+            tx.batch.put(Family.TOPICS, keys.u64(number), row.encode())
+            tx.batch.put(Family.LOGS, keys.u64(log_id), snapshot.encode(s))
+            tx.batch.put(Family.META, _NEXT_TOPIC, keys.u64(number + 1))
+            tx.batch.put(Family.META, _NEXT_LOG, keys.u64(log_id + 1))
+            tx.commit()
+        self._next_topic, self._next_log = number + 1, log_id + 1
+        log = Log(log_id, self._writer, self._memory, self._cache, s, ceiling=0)
+        topic = self.topics[name] = Topic(number, row, [log], visible_after=tx.ticket)
+        self.census.add(resolved)
+        self._writer.promote_with(-number, lambda synced: self._announce(topic, synced))
+        self._writer.request_sync(tx.ticket)
+        return topic
+
+    def remove(self, topic: Topic, tx: Transaction) -> None:
+        """Stage the removal of the topic's rows; `removed` must follow the commit."""
+        tx.batch.delete(Family.TOPICS, keys.u64(topic.number))
+        for log in topic.logs:
+            log.remove(tx.batch)
+
+    def removed(self, topic: Topic) -> None:
+        """The removal was written: forget the topic and wake who waits for it."""
+        del self.topics[topic.name]
+        self.census.remove(topic.config)
+        self._writer.forget(-topic.number)
+        for log in topic.logs:
+            log.removed()
+
+    def reconfigured(self, topic: Topic, resolved: TopicConfig) -> None:
+        """The topic's new config was written."""
+        self.census.remove(topic.config)
+        self.census.add(resolved)
+        topic.config = resolved
+
+    def _announce(self, topic: Topic, synced: int) -> bool:
+        if topic.visible_after > synced:
+            return False
+        for told in self.on_created:
+            told(topic)
+        return True
+
+
+def _counter(store: Store, key: bytes) -> int:
+    row = store.get(Family.META, key)
+    return 1 if row is None else keys.read_u64(row)

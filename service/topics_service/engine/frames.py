@@ -1,0 +1,106 @@
+"""A subscription and the frames of its stream: the union that gRPC, SSE and WebSocket carry alike (SPEC API 7)."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from topics_service.engine.errors import Reason
+from topics_service.engine.model import Slice, TagMatch, Tombstone
+
+
+class WatchTopic(Struct, frozen=True, kw_only=True):
+    """Where to start in one topic: after `from_seq`, or with `tail` at the head of this moment."""
+
+    from_seq: int = 0
+    tail: bool = False
+
+
+class WatchRequest(Struct, kw_only=True):
+    """Follow many topics (SPEC API 7.2).
+
+    The keys of `topics` are names or, beyond the contract, a prefix and a `*` (`tenant42:*`): every topic that starts
+    with it, also those created later, which are followed from their first record. `cursor` maps topics to the last
+    seq dealt with and replaces their start. `limit` and `max_batch_bytes` bound one frame of records: a limit of 0
+    means 256 and is clamped to 1000, None bytes mean 262144 and 0 means 1 MiB, clamped to 8 MiB. `heartbeat_ms` None
+    means no heartbeats. `nodes` drops records written by these nodes, `filter` keeps only those with a matching tag.
+    `strong` holds records back until they are durable by fsync. `lenient` leaves unknown topics out.
+    """
+
+    topics: dict[str, WatchTopic]
+    cursor: dict[str, int] = {}
+    nodes: tuple[bytes, ...] = ()
+    filter: TagMatch | None = None
+    limit: int = 0
+    max_batch_bytes: int | None = None
+    heartbeat_ms: int | None = None
+    strong: bool = False
+    lenient: bool = False
+
+
+class Position(Struct, frozen=True, kw_only=True):
+    """Where one topic stood when the subscription began: the reader's cursor, and the log."""
+
+    from_seq: int
+    head_seq: int
+    earliest_seq: int
+
+
+class RecordsFrame(Struct, frozen=True, kw_only=True):
+    """New records of one topic, as block slices in seq order.
+
+    `from_seq` is the cursor before the read; `to_seq` the one after it, which can lie beyond the last record when
+    those behind it were filtered out.
+    """
+
+    topic: str
+    slices: Sequence[Slice]
+    from_seq: int
+    to_seq: int
+    head_seq: int
+
+
+class TombstoneFrame(Struct, frozen=True, kw_only=True):
+    """A gap in one topic. `opening` says that the stream had not read the topic before: the cursor was stale."""
+
+    topic: str
+    tombstone: Tombstone
+    opening: bool
+
+
+class CaughtUpFrame(Struct, frozen=True, kw_only=True):
+    """One topic is drained to `head_seq`: once for each change from backlog to live."""
+
+    topic: str
+    head_seq: int
+
+
+class TopicDeletedFrame(Struct, frozen=True, kw_only=True):
+    """One topic is gone: its last frame. `head_seq` is the highest seq it had."""
+
+    topic: str
+    head_seq: int
+    reason: str = "deleted"
+
+
+class HeartbeatFrame(Struct, frozen=True, kw_only=True):
+    """Nothing else was sent for the heartbeat interval; `ts` is the server's time in ms."""
+
+    ts: int
+
+
+class ErrorFrame(Struct, frozen=True, kw_only=True):
+    """Something about the stream itself; a `terminal` one is its last frame. No topics means the whole stream.
+
+    `code` is HTTP-aligned: 409 not a queue any more, 410 session removed, 429 paced, 503 shutting down.
+    """
+
+    reason: Reason
+    code: int
+    message: str
+    retry_after_ms: int | None = None
+    topics: tuple[str, ...] = ()
+    terminal: bool = True
+
+
+WatchFrame = RecordsFrame | TombstoneFrame | CaughtUpFrame | TopicDeletedFrame
+Frame = WatchFrame | HeartbeatFrame | ErrorFrame

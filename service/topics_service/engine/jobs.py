@@ -1,0 +1,118 @@
+"""Requests and replies of queues: the plain structs that cross the engine's seam (SPEC API 10)."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from topics_service.engine.model import TagMatch
+from topics_service.storage.block import Block
+
+JobState = Literal["ready", "in_flight", "delayed"]
+NackMode = Literal["retry", "release"]
+
+
+class ClaimRequest(Struct, frozen=True, kw_only=True):
+    """Lease up to `max` jobs to `node`. `max` is clamped to [1, 1000]; `lease_ms` None means the queue's default,
+    else it is clamped to [100, 86400000]."""
+
+    topic: str
+    node: str
+    max: int = 1
+    lease_ms: int | None = None
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """One leased record: position `position` of `block`. `deadline` is in ms since the epoch, still held at it."""
+
+    block: Block
+    position: int
+    lease_id: str
+    deadline: int
+    deliveries: int
+
+    @property
+    def seq(self) -> int:
+        """The job's seq."""
+        return self.block.base_seq + self.position
+
+
+class ClaimReply(Struct, kw_only=True):
+    """Jobs now held, ascending by seq, and how many more a claim could get."""
+
+    topic: str
+    jobs: list[Job]
+    ready: int = 0
+
+
+class SettleRequest(Struct, frozen=True, kw_only=True):
+    """Ack, nack or extend jobs that `node` holds: 1 to 1000 seqs.
+
+    `lease_ids` fences: empty, or one for each seq; an empty string leaves that seq to the node alone.
+    `delay_ms` and `mode` are of nack (`release` takes the attempt back: it does not count), `lease_ms` of extend.
+    """
+
+    topic: str
+    node: str
+    seqs: list[int]
+    lease_ids: list[str] = []
+    delay_ms: int = 0
+    mode: NackMode = "retry"
+    lease_ms: int = 0
+
+
+class SettleReply(Struct, kw_only=True):
+    """`done` is how many seqs were acked, nacked or extended; `skipped` the others, in request order."""
+
+    topic: str
+    done: int
+    skipped: list[int]
+    ready: int = 0
+    in_flight: int = 0
+    deadlines: dict[int, int] = {}
+    fsync_ms: float = 0.0
+
+
+class RedriveRequest(Struct, frozen=True, kw_only=True):
+    """Move the queue's dead letters back into it: all, or those whose tag matches; at most `max` (0: all)."""
+
+    topic: str
+    match: TagMatch | None = None
+    max: int = 0
+
+
+class RedriveReply(Struct, kw_only=True):
+    """How many came back, and where from."""
+
+    topic: str
+    dead_letter: str
+    redriven: int
+
+
+class ListJobsRequest(Struct, frozen=True, kw_only=True):
+    """Look at a queue's jobs in one state, in order of seq, without touching them. `limit` is 1..1000."""
+
+    topic: str
+    state: JobState
+    after: int = 0
+    limit: int = 100
+
+
+class JobView(Struct, frozen=True, kw_only=True):
+    """A job as a browser sees it; `node`, `deadline` only in flight, `ready_at` only delayed (ms)."""
+
+    block: Block
+    position: int
+    state: JobState
+    deliveries: int
+    priority: int = 0
+    node: str | None = None
+    deadline: int | None = None
+    ready_at: int | None = None
+
+
+class ListJobsReply(Struct, kw_only=True):
+    """One page; `next_after` is None on the last."""
+
+    topic: str
+    jobs: list[JobView]
+    next_after: int | None

@@ -1,0 +1,64 @@
+"""Changes of one or more logs, and rows beside them, in one atomic write."""
+
+from types import TracebackType
+from typing import Protocol, Self
+
+from topics_service.engine.writer import Writer
+
+
+class Change(Protocol):
+    """What a log has staged into a transaction."""
+
+    def publish(self, ticket: int) -> int:
+        """It was written as `ticket`: show it to readers, or keep it until an fsync; returns the ticket to wait for."""
+        ...
+
+    def undo(self) -> None:
+        """The transaction has ended, with or without the write."""
+        ...
+
+
+class Transaction:
+    """Stage changes, then `commit`; left without one, nothing has happened.
+
+        with Transaction(writer) as tx:
+            first_seq = log.append(tx, s, records, config, now)
+            tx.batch.put(family, key, value)
+            ticket = tx.commit()
+
+    Each log may be staged once. What the changes were computed from must not change between staging and commit.
+    """
+
+    __slots__ = ("_changes", "_writer", "batch", "ticket")
+
+    def __init__(self, writer: Writer) -> None:
+        """Raises `internal` when the server is read-only."""
+        self._writer = writer
+        self.batch = writer.begin()
+        self._changes: list[Change] = []
+        self.ticket = 0
+        """The ticket of the write itself, whatever the classes of the logs; 0 before `commit`."""
+
+    def stage(self, change: Change) -> None:
+        """Add a change whose rows are in the batch."""
+        self._changes.append(change)
+
+    def commit(self) -> int:
+        """Write everything; returns the ticket that the acknowledgement must wait for, 0 for none.
+
+        Raises `throttled` when the store stalls and `internal` when it fails; nothing has happened then.
+        """
+        self.ticket = self._writer.written if self.batch.is_empty() else self._writer.commit(self.batch)
+        waits = 0
+        for change in self._changes:
+            waits = max(waits, change.publish(self.ticket))
+        return waits
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for change in self._changes:
+            change.undo()
