@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROTO = ROOT / "proto"
 NAMES = sorted(path.relative_to(PROTO).as_posix() for path in PROTO.glob("topics/v1/*.proto"))
 
-# The endpoint table of the API document, row by row. `None`: the row has no RPC.
+# The endpoint table of the API document, row by row, and what we add to it. `None`: the row has no RPC.
 ENDPOINTS = {
     ("PUT", "/v0/topics/:topic"): "TopicsService.PutTopic",
     ("GET", "/v0/topics/:topic"): "TopicsService.GetTopic",
@@ -42,6 +42,8 @@ ENDPOINTS = {
     ("POST", "/v0/topics/:topic/nack"): "QueueService.Nack",
     ("POST", "/v0/topics/:topic/extend"): "QueueService.Extend",
     ("GET", "/v0/topics/:topic/work"): "QueueService.Work",
+    ("POST", "/v0/topics/:topic/redrive"): "QueueService.Redrive",
+    ("GET", "/v0/topics/:topic/jobs"): "QueueService.ListJobs",
     ("GET", "/v0/health"): "AdminService.GetHealth",
     ("GET", "/healthz"): "AdminService.GetHealth",
     ("GET", "/v0/ready"): "AdminService.GetReady",

@@ -54,6 +54,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "topics.v1.QueueService.Nack": Rule(_WRITE, "topic"),
     "topics.v1.QueueService.Extend": Rule(_WRITE, "topic"),
     "topics.v1.QueueService.Work": Rule(_READ | _WRITE, "topic", slot=False),
+    "topics.v1.QueueService.Redrive": Rule(_READ | _WRITE, "topic"),
+    "topics.v1.QueueService.ListJobs": Rule(_READ, "topic"),
     "topics.v1.RouterService.PutRouter": Rule(_ADMIN, "router"),
     "topics.v1.RouterService.GetRouter": Rule(_READ, "router"),
     "topics.v1.RouterService.ListRouters": Rule(_READ),
@@ -141,6 +143,13 @@ def check_names(principal: Principal, names: Iterable[str]) -> None:
     for name in names:
         if not principal.allows_name(name):
             raise _forbidden("a name is outside the prefixes of the API key", name)
+
+
+def check_subscription(principal: Principal, keys: Iterable[str]) -> None:
+    """Raise `forbidden` unless the caller may watch every topic that these names and patterns (`tenant42:*`) mean."""
+    for key in keys:
+        if not principal.allows_name(key.removesuffix("*")):
+            raise _forbidden("a name is outside the prefixes of the API key", key)
 
 
 def check_put(principal: Principal, config: ConfigInput) -> None:

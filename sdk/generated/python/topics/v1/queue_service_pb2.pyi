@@ -7,8 +7,10 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from topics.v1 import job_pb2 as _job_pb2
 from topics.v1 import performance_pb2 as _performance_pb2
+from topics.v1 import record_pb2 as _record_pb2
 from topics.v1 import stream_pb2 as _stream_pb2
 import builtins as _builtins
 import sys
@@ -20,6 +22,30 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _NackMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NackModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NackMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NACK_MODE_UNSPECIFIED: _NackMode.ValueType  # 0
+    """Not said: NACK_MODE_RETRY."""
+    NACK_MODE_RETRY: _NackMode.ValueType  # 1
+    """The delivery counts, as a failed attempt."""
+    NACK_MODE_RELEASE: _NackMode.ValueType  # 2
+    """The delivery does not count: the worker gives back what it did not try."""
+
+class NackMode(_NackMode, metaclass=_NackModeEnumTypeWrapper):
+    """What a Nack makes of the delivery that it ends."""
+
+NACK_MODE_UNSPECIFIED: NackMode.ValueType  # 0
+"""Not said: NACK_MODE_RETRY."""
+NACK_MODE_RETRY: NackMode.ValueType  # 1
+"""The delivery counts, as a failed attempt."""
+NACK_MODE_RELEASE: NackMode.ValueType  # 2
+"""The delivery does not count: the worker gives back what it did not try."""
+Global___NackMode: _TypeAlias = NackMode  # noqa: Y015
 
 @_typing.final
 class ClaimRequest(_message.Message):
@@ -196,12 +222,15 @@ class NackRequest(_message.Message):
     SEQS_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
     LEASE_IDS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the queue; required. Path parameter."""
     node: _builtins.str
     """Worker that holds the leases; required, 1 to 128 bytes."""
     delay_ms: _builtins.int
     """Time before the jobs can be claimed again, in milliseconds, clamped to 86400000. Default 0: at once."""
+    mode: Global___NackMode.ValueType
+    """Whether the delivery counts. Default (unspecified): it does."""
     @_builtins.property
     def seqs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Jobs to give back; 1 to 1000, else invalid_request (none) or batch_too_large."""
@@ -218,10 +247,11 @@ class NackRequest(_message.Message):
         seqs: _abc.Iterable[_builtins.int] | None = ...,
         delay_ms: _builtins.int = ...,
         lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+        mode: Global___NackMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "lease_ids", b"lease_ids", "node", b"node", "seqs", b"seqs", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "lease_ids", b"lease_ids", "mode", b"mode", "node", b"node", "seqs", b"seqs", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -444,3 +474,151 @@ class WorkResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkResponse: _TypeAlias = WorkResponse  # noqa: Y015
+
+@_typing.final
+class RedriveRequest(_message.Message):
+    """Asks for Redrive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    MATCH_FIELD_NUMBER: _builtins.int
+    MAX_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Name of the queue; required. Path parameter."""
+    max: _builtins.int
+    """Most dead letters to move. Default 0: all."""
+    @_builtins.property
+    def match(self) -> _record_pb2.TagMatch:
+        """Only dead letters whose tag matches. Absent: all."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        match: _record_pb2.TagMatch | None = ...,
+        max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["match", b"match"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["match", b"match", "max", b"max", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveRequest: _TypeAlias = RedriveRequest  # noqa: Y015
+
+@_typing.final
+class RedriveResponse(_message.Message):
+    """Answers Redrive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_FIELD_NUMBER: _builtins.int
+    REDRIVEN_FIELD_NUMBER: _builtins.int
+    PERFORMANCE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Name of the queue."""
+    dead_letter: _builtins.str
+    """Name of the topic that the dead letters were taken from."""
+    redriven: _builtins.int
+    """Jobs this call moved."""
+    @_builtins.property
+    def performance(self) -> _performance_pb2.Performance:
+        """Server-side timings."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        dead_letter: _builtins.str = ...,
+        redriven: _builtins.int = ...,
+        performance: _performance_pb2.Performance | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["performance", b"performance"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letter", b"dead_letter", "performance", b"performance", "redriven", b"redriven", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveResponse: _TypeAlias = RedriveResponse  # noqa: Y015
+
+@_typing.final
+class ListJobsRequest(_message.Message):
+    """Asks for ListJobs. On HTTP everything but the topic is a query parameter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Name of the queue; required. Path parameter."""
+    state: _job_pb2.JobState.ValueType
+    """State of the jobs to list; on HTTP `ready`, `in_flight` or `delayed`. Default (unspecified): ready."""
+    limit: _builtins.int
+    """Jobs per page, clamped to [1, 1000]. Default (absent): 100."""
+    after: _builtins.int
+    """next_after of the page before: only jobs with a greater seq. Default 0: the first page."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        state: _job_pb2.JobState.ValueType = ...,
+        limit: _builtins.int | None = ...,
+        after: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "after", b"after", "limit", b"limit", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+
+Global___ListJobsRequest: _TypeAlias = ListJobsRequest  # noqa: Y015
+
+@_typing.final
+class ListJobsResponse(_message.Message):
+    """Answers ListJobs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    NEXT_AFTER_FIELD_NUMBER: _builtins.int
+    PERFORMANCE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Name of the queue."""
+    state: _job_pb2.JobState.ValueType
+    """State of the jobs listed."""
+    next_after: _builtins.int
+    """What to give as `after` for the next page; absent on the last one."""
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.JobView]:
+        """Jobs of this page, in ascending order of seq."""
+
+    @_builtins.property
+    def performance(self) -> _performance_pb2.Performance:
+        """Server-side timings."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        state: _job_pb2.JobState.ValueType = ...,
+        jobs: _abc.Iterable[_job_pb2.JobView] | None = ...,
+        next_after: _builtins.int | None = ...,
+        performance: _performance_pb2.Performance | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_after", b"_next_after", "next_after", b"next_after", "performance", b"performance"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_after", b"_next_after", "jobs", b"jobs", "next_after", b"next_after", "performance", b"performance", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__next_after: _TypeAlias = _typing.Literal["next_after"]  # noqa: Y015
+    _WhichOneofArgType__next_after: _TypeAlias = _typing.Literal["_next_after", b"_next_after"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_after) -> _WhichOneofReturnType__next_after | None: ...
+
+Global___ListJobsResponse: _TypeAlias = ListJobsResponse  # noqa: Y015

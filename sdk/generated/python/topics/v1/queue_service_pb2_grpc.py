@@ -28,7 +28,8 @@ if _version_not_supported:
 class QueueServiceStub:
     """Leases over the records of a topic of type queue. Jobs are produced with Append and may be read with Diff and
     Watch without touching a lease. At least once: a job is given out again when its lease ends without an ack.
-    No order is promised across workers; jobs given back are served before fresh ones, lowest seq first.
+    No order is promised across workers. Jobs of higher priority are served first; among equals jobs given back come
+    before fresh ones, lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
     A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
@@ -66,12 +67,23 @@ class QueueServiceStub:
                 request_serializer=topics_dot_v1_dot_queue__service__pb2.WorkRequest.SerializeToString,
                 response_deserializer=topics_dot_v1_dot_queue__service__pb2.WorkResponse.FromString,
                 _registered_method=True)
+        self.Redrive = channel.unary_unary(
+                '/topics.v1.QueueService/Redrive',
+                request_serializer=topics_dot_v1_dot_queue__service__pb2.RedriveRequest.SerializeToString,
+                response_deserializer=topics_dot_v1_dot_queue__service__pb2.RedriveResponse.FromString,
+                _registered_method=True)
+        self.ListJobs = channel.unary_unary(
+                '/topics.v1.QueueService/ListJobs',
+                request_serializer=topics_dot_v1_dot_queue__service__pb2.ListJobsRequest.SerializeToString,
+                response_deserializer=topics_dot_v1_dot_queue__service__pb2.ListJobsResponse.FromString,
+                _registered_method=True)
 
 
 class QueueServiceServicer:
     """Leases over the records of a topic of type queue. Jobs are produced with Append and may be read with Diff and
     Watch without touching a lease. At least once: a job is given out again when its lease ends without an ack.
-    No order is promised across workers; jobs given back are served before fresh ones, lowest seq first.
+    No order is promised across workers. Jobs of higher priority are served first; among equals jobs given back come
+    before fresh ones, lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
     A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
@@ -98,7 +110,7 @@ class QueueServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Nack(self, request, context):
-        """Gives jobs back, at once or after a delay. The delivery still counts. Jobs that the worker does not hold are
+        """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the worker does not hold are
         skipped and listed. Scope: write. Errors: as Ack.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -119,6 +131,24 @@ class QueueServiceServicer:
         still held are released at once; other claims of the same node are not touched. Heartbeat at open and after
         15000 ms of silence. Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue,
         not_acceptable (HTTP), throttled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Redrive(self, request, context):
+        """Moves dead letters of the queue back into it, oldest first: each becomes a new record at the queue's end, without
+        the deliveries of before, and leaves the dead-letter topic in the same step. Not idempotent: what a repeated call
+        finds is moved as well. Scope: read and write; the dead-letter topic must lie within the prefixes of the key.
+        Errors: invalid_request (no dead_letter configured, bad rule), topic_not_found, not_a_queue.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListJobs(self, request, context):
+        """Lists the jobs that are in one state, in ascending order of seq, a page at a time. Touches no lease. Scope: read.
+        Errors: invalid_request, topic_not_found, not_a_queue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,6 +182,16 @@ def add_QueueServiceServicer_to_server(servicer, server):
                     request_deserializer=topics_dot_v1_dot_queue__service__pb2.WorkRequest.FromString,
                     response_serializer=topics_dot_v1_dot_queue__service__pb2.WorkResponse.SerializeToString,
             ),
+            'Redrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.Redrive,
+                    request_deserializer=topics_dot_v1_dot_queue__service__pb2.RedriveRequest.FromString,
+                    response_serializer=topics_dot_v1_dot_queue__service__pb2.RedriveResponse.SerializeToString,
+            ),
+            'ListJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJobs,
+                    request_deserializer=topics_dot_v1_dot_queue__service__pb2.ListJobsRequest.FromString,
+                    response_serializer=topics_dot_v1_dot_queue__service__pb2.ListJobsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'topics.v1.QueueService', rpc_method_handlers)
@@ -163,7 +203,8 @@ def add_QueueServiceServicer_to_server(servicer, server):
 class QueueService:
     """Leases over the records of a topic of type queue. Jobs are produced with Append and may be read with Diff and
     Watch without touching a lease. At least once: a job is given out again when its lease ends without an ack.
-    No order is promised across workers; jobs given back are served before fresh ones, lowest seq first.
+    No order is promised across workers. Jobs of higher priority are served first; among equals jobs given back come
+    before fresh ones, lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
     A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
@@ -295,6 +336,60 @@ class QueueService:
             '/topics.v1.QueueService/Work',
             topics_dot_v1_dot_queue__service__pb2.WorkRequest.SerializeToString,
             topics_dot_v1_dot_queue__service__pb2.WorkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Redrive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/topics.v1.QueueService/Redrive',
+            topics_dot_v1_dot_queue__service__pb2.RedriveRequest.SerializeToString,
+            topics_dot_v1_dot_queue__service__pb2.RedriveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/topics.v1.QueueService/ListJobs',
+            topics_dot_v1_dot_queue__service__pb2.ListJobsRequest.SerializeToString,
+            topics_dot_v1_dot_queue__service__pb2.ListJobsResponse.FromString,
             options,
             channel_credentials,
             insecure,

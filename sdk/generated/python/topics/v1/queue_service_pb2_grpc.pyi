@@ -29,7 +29,8 @@ GRPC_VERSION: str
 class QueueServiceStub:
     """Leases over the records of a topic of type queue. Jobs are produced with Append and may be read with Diff and
     Watch without touching a lease. At least once: a job is given out again when its lease ends without an ack.
-    No order is promised across workers; jobs given back are served before fresh ones, lowest seq first.
+    No order is promised across workers. Jobs of higher priority are served first; among equals jobs given back come
+    before fresh ones, lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
     A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
@@ -52,7 +53,7 @@ class QueueServiceStub:
     batch_too_large, topic_not_found, not_a_queue.
     """
     Nack: _grpc.UnaryUnaryMultiCallable[_queue_service_pb2.NackRequest, _queue_service_pb2.NackResponse]
-    """Gives jobs back, at once or after a delay. The delivery still counts. Jobs that the worker does not hold are
+    """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the worker does not hold are
     skipped and listed. Scope: write. Errors: as Ack.
     """
     Extend: _grpc.UnaryUnaryMultiCallable[_queue_service_pb2.ExtendRequest, _queue_service_pb2.ExtendResponse]
@@ -66,12 +67,23 @@ class QueueServiceStub:
     15000 ms of silence. Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue,
     not_acceptable (HTTP), throttled.
     """
+    Redrive: _grpc.UnaryUnaryMultiCallable[_queue_service_pb2.RedriveRequest, _queue_service_pb2.RedriveResponse]
+    """Moves dead letters of the queue back into it, oldest first: each becomes a new record at the queue's end, without
+    the deliveries of before, and leaves the dead-letter topic in the same step. Not idempotent: what a repeated call
+    finds is moved as well. Scope: read and write; the dead-letter topic must lie within the prefixes of the key.
+    Errors: invalid_request (no dead_letter configured, bad rule), topic_not_found, not_a_queue.
+    """
+    ListJobs: _grpc.UnaryUnaryMultiCallable[_queue_service_pb2.ListJobsRequest, _queue_service_pb2.ListJobsResponse]
+    """Lists the jobs that are in one state, in ascending order of seq, a page at a time. Touches no lease. Scope: read.
+    Errors: invalid_request, topic_not_found, not_a_queue.
+    """
 
 @_typing.type_check_only
 class QueueServiceAsyncStub(QueueServiceStub):
     """Leases over the records of a topic of type queue. Jobs are produced with Append and may be read with Diff and
     Watch without touching a lease. At least once: a job is given out again when its lease ends without an ack.
-    No order is promised across workers; jobs given back are served before fresh ones, lowest seq first.
+    No order is promised across workers. Jobs of higher priority are served first; among equals jobs given back come
+    before fresh ones, lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
     A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
@@ -91,7 +103,7 @@ class QueueServiceAsyncStub(QueueServiceStub):
     batch_too_large, topic_not_found, not_a_queue.
     """
     Nack: _aio.UnaryUnaryMultiCallable[_queue_service_pb2.NackRequest, _queue_service_pb2.NackResponse]  # type: ignore[assignment]
-    """Gives jobs back, at once or after a delay. The delivery still counts. Jobs that the worker does not hold are
+    """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the worker does not hold are
     skipped and listed. Scope: write. Errors: as Ack.
     """
     Extend: _aio.UnaryUnaryMultiCallable[_queue_service_pb2.ExtendRequest, _queue_service_pb2.ExtendResponse]  # type: ignore[assignment]
@@ -105,11 +117,22 @@ class QueueServiceAsyncStub(QueueServiceStub):
     15000 ms of silence. Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue,
     not_acceptable (HTTP), throttled.
     """
+    Redrive: _aio.UnaryUnaryMultiCallable[_queue_service_pb2.RedriveRequest, _queue_service_pb2.RedriveResponse]  # type: ignore[assignment]
+    """Moves dead letters of the queue back into it, oldest first: each becomes a new record at the queue's end, without
+    the deliveries of before, and leaves the dead-letter topic in the same step. Not idempotent: what a repeated call
+    finds is moved as well. Scope: read and write; the dead-letter topic must lie within the prefixes of the key.
+    Errors: invalid_request (no dead_letter configured, bad rule), topic_not_found, not_a_queue.
+    """
+    ListJobs: _aio.UnaryUnaryMultiCallable[_queue_service_pb2.ListJobsRequest, _queue_service_pb2.ListJobsResponse]  # type: ignore[assignment]
+    """Lists the jobs that are in one state, in ascending order of seq, a page at a time. Touches no lease. Scope: read.
+    Errors: invalid_request, topic_not_found, not_a_queue.
+    """
 
 class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
     """Leases over the records of a topic of type queue. Jobs are produced with Append and may be read with Diff and
     Watch without touching a lease. At least once: a job is given out again when its lease ends without an ack.
-    No order is promised across workers; jobs given back are served before fresh ones, lowest seq first.
+    No order is promised across workers. Jobs of higher priority are served first; among equals jobs given back come
+    before fresh ones, lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
     A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
@@ -145,7 +168,7 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_service_pb2.NackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_service_pb2.NackResponse, _abc.Awaitable[_queue_service_pb2.NackResponse]]:
-        """Gives jobs back, at once or after a delay. The delivery still counts. Jobs that the worker does not hold are
+        """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the worker does not hold are
         skipped and listed. Scope: write. Errors: as Ack.
         """
 
@@ -170,6 +193,28 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         still held are released at once; other claims of the same node are not touched. Heartbeat at open and after
         15000 ms of silence. Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue,
         not_acceptable (HTTP), throttled.
+        """
+
+    @_abc_1.abstractmethod
+    def Redrive(
+        self,
+        request: _queue_service_pb2.RedriveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_service_pb2.RedriveResponse, _abc.Awaitable[_queue_service_pb2.RedriveResponse]]:
+        """Moves dead letters of the queue back into it, oldest first: each becomes a new record at the queue's end, without
+        the deliveries of before, and leaves the dead-letter topic in the same step. Not idempotent: what a repeated call
+        finds is moved as well. Scope: read and write; the dead-letter topic must lie within the prefixes of the key.
+        Errors: invalid_request (no dead_letter configured, bad rule), topic_not_found, not_a_queue.
+        """
+
+    @_abc_1.abstractmethod
+    def ListJobs(
+        self,
+        request: _queue_service_pb2.ListJobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_service_pb2.ListJobsResponse, _abc.Awaitable[_queue_service_pb2.ListJobsResponse]]:
+        """Lists the jobs that are in one state, in ascending order of seq, a page at a time. Touches no lease. Scope: read.
+        Errors: invalid_request, topic_not_found, not_a_queue.
         """
 
 def add_QueueServiceServicer_to_server(servicer: QueueServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from topics.v1 import record_pb2 as topics_dot_v1_dot_record__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16topics/v1/router.proto\x12\ttopics.v1\x1a\x16topics/v1/record.proto\"\xed\x02\n\x0cRouterConfig\x12\x16\n\x06source\x18\x01 \x01(\tR\x06source\x12\x12\n\x04\x64\x65st\x18\x02 \x01(\tR\x04\x64\x65st\x12(\n\rpreserve_node\x18\x03 \x01(\x08H\x00R\x0cpreserveNode\x88\x01\x01\x12&\n\x0cpreserve_tag\x18\x04 \x01(\x08H\x01R\x0bpreserveTag\x88\x01\x01\x12$\n\x0b\x63reate_dest\x18\x05 \x01(\x08H\x02R\ncreateDest\x88\x01\x01\x12+\n\x06\x66ilter\x18\x06 \x01(\x0b\x32\x13.topics.v1.TagMatchR\x06\x66ilter\x12\x1f\n\x0b\x61llow_cycle\x18\x07 \x01(\x08R\nallowCycle\x12\x38\n\tguarantee\x18\x08 \x01(\x0e\x32\x1a.topics.v1.RouterGuaranteeR\tguaranteeB\x10\n\x0e_preserve_nodeB\x0f\n\r_preserve_tagB\x0e\n\x0c_create_dest\"\x7f\n\x0bRouterState\x12\x16\n\x06router\x18\x01 \x01(\tR\x06router\x12/\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x17.topics.v1.RouterConfigR\x06\x63onfig\x12\'\n\x0f\x66orwarded_total\x18\x03 \x01(\x04R\x0e\x66orwardedTotal\"\xb6\x01\n\rRouterSummary\x12\x16\n\x06router\x18\x01 \x01(\tR\x06router\x12\x16\n\x06source\x18\x02 \x01(\tR\x06source\x12\x12\n\x04\x64\x65st\x18\x03 \x01(\tR\x04\x64\x65st\x12\x38\n\tguarantee\x18\x04 \x01(\x0e\x32\x1a.topics.v1.RouterGuaranteeR\tguarantee\x12\'\n\x0f\x66orwarded_total\x18\x05 \x01(\x04R\x0e\x66orwardedTotal*z\n\x0fRouterGuarantee\x12 \n\x1cROUTER_GUARANTEE_UNSPECIFIED\x10\x00\x12\"\n\x1eROUTER_GUARANTEE_AT_LEAST_ONCE\x10\x01\x12!\n\x1dROUTER_GUARANTEE_EXACTLY_ONCE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16topics/v1/router.proto\x12\ttopics.v1\x1a\x16topics/v1/record.proto\"\x9b\x03\n\x0cRouterConfig\x12\x16\n\x06source\x18\x01 \x01(\tR\x06source\x12\x12\n\x04\x64\x65st\x18\x02 \x01(\tR\x04\x64\x65st\x12(\n\rpreserve_node\x18\x03 \x01(\x08H\x00R\x0cpreserveNode\x88\x01\x01\x12&\n\x0cpreserve_tag\x18\x04 \x01(\x08H\x01R\x0bpreserveTag\x88\x01\x01\x12$\n\x0b\x63reate_dest\x18\x05 \x01(\x08H\x02R\ncreateDest\x88\x01\x01\x12+\n\x06\x66ilter\x18\x06 \x01(\x0b\x32\x13.topics.v1.TagMatchR\x06\x66ilter\x12\x1f\n\x0b\x61llow_cycle\x18\x07 \x01(\x08R\nallowCycle\x12\x38\n\tguarantee\x18\x08 \x01(\x0e\x32\x1a.topics.v1.RouterGuaranteeR\tguarantee\x12\x1f\n\x08\x62\x61\x63kfill\x18\t \x01(\x08H\x03R\x08\x62\x61\x63kfill\x88\x01\x01\x42\x10\n\x0e_preserve_nodeB\x0f\n\r_preserve_tagB\x0e\n\x0c_create_destB\x0b\n\t_backfill\"\xd3\x01\n\x0bRouterState\x12\x16\n\x06router\x18\x01 \x01(\tR\x06router\x12/\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x17.topics.v1.RouterConfigR\x06\x63onfig\x12\'\n\x0f\x66orwarded_total\x18\x03 \x01(\x04R\x0e\x66orwardedTotal\x12\x1f\n\x0blag_records\x18\x04 \x01(\x04R\nlagRecords\x12\"\n\nlast_error\x18\x05 \x01(\tH\x00R\tlastError\x88\x01\x01\x42\r\n\x0b_last_error\"\xd7\x01\n\rRouterSummary\x12\x16\n\x06router\x18\x01 \x01(\tR\x06router\x12\x16\n\x06source\x18\x02 \x01(\tR\x06source\x12\x12\n\x04\x64\x65st\x18\x03 \x01(\tR\x04\x64\x65st\x12\x38\n\tguarantee\x18\x04 \x01(\x0e\x32\x1a.topics.v1.RouterGuaranteeR\tguarantee\x12\'\n\x0f\x66orwarded_total\x18\x05 \x01(\x04R\x0e\x66orwardedTotal\x12\x1f\n\x0blag_records\x18\x06 \x01(\x04R\nlagRecords*z\n\x0fRouterGuarantee\x12 \n\x1cROUTER_GUARANTEE_UNSPECIFIED\x10\x00\x12\"\n\x1eROUTER_GUARANTEE_AT_LEAST_ONCE\x10\x01\x12!\n\x1dROUTER_GUARANTEE_EXACTLY_ONCE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'topics.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROUTERGUARANTEE']._serialized_start=743
-  _globals['_ROUTERGUARANTEE']._serialized_end=865
+  _globals['_ROUTERGUARANTEE']._serialized_start=907
+  _globals['_ROUTERGUARANTEE']._serialized_end=1029
   _globals['_ROUTERCONFIG']._serialized_start=62
-  _globals['_ROUTERCONFIG']._serialized_end=427
-  _globals['_ROUTERSTATE']._serialized_start=429
-  _globals['_ROUTERSTATE']._serialized_end=556
-  _globals['_ROUTERSUMMARY']._serialized_start=559
-  _globals['_ROUTERSUMMARY']._serialized_end=741
+  _globals['_ROUTERCONFIG']._serialized_end=473
+  _globals['_ROUTERSTATE']._serialized_start=476
+  _globals['_ROUTERSTATE']._serialized_end=687
+  _globals['_ROUTERSUMMARY']._serialized_start=690
+  _globals['_ROUTERSUMMARY']._serialized_end=905
 # @@protoc_insertion_point(module_scope)

@@ -60,6 +60,7 @@ class RouterConfig(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     ALLOW_CYCLE_FIELD_NUMBER: _builtins.int
     GUARANTEE_FIELD_NUMBER: _builtins.int
+    BACKFILL_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """Topic to forward from; required. Created if absent."""
     dest: _builtins.str
@@ -78,6 +79,10 @@ class RouterConfig(_message.Message):
     """Permit a cycle of routers, which is then stopped after 8 hops of a record. Default false: router_cycle."""
     guarantee: Global___RouterGuarantee.ValueType
     """Delivery guarantee. Default: at least once."""
+    backfill: _builtins.bool
+    """Whether a new router starts before the earliest record of its source instead of at the head. Default false. Acts
+    on the call that creates the router only: not kept, and absent in responses.
+    """
     @_builtins.property
     def filter(self) -> _record_pb2.TagMatch:
         """Forward only records whose tag matches. Absent: forward all."""
@@ -93,17 +98,22 @@ class RouterConfig(_message.Message):
         filter: _record_pb2.TagMatch | None = ...,
         allow_cycle: _builtins.bool = ...,
         guarantee: Global___RouterGuarantee.ValueType = ...,
+        backfill: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_create_dest", b"_create_dest", "_preserve_node", b"_preserve_node", "_preserve_tag", b"_preserve_tag", "create_dest", b"create_dest", "filter", b"filter", "preserve_node", b"preserve_node", "preserve_tag", b"preserve_tag"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backfill", b"_backfill", "_create_dest", b"_create_dest", "_preserve_node", b"_preserve_node", "_preserve_tag", b"_preserve_tag", "backfill", b"backfill", "create_dest", b"create_dest", "filter", b"filter", "preserve_node", b"preserve_node", "preserve_tag", b"preserve_tag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_create_dest", b"_create_dest", "_preserve_node", b"_preserve_node", "_preserve_tag", b"_preserve_tag", "allow_cycle", b"allow_cycle", "create_dest", b"create_dest", "dest", b"dest", "filter", b"filter", "guarantee", b"guarantee", "preserve_node", b"preserve_node", "preserve_tag", b"preserve_tag", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backfill", b"_backfill", "_create_dest", b"_create_dest", "_preserve_node", b"_preserve_node", "_preserve_tag", b"_preserve_tag", "allow_cycle", b"allow_cycle", "backfill", b"backfill", "create_dest", b"create_dest", "dest", b"dest", "filter", b"filter", "guarantee", b"guarantee", "preserve_node", b"preserve_node", "preserve_tag", b"preserve_tag", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__backfill: _TypeAlias = _typing.Literal["backfill"]  # noqa: Y015
+    _WhichOneofArgType__backfill: _TypeAlias = _typing.Literal["_backfill", b"_backfill"]  # noqa: Y015
     _WhichOneofReturnType__create_dest: _TypeAlias = _typing.Literal["create_dest"]  # noqa: Y015
     _WhichOneofArgType__create_dest: _TypeAlias = _typing.Literal["_create_dest", b"_create_dest"]  # noqa: Y015
     _WhichOneofReturnType__preserve_node: _TypeAlias = _typing.Literal["preserve_node"]  # noqa: Y015
     _WhichOneofArgType__preserve_node: _TypeAlias = _typing.Literal["_preserve_node", b"_preserve_node"]  # noqa: Y015
     _WhichOneofReturnType__preserve_tag: _TypeAlias = _typing.Literal["preserve_tag"]  # noqa: Y015
     _WhichOneofArgType__preserve_tag: _TypeAlias = _typing.Literal["_preserve_tag", b"_preserve_tag"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__backfill) -> _WhichOneofReturnType__backfill | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__create_dest) -> _WhichOneofReturnType__create_dest | None: ...
     @_typing.overload
@@ -122,10 +132,16 @@ class RouterState(_message.Message):
     ROUTER_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
     FORWARDED_TOTAL_FIELD_NUMBER: _builtins.int
+    LAG_RECORDS_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """Name of the router."""
     forwarded_total: _builtins.int
     """Records delivered to the destination since the router was created, ranges lost at the source included."""
+    lag_records: _builtins.int
+    """Seqs of the source that are yet to be forwarded: its head less the cursor of the router. 0 when there are none."""
+    last_error: _builtins.str
+    """Why the router stands still, for people; absent while it does not. Tried again with backoff."""
     @_builtins.property
     def config(self) -> Global___RouterConfig:
         """Configuration in force, with every default filled in."""
@@ -136,12 +152,16 @@ class RouterState(_message.Message):
         router: _builtins.str = ...,
         config: Global___RouterConfig | None = ...,
         forwarded_total: _builtins.int = ...,
+        lag_records: _builtins.int = ...,
+        last_error: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_error", b"_last_error", "config", b"config", "last_error", b"last_error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "forwarded_total", b"forwarded_total", "router", b"router"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_error", b"_last_error", "config", b"config", "forwarded_total", b"forwarded_total", "lag_records", b"lag_records", "last_error", b"last_error", "router", b"router"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__last_error: _TypeAlias = _typing.Literal["last_error"]  # noqa: Y015
+    _WhichOneofArgType__last_error: _TypeAlias = _typing.Literal["_last_error", b"_last_error"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_error) -> _WhichOneofReturnType__last_error | None: ...
 
 Global___RouterState: _TypeAlias = RouterState  # noqa: Y015
 
@@ -156,6 +176,7 @@ class RouterSummary(_message.Message):
     DEST_FIELD_NUMBER: _builtins.int
     GUARANTEE_FIELD_NUMBER: _builtins.int
     FORWARDED_TOTAL_FIELD_NUMBER: _builtins.int
+    LAG_RECORDS_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """Name of the router."""
     source: _builtins.str
@@ -166,6 +187,8 @@ class RouterSummary(_message.Message):
     """Delivery guarantee."""
     forwarded_total: _builtins.int
     """Records delivered since the router was created (see RouterState.forwarded_total)."""
+    lag_records: _builtins.int
+    """Seqs of the source that are yet to be forwarded (see RouterState.lag_records)."""
     def __init__(
         self,
         *,
@@ -174,10 +197,11 @@ class RouterSummary(_message.Message):
         dest: _builtins.str = ...,
         guarantee: Global___RouterGuarantee.ValueType = ...,
         forwarded_total: _builtins.int = ...,
+        lag_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dest", b"dest", "forwarded_total", b"forwarded_total", "guarantee", b"guarantee", "router", b"router", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dest", b"dest", "forwarded_total", b"forwarded_total", "guarantee", b"guarantee", "lag_records", b"lag_records", "router", b"router", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -95,7 +95,7 @@ class Frame(_message.Message):
         """Positions to resume from, topic to last seq dealt with, after this frame. Holds every topic in `subscribed`
         and afterwards only topics that moved since the frame before (filtered records move a topic too): merge
         each into your own map once the frame is processed, and give that map back as `cursor` to resume without
-        loss. Empty in Work. Once topics have more than one partition, the key of partition N > 0 will be
+        loss. Before the cursor of a topic_deleted frame is merged, the topic leaves the map. Empty in Work. Once topics have more than one partition, the key of partition N > 0 will be
         `<topic>@<N>`, which no topic name can be.
         """
 
@@ -317,7 +317,10 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class TopicDeleted(_message.Message):
-    """One topic was deleted: the last frame of that topic. The stream ends once none is left."""
+    """One topic was deleted: the last frame of this life of the topic. One that the subscription names keeps its place in
+    the cursor; one that came through a prefix has none any more, and is followed anew when it is made again. The stream
+    ends once no topic and no prefix is left.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -324,6 +324,8 @@ class AppendRequest(_message.Message):
     DISABLE_BACKPRESSURE_FIELD_NUMBER: _builtins.int
     RETURN_SEQS_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic; required. Path parameter."""
@@ -345,6 +347,15 @@ class AppendRequest(_message.Message):
     """Whether `seqs` is filled in the reply. Default true; in AppendStream false. On HTTP a query parameter."""
     partition: _builtins.int
     """Partition to write to. Only 0 is accepted today, else invalid_request."""
+    delay_ms: _builtins.int
+    """Queue only: how long the records stay hidden from claims, in milliseconds, clamped to 86400000. Applies to every
+    record of this write, rows or columns. Readers see them at once. Default 0: not at all. Above 0 on a topic of type
+    log: invalid_request.
+    """
+    priority: _builtins.int
+    """Queue only: how urgent these jobs are, 0 to 9, else invalid_request. Higher is claimed first, in order of seq among
+    equals. Applies to every record of this write. Default 0. Above 0 on a topic of type log: invalid_request.
+    """
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.AppendRecord]:
         """Records in the order they are to be stored; 1 to 10000, else invalid_request (none) or batch_too_large."""
@@ -371,11 +382,13 @@ class AppendRequest(_message.Message):
         disable_backpressure: _builtins.bool = ...,
         return_seqs: _builtins.bool | None = ...,
         partition: _builtins.int = ...,
+        delay_ms: _builtins.int = ...,
+        priority: _builtins.int = ...,
         columns: _record_pb2.ColumnBatch | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_create", b"_create", "_idempotency_key", b"_idempotency_key", "_node", b"_node", "_return_seqs", b"_return_seqs", "columns", b"columns", "config", b"config", "create", b"create", "idempotency_key", b"idempotency_key", "node", b"node", "return_seqs", b"return_seqs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_create", b"_create", "_idempotency_key", b"_idempotency_key", "_node", b"_node", "_return_seqs", b"_return_seqs", "columns", b"columns", "config", b"config", "create", b"create", "disable_backpressure", b"disable_backpressure", "idempotency_key", b"idempotency_key", "node", b"node", "partition", b"partition", "records", b"records", "return_seqs", b"return_seqs", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_create", b"_create", "_idempotency_key", b"_idempotency_key", "_node", b"_node", "_return_seqs", b"_return_seqs", "columns", b"columns", "config", b"config", "create", b"create", "delay_ms", b"delay_ms", "disable_backpressure", b"disable_backpressure", "idempotency_key", b"idempotency_key", "node", b"node", "partition", b"partition", "priority", b"priority", "records", b"records", "return_seqs", b"return_seqs", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__create: _TypeAlias = _typing.Literal["create"]  # noqa: Y015
     _WhichOneofArgType__create: _TypeAlias = _typing.Literal["_create", b"_create"]  # noqa: Y015
@@ -817,6 +830,7 @@ class DiffRequest(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     FROM_TS_MS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic; required. Path parameter."""
     from_seq: _builtins.int
@@ -853,6 +867,13 @@ class DiffRequest(_message.Message):
         past them. No effect where the topic has dedupe_node off. Default: none.
         """
 
+    @_builtins.property
+    def filter(self) -> _record_pb2.TagMatch:
+        """Only records whose tag matches; the cursor moves past the others, silently. The tag index is walked, so the cost
+        grows with the matches and not with the log. Tombstones and budgets are as ever; a page can hold fewer records than
+        there are, with caught_up false. An untagged record never matches. Default (absent): every record.
+        """
+
     def __init__(
         self,
         *,
@@ -867,10 +888,11 @@ class DiffRequest(_message.Message):
         partition: _builtins.int = ...,
         from_ts_ms: _builtins.int | None = ...,
         last: _builtins.int | None = ...,
+        filter: _record_pb2.TagMatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_from_ts_ms", b"_from_ts_ms", "_include_meta", b"_include_meta", "_last", b"_last", "from_ts_ms", b"from_ts_ms", "include_meta", b"include_meta", "last", b"last"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_from_ts_ms", b"_from_ts_ms", "_include_meta", b"_include_meta", "_last", b"_last", "filter", b"filter", "from_ts_ms", b"from_ts_ms", "include_meta", b"include_meta", "last", b"last"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_ts_ms", b"_from_ts_ms", "_include_meta", b"_include_meta", "_last", b"_last", "from_seq", b"from_seq", "from_ts_ms", b"from_ts_ms", "include_meta", b"include_meta", "include_tags", b"include_tags", "last", b"last", "limit", b"limit", "max_batch_bytes", b"max_batch_bytes", "node", b"node", "partition", b"partition", "topic", b"topic", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_ts_ms", b"_from_ts_ms", "_include_meta", b"_include_meta", "_last", b"_last", "filter", b"filter", "from_seq", b"from_seq", "from_ts_ms", b"from_ts_ms", "include_meta", b"include_meta", "include_tags", b"include_tags", "last", b"last", "limit", b"limit", "max_batch_bytes", b"max_batch_bytes", "node", b"node", "partition", b"partition", "topic", b"topic", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__from_ts_ms: _TypeAlias = _typing.Literal["from_ts_ms"]  # noqa: Y015
     _WhichOneofArgType__from_ts_ms: _TypeAlias = _typing.Literal["_from_ts_ms", b"_from_ts_ms"]  # noqa: Y015

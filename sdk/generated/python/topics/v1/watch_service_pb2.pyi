@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from topics.v1 import performance_pb2 as _performance_pb2
+from topics.v1 import record_pb2 as _record_pb2
 from topics.v1 import stream_pb2 as _stream_pb2
 import builtins as _builtins
 import sys
@@ -73,7 +74,7 @@ Global___WatchTopic: _TypeAlias = WatchTopic  # noqa: Y015
 
 @_typing.final
 class WatchSubscription(_message.Message):
-    """What a watcher wants. Watching by name prefix will be added as a further field."""
+    """What a watcher wants."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -128,6 +129,7 @@ class WatchSubscription(_message.Message):
     INCLUDE_TAGS_FIELD_NUMBER: _builtins.int
     INCLUDE_DATA_FIELD_NUMBER: _builtins.int
     CONSISTENCY_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
     """Most records per frame, clamped to 1000. Default 0: 256."""
     max_batch_bytes: _builtins.int
@@ -146,7 +148,12 @@ class WatchSubscription(_message.Message):
     """When a record may be sent. Default: eventual."""
     @_builtins.property
     def topics(self) -> _containers.MessageMap[_builtins.str, Global___WatchTopic]:
-        """Topics by name; 1 to 256, else invalid_request."""
+        """Topics by name; 1 to 256, else invalid_request. A key that ends in `*` stands for every topic whose name starts
+        with what is before the star, also those created while the stream is open: these are followed from their first
+        record, without a word before it, and have their place in the cursor. More than 256 topics in all when the stream
+        opens: invalid_request; a later one beyond them is not followed, and a StreamError that is not terminal says so,
+        with reason throttled. A prefix must lie within the prefixes of the key, else forbidden.
+        """
 
     @_builtins.property
     def cursor(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -157,6 +164,10 @@ class WatchSubscription(_message.Message):
     @_builtins.property
     def node(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Own nodes of the watcher: their records are left out (see DiffRequest.node). Default: none."""
+
+    @_builtins.property
+    def filter(self) -> _record_pb2.TagMatch:
+        """Only records whose tag matches (see DiffRequest.filter). Default (absent): every record."""
 
     def __init__(
         self,
@@ -171,10 +182,11 @@ class WatchSubscription(_message.Message):
         include_tags: _builtins.bool = ...,
         include_data: _builtins.bool | None = ...,
         consistency: Global___WatchConsistency.ValueType = ...,
+        filter: _record_pb2.TagMatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms", "_include_data", b"_include_data", "_include_meta", b"_include_meta", "_max_batch_bytes", b"_max_batch_bytes", "heartbeat_ms", b"heartbeat_ms", "include_data", b"include_data", "include_meta", b"include_meta", "max_batch_bytes", b"max_batch_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms", "_include_data", b"_include_data", "_include_meta", b"_include_meta", "_max_batch_bytes", b"_max_batch_bytes", "filter", b"filter", "heartbeat_ms", b"heartbeat_ms", "include_data", b"include_data", "include_meta", b"include_meta", "max_batch_bytes", b"max_batch_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms", "_include_data", b"_include_data", "_include_meta", b"_include_meta", "_max_batch_bytes", b"_max_batch_bytes", "consistency", b"consistency", "cursor", b"cursor", "heartbeat_ms", b"heartbeat_ms", "include_data", b"include_data", "include_meta", b"include_meta", "include_tags", b"include_tags", "limit", b"limit", "max_batch_bytes", b"max_batch_bytes", "node", b"node", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms", "_include_data", b"_include_data", "_include_meta", b"_include_meta", "_max_batch_bytes", b"_max_batch_bytes", "consistency", b"consistency", "cursor", b"cursor", "filter", b"filter", "heartbeat_ms", b"heartbeat_ms", "include_data", b"include_data", "include_meta", b"include_meta", "include_tags", b"include_tags", "limit", b"limit", "max_batch_bytes", b"max_batch_bytes", "node", b"node", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__heartbeat_ms: _TypeAlias = _typing.Literal["heartbeat_ms"]  # noqa: Y015
     _WhichOneofArgType__heartbeat_ms: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms"]  # noqa: Y015

@@ -31,8 +31,9 @@ class WatchServiceStub:
     GET /v0/ws has no RPC on purpose: it is JSON over WebSocket in both directions (subscribe, unsubscribe,
     publish, ping), which gRPC clients have as Watch and Append. It carries the same frames.
 
-    A slow watcher is never skipped silently: it is moved to reads from the log, and its stream is ended only
-    after 30 s in which it took not one byte.
+    A slow watcher is never skipped silently: what it is told next is read from the log when it can take it. On HTTP
+    its stream is ended after 30 s in which it took not one byte; on gRPC flow control holds it as long as it answers
+    pings.
     """
 
     def __init__(self, channel):
@@ -64,8 +65,9 @@ class WatchServiceServicer:
     GET /v0/ws has no RPC on purpose: it is JSON over WebSocket in both directions (subscribe, unsubscribe,
     publish, ping), which gRPC clients have as Watch and Append. It carries the same frames.
 
-    A slow watcher is never skipped silently: it is moved to reads from the log, and its stream is ended only
-    after 30 s in which it took not one byte.
+    A slow watcher is never skipped silently: what it is told next is read from the log when it can take it. On HTTP
+    its stream is ended after 30 s in which it took not one byte; on gRPC flow control holds it as long as it answers
+    pings.
     """
 
     def CreateWatch(self, request, context):
@@ -128,8 +130,9 @@ class WatchService:
     GET /v0/ws has no RPC on purpose: it is JSON over WebSocket in both directions (subscribe, unsubscribe,
     publish, ping), which gRPC clients have as Watch and Append. It carries the same frames.
 
-    A slow watcher is never skipped silently: it is moved to reads from the log, and its stream is ended only
-    after 30 s in which it took not one byte.
+    A slow watcher is never skipped silently: what it is told next is read from the log when it can take it. On HTTP
+    its stream is ended after 30 s in which it took not one byte; on gRPC flow control holds it as long as it answers
+    pings.
     """
 
     @staticmethod
