@@ -90,10 +90,10 @@ class BlockCache:
 class LogBlocks:
     """The blocks of one log: cached, staged by a write in progress, on disk, or (`ephemeral`) only in memory."""
 
-    __slots__ = ("_cache", "_disk", "_log_id", "_memory", "staged")
+    __slots__ = ("_cache", "_disk", "_memory", "log_id", "staged")
 
     def __init__(self, log_id: int, cache: BlockCache, disk: Store, memory: Store) -> None:
-        self._log_id = log_id
+        self.log_id = log_id
         self._cache = cache
         self._disk = disk
         self._memory = memory
@@ -109,13 +109,13 @@ class LogBlocks:
         staged = self.staged
         if staged is not None and staged.base_seq <= seq:
             return staged
-        block = self._cache.find(self._log_id, seq, scan=scan)
+        block = self._cache.find(self.log_id, seq, scan=scan)
         return block if block is not None else self._load(seq, scan=scan)
 
     def cum_bytes_below(self, seq: int) -> int:
         """The bytes of all records ever appended up to the last block on disk that begins below `seq`."""
-        row = self._disk.floor(Family.BLOCKS, keys.pair(self._log_id, seq - 1))
-        if row is None or keys.read_u64(row[0]) != self._log_id:
+        row = self._disk.floor(Family.BLOCKS, keys.pair(self.log_id, seq - 1))
+        if row is None or keys.read_u64(row[0]) != self.log_id:
             return 0
         block = self.find(keys.read_u64(row[0], 8))
         return block.cum_bytes + block.nbytes
@@ -124,14 +124,14 @@ class LogBlocks:
         self._cache.statistics.misses += 1
         for store in (self._memory, self._disk):
             try:
-                row = store.floor(Family.BLOCKS, keys.pair(self._log_id, seq))
+                row = store.floor(Family.BLOCKS, keys.pair(self.log_id, seq))
             except StoreError as error:
                 raise self._damaged(seq, str(error)) from error
-            if row is None or keys.read_u64(row[0]) != self._log_id:
+            if row is None or keys.read_u64(row[0]) != self.log_id:
                 continue
             base = keys.read_u64(row[0], 8)
             try:
-                block = decode(row[1], self._log_id, base)
+                block = decode(row[1], self.log_id, base)
             except CorruptBlockError as error:
                 raise self._damaged(seq, str(error)) from error
             if seq < block.end_seq:
@@ -140,4 +140,4 @@ class LogBlocks:
         raise self._damaged(seq, "no block holds it")
 
     def _damaged(self, seq: int, why: str) -> TopicsError:
-        return TopicsError(Reason.INTERNAL, f"record {seq} of log {self._log_id} can't be read: {why}")
+        return TopicsError(Reason.INTERNAL, f"record {seq} of log {self.log_id} can't be read: {why}")

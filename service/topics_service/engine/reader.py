@@ -1,11 +1,19 @@
 """The read path: from a cursor to a page of record slices and at most one tombstone (SPEC API 3, DESIGN 7.3)."""
 
-from topics_service.engine import retention
+from collections.abc import Iterator, Sequence
+
+from topics_service.engine import retention, tags
 from topics_service.engine.blocks import LogBlocks
 from topics_service.engine.errors import invalid
-from topics_service.engine.model import DiffReply, DiffRequest, GapReason, Slice, Tombstone
+from topics_service.engine.model import DiffReply, DiffRequest, GapReason, Slice, TagMatch, Tombstone
 from topics_service.engine.snapshot import Snapshot
 from topics_service.storage.block import Block
+from topics_service.storage.store import Store
+
+WORK = 1 << 14  # what a page with a tag filter may cost: 1 for each record looked at, and
+_RANGE = 8  # for each range of matches found in the tag index,
+_BLOCK = 128  # for each block read for its matches, or 1 for each KiB of it if that is more: about 5 ms in all
+NEAR = 1 << 14  # so few records before the end of the index a Glob looks at all of them rather than at its tags
 
 
 def start(s: Snapshot, blocks: LogBlocks, request: DiffRequest) -> int:
@@ -30,10 +38,15 @@ def read(
     end_seq: int | None = None,
     *,
     scan: bool = False,
+    match: TagMatch | None = None,
+    stores: Sequence[Store] = (),
 ) -> DiffReply:
     """The records after `from_seq`: at most `limit` examined, at most `max_bytes` delivered (but always one).
 
     With `end_seq` nothing behind it: a gap is cut there too. For `scan` see `LogBlocks.find`.
+
+    With `match` only records whose tag matches are examined, found through the tag index in `stores`. The page then
+    ends, however little it holds, when `WORK` is done: its cursor is behind what was looked at, and more may follow.
     """
     tombstone, at = _tombstone(s, from_seq)
     gap = s.next_gap(at)
@@ -47,22 +60,31 @@ def read(
     if at < s.earliest:
         at = min(s.earliest, end + 1)  # a deleted prefix is passed in silence
     page = _Page(s, limit, max_bytes, nodes)
+    if match is None:
+        cursor = _fill(page, s, blocks, at, end, scan=scan)
+    else:
+        cursor = _Search(page, s, blocks, match, stores).fill(at, end)
+    return DiffReply(
+        topic=topic,
+        slices=page.slices,
+        next_from_seq=cursor,
+        head_seq=s.head,
+        earliest_seq=s.earliest,
+        tombstone=tombstone,
+        records_scanned=page.examined + page.skipped,
+    )
+
+
+def _fill(page: "_Page", s: Snapshot, blocks: LogBlocks, at: int, end: int, *, scan: bool) -> int:
+    """Fill the page with the records `at..end`; returns the cursor to go on from."""
     while at <= end and page.open:
         block = blocks.find(at, scan=scan)
         stop = min(block.end_seq, end + 1)
         page.take(block, at - block.base_seq, stop - block.base_seq)
         at = s.first_live(stop)
-        if at <= end and page.examined >= limit:
+        if at <= end and page.is_full:
             page.open = False
-    return DiffReply(
-        topic=topic,
-        slices=page.slices,
-        next_from_seq=end if page.open and page.examined < limit else page.last_examined,
-        head_seq=s.head,
-        earliest_seq=s.earliest,
-        tombstone=tombstone,
-        records_scanned=page.examined,
-    )
+    return end if page.open and not page.is_full else page.last_examined
 
 
 def _tombstone(s: Snapshot, from_seq: int) -> tuple[Tombstone | None, int]:
@@ -95,6 +117,107 @@ def _gap(s: Snapshot, start: int, stop: int, reason: GapReason) -> Tombstone:
     )
 
 
+class _Search:
+    """Fills a page with the records whose tag matches: from the tag index as far as it goes, then from the blocks.
+
+    A Glob of many tags looks at the blocks at once, as does one that is `NEAR` to the end of the index.
+    """
+
+    def __init__(self, page: "_Page", s: Snapshot, blocks: LogBlocks, match: TagMatch, stores: Sequence[Store]) -> None:
+        self._page = page
+        self._s = s
+        self._blocks = blocks
+        self._match = match
+        self._stores = stores
+        self._work = WORK
+        self._block: Block | None = None
+
+    def fill(self, at: int, end: int) -> int:
+        """Fill the page with the matches in `at..end`; returns the cursor to go on from."""
+        sealed = min(end, self._s.sealed_to)
+        if at <= sealed and (self._match.op == "Eq" or sealed - at >= NEAR):
+            found = tags.walk(self._stores, self._blocks.log_id, self._match, at)
+            if found is not None:
+                cursor = self._take_found(found, at, sealed)
+                if cursor is not None:
+                    return cursor
+                at = sealed + 1
+        return self._look_at_all(at, end)
+
+    def _take_found(self, found: Iterator[tuple[int, int]], at: int, sealed: int) -> int | None:
+        """Take ranges of matches up to `sealed`; the cursor if the page ends there, else None."""
+        for first, stop in found:
+            if first > sealed:
+                break
+            first, stop = max(first, at), min(stop, sealed + 1)
+            if first >= stop:
+                continue  # told before: the index can be in two stores
+            self._work -= _RANGE + stop - first
+            while (at := self._s.deletes.first_unmarked(first, stop)) < stop:
+                block = self._read(at)
+                first = min(stop, block.end_seq)
+                if not self._take(block, at, first):
+                    return max(self._page.last_examined, at - 1)
+                if self._work <= 0:
+                    return first - 1
+            if self._work <= 0:
+                return stop - 1
+        return None
+
+    def _look_at_all(self, at: int, end: int) -> int:
+        """Look at every record of `at..end`; returns the cursor."""
+        page, s = self._page, self._s
+        while at <= end:
+            block = self._blocks.find(at, scan=at <= s.sealed_to)
+            stop = min(block.end_seq, end + 1, at + self._work)
+            examined, cursor = page.examined, stop - 1
+            for first, last in _matching_ranges(block, at, stop, self._match):
+                if not self._take(block, first, last):
+                    cursor = max(page.last_examined, first - 1)
+                    break
+            page.skipped += s.live_between(at, cursor + 1) - (page.examined - examined)
+            self._work -= max(stop - at, block.nbytes >> 10)
+            if not page.open or page.is_full or self._work <= 0:
+                return cursor
+            at = s.first_live(stop)
+        return end
+
+    def _take(self, block: Block, first: int, stop: int) -> bool:
+        """Add the live records among these seqs; whether there is room for more."""
+        self._page.take(block, first - block.base_seq, stop - block.base_seq)
+        return self._page.open and not self._page.is_full
+
+    def _read(self, seq: int) -> Block:
+        """The block that holds `seq`."""
+        block = self._block
+        if block is None or seq >= block.end_seq:
+            block = self._block = self._blocks.find(seq)
+            self._work -= max(_BLOCK, block.nbytes >> 10)
+        return block
+
+
+def _matching_ranges(block: Block, first: int, stop: int, match: TagMatch) -> Iterator[tuple[int, int]]:
+    """Where records first..stop-1 of the block have a matching tag, as ranges of seqs."""
+    column, base = block.tags, block.base_seq
+    if column is None:
+        return
+    value, prefix = match.value, match.op == "Glob"
+    at, end = first - base, stop - base
+    while at < end:
+        if prefix:
+            at = next((i for i in range(at, end) if (tag := column[i]) is not None and tag.startswith(value)), end)
+        else:
+            try:
+                at = column.index(value, at, end)
+            except ValueError:
+                return
+        begin = at
+        while at < end and (tag := column[at]) is not None and (tag.startswith(value) if prefix else tag == value):
+            at += 1
+        if begin < at:
+            yield base + begin, base + at
+
+
 class _Page:
     """A page being filled; `open` while it has room."""
 
@@ -106,7 +229,13 @@ class _Page:
         self.slices: list[Slice] = []
         self.examined = 0
         self.last_examined = 0
+        self.skipped = 0  # looked at, but passed over for their tag
         self.open = True
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many records were examined as may be."""
+        return self.examined >= self._limit
 
     def take(self, block: Block, start: int, stop: int) -> None:
         """Add the live, unfiltered records at positions start..stop-1 of a block, as far as there is room."""

@@ -1,6 +1,7 @@
 """A store in memory: for tests, the simulator and the records of `ephemeral` topics."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 from sortedcontainers import SortedDict
 
@@ -9,6 +10,7 @@ from topics_service.storage.store import Family, WriteBatch
 _Change = tuple[Family, bytes, bytes | None, bytes | None]  # family, key, value or None, stop of a range or None
 
 
+_SCAN_ROWS = 256
 _ROW_BYTES = 200  # objects and tree nodes around one row
 
 
@@ -83,8 +85,13 @@ class MemoryStore:
 
     def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Store."""
-        rows = self._rows[family]
-        return iter([(key, rows[key]) for key in rows.irange(start, stop, inclusive=(True, False))])
+        rows, after = self._rows[family], False
+        while True:  # in pieces, so that who stops early has paid for no more
+            keys = list(islice(rows.irange(start, stop, inclusive=(not after, False)), _SCAN_ROWS))
+            yield from [(key, rows[key]) for key in keys]
+            if len(keys) < _SCAN_ROWS:
+                return
+            start, after = keys[-1], True
 
     def close(self) -> None:
         """See Store."""
