@@ -1,7 +1,8 @@
 """The elastic throttle: when the server is too busy or the disk too full, a write is told to come back later.
 
 Measured, not guessed: the event loop's lag, write stalls of the store, and the free space of the disk (SPEC API 0.6;
-contract.md lists the codes). Reads and deletes are never throttled: they are how a crowded server gets better.
+contract.md lists the codes). Reads and deletes are never throttled: they are how a crowded server gets better. Watchers
+are paced while the loop lags (api.dispatch).
 """
 
 import asyncio
@@ -45,11 +46,17 @@ class Pressure:
                 "the disk is nearly full",
                 {"limit": "min_free_bytes", "max": self._min_free_bytes},
             )
-        if self._max_lag_ms and (lag := self._lag_ms()) > self._max_lag_ms:
-            wait = max(1000, round(lag))
+        if wait := self.overload_ms():
             raise TopicsError(
                 Reason.THROTTLED, "the server is overloaded", {"retry_after_ms": wait}, retry_after_ms=wait
             )
+
+    def overload_ms(self) -> int:
+        """For how long (ms) whoever can wait should, because the event loop lags; 0 when it keeps up."""
+        if not self._max_lag_ms:
+            return 0
+        lag = self._lag_ms()
+        return max(1000, round(lag)) if lag > self._max_lag_ms else 0
 
     async def push_through(self, write: Callable[[], T]) -> tuple[T, float]:
         """Run a write that must not be throttled for load: wait while it would be, at most 10 s, then try all the same.

@@ -18,12 +18,15 @@ class WatchTopic(Struct, frozen=True, kw_only=True):
 class WatchRequest(Struct, kw_only=True):
     """Follow many topics (SPEC API 7.2).
 
-    The keys of `topics` are names or, beyond the contract, a prefix and a `*` (`tenant42:*`): every topic that starts
-    with it, also those created later, which are followed from their first record. `cursor` maps topics to the last
-    seq dealt with and replaces their start. `limit` and `max_batch_bytes` bound one frame of records: a limit of 0
-    means 256 and is clamped to 1000, None bytes mean 262144 and 0 means 1 MiB, clamped to 8 MiB. `heartbeat_ms` None
-    means no heartbeats. `nodes` drops records written by these nodes, `filter` keeps only those with a matching tag.
-    `strong` holds records back until they are durable by fsync. `lenient` leaves unknown topics out.
+    The keys of `topics` are names or, beyond the contract, a prefix and a `*` (`tenant42:*`, or `*` for everything):
+    every topic that starts with it, also those created later, which are followed from their first record. `cursor`
+    maps topics to the last seq dealt with and replaces their start; a topic that it lacks though it has others of the
+    same pattern is new since, and is read from its first record too. `limit` and `max_batch_bytes` bound one frame of
+    records: a limit of 0 means 256 and is clamped to 1000, None bytes mean 262144 and 0 means 1 MiB, clamped to 8 MiB.
+    `heartbeat_ms` None means no heartbeats. `nodes` drops records written by these nodes, `filter` keeps only those
+    with a matching tag. `strong` holds records back until they are durable by fsync. `lenient` leaves unknown topics
+    out.
+    `include_tags`, `include_metas` and `include_data` are for the door that shows the records.
     """
 
     topics: dict[str, WatchTopic]
@@ -35,6 +38,9 @@ class WatchRequest(Struct, kw_only=True):
     heartbeat_ms: int | None = None
     strong: bool = False
     lenient: bool = False
+    include_tags: bool = False
+    include_metas: bool = True
+    include_data: bool = True
 
 
 class Position(Struct, frozen=True, kw_only=True):
@@ -91,7 +97,8 @@ class HeartbeatFrame(Struct, frozen=True, kw_only=True):
 class ErrorFrame(Struct, frozen=True, kw_only=True):
     """Something about the stream itself; a `terminal` one is its last frame. No topics means the whole stream.
 
-    `code` is HTTP-aligned: 409 not a queue any more, 410 session removed, 429 paced, 503 shutting down.
+    `code` is HTTP-aligned: 409 not a queue any more, 410 session removed, 429 paced or too many topics, 500 a topic
+    that can't be read, 503 shutting down.
     """
 
     reason: Reason

@@ -1,0 +1,173 @@
+"""Following many topics at once, for every door: sessions, their streams, and streams without one (SPEC API 7)."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from topics_service.api.access import check_subscription
+from topics_service.api.auth import Principal
+from topics_service.api.connections import Connections
+from topics_service.api.dispatch import Dispatcher
+from topics_service.api.watch_sessions import Session, Sessions
+from topics_service.api.watch_stream import WatchStream
+from topics_service.engine.clock import Clock, SystemClock
+from topics_service.engine.engine import Engine
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.frames import ErrorFrame, WatchRequest
+from topics_service.engine.watch import Watch
+from topics_service.statistics import WatchStatistics
+
+LEAST_HEARTBEAT_MS: Final = 1000
+MOST_HEARTBEAT_MS: Final = 60_000
+
+_SHUTDOWN: Final = ErrorFrame(reason=Reason.SHUTTING_DOWN, code=503, message="the server is shutting down")
+_REMOVED: Final = ErrorFrame(reason=Reason.NOT_FOUND, code=410, message="the watch session was removed")
+
+
+class WatchCaps(Struct, frozen=True, kw_only=True):
+    """How many there may be of each; 0 is no cap (SPEC API 11)."""
+
+    max_sessions: int = 10_000
+    max_connections: int = 10_000
+    max_connections_per_key: int = 1000
+
+
+class WatchApi:
+    """What the doors of Watch call. All calls belong on the event loop.
+
+    Opening a stream raises TopicsError; once it is open, what goes wrong comes as an ErrorFrame. The doors have
+    authorized the call itself; the names in it are checked here.
+    """
+
+    def __init__(
+        self,
+        admit: Callable[[], Engine],
+        priority: Callable[[str], int],
+        overload_ms: Callable[[], int],
+        statistics: WatchStatistics,
+        caps: WatchCaps | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        """`admit` gives the engine unless the server is starting or stopping; see Dispatcher for the next two."""
+        caps = caps or WatchCaps()
+        loop = asyncio.get_running_loop()
+        self._admit = admit
+        self._statistics = statistics
+        self._clock = clock or SystemClock()
+        self._dispatcher = Dispatcher(priority, overload_ms)
+        self._sessions = Sessions(statistics, loop.time, most=caps.max_sessions)
+        self._connections = Connections(
+            statistics, most=caps.max_connections, most_per_key=caps.max_connections_per_key
+        )
+        self._streams: dict[WatchStream, None] = {}
+
+    async def create(self, request: WatchRequest, *, principal: Principal) -> Session:
+        """Create a session that belongs to the caller's key (SPEC API 7.2).
+
+        Raises `invalid_request`, `forbidden`, `topic_not_found`, and `throttled` when there are too many sessions.
+        """
+        engine = self._admit()
+        request = self._checked(engine, request, principal)
+        watch = engine.watch(request, _ignore)
+        try:
+            self._sessions.collect()
+            return self._sessions.add(request, watch, principal)
+        finally:
+            watch.close()
+
+    @contextmanager
+    def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> Iterator[WatchStream]:
+        """A stream of a session, from where its last one was left; it ends when it is exited (SPEC API 7.3).
+
+        `cursor` (an SSE client's Last-Event-ID) can only take the session back, topic by topic. `principal` None is a
+        caller without a valid key. Raises `not_found`, then `unauthorized` for another key than the session's, then
+        `throttled` when there are too many connections.
+        """
+        engine = self._admit()
+        self._sessions.collect()
+        session = self._sessions.find(wid)
+        if principal is None or principal.key_id != session.principal.key_id:
+            raise TopicsError(Reason.UNAUTHORIZED, "this watch session belongs to another API key")
+        with self.connection(principal):
+            session.rewind(cursor)
+            request = replace(session.request, cursor=session.cursors, lenient=True)
+
+            def resume(wake: Callable[[str], None]) -> Watch:
+                watch = engine.watch(request, wake, epochs=session.epochs, heads=session.heads)
+                session.attach(watch)
+                return watch
+
+            with self._opened(session.request, resume, session) as stream:
+                yield stream
+
+    @contextmanager
+    def stream(self, request: WatchRequest, *, principal: Principal, slot: bool = True) -> Iterator[WatchStream]:
+        """A stream without a session; it ends when it is exited. With `slot` it takes a connection slot of its own.
+
+        Raises as `create` does, and `throttled` when there are too many connections.
+        """
+        engine = self._admit()
+        request = self._checked(engine, request, principal)
+        with ExitStack() as entered:
+            stream = entered.enter_context(self._opened(request, lambda wake: engine.watch(request, wake)))
+            if slot:
+                entered.enter_context(self.connection(principal))
+            yield stream
+
+    def connection(self, principal: Principal) -> AbstractContextManager[None]:
+        """Hold a slot for a long-lived connection. Entering raises `throttled` when there are too many."""
+        return self._connections.hold(principal)
+
+    def remove_sessions(self, key_id: str) -> int:
+        """Remove the sessions of an API key, ending their streams with 410; returns how many there were."""
+        sessions = self._sessions.of_key(key_id)
+        for session in sessions:
+            self._sessions.remove(session.wid)
+            for stream in session.streams:
+                stream.end(_REMOVED)
+        return len(sessions)
+
+    def drain(self) -> None:
+        """End every stream."""
+        for stream in self._streams:
+            stream.end(_SHUTDOWN)
+
+    # --------------------------------------------------------------- internals
+
+    def _checked(self, engine: Engine, request: WatchRequest, principal: Principal) -> WatchRequest:
+        """The request with its heartbeat within bounds. Names are looked at unless their number is refused anyway."""
+        if len(request.topics) <= engine.limits.max_watch_topics:
+            check_subscription(principal, request.topics)
+        if request.heartbeat_ms is None:
+            return request
+        return replace(request, heartbeat_ms=min(max(request.heartbeat_ms, LEAST_HEARTBEAT_MS), MOST_HEARTBEAT_MS))
+
+    @contextmanager
+    def _opened(
+        self,
+        request: WatchRequest,
+        open_watch: Callable[[Callable[[str], None]], Watch],
+        session: Session | None = None,
+    ) -> Iterator[WatchStream]:
+        moved = _ignore if session is None else session.moved
+        stream = WatchStream(request, open_watch, self._dispatcher, self._statistics, self._clock, moved)
+        self._streams[stream] = None
+        if session is not None:
+            self._sessions.enter(session, stream)
+        try:
+            yield stream
+        finally:
+            del self._streams[stream]
+            if session is not None:
+                session.detach(stream.watch)
+                self._sessions.leave(session, stream)
+            stream.close()
+
+
+def _ignore(_: object) -> None:
+    """For a watch that nobody reads from, and for a stream without a session."""

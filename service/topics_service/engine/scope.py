@@ -1,0 +1,120 @@
+"""What a subscription covers when it begins: topics by name and by pattern, and where to start in each."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+
+from topics_service.engine.catalog import Catalog
+from topics_service.engine.errors import TopicsError, invalid
+from topics_service.engine.frames import WatchRequest, WatchTopic
+from topics_service.engine.names import is_topic_name, narrow
+from topics_service.engine.topic import Topic
+
+
+def prefix_of(key: str) -> str | None:
+    """The prefix that a pattern like `tenant42:*` stands for; None if the key is a name.
+
+    Raises `invalid_request` unless the star is the last character and a topic's name can begin like that.
+    """
+    star = key.find("*")
+    if star < 0:
+        return None
+    prefix = key[:-1]
+    if star != len(prefix) or (prefix and not is_topic_name(prefix)):
+        raise invalid(f'"{key}" is no pattern: a pattern is the beginning of topic names and one * at the end')
+    return prefix
+
+
+class Scope:
+    """The topics of a subscription: `topics` to follow and `departed`, which are gone, with their last heads.
+
+    `prefixes` are those of the patterns; `refused` are topics that match but are too many.
+    """
+
+    def __init__(
+        self, catalog: Catalog, request: WatchRequest, max_topics: int, heads: Mapping[str, int] | None = None
+    ) -> None:
+        """See Watch. Raises `invalid_request` and `topic_not_found`."""
+        if not request.topics:
+            raise invalid("a watch needs at least one topic")
+        if len(request.topics) > max_topics:
+            raise invalid(f"a watch has at most {max_topics} topics")
+        self._request = request
+        self._known = heads
+        patterns = {prefix: given for key, given in request.topics.items() if (prefix := prefix_of(key)) is not None}
+        self._patterns: dict[str, WatchTopic] = {  # the most specific first
+            prefix: patterns[prefix] for prefix in sorted(patterns, key=len, reverse=True)
+        }
+        self.prefixes = tuple(self._patterns)
+        self.topics: dict[str, Topic] = {}
+        self.departed: dict[str, int] = {}
+        self.refused: list[str] = []
+        if heads is None:
+            self._find_named(catalog)
+        else:
+            self._find_known(catalog, heads)
+        self._resumed = self._prefixes_in(request.cursor)
+        for topic in self._matches(catalog):
+            if len(self.topics) < max_topics:
+                self.topics[topic.name] = topic
+            elif heads is None:
+                raise invalid(f"the patterns match too many topics: a watch has at most {max_topics}")
+            elif len(self.refused) < max_topics:
+                self.refused.append(topic.name)
+            else:
+                break
+
+    def start(self, name: str, head: int) -> int:
+        """The cursor to start at in one of the topics, whose head is given.
+
+        A topic that matches a pattern and is new since is read from its first record: one that a session does not know,
+        or one without a cursor where there are some for the pattern.
+        """
+        cursor = self._request.cursor.get(name)
+        if cursor is not None:
+            return cursor
+        if self._known is not None and name not in self._known:
+            return 0
+        given = self._request.topics.get(name)
+        if given is None:
+            prefix = next(prefix for prefix in self.prefixes if name.startswith(prefix))
+            if prefix in self._resumed:
+                return 0
+            given = self._patterns[prefix]
+        return head if given.tail else given.from_seq
+
+    def _find_named(self, catalog: Catalog) -> None:
+        for key in self._request.topics:
+            if "*" not in key:
+                try:
+                    self.topics[key] = catalog.visible(key)
+                except TopicsError:
+                    if not self._request.lenient:
+                        raise
+
+    def _find_known(self, catalog: Catalog, known: Mapping[str, int]) -> None:
+        for name, head in known.items():
+            if name in self._request.topics or name.startswith(self.prefixes):
+                topic = catalog.find(name)
+                if topic is None or catalog.unsynced(topic):
+                    self.departed[name] = head
+                else:
+                    self.topics[name] = topic
+
+    def _matches(self, catalog: Catalog) -> Iterator[Topic]:
+        """The visible topics that patterns add."""
+        for name in catalog.under(narrow("", self.prefixes)):
+            topic = catalog.topics[name]
+            if name not in self.topics and not catalog.unsynced(topic):
+                yield topic
+
+    def _prefixes_in(self, cursor: Mapping[str, int]) -> set[str]:
+        """The patterns that the cursor has topics of."""
+        if not self.prefixes:
+            return set()
+        ordered = sorted(cursor)
+        found = set()
+        for prefix in self.prefixes:
+            at = bisect_left(ordered, prefix)
+            if at < len(ordered) and ordered[at].startswith(prefix):
+                found.add(prefix)
+        return found

@@ -1,0 +1,358 @@
+"""The watch core: turns the state of many logs into the frames of one subscriber, pulled one by one (SPEC API 7)."""
+
+from collections.abc import Callable, Mapping
+
+from topics_service.engine import reader
+from topics_service.engine.catalog import Catalog
+from topics_service.engine.clock import Clock
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.frames import (
+    CaughtUpFrame,
+    ErrorFrame,
+    Position,
+    RecordsFrame,
+    TombstoneFrame,
+    TopicDeletedFrame,
+    WatchFrame,
+    WatchRequest,
+)
+from topics_service.engine.limits import Limits
+from topics_service.engine.scope import Scope
+from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.topic import Topic
+from topics_service.engine.turns import Turn, Turns
+
+_FRAME_BYTES = 1 << 18
+_SILENT_RECORDS = 1 << 11  # so much is read without a frame before others get the thread, or
+_SILENT_MS = 5  # for so long
+
+_NO_NODES: frozenset[bytes] = frozenset()
+
+
+class Watch:
+    """One subscriber's place in many logs. It reads when it is asked and keeps no records, so it is never behind.
+
+    `next` gives the next frame that is due. None means that there is nothing to tell until `wake` is called with the
+    name of a topic; that can happen within `next` itself, which stops early when it passes much in silence: forget
+    earlier calls of `wake` before asking, and let others run before asking again.
+
+    Each topic's frames are what `diff` from its cursor gives: a tombstone for every loss, then records in seq order,
+    and `CaughtUpFrame` whenever the backlog ends. Topics take turns (`Turns`); a turn is one page. A topic that is
+    deleted, or deleted and made again, ends with a `TopicDeletedFrame`; one that can't be read ends with an
+    `ErrorFrame` that names it. Nothing is told twice.
+
+    `positions` are the topics found at the start, in name order. `cursors` are where all topics of the watch stand
+    now, after the frame given last; a deleted one stays, but if it was followed through a pattern only until the next
+    call of `next`. `epochs` are the numbers of the instances that the cursors belong to.
+    """
+
+    __slots__ = (
+        "_catalog", "_clock", "_departed", "_follows", "_leaving", "_limit", "_match", "_max_bytes", "_max_topics",
+        "_named", "_nodes", "_patience", "_prefixes", "_refused", "_strong", "_turn", "_turns", "_untold", "_wake",
+        "cursors", "epochs", "positions",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        clock: Clock,
+        limits: Limits,
+        request: WatchRequest,
+        wake: Callable[[str], None],
+        *,
+        epochs: Mapping[str, int] | None = None,
+        heads: Mapping[str, int] | None = None,
+    ) -> None:
+        """Start to follow. `wake` is called often and must be cheap; all that is found is due at first, without it.
+
+        Raises `invalid_request` for no topics, too many or a bad pattern, `topic_not_found` for an unknown name
+        unless `request.lenient`; nothing is followed then.
+
+        A session that is opened again passes what its last `Watch` said in `epochs` and `heads`. A topic with another
+        number is another instance: it is told as recreated and read from its earliest record. Of the names in
+        `request.topics` only those in `heads` count. A topic in `heads` that is gone gives a `TopicDeletedFrame`
+        instead of an error. A topic that matches a pattern and is not in `heads` is new: it is read from its first
+        record.
+        """
+        self._catalog = catalog
+        self._clock = clock
+        self._wake = wake
+        self._limit = min(request.limit or limits.default_limit, limits.max_limit)
+        max_bytes = _FRAME_BYTES if request.max_batch_bytes is None else request.max_batch_bytes
+        self._max_bytes = min(max_bytes or limits.default_batch_bytes, limits.max_batch_bytes)
+        self._max_topics = limits.max_watch_topics
+        self._nodes = frozenset(request.nodes)
+        self._match = request.filter
+        self._strong = request.strong
+        self._named = request.topics
+        self._patience = min(64, max(2, _SILENT_RECORDS // self._limit))
+        self._follows: dict[str, _Follow] = {}
+        self._turn: _Follow | None = None  # goes on with the turn that its last frame began
+        self._leaving: str | None = None
+        now = clock.now_ms()
+        scope = Scope(catalog, request, self._max_topics, heads)
+        self._prefixes = scope.prefixes
+        self._refused = scope.refused  # topics beyond the limit, not told yet
+        self._departed = scope.departed
+        self._untold = sorted(scope.departed.items(), reverse=True)
+        self.positions: dict[str, Position] = {}
+        self.cursors: dict[str, int] = {}
+        self.epochs: dict[str, int] = {}
+        for name in sorted([*scope.topics, *scope.departed]):
+            topic = scope.topics.get(name)
+            if topic is None:
+                self.cursors[name] = scope.start(name, scope.departed[name])
+                if epochs is not None and name in epochs:
+                    self.epochs[name] = epochs[name]
+                continue
+            s = _look(topic, now)
+            cursor = scope.start(name, s.head)
+            follow = self._follow(topic, cursor, now, joined=name not in request.topics)
+            follow.opening = True
+            if epochs is not None and epochs.get(name, topic.number) != topic.number:
+                follow.foreign = True
+                self.epochs[name] = epochs[name]  # as long as the cursor does
+            self.positions[name] = Position(from_seq=cursor, head_seq=s.head, earliest_seq=s.earliest)
+        self._turns = Turns(list(self._follows.values()), now)
+        if self._prefixes:
+            catalog.on_created.append(self._created)
+
+    @property
+    def finished(self) -> bool:
+        """Nothing is left to follow or to tell, and nothing can come."""
+        return not (self._follows or self._prefixes or self._untold or self._refused)
+
+    @property
+    def heads(self) -> dict[str, int]:
+        """The highest visible seq that is known of each topic in `cursors`."""
+        return self._departed | {name: follow.topic.log.view.head for name, follow in self._follows.items()}
+
+    def next(self) -> WatchFrame | ErrorFrame | None:
+        """The next frame that is due, after which `cursors` have moved; None if there is none for now."""
+        if self._leaving is not None:
+            self._forget(self._leaving)
+        if self._untold:
+            name, head = self._untold.pop()
+            if name not in self._named and name not in self._follows:
+                self._leaving = name
+            return TopicDeletedFrame(topic=name, head_seq=head)
+        if self._refused:
+            return self._refusal()
+        now, patience = self._clock.now_ms(), self._patience
+        while True:
+            follow, self._turn = self._turn, None
+            fresh = follow is None
+            if follow is None:
+                turn = self._turns.next(now)
+                if turn is None:
+                    return None
+                assert isinstance(turn, _Follow), "nothing else takes turns here"
+                follow = turn
+            try:
+                frame = self._step(follow, now, fresh=fresh)
+            except TopicsError as error:
+                return self._failed(follow, error)
+            if frame is not None:
+                return frame
+            if follow.due and fresh:
+                patience -= 1
+            if not patience or self._clock.now_ms() - now >= _SILENT_MS:
+                self._wake(follow.name)
+                return None
+
+    def drop(self, topic: str) -> bool:
+        """Stop following a topic, or a pattern and the topics that only it brought in; False if it was not followed."""
+        if topic.endswith("*") and topic[:-1] in self._prefixes:
+            self._prefixes = tuple(prefix for prefix in self._prefixes if prefix != topic[:-1])
+            if not self._prefixes:
+                self._catalog.on_created.remove(self._created)
+            dropped = [f for f in self._follows.values() if f.joined and not f.name.startswith(self._prefixes)]
+        elif topic in self._follows:
+            dropped = [self._follows[topic]]
+        else:
+            return False
+        for follow in dropped:
+            self._unfollow(follow)
+            self._forget(follow.name)
+        return True
+
+    def close(self) -> None:
+        """Stop following everything; nothing is due any more, and `heads` stay as they are. Twice is fine."""
+        self._departed = self.heads
+        for follow in list(self._follows.values()):
+            self._unfollow(follow)
+        if self._prefixes:
+            self._catalog.on_created.remove(self._created)
+        self._prefixes = ()
+        self._untold, self._refused = [], []
+
+    def woken(self, follow: "_Follow") -> None:
+        """There may be something to tell about a topic that had nothing."""
+        follow.due, follow.due_ts = True, self._clock.now_ms()
+        self._turns.add(follow)
+        self._wake(follow.name)
+
+    # -------------------------------------------------------------- one topic
+
+    def _step(self, follow: "_Follow", now: int, *, fresh: bool) -> WatchFrame | None:
+        """Go on with one topic. Not `fresh` means that its last frame was of the same turn."""
+        topic, name = follow.topic, follow.name
+        if self._catalog.topics.get(name) is not topic:
+            return self._deleted(follow)
+        topic.touch(now)
+        log, config, cursor = topic.log, topic.config, self.cursors[name]
+        s = log.visible(config, now)
+        end = s.head
+        if self._strong and config.durability != "ephemeral":
+            if log.durable_head < end:
+                log.ask_sync()
+            end = min(end, log.durable_head)
+        from_seq = s.head + 1 if follow.foreign else cursor  # another instance: read as a cursor from its future
+        if end <= from_seq <= s.head:
+            return self._drained(follow, end, s.head)
+        if not fresh and follow.stale is None:  # what has come meanwhile waits for the next round
+            self._again(follow, now)
+            return None
+        nodes = self._nodes if config.dedupe_node else _NO_NODES
+        end_seq = end if end < s.head else None
+        if self._match is None:
+            reply = reader.read(name, s, log.blocks, from_seq, self._limit, self._max_bytes, nodes, end_seq)
+        else:
+            reply = reader.read(
+                name, s, log.blocks, from_seq, self._limit, self._max_bytes, nodes, end_seq,
+                match=self._match, stores=log.stores(s),
+            )  # fmt: skip
+        opening, follow.opening = follow.opening, False
+        lost = reply.tombstone
+        if lost is not None:
+            follow.live = follow.foreign = False
+            follow.stale = cursor
+            self.epochs[name] = topic.number
+            self.cursors[name] = lost.earliest_seq - 1 if lost.reason == "recreated" else lost.gap_to
+            if fresh:
+                self._turn = follow
+            else:
+                self._again(follow, now)
+            return TombstoneFrame(topic=name, tombstone=lost, opening=opening)
+        start = cursor if follow.stale is None else follow.stale
+        follow.stale = None
+        at = self.cursors[name] = reply.next_from_seq
+        if not reply.slices:
+            if at >= end:
+                return self._drained(follow, end, s.head)
+            self._again(follow, now)
+            return None
+        follow.live = False
+        if at >= end:
+            self._turn = follow
+        else:
+            self._again(follow, now)
+        return RecordsFrame(topic=name, slices=reply.slices, from_seq=start, to_seq=at, head_seq=s.head)
+
+    def _drained(self, follow: "_Follow", end: int, head: int) -> CaughtUpFrame | None:
+        """What is up to `end` was read, and no more can be now: what is behind it waits for an fsync."""
+        follow.due = follow.opening = False
+        follow.stale = None
+        if end < head or follow.live:
+            return None
+        follow.live = True
+        return CaughtUpFrame(topic=follow.name, head_seq=head)
+
+    def _again(self, follow: "_Follow", now: int) -> None:
+        """More is to be read, in a later turn."""
+        follow.due_ts = now
+        self._turns.add(follow)
+
+    def _deleted(self, follow: "_Follow") -> TopicDeletedFrame:
+        name, head = follow.name, follow.topic.log.view.head
+        self._unfollow(follow)
+        self._departed[name] = head
+        if name not in self._named:
+            self._leaving = name
+        successor = self._catalog.find(name)
+        if successor is not None and not self._catalog.unsynced(successor):
+            self._created(successor)
+        return TopicDeletedFrame(topic=name, head_seq=head)
+
+    def _failed(self, follow: "_Follow", error: TopicsError) -> ErrorFrame:
+        """The topic can't be read: the others go on without it."""
+        name = follow.name
+        self._unfollow(follow)
+        self._departed[name] = follow.topic.log.view.head
+        return ErrorFrame(
+            reason=error.reason, code=error.reason.value.http_status, message=error.message,
+            retry_after_ms=error.retry_after_ms, topics=(name,), terminal=False,
+        )  # fmt: skip
+
+    # ------------------------------------------------------- coming and going
+
+    def _created(self, topic: Topic) -> None:
+        """Readers may know of a new topic: follow it from its first record if a pattern asks for it."""
+        name = topic.name
+        if name in self._follows or not name.startswith(self._prefixes):
+            return  # where an earlier instance is still followed, its end is told first
+        if len(self._follows) >= self._max_topics:
+            if len(self._refused) < self._max_topics:
+                self._refused.append(name)
+        else:
+            self._turns.join(self._follow(topic, 0, self._clock.now_ms(), joined=True))
+        self._wake(name)
+
+    def _follow(self, topic: Topic, cursor: int, now: int, *, joined: bool) -> "_Follow":
+        name = topic.name
+        follow = self._follows[name] = _Follow(self, topic, now, joined=joined)
+        self.cursors[name], self.epochs[name] = cursor, topic.number
+        if self._leaving == name:
+            self._leaving = None
+        topic.log.park(follow.woken)
+        return follow
+
+    def _unfollow(self, follow: "_Follow") -> None:
+        follow.topic.log.leave(follow.woken)
+        follow.due, follow.watch = False, None
+        del self._follows[follow.name]
+        if self._turn is follow:
+            self._turn = None
+
+    def _forget(self, name: str) -> None:
+        """The name has left the watch: it has no cursor any more."""
+        for known in (self.cursors, self.epochs, self._departed):
+            known.pop(name, None)
+        if self._leaving == name:
+            self._leaving = None
+
+    def _refusal(self) -> ErrorFrame:
+        refused, self._refused = tuple(self._refused), []
+        return ErrorFrame(
+            reason=Reason.THROTTLED, code=Reason.THROTTLED.value.http_status, topics=refused, terminal=False,
+            message=f"new topics are not followed: the subscription has {self._max_topics}, which is the most",
+        )  # fmt: skip
+
+
+class _Follow(Turn):
+    """One topic that is followed."""
+
+    __slots__ = ("foreign", "joined", "live", "name", "opening", "stale", "watch")
+
+    def __init__(self, watch: Watch, topic: Topic, now: int, *, joined: bool) -> None:
+        super().__init__(topic, now)
+        self.watch: Watch | None = watch
+        self.name = topic.name
+        self.joined = joined  # through a pattern
+        self.live = False  # its backlog has ended, and that was told
+        self.foreign = False  # the cursor belongs to an earlier instance of the topic
+        self.opening = False  # not read yet since the client gave its cursor
+        self.stale: int | None = None  # the cursor before the tombstone that was given last
+
+    def woken(self) -> None:
+        """The log has grown, or is gone."""
+        if not self.due and self.watch is not None:
+            self.watch.woken(self)
+
+
+def _look(topic: Topic, now: int) -> Snapshot:
+    """What a reader sees of the topic. Damage is met, and told, when the topic is read."""
+    try:
+        return topic.log.visible(topic.config, now)
+    except TopicsError:
+        return topic.log.view
