@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
+NODE_CLIENTS := tests/clients/node_modules/.installed
 
 .PHONY: setup run test test-core lint format proto bench soak conformance clean
 
@@ -14,12 +15,17 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# The clients in other languages that tests follow topics with.
+$(NODE_CLIENTS): tests/clients/package.json tests/clients/package-lock.json
+	@if command -v npm >/dev/null; then npm ci --silent --no-audit --no-fund --prefix tests/clients && touch $@; \
+	else echo "npm is not installed: the tests with Node clients will be skipped"; fi
+
 run: setup
 	$(BIN)/topics serve
 
 test: test-core
 
-test-core: setup
+test-core: setup $(NODE_CLIENTS)
 	$(PYTEST) -m 'not soak' tests
 
 lint: setup

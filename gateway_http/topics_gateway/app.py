@@ -14,13 +14,21 @@ from topics_gateway.body import drain
 from topics_gateway.call import Call, ClientGoneError, Handler, ms_since
 from topics_gateway.errors import error_reply, internal
 from topics_gateway.probe_endpoints import ProbeEndpoints
+from topics_gateway.queue_endpoints import QueueEndpoints
 from topics_gateway.record_endpoints import RecordEndpoints
-from topics_gateway.reply import Reply, send_reply
+from topics_gateway.render import RenderCache
+from topics_gateway.reply import EventStream, Reply, send_reply
+from topics_gateway.router_endpoints import RouterEndpoints
 from topics_gateway.routes import UNROUTED, Route, RouteTable
 from topics_gateway.settings import GatewaySettings
+from topics_gateway.sse import query_token, serve
 from topics_gateway.stalls import StallWatch
 from topics_gateway.topic_endpoints import TopicEndpoints
-from topics_service.api.access import Gate, authorize
+from topics_gateway.watch_endpoints import WatchEndpoints
+from topics_gateway.websocket import PATH, WebSocketDoor, plain_request
+from topics_gateway.work_endpoint import WorkEndpoint
+from topics_service.api.access import NO_ROUTE, Gate, authorize
+from topics_service.api.auth import NOBODY, Principal
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError
 from topics_service.statistics import RequestStatistics
@@ -29,6 +37,10 @@ log: Final = logging.getLogger("topics.http")
 
 _OUTCOMES: Final = ("", "1xx", "2xx", "3xx", "4xx", "5xx")
 _GONE: Final = "gone"  # the client left, or a stop cut the request off
+_OPEN_WATCH: Final = "topics.v1.WatchService.OpenWatch"
+_PLAIN: Final = Route(NO_ROUTE, plain_request)
+# A browser's EventSource can't send headers.
+_TAKES_TOKEN: Final = frozenset({_OPEN_WATCH, "topics.v1.QueueService.Work"})
 
 
 def create_app(api: TopicsApi, settings: GatewaySettings, gate: Gate | None = None) -> Starlette:
@@ -36,14 +48,21 @@ def create_app(api: TopicsApi, settings: GatewaySettings, gate: Gate | None = No
 
     It has no lifespan of its own: the caller starts and stops what is behind `api`.
     """
-    table = RouteTable(_handlers(api, settings))
-    return _Gateway(routes=[_Routes(table, settings, gate or Gate(), api.metrics.http)])
+    gate = gate or Gate()
+    rendered = RenderCache(settings.render_cache_bytes)
+    api.metrics.caches["renderings"] = rendered
+    table = RouteTable(_handlers(api, settings, rendered))
+    sockets = WebSocketDoor(api, settings, gate, rendered)
+    return _Gateway(routes=[_Routes(table, settings, gate, api.metrics.http), sockets])
 
 
-def _handlers(api: TopicsApi, settings: GatewaySettings) -> Mapping[str, Handler]:
+def _handlers(api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> Mapping[str, Handler]:
     """The handler of every RPC that is built, by full name. Their methods and paths are in the proto files."""
     topics = TopicEndpoints(api, settings)
-    records = RecordEndpoints(api, settings)
+    records = RecordEndpoints(api, settings, rendered)
+    watches = WatchEndpoints(api, settings, rendered)
+    queues = QueueEndpoints(api, settings)
+    routers = RouterEndpoints(api, settings)
     probes = ProbeEndpoints(api, settings)
     return {
         "topics.v1.TopicsService.PutTopic": topics.put,
@@ -53,6 +72,19 @@ def _handlers(api: TopicsApi, settings: GatewaySettings) -> Mapping[str, Handler
         "topics.v1.TopicsService.Append": records.append,
         "topics.v1.TopicsService.Diff": records.diff,
         "topics.v1.TopicsService.DeleteRecords": records.delete,
+        "topics.v1.QueueService.Claim": queues.claim,
+        "topics.v1.QueueService.Ack": queues.ack,
+        "topics.v1.QueueService.Nack": queues.nack,
+        "topics.v1.QueueService.Extend": queues.extend,
+        "topics.v1.QueueService.Work": WorkEndpoint(api).work,
+        "topics.v1.QueueService.Redrive": queues.redrive,
+        "topics.v1.QueueService.ListJobs": queues.jobs,
+        "topics.v1.RouterService.PutRouter": routers.put,
+        "topics.v1.RouterService.GetRouter": routers.get,
+        "topics.v1.RouterService.ListRouters": routers.list,
+        "topics.v1.RouterService.DeleteRouter": routers.delete,
+        "topics.v1.WatchService.CreateWatch": watches.create,
+        _OPEN_WATCH: watches.open,
         "topics.v1.AdminService.GetHealth": probes.health,
         "topics.v1.AdminService.GetReady": probes.ready,
         "topics.v1.AdminService.GetMetrics": probes.metrics,
@@ -125,22 +157,37 @@ class _Routes(BaseRoute):
 
     async def _serve(self, call: Call, send: Send) -> int:
         """Let the call through the gate and answer it; the status of the answer."""
-        route = self._table.find(call)
+        route = _PLAIN if call.scope["raw_path"] == PATH else self._table.find(call)
         try:
-            call.principal = self._gate.identify(route.rpc, call.headers.get(b"authorization"))
+            call.principal = self._identify(call, route.rpc)
             with self._gate.slot(route.rpc, call.principal):
                 return await self._send(call, await self._answer(call, route), send)
         except TopicsError as error:
             return await self._send(call, await self._refuse(call, error), send)
 
-    async def _answer(self, call: Call, route: Route) -> Reply:
+    def _identify(self, call: Call, rpc: str) -> Principal:
+        authorization = call.headers.get(b"authorization")
+        if authorization is None and rpc in _TAKES_TOKEN:
+            token = query_token(call.scope["query_string"])
+            authorization = None if token is None else b"Bearer " + token
         try:
-            authorize(call.principal, route.rpc, call.name)
+            return self._gate.identify(rpc, authorization)
+        except TopicsError:
+            if rpc != _OPEN_WATCH:
+                raise
+            return NOBODY  # a session that does not exist is told of before a wrong key (SPEC API 7)
+
+    async def _answer(self, call: Call, route: Route) -> Reply | EventStream:
+        try:
+            if route.rpc != _OPEN_WATCH:  # the session knows the one key that may open it
+                authorize(call.principal, route.rpc, call.name)
             return await route.handler(call)
         except TopicsError as error:
             return await self._refuse(call, error)
 
-    async def _send(self, call: Call, reply: Reply, send: Send) -> int:
+    async def _send(self, call: Call, reply: Reply | EventStream, send: Send) -> int:
+        if isinstance(reply, EventStream):
+            return await serve(reply, call, send)
         accepted = call.headers.get(b"accept-encoding", b"")
         await send_reply(
             reply, call.scope, send, accept_encoding=accepted, gzip_min_bytes=self._settings.gzip_min_bytes

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope
 
-from topics_gateway.reply import Reply
+from topics_gateway.reply import EventStream, Reply
 from topics_gateway.stalls import StallWatch
 from topics_service.api.auth import NOBODY
 from topics_service.engine.errors import invalid
@@ -119,7 +119,7 @@ def ms_since(started: float) -> float:
     return round((time.perf_counter() - started) * 1e3, 3)
 
 
-Handler = Callable[[Call], Awaitable[Reply]]
+Handler = Callable[[Call], Awaitable[Reply | EventStream]]
 
 
 def flag(query: dict[str, str], name: str, default: bool) -> bool:

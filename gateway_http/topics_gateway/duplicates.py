@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from topics_gateway.jsonbody import Fields, parse_object
-from topics_gateway.writeshape import BODY_MEMBERS, RECORD_MEMBERS, Body, Outline, Record, Text
+from topics_gateway.writeshape import RECORD_MEMBERS, Body, Outline, Record, text_size
 
 _ROOM: Final = len(b'"tag":"",')
 _OUTLINE: Final = msgspec.json.Decoder(Outline)
@@ -46,7 +46,7 @@ def refuse_duplicates(text: bytes, body: Body, columns: Columns) -> None:
     outer_size = _outer_size(body)
     records = bytes(_OUTLINE.decode(text).records)
     if len(text) - outer_size - len(records) >= _ROOM:
-        Fields(parse_object(_without(text, records)), BODY_MEMBERS)
+        Fields(parse_object(_without(text, records)), body.members)
     if len(records) - records_size < _ROOM:
         return
     raws = _RECORDS.decode(records)
@@ -68,14 +68,18 @@ def _without(text: bytes, records: bytes) -> bytes:
 
 def _outer_size(body: Body) -> int:
     """The compact size of the body without the array of its records."""
-    size = len(b'{"records":}')
-    size += _text_size(len(b',"node":'), body.node) + _text_size(len(b',"idempotency_key":'), body.idempotency_key)
+    size = len(b'{"records":}') + body.envelope_size
+    size += text_size(len(b',"node":'), body.node) + text_size(len(b',"idempotency_key":'), body.idempotency_key)
     if body.create is not UNSET:
         size += len(b',"create":') + (5 if body.create is False else 4)
     if body.disable_backpressure is not UNSET:
         size += len(b',"disable_backpressure":') + (4 if body.disable_backpressure else 5)
     if body.config:
         size += len(b',"config":') + len(body.config)
+    if body.delay_ms:
+        size += len(b',"delay_ms":') + len(body.delay_ms)
+    if body.priority:
+        size += len(b',"priority":') + len(body.priority)
     return size
 
 
@@ -109,15 +113,9 @@ def _record_sizes(records: Sequence[Record]) -> list[int]:
         (len(b',"node":'), [record.node for record in records]),
     ):
         if texts.count(UNSET) < len(texts):
-            sizes = [size + _text_size(frame, text) for size, text in zip(sizes, texts, strict=True)]
+            sizes = [size + text_size(frame, text) for size, text in zip(sizes, texts, strict=True)]
     metas = [len(record.meta) for record in records]
     if any(metas):
         frame = len(b',"meta":')
         sizes = [size + (frame + meta if meta else 0) for size, meta in zip(sizes, metas, strict=True)]
     return sizes
-
-
-def _text_size(frame: int, value: Text) -> int:
-    if isinstance(value, str):
-        return frame + 2 + (len(value) if value.isascii() else len(value.encode()))
-    return 0 if value is UNSET else frame + 4

@@ -11,22 +11,24 @@ from topics_gateway.settings import GatewaySettings
 from topics_gateway.writebody import read_append
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
-from topics_service.engine.model import DeleteRequest, DiffRequest, TagMatch
+from topics_service.engine.model import AppendReply, DeleteRequest, DiffRequest, TagMatch
 
 _DIFF: Final = frozenset(
-    {"from_seq", "limit", "node", "include_tags", "include_meta", "wait_ms", "max_batch_bytes", "from_ts", "last"}
-)
+    {
+        "from_seq", "limit", "node", "include_tags", "include_meta", "wait_ms", "max_batch_bytes", "from_ts", "last",
+        "filter",
+    }
+)  # fmt: skip
 _DELETE: Final = frozenset({"before_seq", "match"})
 
 
 class RecordEndpoints:
     """Requests to engine structs and replies to the JSON of the SPEC, members in its order."""
 
-    def __init__(self, api: TopicsApi, settings: GatewaySettings) -> None:
+    def __init__(self, api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> None:
         self._api = api
         self._settings = settings
-        self._rendered = RenderCache(settings.render_cache_bytes)
-        api.metrics.caches["renderings"] = self._rendered
+        self._rendered = rendered
 
     async def append(self, call: Call) -> Reply:
         """POST /v0/topics/{topic}."""
@@ -35,36 +37,23 @@ class RecordEndpoints:
         if request.idempotency_key is None:
             request.idempotency_key = _header_key(call)
         reply = await self._api.append(request, principal=call.principal)
-        members: dict[str, Any] = {"topic": reply.topic, "first_seq": reply.first_seq, "last_seq": reply.last_seq}
-        if flag(call.query(), "return_seqs", True):
-            members["seqs"] = list(range(reply.first_seq, reply.last_seq + 1))
-        members |= {
-            "head_seq": reply.head_seq,
-            "count": reply.count,
-            "created": reply.created,
-            "deduped": reply.deduped,
-        }
-        performance = {"server_total_ms": call.elapsed_ms}
-        if not reply.deduped:
-            performance |= {"wal_append_ms": round(reply.wal_append_ms, 3), "fsync_ms": round(reply.fsync_ms, 3)}
-        if reply.throttle_wait_ms:
-            performance["throttle_wait_ms"] = round(reply.throttle_wait_ms, 3)
-        members["performance"] = performance
+        members = append_members(reply, seqs=flag(call.query(), "return_seqs", True), total_ms=call.elapsed_ms)
         return json_reply(201 if reply.created else 200, members)
 
     async def diff(self, call: Call) -> Reply:
         """POST /v0/topics/{topic}/diff. A client that leaves ends its wait."""
         text = await read_json(call, self._settings.max_body_bytes, optional=True)
-        fields = Fields(parse_object(text), _DIFF, frozenset({"node"}))
+        fields = Fields(parse_object(text), _DIFF, frozenset({"node", "filter"}))
         request = DiffRequest(
             topic=call.name,
             from_seq=fields.integer("from_seq") or 0,
             limit=fields.amount("limit"),
-            nodes=_nodes(fields.value("node")),
+            nodes=read_nodes(fields.value("node")),
             wait_ms=fields.amount("wait_ms"),
             max_batch_bytes=fields.amount("max_batch_bytes"),
             from_ts=fields.integer("from_ts"),
             last=fields.amount("last") if fields.has("last") else None,
+            filter=read_match(fields.value("filter"), "filter") if fields.has("filter") else None,
         )
         parts = Parts(tags=fields.boolean("include_tags") is True, metas=fields.boolean("include_meta") is not False)
         reading = self._api.diff(request)
@@ -107,7 +96,27 @@ class RecordEndpoints:
         )
 
 
-def read_match(value: object) -> TagMatch:
+def append_members(reply: AppendReply, *, seqs: bool, total_ms: float) -> dict[str, Any]:
+    """The members of the answer to a write."""
+    members: dict[str, Any] = {"topic": reply.topic, "first_seq": reply.first_seq, "last_seq": reply.last_seq}
+    if seqs:
+        members["seqs"] = list(range(reply.first_seq, reply.last_seq + 1))
+    members |= {
+        "head_seq": reply.head_seq,
+        "count": reply.count,
+        "created": reply.created,
+        "deduped": reply.deduped,
+    }
+    performance = {"server_total_ms": total_ms}
+    if not reply.deduped:
+        performance |= {"wal_append_ms": round(reply.wal_append_ms, 3), "fsync_ms": round(reply.fsync_ms, 3)}
+    if reply.throttle_wait_ms:
+        performance["throttle_wait_ms"] = round(reply.throttle_wait_ms, 3)
+    members["performance"] = performance
+    return members
+
+
+def read_match(value: object, field: str = "match") -> TagMatch:
     """A tag rule: `["tag","Eq",X]`, `["tag","Glob","X*"]`, or the bare string X for Eq (also when it ends in `*`)."""
     match value:
         case str():
@@ -117,10 +126,11 @@ def read_match(value: object) -> TagMatch:
         case ["tag", "Glob", str(tag)] if tag.endswith("*"):
             return TagMatch("Glob", tag[:-1].encode())
         case _:
-            raise invalid('match must be ["tag","Eq",X], ["tag","Glob","X*"] or a string')
+            raise invalid(f'{field} must be ["tag","Eq",X], ["tag","Glob","X*"] or a string')
 
 
-def _nodes(value: object) -> tuple[bytes, ...]:
+def read_nodes(value: object) -> tuple[bytes, ...]:
+    """A node filter: None for none, one name, or an array of names."""
     if value is None:
         return ()
     nodes = [value] if isinstance(value, str) else value

@@ -23,11 +23,15 @@ class Parts(NamedTuple):
 
     tags: bool
     metas: bool
+    datas: bool = True
 
 
 class _Page(NamedTuple):
     text: bytes  # all records of a block, with commas between them
     ends: "array[int]"  # where each record ends
+
+
+_Key = tuple[int, int, int, Parts]
 
 
 class RenderCache:
@@ -40,7 +44,7 @@ class RenderCache:
         self.statistics = CacheStatistics()
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._pages: OrderedDict[tuple[int, int, int, bool, bool], _Page] = OrderedDict()
+        self._pages: OrderedDict[_Key, _Page] = OrderedDict()
 
     @property
     def size(self) -> int:
@@ -53,24 +57,25 @@ class RenderCache:
 
     def _run(self, piece: Slice, parts: Parts) -> bytes | memoryview:
         block, start, stop = piece.block, piece.start, piece.stop
-        tags = parts.tags and block.tags is not None
-        metas = parts.metas and block.metas is not None
-        key = (block.log_id, block.base_seq, block.count, tags, metas)
+        parts = Parts(
+            parts.tags and block.tags is not None, parts.metas and block.metas is not None, parts.datas
+        )  # what makes a difference here
+        key = (block.log_id, block.base_seq, block.count, parts)
         page = self._pages.get(key)
         if page is not None:
             self._pages.move_to_end(key)
             self.statistics.hits += 1
         elif (stop - start) * _SHARE < block.count or block.weight > self._max_bytes // 8:
             self.statistics.misses += 1
-            return _splice(_columns(block, start, stop, tags, metas), stop - start)
+            return _splice(_columns(block, start, stop, parts), stop - start)
         else:
             self.statistics.misses += 1
-            page = self._keep(key, _render(block, tags, metas))
+            page = self._keep(key, _render(block, parts))
         if start == 0 and stop == block.count:
             return page.text
         return memoryview(page.text)[page.ends[start - 1] + 1 if start else 0 : page.ends[stop - 1]]
 
-    def _keep(self, key: tuple[int, int, int, bool, bool], page: _Page) -> _Page:
+    def _keep(self, key: _Key, page: _Page) -> _Page:
         self._pages[key] = page
         self._bytes += _weight(page)
         while self._bytes > self._max_bytes:
@@ -82,8 +87,8 @@ def _weight(page: _Page) -> int:
     return _ENTRY_WEIGHT + len(page.text) + page.ends.itemsize * len(page.ends)
 
 
-def _render(block: Block, tags: bool, metas: bool) -> _Page:
-    columns = _columns(block, 0, block.count, tags, metas)
+def _render(block: Block, parts: Parts) -> _Page:
+    columns = _columns(block, 0, block.count, parts)
     return _Page(_splice(columns, block.count), _ends(columns, block.count))
 
 
@@ -94,26 +99,31 @@ _OPEN: Final = b'},{"$seq":'
 _SEQS: Final = 1  # the place of the column of seqs
 
 
-def _columns(block: Block, start: int, stop: int, tags: bool, metas: bool) -> _Columns:
+def _columns(block: Block, start: int, stop: int, parts: Parts) -> _Columns:
     columns: _Columns = [_OPEN]
     columns.append(encode(list(range(block.base_seq + start, block.base_seq + stop)))[1:-1].split(b","))
     columns.append(_timestamps(block, start, stop))
-    ends = block.ends[start:stop]
-    begins = [block.ends[start - 1] if start else 0, *ends[:-1]]
-    datas = [block.data[begin:end] for begin, end in zip(begins, ends, strict=True)]
-    if block.kinds is not None and any(kinds := block.kinds[start:stop]):
+    datas = _datas(block, start, stop) if parts.datas else []
+    if parts.datas and block.kinds is not None and any(kinds := block.kinds[start:stop]):
         columns.append([b',"$encoding":"base64"' if kind == BINARY_KIND else b"" for kind in kinds])
         datas = [
             b'"%b"' % b64encode(data) if kind == BINARY_KIND else data for data, kind in zip(datas, kinds, strict=True)
         ]
     if block.nodes is not None:
         columns += _texts(b',"$node":', block.nodes[start:stop])
-    if tags and block.tags is not None:
+    if parts.tags and block.tags is not None:
         columns += _texts(b',"$tag":', block.tags[start:stop])
-    columns += (b',"data":', datas)
-    if metas and block.metas is not None:
+    if parts.datas:
+        columns += (b',"data":', datas)
+    if parts.metas and block.metas is not None:
         columns.append([b"" if meta is None else b',"meta":%b' % meta for meta in block.metas[start:stop]])
     return columns
+
+
+def _datas(block: Block, start: int, stop: int) -> list[bytes]:
+    ends = block.ends[start:stop]
+    begins = [block.ends[start - 1] if start else 0, *ends[:-1]]
+    return [block.data[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
 def _timestamps(block: Block, start: int, stop: int) -> bytes | list[bytes]:

@@ -1,7 +1,9 @@
-"""Replies: JSON bytes with the headers that every answer of the door carries."""
+"""Replies: JSON bytes with the headers that every answer of the door carries; and streams of events."""
 
 import asyncio
 import gzip
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,6 +22,19 @@ class Reply(NamedTuple):
     body: bytes
     headers: tuple[tuple[bytes, bytes], ...] = ()
     content_type: bytes = b"application/json"
+
+
+class EventStream(NamedTuple):
+    """An answer that goes on: server-sent events from an open source (`sse.serve`).
+
+    Entering `source` opens it: that raises TopicsError, or gives an asynchronous iterator of frames. `encoder` makes
+    of that iterator the function that turns each of its frames into the bytes of whole events, empty for nothing.
+    `opening` are events that go out at once, behind `retry:`.
+    """
+
+    source: AbstractContextManager[AsyncIterator[Any]]
+    encoder: Callable[[Any], Callable[[Any], bytes]]
+    opening: bytes = b""
 
 
 def json_reply(status: int, members: dict[str, Any]) -> Reply:

@@ -1,20 +1,31 @@
 """From the body of a write to a batch of columns, without parsing what the records hold (SPEC API 2)."""
 
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final, NamedTuple, TypeVar, cast
 
 import msgspec
+from msgspec import Raw
 
 from topics_gateway.config import read_config
 from topics_gateway.duplicates import Columns, has_room_for_more, refuse_duplicates
-from topics_gateway.jsonbody import parse_object
+from topics_gateway.jsonbody import Fields, parse_object
 from topics_gateway.writeshape import Body, Record, Text
 from topics_service.api.jsontext import check_meta
 from topics_service.engine.errors import invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput
 
+T = TypeVar("T")
+
 _BODY: Final = msgspec.json.Decoder(Body)
+
+
+class Options(NamedTuple):
+    """The parts of a body that are parsed exactly."""
+
+    config: ConfigInput | None
+    delay_ms: int
+    priority: int
 
 
 def read_append(topic: str, text: bytes, limits: Limits) -> AppendRequest:
@@ -23,16 +34,35 @@ def read_append(topic: str, text: bytes, limits: Limits) -> AppendRequest:
     Raises `invalid_request` for malformed JSON, a wrong type, a duplicate key, or a meta beyond its limits. The
     number and size of the records are the engine's to judge.
     """
+    body = decode_body(text, _BODY)
+    return to_append(topic, text, body, read_options(body), limits)
+
+
+def decode_body(text: bytes, decoder: msgspec.json.Decoder[T], what: str = "the body") -> T:
+    """What `decoder` makes of the JSON `text`, which is called `what` in errors. Raises `invalid_request`."""
     try:
         if not text.isascii():
             text.decode()  # msgspec skips over the string bytes inside a Raw
-        body = _BODY.decode(text)
+        return decoder.decode(text)
     except UnicodeDecodeError as error:
-        raise invalid(f"the body is not valid UTF-8 (byte {error.start})") from None
+        raise invalid(f"{what} is not valid UTF-8 (byte {error.start})") from None
     except RecursionError:
-        raise invalid("the body is nested too deeply") from None
+        raise invalid(f"{what} is nested too deeply") from None
     except msgspec.DecodeError as error:
-        raise invalid(f"the body is not a write: {error}") from None
+        raise invalid(f"{what} is malformed: {error}") from None
+
+
+def read_options(body: Body) -> Options:
+    """The members of `body` whose types are not checked yet. Raises `invalid_request`."""
+    return Options(
+        config=_config(bytes(body.config)),
+        delay_ms=_number("delay_ms", body.delay_ms).amount("delay_ms") if body.delay_ms else 0,
+        priority=(_number("priority", body.priority).integer("priority") or 0) if body.priority else 0,
+    )
+
+
+def to_append(topic: str, text: bytes, body: Body, options: Options, limits: Limits) -> AppendRequest:
+    """The append that `body`, decoded from `text`, asks for; see `read_append`."""
     datas = [record.data for record in body.records]
     tags = _text_column([record.tag for record in body.records])
     columns = Columns(datas, list(map(len, datas)), tags)
@@ -52,8 +82,10 @@ def read_append(topic: str, text: bytes, limits: Limits) -> AppendRequest:
         ),
         idempotency_key=body.idempotency_key if isinstance(body.idempotency_key, str) else None,
         create=body.create if isinstance(body.create, bool) else None,
-        config=_config(bytes(body.config)),
+        config=options.config,
         disable_backpressure=body.disable_backpressure is True,
+        delay_ms=options.delay_ms,
+        priority=options.priority,
     )
 
 
@@ -81,6 +113,10 @@ def _with_default(nodes: list[bytes | None] | None, default: Text, count: int) -
         return nodes
     node = default.encode()
     return [node] * count if nodes is None else [node if own is None else own for own in nodes]
+
+
+def _number(name: str, text: Raw) -> Fields:
+    return Fields(parse_object(b'{"%b":%b}' % (name.encode(), bytes(text))), frozenset((name,)))
 
 
 def _config(text: bytes) -> ConfigInput | None:

@@ -1,9 +1,11 @@
-"""The README's tour, run as it is printed: each `$` line is a command, what follows is what it must print."""
+"""Tours of the pages, run as they are printed: each `$` line is a command, what follows is what it must print."""
 
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from support.server import ServerProcess
 
@@ -23,9 +25,10 @@ def _pattern(expected: str) -> str:
     return ".*".join(map(re.escape, expected.split("...")))
 
 
-def test_the_tour_prints_what_the_readme_says(tmp_path: Path) -> None:
-    steps = list(_steps((ROOT / "README.md").read_text()))
-    assert len(steps) >= 8
+@pytest.mark.parametrize(("page", "least"), [("README.md", 8), ("docs/watch.md", 4)])
+def test_the_tour_prints_what_the_page_says(tmp_path: Path, page: str, least: int) -> None:
+    steps = list(_steps((ROOT / page).read_text()))
+    assert len(steps) >= least
     with ServerProcess(tmp_path) as server:
         for command, expected in steps:
             here = command.replace("127.0.0.1:4000", f"127.0.0.1:{server.http_port}")

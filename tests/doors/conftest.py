@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 sys.path.append(str(Path(__file__).parents[1]))
 from support.http import Api, ok
 from support.server import ServerProcess
+from support.ws import WebSocket
 from topics.v1 import (
     admin_service_pb2,
     queue_service_pb2,
@@ -34,6 +35,7 @@ SMALL = {
     "TOPICS_MAX_NODE_BYTES": 6,
     "TOPICS_MAX_LIMIT": 5,
     "TOPICS_MAX_TOPICS": 4,
+    "TOPICS_MAX_CLAIM": 2,
     "TOPICS_MAX_TOTAL_BYTES": 2000,
 }
 KEYS = {
@@ -230,3 +232,25 @@ def rpc(keyed: ServerProcess) -> Iterator[Callable[..., Grpc]]:
 
 def columns(*datas: bytes) -> Any:
     return [record_pb2.AppendRecord(data=data) for data in datas]
+
+
+# -------------------------------------------------------------------- WebSockets
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., WebSocket]]:
+    """`connect(base, ...)` opens a socket that is closed after the test."""
+    opened: list[WebSocket] = []
+
+    def connect(base: str, *args: Any, **kw: Any) -> WebSocket:
+        opened.append(WebSocket(base, *args, **kw))
+        return opened[-1]
+
+    yield connect
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def ws(connect: Callable[..., WebSocket], server: ServerProcess) -> WebSocket:
+    return connect(server.base)

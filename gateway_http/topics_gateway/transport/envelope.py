@@ -1,7 +1,8 @@
-"""The JSON error body of the few answers that the transport gives without asking the application."""
+"""The few answers that the transport gives without asking the application, with their JSON error bodies."""
 
 import json
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 JSON: Final = b"application/json"
 
@@ -12,3 +13,15 @@ def error_body(code: str, message: str) -> bytes:
 
 
 INTERNAL: Final = error_body("internal", "internal error")
+
+
+async def respond(status: int, body: bytes, send: Callable[[dict[str, Any]], Any]) -> None:
+    """Send a complete response with a JSON body."""
+    headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def bad_target(scope: Any, receive: Any, send: Any) -> None:
+    """Stands in for the application when the target of a request is none."""
+    await respond(400, error_body("invalid_request", "malformed HTTP request: invalid request target"), send)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from h2.config import H2Configuration
-from h2.connection import ConnectionInputs, ConnectionState, H2Connection, H2ConnectionStateMachine
+from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
@@ -17,18 +17,18 @@ from h2.events import (
     StreamReset,
     WindowUpdated,
 )
-from h2.exceptions import DenialOfServiceError, ProtocolError
-from h2.frame_buffer import FrameBuffer
+from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import Frame
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
-from topics_gateway.transport.envelope import INTERNAL, JSON, error_body
+from topics_gateway.transport.envelope import INTERNAL, bad_target, respond
+from topics_gateway.transport.h2rules import BoundedFrames, GoawayTolerant
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import Linger
 from topics_gateway.transport.registry import Registry, logger
+from topics_gateway.transport.slow import prepare, undrained
 
 # Four times the default: a DATA frame costs Python about the same whatever its size.
 MAX_FRAME_BYTES: Final = 65536
@@ -47,30 +47,6 @@ HOP_BY_HOP: Final = frozenset((b"connection", b"keep-alive", b"proxy-connection"
 
 Headers = Iterable[tuple[bytes, bytes]]
 Message = dict[str, Any]
-
-
-class GoawayTolerant(H2ConnectionStateMachine):
-    """h2 takes GOAWAY for the end of the connection; by RFC 9113, 6.8 the running streams are to finish after it."""
-
-    _transitions = H2ConnectionStateMachine._transitions | {
-        (ConnectionState.SERVER_OPEN, ConnectionInputs.SEND_GOAWAY): (None, ConnectionState.SERVER_OPEN),
-        (ConnectionState.SERVER_OPEN, ConnectionInputs.RECV_GOAWAY): (None, ConnectionState.SERVER_OPEN),
-    }
-
-
-class BoundedFrames(FrameBuffer):
-    """h2 checks the length of a frame after all of it has arrived (up to 16 MiB), and a header block by frames."""
-
-    def __init__(self, max_header_bytes: int) -> None:
-        super().__init__(server=True)
-        self._max_header_bytes = max_header_bytes
-
-    def __next__(self) -> Frame:
-        if len(self._data) >= 3:
-            self._validate_frame_length(int.from_bytes(self._data[:3], "big"))
-        if self._headers_buffer and sum(len(frame.data) for frame in self._headers_buffer) > self._max_header_bytes:
-            raise DenialOfServiceError("header block too large")
-        return super().__next__()
 
 
 class Http2Protocol(asyncio.Protocol):
@@ -143,6 +119,7 @@ class Http2Protocol(asyncio.Protocol):
         self.server = get_local_addr(transport)
         self.registry.connections.add(self)
         self._timer.on_timeout = self.shutdown
+        prepare(transport)
         self.flush()
 
     def data_received(self, data: bytes) -> None:
@@ -345,6 +322,7 @@ class Stream:
         self._scope: Message = {}
         self._event = asyncio.Event()
         self._senders: list[asyncio.Future[None]] = []
+        self._waits = False
         # The request.
         self._chunks: list[bytes] = []
         self._unacknowledged = 0
@@ -357,6 +335,7 @@ class Stream:
         self._disconnected = False
         self._bodyless = False
         self._content_length: int | None = None
+        self._sent = 0
 
     def open(self, headers: Headers) -> ASGI3Application:
         """Build the scope; return what answers the request: the application, or a 400 for a target that is none."""
@@ -396,7 +375,7 @@ class Stream:
             "headers": fields,
             "state": {},
         }
-        return self._protocol.app if well_formed else _bad_target
+        return self._protocol.app if well_formed else bad_target
 
     # What the connection tells
 
@@ -453,7 +432,7 @@ class Stream:
         if self._started:
             self._reset(ErrorCodes.INTERNAL_ERROR)
         else:
-            await _respond(500, INTERNAL, self._send)
+            await respond(500, INTERNAL, self._send)
 
     def done(self, task: asyncio.Task[None]) -> None:
         """Callback of the task; also runs if the task was cancelled before its first step."""
@@ -482,6 +461,14 @@ class Stream:
             await self._event.wait()
 
     async def _send(self, message: Message) -> None:
+        try:
+            await self._put(message)
+        finally:
+            if self._waits:
+                self._waits = False
+                self._protocol.registry.slow.leave(self)
+
+    async def _put(self, message: Message) -> None:
         """Send a part of the response; waits for the client's windows and while the transport's buffer is full.
 
         Once the client is gone the message is dropped. A message out of order, a header that is none and a body
@@ -559,6 +546,7 @@ class Stream:
                 continue
             h2.send_data(self.id, view[sent : sent + room], end_stream=not more_body and sent + room == size)
             sent += room
+            self._sent += room
             unflushed += room
             if unflushed >= WRITE_BYTES:
                 protocol.flush()
@@ -566,13 +554,29 @@ class Stream:
         if not size and not more_body:
             h2.end_stream(self.id)
         protocol.flush()
+        while more_body and protocol.write_paused and not self._disconnected:
+            await self._room()
 
     async def _room(self) -> None:
         """Wait for `wake_sender`; the caller looks again, for others may have taken the room."""
+        if not self._waits:
+            self._waits = True
+            self._protocol.registry.slow.enter(self)
         future = self._protocol.loop.create_future()
         self._senders.append(future)
         self._protocol.blocked.add(self)
         await future
+
+    def undrained(self) -> object:
+        """What is still to leave: a value that changes whenever bytes of this stream, or any that block it, leave."""
+        return self._sent, undrained(self._protocol.transport) if self._protocol.write_paused else None
+
+    def give_up(self) -> None:
+        """End the stream, whose client opens no window, or a connection that takes nothing at all."""
+        if self._protocol.write_paused:
+            self._protocol.transport.abort()
+        else:
+            self._reset(ErrorCodes.CANCEL)
 
     def _reset(self, code: ErrorCodes) -> None:
         self.disconnect()
@@ -583,13 +587,3 @@ class Stream:
         self._chunks = []
         size, self._unacknowledged = self._unacknowledged, 0
         self._protocol.acknowledge(self.id, size)
-
-
-async def _respond(status: int, body: bytes, send: Callable[[Message], Any]) -> None:
-    headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _bad_target(scope: Any, receive: Any, send: Any) -> None:
-    await _respond(400, error_body("invalid_request", "malformed HTTP request: invalid request target"), send)

@@ -3,7 +3,7 @@
 import asyncio
 import urllib.parse
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final, cast
 
 import httptools
 from uvicorn._types import ASGI3Application, ASGISendEvent
@@ -19,11 +19,14 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from topics_gateway.transport.envelope import INTERNAL, JSON, error_body
 from topics_gateway.transport.idle import IdleTimer
-from topics_gateway.transport.linger import Linger
+from topics_gateway.transport.linger import LINGER_SECONDS, Linger
 from topics_gateway.transport.registry import Registry, logger
+from topics_gateway.transport.slow import prepare, undrained
 
 # Requests that a client sent ahead of its answers: beyond this the connection is not read any further.
 PIPELINE_LIMIT: Final = 64
+# A larger part of a response is not copied for its frame: many clients may be sent the same bytes.
+COPY_BYTES: Final = 16384
 
 
 class HeadTooLargeError(Exception):
@@ -92,9 +95,7 @@ class Http1Protocol(HttpToolsProtocol):
                 if self._running is not None:
                     self._reject(400, "malformed HTTP request: upgrade behind a request that is not answered yet")
                     return
-                self._timer.cancel()
-                self.handle_websocket_upgrade()
-                self.parser = None  # type: ignore[assignment]  # breaks the reference cycle
+                self._open_websocket(data[int(upgrade.args[0]) :])
                 return
             if self.parser.get_method() == b"CONNECT":
                 # Whatever follows would be for the tunnel that the client does not get.
@@ -156,12 +157,7 @@ class Http1Protocol(HttpToolsProtocol):
             self._in_head = False
             self._upgrading = True
             return
-        url = httptools.parse_url(self.url)
-        raw_path = url.path
-        path = raw_path.decode("ascii")
-        scope["path"] = urllib.parse.unquote(path) if "%" in path else path
-        scope["raw_path"] = raw_path
-        scope["query_string"] = url.query or b""
+        self._set_target(scope)
         self._in_head = False
         self._head_bytes = 0
         self._in_body = True
@@ -172,8 +168,9 @@ class Http1Protocol(HttpToolsProtocol):
         if self._running is None:
             self._run(cycle)
         else:
-            self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
+            if self._pipeline_is_full():  # else go on: that is how the end of the connection is noticed
+                self.flow.pause_reading()
 
     def on_body(self, body: bytes) -> None:
         self._body_advanced = True
@@ -193,6 +190,38 @@ class Http1Protocol(HttpToolsProtocol):
             return
         cycle.more_body = False
         cycle.message_event.set()
+
+    def _should_upgrade(self) -> bool:
+        # In any other request the wish for a WebSocket is ignored, like all upgrades that are not offered.
+        return super()._should_upgrade() and self.scope["method"] == "GET" and self.scope["http_version"] == "1.1"
+
+    def _open_websocket(self, rest: bytes) -> None:
+        """Hand the connection over, and `rest`, what came behind the head; or refuse an upgrade that is malformed."""
+        scope = cast("dict[str, Any]", self.scope)
+        make = cast("Callable[..., asyncio.Protocol]", self.ws_protocol_class)
+        try:
+            self._set_target(scope)
+            protocol = make(self.app, self.config, self.registry, scope, self.url)
+        except (httptools.HttpParserInvalidURLError, AttributeError, UnicodeDecodeError):
+            self._reject(400, "malformed HTTP request: invalid request target")
+            return
+        except ValueError as error:
+            self._reject(400, f"malformed WebSocket upgrade: {error}")
+            return
+        self._timer.cancel()
+        self.registry.forget(self)
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
+        self.parser = None  # type: ignore[assignment]  # breaks the reference cycle
+        if rest:
+            protocol.data_received(rest)
+
+    def _set_target(self, scope: Any) -> None:
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        scope["path"] = urllib.parse.unquote(path) if "%" in path else path
+        scope["raw_path"] = url.path
+        scope["query_string"] = url.query or b""
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Parse a request again without its `upgrade` header, which a server may ignore (RFC 9110, 7.8).
@@ -367,13 +396,13 @@ class Cycle(RequestResponseCycle):
         await self.send({"type": "http.response.body", "body": INTERNAL, "more_body": False})
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Write a part of the response; waits while the transport's buffer is full.
+        """Write a part of the response; waits while the transport's buffer is full, before and after it.
 
         Once the client is gone the message is dropped. A message out of order, a header that is none and a body
         that contradicts `content-length` raise RuntimeError.
         """
         if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
+            await self._room()
         if self.disconnected:
             return
         if self.response_complete:
@@ -381,11 +410,39 @@ class Cycle(RequestResponseCycle):
         if self.response_started:
             if message["type"] != "http.response.body":
                 raise RuntimeError(f"ASGI message {message['type']!r} where 'http.response.body' was due")
-            self._send_body(message.get("body", b""), message.get("more_body", False))
+            more_body = message.get("more_body", False)
+            self._send_body(message.get("body", b""), more_body)
+            if more_body and self.flow.write_paused:
+                await self._room()
         else:
             if message["type"] != "http.response.start":
                 raise RuntimeError(f"ASGI message {message['type']!r} where 'http.response.start' was due")
             self._send_head(message["status"], message.get("headers", ()))
+
+    async def _room(self) -> None:
+        slow = self._registry.slow
+        slow.enter(self)
+        try:
+            await self.flow.drain()
+        finally:
+            slow.leave(self)
+
+    def undrained(self) -> object:
+        """What is still to leave: a value that changes whenever bytes leave."""
+        return undrained(self.transport)
+
+    def give_up(self) -> None:
+        """Close the connection, whose client takes nothing; it may still take the last words for a moment."""
+        transport = self.transport
+        words = self.scope["state"].get("last_words", b"") if self.response_started and not self.bodyless else b""
+        if words and self.expected_content_length == 0:
+            transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(words), words) if self.chunked_encoding else words)
+            transport.close()
+            asyncio.get_running_loop().call_later(LINGER_SECONDS, transport.abort)
+        else:
+            transport.abort()
+        self.disconnect()
+        self.flow.resume_writing()
 
     def _send_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         if self.waiting_for_100_continue and self.more_body:
@@ -410,6 +467,8 @@ class Cycle(RequestResponseCycle):
                 if b"close" in (token.strip() for token in value.lower().split(b",")):
                     self.keep_alive = False
                     closing = True
+                elif not self.keep_alive:
+                    continue
             elif name == b"date":
                 dated = True
             content += (name, b": ", value, b"\r\n")
@@ -433,23 +492,31 @@ class Cycle(RequestResponseCycle):
         self.head = b"".join(content)  # goes out with the first part of the body: one system call instead of two
 
     def _send_body(self, body: bytes, more_body: bool) -> None:
+        frame: tuple[bytes, ...] = (body,) if body else ()
         if self.bodyless:
             self.expected_content_length = 0
-            body = b""
+            frame = ()
         elif self.chunked_encoding:
-            if body:
-                body = b"%x\r\n%b\r\n" % (len(body), body)
-            if not more_body:
-                body += b"0\r\n\r\n"
+            end = b"" if more_body else b"0\r\n\r\n"
+            if len(body) > COPY_BYTES:
+                frame = (b"%x\r\n" % len(body), body, b"\r\n" + end)
+            elif body:
+                frame = (b"%x\r\n%b\r\n%b" % (len(body), body, end),)
+            elif end:
+                frame = (end,)
         elif not self.until_close:
             self.expected_content_length -= len(body)
             if self.expected_content_length < 0:
                 raise RuntimeError("response body longer than content-length")
         if self.head:
-            self.transport.writelines((self.head, body))
+            if more_body:
+                prepare(self.transport)
+            self.transport.writelines((self.head, *frame))
             self.head = b""
-        elif body:
-            self.transport.write(body)
+        elif len(frame) == 1:
+            self.transport.write(frame[0])
+        elif frame:
+            self.transport.writelines(frame)
         if not more_body:
             if self.expected_content_length:
                 raise RuntimeError("response body shorter than content-length")

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from uvicorn.server import ServerState
 
+from topics_gateway.transport.slow import SlowClients
+
 logger: Final = logging.getLogger("topics.http")
 
 
@@ -22,6 +24,7 @@ class Limits:
     `max_streams` bounds the requests of one HTTP/2 connection that run at the same time.
     `stream_window` and `connection_window` (bytes) bound the request body bytes that the application has not read
     yet, of one HTTP/2 stream and of all streams of one connection.
+    `send_timeout` (seconds) bounds the time in which a client that a response waits for takes not one byte.
     """
 
     max_header_bytes: int = 65536
@@ -29,6 +32,7 @@ class Limits:
     max_streams: int = 256
     stream_window: int = 1 << 20
     connection_window: int = 16 << 20
+    send_timeout: float = 30.0
 
 
 class Registry(ServerState):
@@ -42,6 +46,7 @@ class Registry(ServerState):
         super().__init__()
         self.limits = limits
         self.connections: set[Any] = set()
+        self.slow = SlowClients(limits.send_timeout)
         self.draining = False
         self._emptied = asyncio.Event()
         self._date = b""
@@ -67,7 +72,7 @@ class Registry(ServerState):
         Returns when no task and no connection is left, or two seconds after the limit if a task resists its
         cancellation (logged). Cancelling the drain closes everything at once.
         """
-        self.draining = True
+        self.draining = self.slow.draining = True
         try:
             for connection in list(self.connections):
                 connection.shutdown()

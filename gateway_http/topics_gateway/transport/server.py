@@ -40,16 +40,19 @@ class HttpServer:
     - `max_streams`: running requests per HTTP/2 connection; more are refused with REFUSED_STREAM (safe to retry).
     - `stream_window`, `connection_window` (bytes): received body bytes that the application has not read yet, per
       HTTP/2 stream and connection. On HTTP/1.1 reading stops at 64 KiB.
+    - `send_timeout` (seconds): a response that goes on is ended when its client takes not one byte of it for this
+      long (on HTTP/1.1 after `scope["state"]["last_words"]`, bytes that the application may leave there for it).
     - `websockets` False ignores upgrades: the application sees a plain GET.
-    - `ws_ping_interval`, `ws_ping_timeout` (seconds): server pings on WebSockets; None turns them off.
-    - `ws_max_size` (bytes): the largest WebSocket message.
+    - `ws_ping_interval`, `ws_ping_timeout` (seconds): a WebSocket client that says nothing for the first is pinged, and
+      closed when it neither answers nor takes a byte for the second; None turns pings off.
+    - `ws_max_size` (bytes): the largest WebSocket message, over all its fragments.
     - `backlog`: connections that the kernel may queue.
 
     What the application may rely on, on both protocols: `receive` returns `http.disconnect` as soon as the client
     is gone or has reset the stream (unless it sent more body than the limits above and the application does not
-    read it), and after the response is complete; `send` waits while the client reads slowly and drops everything
-    once the client is gone; an exception becomes 500 with the JSON error body if nothing was sent, otherwise a
-    broken response (closed connection, RST_STREAM).
+    read it), and after the response is complete; `send` of a part that is not the last returns once there is room
+    for the next, and drops everything once the client is gone; an exception becomes 500 with the JSON error body if
+    nothing was sent, otherwise a broken response (closed connection, RST_STREAM).
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class HttpServer:
         max_streams: int = 256,
         stream_window: int = 1 << 20,
         connection_window: int = 16 << 20,
+        send_timeout: float = 30.0,
         websockets: bool = True,
         ws_ping_interval: float | None = 20.0,
         ws_ping_timeout: float | None = 20.0,
@@ -73,7 +77,9 @@ class HttpServer:
         self._sock = sock
         self._drain_seconds = drain_seconds
         self._backlog = backlog
-        self._limits = Limits(max_header_bytes, header_timeout, max_streams, stream_window, connection_window)
+        self._limits = Limits(
+            max_header_bytes, header_timeout, max_streams, stream_window, connection_window, send_timeout
+        )
         self._ws: dict[str, Any] = {
             "ws": websocket_protocol() if websockets else "none",
             "ws_ping_interval": ws_ping_interval,
@@ -141,9 +147,9 @@ class HttpServer:
     async def stop(self, drain_seconds: float | None = None) -> None:
         """Stop accepting, close idle connections, let running requests finish for `drain_seconds`, close the rest.
 
-        HTTP/2 clients get GOAWAY, WebSockets close code 1012 at once. After the limit the remaining tasks are
-        cancelled. Returns when nothing is left. A second call waits for the first. Cancelling the call closes
-        everything at once.
+        HTTP/2 clients get GOAWAY. The application has a second to end its WebSockets, then they are closed with code
+        1012. After the limit the remaining tasks are cancelled. Returns when nothing is left. A second call waits for
+        the first. Cancelling the call closes everything at once.
         """
         if self._registry is None or self._server is None:
             self._sock.close()

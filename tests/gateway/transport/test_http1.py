@@ -240,6 +240,21 @@ def test_disconnect_reaches_the_request_that_runs(run: Any, serve: Any) -> None:
     run(main())
 
 
+def test_disconnect_is_seen_behind_a_request_that_came_later(run: Any, serve: Any) -> None:
+    async def main() -> None:
+        async with serve() as service:
+            _, writer = await service.connect()
+            writer.write(GET % b"wait")
+            await service.app.started.acquire()
+            writer.write(GET % b"scope")
+            await asyncio.sleep(0.05)  # a read of its own
+            writer.close()
+            await service.app.disconnected.acquire()
+            await service.idle()
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -1,0 +1,186 @@
+"""Handlers of a queue's jobs: claim, ack, nack, extend, redrive, jobs (SPEC API 10)."""
+
+from typing import Any, Final, Literal, cast
+
+from topics_gateway.body import read_json
+from topics_gateway.call import Call
+from topics_gateway.jobs import job_text, view_text
+from topics_gateway.jsonbody import Fields, parse_object
+from topics_gateway.record_endpoints import read_match
+from topics_gateway.reply import Reply, encode, json_reply
+from topics_gateway.settings import GatewaySettings
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.errors import invalid
+from topics_service.engine.jobs import (
+    ClaimRequest,
+    JobState,
+    ListJobsRequest,
+    RedriveRequest,
+    SettleReply,
+    SettleRequest,
+)
+
+_CLAIM: Final = frozenset({"node", "max", "lease_ms"})
+_SETTLE: Final = frozenset({"node", "seqs", "lease_ids"})
+_NACK: Final = _SETTLE | {"delay_ms", "mode"}
+_EXTEND: Final = _SETTLE | {"lease_ms"}
+_REDRIVE: Final = frozenset({"match", "max"})
+_STATES: Final = ("ready", "in_flight", "delayed")
+_MODES: Final = ("retry", "release")
+
+
+class QueueEndpoints:
+    """Requests to engine structs and replies to the JSON of SPEC API 10, members in its order."""
+
+    def __init__(self, api: TopicsApi, settings: GatewaySettings) -> None:
+        self._api = api
+        self._settings = settings
+
+    async def claim(self, call: Call) -> Reply:
+        """POST /v0/topics/{topic}/claim. A client that leaves while it waits holds nothing."""
+        text = await read_json(call, self._settings.max_body_bytes, optional=True)  # then node is missing: 400
+        fields = Fields(parse_object(text), _CLAIM, frozenset({"lease_ms"}))
+        request = ClaimRequest(
+            topic=call.name,
+            node=_node(fields),
+            max=fields.amount("max") if fields.has("max") else 1,
+            lease_ms=fields.amount("lease_ms") if fields.has("lease_ms") else None,
+        )
+        reply = await call.unless_gone(self._api.queues.claim(request))
+        rest = encode(
+            {
+                "count": len(reply.jobs),
+                "ready": reply.ready,
+                "performance": {"server_total_ms": call.elapsed_ms, "throttle_wait_ms": 0.0},
+            }
+        )
+        jobs = b",".join(map(job_text, reply.jobs))
+        return Reply(200, b'{"topic":%b,"claimed":[%b],%b' % (encode(reply.topic), jobs, rest[1:]))
+
+    async def ack(self, call: Call) -> Reply:
+        """POST /v0/topics/{topic}/ack."""
+        fields = await self._fields(call, _SETTLE)
+        reply = await self._api.queues.ack(
+            SettleRequest(topic=call.name, node=_node(fields), seqs=_seqs(fields), lease_ids=_lease_ids(fields))
+        )
+        performance = {"server_total_ms": call.elapsed_ms}
+        if reply.fsync_ms:
+            performance["fsync_ms"] = round(reply.fsync_ms, 3)
+        return json_reply(200, _settled("acked", reply) | {"performance": performance})
+
+    async def nack(self, call: Call) -> Reply:
+        """POST /v0/topics/{topic}/nack."""
+        fields = await self._fields(call, _NACK)
+        mode = fields.text("mode") or "retry"
+        if mode not in _MODES:
+            raise invalid(f"mode must be one of {', '.join(_MODES)}")
+        reply = await self._api.queues.nack(
+            SettleRequest(
+                topic=call.name,
+                node=_node(fields),
+                seqs=_seqs(fields),
+                lease_ids=_lease_ids(fields),
+                delay_ms=fields.amount("delay_ms"),
+                mode=cast("Literal['retry', 'release']", mode),
+            )
+        )
+        return json_reply(200, _settled("nacked", reply) | _performance(call))
+
+    async def extend(self, call: Call) -> Reply:
+        """POST /v0/topics/{topic}/extend."""
+        fields = await self._fields(call, _EXTEND)
+        if not fields.has("lease_ms"):
+            raise invalid("lease_ms is missing")
+        reply = await self._api.queues.extend(
+            SettleRequest(
+                topic=call.name,
+                node=_node(fields),
+                seqs=_seqs(fields),
+                lease_ids=_lease_ids(fields),
+                lease_ms=fields.amount("lease_ms"),
+            )
+        )
+        members: dict[str, Any] = {"topic": reply.topic, "extended": reply.done, "skipped": reply.skipped}
+        members["deadlines"] = {str(seq): deadline for seq, deadline in reply.deadlines.items()}
+        return json_reply(200, members | _performance(call))
+
+    async def redrive(self, call: Call) -> Reply:
+        """POST /v0/topics/{topic}/redrive."""
+        text = await read_json(call, self._settings.max_body_bytes, optional=True)
+        fields = Fields(parse_object(text), _REDRIVE, frozenset({"match"}))
+        match = read_match(fields.value("match")) if fields.has("match") else None
+        request = RedriveRequest(topic=call.name, match=match, max=fields.amount("max"))
+        reply = await self._api.queues.redrive(request, principal=call.principal)
+        return json_reply(
+            200,
+            {"topic": reply.topic, "dead_letter": reply.dead_letter, "redriven": reply.redriven} | _performance(call),
+        )
+
+    async def jobs(self, call: Call) -> Reply:
+        """GET /v0/topics/{topic}/jobs."""
+        query = call.query()
+        state = query.get("state", "ready")
+        if state not in _STATES:
+            raise invalid(f"state must be one of {', '.join(_STATES)}")
+        request = ListJobsRequest(
+            topic=call.name,
+            state=cast("JobState", state),
+            after=whole(query, "after", 0),
+            limit=whole(query, "limit", 100),
+        )
+        reply = await self._api.queues.jobs(request)
+        members: dict[str, Any] = {} if reply.next_after is None else {"next_after": reply.next_after}
+        rest = encode(members | _performance(call))
+        jobs = b",".join(map(view_text, reply.jobs))
+        head = encode({"topic": reply.topic, "state": state})
+        return Reply(200, b'%b,"jobs":[%b],%b' % (head[:-1], jobs, rest[1:]))
+
+    async def _fields(self, call: Call, known: frozenset[str]) -> Fields:
+        return Fields(parse_object(await read_json(call, self._settings.max_body_bytes)), known)
+
+
+def whole(query: dict[str, str], name: str, default: int) -> int:
+    """A whole number in a query. Raises `invalid_request` for anything else, an empty value too."""
+    text = query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        raise invalid(f"{name} must be a whole number of at most 20 digits")
+    return int(text)
+
+
+def _node(fields: Fields) -> str:
+    node = fields.text("node")
+    if node is None:
+        raise invalid("node is missing")
+    return node
+
+
+def _seqs(fields: Fields) -> list[int]:
+    seqs = fields.value("seqs")
+    if not isinstance(seqs, list) or not all(type(seq) is int and 0 <= seq < 1 << 64 for seq in seqs):
+        raise invalid("seqs must be an array of whole numbers")
+    return seqs
+
+
+def _lease_ids(fields: Fields) -> list[str]:
+    if not fields.has("lease_ids"):
+        return []
+    lease_ids = fields.value("lease_ids")
+    if not isinstance(lease_ids, list) or not all(isinstance(lease_id, str) for lease_id in lease_ids):
+        raise invalid("lease_ids must be an array of strings")
+    return lease_ids
+
+
+def _settled(done: str, reply: SettleReply) -> dict[str, Any]:
+    return {
+        "topic": reply.topic,
+        done: reply.done,
+        "skipped": reply.skipped,
+        "ready": reply.ready,
+        "in_flight": reply.in_flight,
+    }
+
+
+def _performance(call: Call) -> dict[str, Any]:
+    return {"performance": {"server_total_ms": call.elapsed_ms}}

@@ -1,0 +1,139 @@
+"""What a client may say on a WebSocket, from JSON text (SPEC API 7.7; contract.md 9)."""
+
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from topics_gateway.jsonbody import Fields, JsonObject, parse_object
+from topics_gateway.record_endpoints import read_match, read_nodes
+from topics_gateway.watch_endpoints import read_topics
+from topics_gateway.writebody import Options, decode_body, read_options, to_append
+from topics_gateway.writeshape import Publish
+from topics_service.engine.errors import TopicsError, invalid
+from topics_service.engine.frames import WatchRequest, WatchTopic
+from topics_service.engine.limits import Limits
+from topics_service.engine.model import AppendRequest
+
+_ENVELOPE: Final = frozenset({"op", "request_id"})
+_SUBSCRIBE: Final = _ENVELOPE | {
+    "topic", "topics", "from_seq", "tail", "node", "filter", "limit", "max_batch_bytes", "include_data", "include_meta",
+    "include_tags", "lenient", "consistency",
+}  # fmt: skip
+_UNSUBSCRIBE: Final = _ENVELOPE | {"topic", "topics"}
+_NULLABLE: Final = frozenset({"request_id", "node", "filter"})
+_LIMIT: Final = 1000
+
+
+class MalformedError(Exception):
+    """The text is no command: not JSON, an unknown op, a required member missing or one of a wrong type."""
+
+
+class _Subscribe(Struct, tag_field="op", tag="subscribe"):
+    request_id: Raw = Raw()
+
+
+class _Unsubscribe(Struct, tag_field="op", tag="unsubscribe"):
+    request_id: Raw = Raw()
+
+
+class _Ping(Struct, tag_field="op", tag="ping"):
+    request_id: Raw = Raw()
+
+
+_COMMAND: Final = msgspec.json.Decoder(_Subscribe | _Unsubscribe | Publish | _Ping)
+
+
+class Command(Struct):
+    """A command. `request_id` is its JSON text as it was sent, `null` when there was none."""
+
+    request_id: bytes
+
+
+class Subscribe(Command):
+    """Follow topics. `request` may lack any."""
+
+    request: WatchRequest
+
+
+class Unsubscribe(Command):
+    """Follow topics or patterns no longer."""
+
+    topics: list[str]
+
+
+class Write(Command):
+    """Append records; what is wrong with them shows when `read` is called."""
+
+    text: bytes
+    body: Publish
+    options: Options
+
+    def read(self, limits: Limits) -> AppendRequest:
+        """The append. Raises `invalid_request`."""
+        return to_append(self.body.topic, self.text, self.body, self.options, limits)
+
+
+class Ping(Command):
+    """Ask for an answer."""
+
+
+def read_command(text: bytes) -> Command:
+    """The command in `text`. Raises MalformedError."""
+    try:
+        found = decode_body(text, _COMMAND, "the command")
+        request_id = bytes(found.request_id) or b"null"
+        match found:
+            case Publish():
+                return Write(request_id, text, found, read_options(found))
+            case _Subscribe():
+                return Subscribe(request_id, _subscription(_fields(text, _SUBSCRIBE)))
+            case _Unsubscribe():
+                return Unsubscribe(request_id, _names(_fields(text, _UNSUBSCRIBE)))
+            case _:
+                _fields(text, _ENVELOPE)
+                return Ping(request_id)
+    except TopicsError as error:
+        raise MalformedError(error.message) from None
+
+
+def _fields(text: bytes, known: frozenset[str]) -> Fields:
+    return Fields(parse_object(text, "the command"), known, _NULLABLE)
+
+
+def _subscription(fields: Fields) -> WatchRequest:
+    topics = {}
+    if fields.has("topics") and (not isinstance(given := fields.value("topics"), JsonObject) or given.members):
+        topics = read_topics(given)
+    topic = fields.text("topic")
+    start = WatchTopic(from_seq=fields.integer("from_seq") or 0, tail=fields.boolean("tail") is True)
+    if topic is not None:
+        topics.setdefault(topic, start)
+    consistency = fields.text("consistency")
+    if consistency not in (None, "eventual", "strong"):
+        raise invalid('consistency must be "eventual" or "strong"')
+    return WatchRequest(
+        topics=topics,
+        nodes=read_nodes(fields.value("node")),
+        filter=read_match(fields.value("filter"), "filter") if fields.has("filter") else None,
+        limit=fields.amount("limit") or _LIMIT,
+        max_batch_bytes=fields.amount("max_batch_bytes"),
+        strong=consistency == "strong",
+        lenient=fields.boolean("lenient") is True,
+        include_tags=fields.boolean("include_tags") is True,
+        include_metas=fields.boolean("include_meta") is not False,
+        include_data=fields.boolean("include_data") is not False,
+    )
+
+
+def _names(fields: Fields) -> list[str]:
+    names = [] if (topic := fields.text("topic")) is None else [topic]
+    if fields.has("topics"):
+        match fields.value("topics"):
+            case JsonObject(members=members):
+                names += [name for name, _ in members]
+            case list(more) if all(isinstance(name, str) for name in more):
+                names += more
+            case _:
+                raise invalid("topics must be an array of strings, or an object")
+    return names

@@ -1,0 +1,95 @@
+"""Server-sent events: answers that go on until one side ends them (SPEC API 7.3 to 7.6)."""
+
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+
+from starlette.types import Send
+
+from topics_gateway.call import Call
+from topics_gateway.reply import EventStream, encode
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.frames import ErrorFrame, HeartbeatFrame
+
+_HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+    (b"connection", b"keep-alive"),  # the transport leaves it out where it has no meaning or is not true
+)
+_RETRY: Final = b"retry: 2000\n\n"
+_ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")
+_TOO_SLOW: Final = (
+    b'event: error\ndata: {"code":408,"error":"the client took not one byte for too long; reconnect to go on"}\n\n'
+)
+
+
+def require_event_stream(call: Call) -> None:
+    """Raise `not_acceptable` unless the Accept header is absent, empty, or names text/event-stream or */*."""
+    accept = call.headers.get(b"accept", b"").strip().lower()
+    if accept and b"text/event-stream" not in accept and b"*/*" not in accept:
+        raise TopicsError(Reason.NOT_ACCEPTABLE, "this is a stream of text/event-stream, which the client won't accept")
+
+
+def query_token(query: bytes) -> bytes | None:
+    """The first `token` of a query string, decoded as x-www-form-urlencoded; None without one."""
+    for pair in query.split(b"&"):
+        name, _, value = pair.partition(b"=")
+        if unquote_to_bytes(name.replace(b"+", b" ")) == b"token":
+            return unquote_to_bytes(value.replace(b"+", b" "))
+    return None
+
+
+def event(name: bytes, data: bytes, event_id: bytes = b"") -> bytes:
+    """One block: `id:` (unless empty), `event:` and `data:`, which is JSON. A raw line break in it becomes a space."""
+    if b"\n" in data or b"\r" in data:
+        data = data.translate(_ONE_LINE)
+    if event_id:
+        return b"id: %b\nevent: %b\ndata: %b\n\n" % (event_id, name, data)
+    return b"event: %b\ndata: %b\n\n" % (name, data)
+
+
+def heartbeat(frame: HeartbeatFrame) -> bytes:
+    """A comment, which clients do not see as an event and which leaves their Last-Event-ID alone."""
+    return b": hb %d\n\n" % frame.ts
+
+
+def error(frame: ErrorFrame, **more: Any) -> bytes:
+    """An `error` event without an id. `more` are members that this stream adds."""
+    members: dict[str, Any] = {"code": frame.code, "error": frame.message}
+    if frame.retry_after_ms is not None:
+        members["retry_after_ms"] = frame.retry_after_ms
+    if frame.topics:
+        members["topics"] = frame.topics
+    return event(b"error", encode(members | more))
+
+
+async def serve(stream: EventStream, call: Call, send: Send) -> int:
+    """Open the stream's source and send what comes out of it until it ends; the status of the answer.
+
+    Raises TopicsError when the source does not open, before anything is sent, and ClientGoneError as soon as the
+    client is gone. In both cases, and when the call is cancelled, the source is closed before this returns. The next
+    frame is asked for once the transport has room again. A source that fails later ends the stream with an `error`
+    event.
+    """
+    # For the transport, should the client stop reading altogether.
+    call.scope.setdefault("state", {})["last_words"] = _TOO_SLOW
+    with stream.source as frames:
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        if call.scope["method"] == "HEAD":
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await call.unless_gone(_pump(stream, frames, send))
+    return 200
+
+
+async def _pump(stream: EventStream, frames: Any, send: Send) -> None:
+    rendered = stream.encoder(frames)
+    await send({"type": "http.response.body", "body": _RETRY + stream.opening, "more_body": True})
+    try:
+        async for frame in frames:
+            body = rendered(frame)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+    except TopicsError as failed:
+        last = error(ErrorFrame(reason=failed.reason, code=failed.reason.value.http_status, message=failed.message))
+        await send({"type": "http.response.body", "body": last, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

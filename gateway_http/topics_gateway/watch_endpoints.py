@@ -1,0 +1,118 @@
+"""Handlers of watch sessions: create one, follow one (SPEC API 7)."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from topics_gateway.body import read_json
+from topics_gateway.call import Call, flag
+from topics_gateway.jsonbody import Fields, JsonObject, parse_object
+from topics_gateway.record_endpoints import read_match, read_nodes
+from topics_gateway.render import RenderCache
+from topics_gateway.reply import EventStream, Reply, json_reply
+from topics_gateway.settings import GatewaySettings
+from topics_gateway.sse import require_event_stream
+from topics_gateway.watch_events import EventSource, WatchEvents, read_cursor_id
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.errors import invalid
+from topics_service.engine.frames import WatchRequest, WatchTopic
+
+_WATCH: Final = frozenset(
+    {
+        "node", "topics", "limit", "max_batch_bytes", "heartbeat_ms", "include_meta", "include_tags", "include_data",
+        "consistency", "cursor", "filter",
+    }
+)  # fmt: skip
+_NULLABLE: Final = frozenset({"node", "cursor", "filter"})
+_TOPIC: Final = frozenset({"from_seq", "tail"})
+_HEARTBEAT_MS: Final = 15_000
+
+
+class WatchEndpoints:
+    """Subscriptions from JSON, and their streams as server-sent events."""
+
+    def __init__(self, api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> None:
+        self._api = api
+        self._settings = settings
+        self._events = WatchEvents(rendered)
+        api.metrics.caches["events"] = self._events
+
+    async def create(self, call: Call) -> Reply:
+        """POST /v0/watch."""
+        text = await read_json(call, self._settings.max_body_bytes)
+        request = read_watch(Fields(parse_object(text), _WATCH, _NULLABLE))
+        request.lenient = flag(call.query(), "lenient", False)
+        session = await self._api.watches.create(request, principal=call.principal)
+        return json_reply(
+            200,
+            {
+                "wid": session.wid,
+                "stream_url": f"/v0/watch/{session.wid}",
+                "session_ttl_ms": session.ttl_ms,
+                "topics": session.positions,
+                "performance": {"server_total_ms": call.elapsed_ms},
+            },
+        )
+
+    async def open(self, call: Call) -> EventStream:
+        """GET /v0/watch/{wid}, from where the session stands, or from an earlier id that the client gives."""
+        require_event_stream(call)
+        return EventStream(self._opened(call), encoder=_as_it_is)
+
+    @contextmanager
+    def _opened(self, call: Call) -> Iterator[EventSource]:
+        with self._api.watches.open(call.name, _resume_from(call), principal=call.principal) as stream:
+            # On HTTP/2 a window can end between two events, and the session must know which one was handed over.
+            yield self._events.of(stream, together=call.scope["http_version"] != "2")
+
+
+def _as_it_is(_: Any) -> Callable[[bytes], bytes]:
+    return bytes
+
+
+def read_watch(fields: Fields) -> WatchRequest:
+    """The subscription in a request; every member but `lenient`, which is a query parameter."""
+    topics = read_topics(fields.value("topics"))
+    cursor = fields.text("cursor")
+    positions = {} if cursor is None else read_cursor_id(cursor.encode())
+    if positions is None:
+        raise invalid("cursor must be the id of an event of a watch")
+    consistency = fields.text("consistency")
+    if consistency not in (None, "eventual", "strong"):
+        raise invalid('consistency must be "eventual" or "strong"')
+    return WatchRequest(
+        topics=topics,
+        cursor=positions,
+        nodes=read_nodes(fields.value("node")),
+        filter=read_match(fields.value("filter"), "filter") if fields.has("filter") else None,
+        limit=fields.amount("limit"),
+        max_batch_bytes=fields.amount("max_batch_bytes") if fields.has("max_batch_bytes") else None,
+        heartbeat_ms=fields.amount("heartbeat_ms") if fields.has("heartbeat_ms") else _HEARTBEAT_MS,
+        strong=consistency == "strong",
+        include_tags=fields.boolean("include_tags") is True,
+        include_metas=fields.boolean("include_meta") is not False,
+        include_data=fields.boolean("include_data") is not False,
+    )
+
+
+def read_topics(value: Any) -> dict[str, WatchTopic]:
+    """A map of topics to where each starts. Raises `invalid_request` if it is none, or empty."""
+    if not isinstance(value, JsonObject) or not value.members:
+        raise invalid("topics must be an object with at least one topic")
+    topics: dict[str, WatchTopic] = {}
+    for name, options in value.members:
+        if name in topics:
+            raise invalid(f'duplicate topic "{name}"')
+        if not isinstance(options, JsonObject):
+            raise invalid(f'the value of topic "{name}" must be an object')
+        fields = Fields(options, _TOPIC)
+        topics[name] = WatchTopic(from_seq=fields.integer("from_seq") or 0, tail=fields.boolean("tail") is True)
+    return topics
+
+
+def _resume_from(call: Call) -> dict[str, int]:
+    """What the client has dealt with: its Last-Event-ID, or the query parameter `cursor`; nothing if it is no id."""
+    given = call.headers.get(b"last-event-id")
+    if given is None:
+        given = call.query().get("cursor", "").encode()
+    return read_cursor_id(given) or {}

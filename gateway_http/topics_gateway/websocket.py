@@ -1,0 +1,103 @@
+"""The WebSocket door: GET /v0/ws (SPEC API 7.7; contract.md 9)."""
+
+import time
+from contextlib import ExitStack
+from typing import Final, NoReturn
+from urllib.parse import urlsplit
+
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
+
+from topics_gateway.call import Call, ms_since
+from topics_gateway.errors import error_reply, method_not_allowed, not_found
+from topics_gateway.render import RenderCache
+from topics_gateway.reply import Reply
+from topics_gateway.settings import GatewaySettings
+from topics_gateway.socket_frames import SocketFrames
+from topics_gateway.socket_session import SocketSession
+from topics_service.api.access import NO_ROUTE, Gate
+from topics_service.api.auth import Principal
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.errors import Reason, TopicsError, invalid
+
+PATH: Final = b"/v0/ws"
+
+_NAME: Final = "WebSocket"  # among the RPCs, in metrics
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+async def plain_request(call: Call) -> NoReturn:
+    """Any request to the path of the sockets that is no upgrade."""
+    if call.scope["method"] not in ("GET", "HEAD"):
+        raise method_not_allowed(call.scope["method"])
+    raise invalid("this is a WebSocket: ask for an upgrade to it, over HTTP/1.1")
+
+
+class WebSocketDoor(BaseRoute):
+    """Opens sockets for whoever has a key, and serves them. Refusals are HTTP, with the usual envelope."""
+
+    def __init__(self, api: TopicsApi, settings: GatewaySettings, gate: Gate, rendered: RenderCache) -> None:
+        self._api = api
+        self._settings = settings
+        self._gate = gate
+        self._frames = SocketFrames(rendered)
+        api.metrics.caches["socket_frames"] = self._frames
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Every upgrade, whatever its path."""
+        return (Match.FULL if scope["type"] == "websocket" else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one socket until one side ends it."""
+        started = time.perf_counter()
+        statistics = self._api.metrics.http
+        with ExitStack() as held:
+            try:
+                principal = self._admit(scope)
+                held.enter_context(self._api.watches.connection(principal))
+            except TopicsError as error:
+                statistics.observe(_NAME, f"{error.reason.value.http_status // 100}xx", time.perf_counter() - started)
+                await _refuse(error_reply(error, ms_since(started)), send)
+                return
+            statistics.observe(_NAME, "1xx", time.perf_counter() - started)
+            await receive()  # websocket.connect
+            await send({"type": "websocket.accept", "utf8": True})
+            utf8 = "websocket.utf8" in scope.get("extensions", {})
+            session = SocketSession(self._api, self._settings.limits, principal, self._frames, receive, send, utf8=utf8)
+            await session.run()
+
+    def _admit(self, scope: Scope) -> Principal:
+        """Who may open a socket here. Raises TopicsError."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        principal = self._gate.identify(NO_ROUTE, headers.get(b"authorization"))
+        if scope["raw_path"] != PATH:
+            raise not_found()
+        if not principal.key_id and (origin := headers.get(b"origin")) is not None:
+            _check_origin(origin, headers.get(b"host", b""))
+        ready = self._api.ready()
+        if ready.reason == "shutting_down":
+            raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
+        if ready.reason == "not_ready":
+            progress = {"replay_progress": ready.replay_progress}
+            raise TopicsError(Reason.NOT_READY, "the server is starting", progress)
+        return principal
+
+
+def _check_origin(origin: bytes, host: bytes) -> None:
+    """Raise `forbidden` for a page of somebody else: any page may open sockets to what its browser reaches.
+
+    Only where there are no keys, which pages can't send.
+    """
+    try:
+        asked = urlsplit(origin.decode().lower())
+        if asked.hostname is not None and (asked.netloc.encode() == host.lower() or asked.hostname in _LOOPBACK):
+            return
+    except ValueError:
+        pass
+    raise TopicsError(Reason.FORBIDDEN, "a page of another origin may not open a WebSocket to a server without keys")
+
+
+async def _refuse(reply: Reply, send: Send) -> None:
+    headers = ((b"content-type", reply.content_type), *reply.headers)
+    await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": reply.body})
