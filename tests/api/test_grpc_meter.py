@@ -50,14 +50,15 @@ async def test_calls_are_counted_by_code(api: Any, channel: Channel) -> None:
         await failed(topics.GetTopic(topics_service_pb2.GetTopicRequest(topic="t")))
     api.replies["get_topic"] = ValueError("a bug")
     await failed(topics.GetTopic(topics_service_pb2.GetTopicRequest(topic="t")))
-    await failed(WatchServiceStub(channel).Watch(watch_service_pb2.WatchRequest()).read())
+    bad = watch_service_pb2.WatchSubscription(consistency=99)
+    await failed(WatchServiceStub(channel).Watch(watch_service_pb2.WatchRequest(subscription=bad)).read())
     await failed(channel.unary_unary("/topics.v1.TopicsService/NoSuchCall")(b""))
     await failed(channel.unary_unary("/other.Service/Call")(b""))
     assert await counted(api, 5) == {
         ("AdminService.GetHealth", "OK"): 1,
         ("TopicsService.GetTopic", "NOT_FOUND"): 2,
         ("TopicsService.GetTopic", "INTERNAL"): 1,
-        ("WatchService.Watch", "UNIMPLEMENTED"): 1,
+        ("WatchService.Watch", "INVALID_ARGUMENT"): 1,
     }
 
 

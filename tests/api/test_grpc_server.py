@@ -15,16 +15,14 @@ from grpc_status import rpc_status
 from topics.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
-    queue_service_pb2,
-    queue_service_pb2_grpc,
     record_pb2,
-    router_service_pb2,
-    router_service_pb2_grpc,
     topics_service_pb2_grpc,
     watch_service_pb2,
     watch_service_pb2_grpc,
 )
 from topics.v1 import topics_service_pb2 as pb
+from topics_service.api.access import Gate
+from topics_service.api.grpc.guard import Guard
 from topics_service.api.grpc.server import SERVICE_NAMES, GrpcServer
 from topics_service.engine.errors import Reason, TopicsError, topic_not_found
 from topics_service.engine.model import AppendReply, ReadyState
@@ -215,17 +213,25 @@ async def test_reflection_lists_every_service(channel: Channel) -> None:
     assert await call.read() is grpc.aio.EOF
 
 
-async def test_what_is_not_built_yet(channel: Channel, caplog: pytest.LogCaptureFixture) -> None:
-    queues = queue_service_pb2_grpc.QueueServiceStub(channel)
-    for call in (
-        queues.Claim(queue_service_pb2.ClaimRequest(topic="q")),
-        queues.Work(queue_service_pb2.WorkRequest(topic="q")).read(),
-        router_service_pb2_grpc.RouterServiceStub(channel).ListRouters(router_service_pb2.ListRoutersRequest()),
-        watch_service_pb2_grpc.WatchServiceStub(channel).Watch(watch_service_pb2.WatchRequest()).read(),
-        channel.unary_unary("/topics.v1.TopicsService/NoSuchCall")(b""),
-        channel.unary_unary("/other.Service/Call")(b""),
-    ):
-        assert (await _error(call)).code() is grpc.StatusCode.UNIMPLEMENTED
+async def test_a_method_without_a_handler_is_unimplemented(caplog: pytest.LogCaptureFixture) -> None:
+    server = grpc.aio.server(interceptors=[Guard(Gate())])
+    watch_service_pb2_grpc.add_WatchServiceServicer_to_server(watch_service_pb2_grpc.WatchServiceServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        watches = watch_service_pb2_grpc.WatchServiceStub(channel)
+        for call in (
+            watches.CreateWatch(watch_service_pb2.CreateWatchRequest()),
+            watches.Watch(watch_service_pb2.WatchRequest()).read(),
+        ):
+            assert (await _error(call)).code() is grpc.StatusCode.UNIMPLEMENTED
+    await server.stop(0)
+    assert not caplog.records
+
+
+async def test_what_does_not_exist_is_unimplemented(channel: Channel, caplog: pytest.LogCaptureFixture) -> None:
+    for method in ("/topics.v1.TopicsService/NoSuchCall", "/topics.v1.WatchService/NoSuchCall", "/other.Service/Call"):
+        assert (await _error(channel.unary_unary(method)(b""))).code() is grpc.StatusCode.UNIMPLEMENTED
     assert not caplog.records
 
 

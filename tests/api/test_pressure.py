@@ -33,6 +33,17 @@ def test_no_throttle_at_the_limit_or_when_it_is_off(lag: float, most: int) -> No
     Pressure(lag_ms=Gauge(lag), max_lag_ms=most).check()
 
 
+@pytest.mark.parametrize(
+    ("lag", "most", "wait"), [(500.0, 500, 0), (501.0, 500, 1000), (2345.6, 500, 2346), (9e9, 0, 0)]
+)
+def test_watchers_are_told_how_long_to_hold_back(lag: float, most: int, wait: int) -> None:
+    assert Pressure(lag_ms=lambda: lag, max_lag_ms=most).overload_ms() == wait
+
+
+def test_a_full_disk_does_not_hold_watchers_back() -> None:
+    assert not Pressure(free_bytes=lambda: 0, min_free_bytes=1, max_lag_ms=1).overload_ms()
+
+
 def test_a_nearly_full_disk_names_its_limit() -> None:
     pressure = Pressure(free_bytes=lambda: 99, min_free_bytes=100)
     with pytest.raises(TopicsError) as caught:

@@ -1,0 +1,188 @@
+"""The frames of a watch as serialized messages: WatchResponse and OpenWatchResponse, which are alike (stream.proto)."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from topics.v1 import errors_pb2, record_pb2, stream_pb2
+from topics_service.api.grpc.convert import tombstone_message
+from topics_service.api.grpc.record_runs import Parts, RunCache
+from topics_service.api.watch_stream import WatchStream
+from topics_service.engine.errors import Reason
+from topics_service.engine.frames import (
+    CaughtUpFrame,
+    ErrorFrame,
+    Frame,
+    HeartbeatFrame,
+    Position,
+    RecordsFrame,
+    TombstoneFrame,
+    TopicDeletedFrame,
+)
+from topics_service.engine.limits import Limits
+from topics_service.engine.model import Slice
+
+_INVOLUNTARY: Final = frozenset({"cap", "ttl", "mixed"})
+# Clients take messages of 4 MiB by default: this much of data and meta in one, and of what else its records have.
+_DATA_BYTES: Final = 3 << 20
+_REST_BYTES: Final = 3 << 18
+_RECORD_BYTES: Final = 48  # seq, time, kind, and the lengths of everything
+
+
+class FrameWriter:
+    """Writes the messages of one stream.
+
+    The cursor of a message holds only what has moved since the one before. A frame that is too large for one message
+    becomes several, each with its own part of the way.
+    """
+
+    def __init__(self, runs: RunCache, limits: Limits, stream: WatchStream) -> None:
+        """`runs` is shared by all streams."""
+        request = stream.request
+        self._runs = runs
+        self._stream = stream
+        self._named = request.topics
+        self._parts = Parts(request.include_tags, request.include_metas, request.include_data)
+        most = _RECORD_BYTES + limits.max_node_bytes + (limits.max_tag_bytes if request.include_tags else 0)
+        self._most_records = max(1, _REST_BYTES // most)
+        self._told: dict[str, int] = {}
+
+    def subscribed(self) -> bytes:
+        """The first message: where every topic stands."""
+        topics = {name: position_message(position) for name, position in self._stream.positions.items()}
+        return _message(_body(stream_pb2.Frame(subscribed=stream_pb2.Subscribed(topics=topics))), self._moved())
+
+    def messages(self, frame: Frame) -> Iterator[bytes]:
+        """The messages of the frame that the stream gave last."""
+        if isinstance(frame, RecordsFrame):
+            moved = self._moved()
+            *first, last = _batches(frame.slices, self._most_records)
+            from_seq = frame.from_seq
+            for slices in first:
+                to_seq = slices[-1].block.base_seq + slices[-1].stop - 1
+                yield _message(self._records(frame, slices, from_seq, to_seq), {frame.topic: to_seq})
+                from_seq = to_seq
+            yield _message(self._records(frame, last, from_seq, frame.to_seq), moved)
+        elif isinstance(frame, TopicDeletedFrame):
+            yield _message(_body(_rare(frame)), self._departed(frame.topic))
+        else:
+            yield _message(_body(_rare(frame)), self._moved())
+
+    def _moved(self) -> dict[str, int]:
+        told = self._told
+        moved = {topic: seq for topic, seq in self._stream.cursors.items() if told.get(topic) != seq}
+        told.update(moved)
+        return moved
+
+    def _departed(self, topic: str) -> dict[str, int]:
+        """What has moved once the client took the topic out of its map: a named one goes back in.
+
+        One that came through a pattern stays out, unless it was made again and so stands elsewhere already.
+        """
+        stood = self._told.pop(topic, None)
+        moved = self._moved()
+        if topic not in self._named and topic in moved and moved[topic] == stood:
+            del moved[topic], self._told[topic]
+        return moved
+
+    def _records(
+        self, frame: RecordsFrame, slices: Sequence[Slice], from_seq: int, to_seq: int
+    ) -> list[bytes | memoryview]:
+        """A Frame's `records`, as pieces."""
+        topic = frame.topic.encode()
+        runs = self._runs.records(slices, self._parts)
+        head = b"\x0a%b%b" % (_varint(len(topic)), topic)
+        tail = b"\x18%b\x20%b\x28%b" % (_varint(from_seq), _varint(to_seq), _varint(frame.head_seq))
+        size = len(head) + sum(map(len, runs)) + len(tail)
+        return [b"\x12%b%b" % (_varint(size), head), *runs, tail]
+
+
+def position_message(position: Position) -> stream_pb2.TopicPosition:
+    """Where one topic stood."""
+    return stream_pb2.TopicPosition(
+        from_seq=position.from_seq, head_seq=position.head_seq, earliest_seq=position.earliest_seq
+    )
+
+
+def error_message(frame: ErrorFrame) -> stream_pb2.StreamError:
+    """A problem of a stream. A drain has a reason of its own here, so that nobody takes it for a refused call."""
+    name = "SERVER_SHUTTING_DOWN" if frame.reason is Reason.SHUTTING_DOWN else frame.reason.name
+    return stream_pb2.StreamError(
+        reason=errors_pb2.ErrorReason.Value(f"ERROR_REASON_{name}"),
+        code=frame.code,
+        message=frame.message,
+        retry_after_ms=frame.retry_after_ms,
+        topics=frame.topics,
+        terminal=frame.terminal,
+    )
+
+
+def _rare(
+    frame: TombstoneFrame | CaughtUpFrame | TopicDeletedFrame | HeartbeatFrame | ErrorFrame,
+) -> stream_pb2.Frame:
+    match frame:
+        case TombstoneFrame():
+            tombstone = tombstone_message(frame.tombstone)
+            if frame.opening and frame.tombstone.reason in _INVOLUNTARY:
+                tombstone.reason = record_pb2.GAP_REASON_FROM_SEQ_TOO_OLD
+            return stream_pb2.Frame(tombstone=stream_pb2.TopicTombstone(topic=frame.topic, tombstone=tombstone))
+        case CaughtUpFrame():
+            return stream_pb2.Frame(caught_up=stream_pb2.CaughtUp(topic=frame.topic, head_seq=frame.head_seq))
+        case TopicDeletedFrame():
+            deleted = stream_pb2.TopicDeleted(topic=frame.topic, head_seq=frame.head_seq, reason=frame.reason)
+            return stream_pb2.Frame(topic_deleted=deleted)
+        case HeartbeatFrame():
+            return stream_pb2.Frame(heartbeat=stream_pb2.Heartbeat(ts_ms=frame.ts))
+        case ErrorFrame():
+            return stream_pb2.Frame(error=error_message(frame))
+
+
+def _batches(slices: Sequence[Slice], most_records: int) -> list[list[Slice]]:
+    """The slices in as many parts as it takes messages to carry them; a record that is too large has one alone."""
+    parts: list[list[Slice]] = [[]]
+    room, left = _DATA_BYTES, most_records
+    for piece in slices:
+        block, start = piece.block, piece.start
+        while start < piece.stop:
+            stop = min(piece.stop, block.fit(start, room), start + left)
+            if stop == start and not parts[-1]:
+                stop = start + 1
+            if stop > start:
+                parts[-1].append(Slice(block, start, stop))
+                room -= block.sizes_upto(stop) - block.sizes_upto(start)
+                left -= stop - start
+                start = stop
+            if start < piece.stop:
+                parts.append([])
+                room, left = _DATA_BYTES, most_records
+    return parts
+
+
+# ------------------------------------------------------------------------ the wire, where it is not left to protobuf
+
+
+def _body(frame: stream_pb2.Frame) -> list[bytes | memoryview]:
+    return [frame.SerializeToString()]
+
+
+def _message(body: Iterable[bytes | memoryview], cursor: Mapping[str, int]) -> bytes:
+    """A response with one field `frame`, of these pieces and a cursor."""
+    pieces = list(body)
+    for topic, seq in cursor.items():
+        name = topic.encode()
+        entry = b"\x0a%b%b\x10%b" % (_varint(len(name)), name, _varint(seq))
+        pieces.append(b"\x4a%b%b" % (_varint(len(entry)), entry))
+    return b"".join((b"\x0a", _varint(sum(map(len, pieces))), *pieces))
+
+
+def _varint(number: int) -> bytes:
+    if number < 0x80:
+        return _SMALL[number]
+    digits = bytearray()
+    while number >= 0x80:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    digits.append(number)
+    return bytes(digits)
+
+
+_SMALL: Final = [bytes((number,)) for number in range(0x80)]
