@@ -1,0 +1,110 @@
+"""The router service: every call of SPEC API 6, once, for gRPC and HTTP alike; and the wait of those who read."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+from topics_service.api.access import check_names
+from topics_service.api.auth import Principal
+from topics_service.engine.engine import Engine
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.router import (
+    DeleteRouterReply,
+    ListRoutersReply,
+    ListRoutersRequest,
+    PutRouterReply,
+    PutRouterRequest,
+    RouterConfig,
+    RouterState,
+)
+from topics_service.engine.routers import Pursuit
+
+# Rounds of forwarding between requests before a router gets other ends: what comes in the last is forwarded at once.
+_ROUNDS: Final = 3
+
+
+class RoutersApi:
+    """Runs router calls on the engine and answers when their effect is durable.
+
+    Every method raises TopicsError. All of them run on the event loop that owns the engine. Cancelling a call ends its
+    wait; what was forwarded or written stays. A router belongs to callers who may touch its name and both its ends.
+    """
+
+    def __init__(self, admit: Callable[[], Engine], settle: Callable[[int], Awaitable[None]]) -> None:
+        """`admit` gives the engine or refuses every call; `settle` waits until a ticket is durable."""
+        self._admit = admit
+        self._settle = settle
+
+    async def put(self, request: PutRouterRequest, *, principal: Principal) -> PutRouterReply:
+        """Create a router or replace its config; durable before it is acknowledged.
+
+        A router that gets another end first forwards what its old source holds. A destination that takes no more ends
+        that: a change of the source is then refused with its error (`topic_full`, `throttled`), for the rest would be
+        lost; with a change of the destination only, the rest goes to the new one.
+        """
+        engine = self._admit()
+        check_names(principal, _ends(request.config))
+        self._check_owner(engine, request.router, principal)
+        engine.routers.check(request)
+        for _ in range(_ROUNDS):
+            pursuit = engine.routers.move(request)
+            if pursuit is None or pursuit.is_over:
+                break
+            await _drive(engine, pursuit)
+        self._check_owner(self._admit(), request.router, principal)  # after a wait it may be another one
+        reply, ticket = engine.routers.put(request)
+        await self._settle(ticket)
+        return reply
+
+    async def get(self, name: str, *, principal: Principal) -> RouterState:
+        """A router's state, once it has dealt with what its source held when the call began."""
+        engine = self._admit()
+        self._check_owner(engine, name, principal)
+        pursuit = engine.routers.pursuit(name)
+        if pursuit is not None:
+            await self._pursue(engine, pursuit)
+        return engine.routers.get(name)
+
+    async def page(self, request: ListRoutersRequest, *, principal: Principal) -> ListRoutersReply:
+        """One page, in name order, of the routers that the caller may know of. Does not wait for forwarding."""
+        return self._admit().routers.page(request, principal.prefixes)
+
+    async def delete(self, name: str, *, principal: Principal) -> DeleteRouterReply:
+        """Remove a router; forwarding stops at once, and the copies stay."""
+        engine = self._admit()
+        self._check_owner(engine, name, principal)
+        reply, ticket = engine.routers.delete(name)
+        await self._settle(ticket)
+        return reply
+
+    async def forwarded(self, topic: str) -> None:
+        """Return when the topic has what its sources held when the call began: readers read their writes, one hop.
+
+        A destination that takes no more, or a router that waits to try again, ends the wait. For a topic that is no
+        destination, or has it all, this costs nothing.
+        """
+        engine = self._admit()
+        for pursuit in engine.routers.behind(topic):
+            await self._pursue(engine, pursuit)
+
+    # --------------------------------------------------------------- internals
+
+    async def _pursue(self, engine: Engine, pursuit: Pursuit) -> None:
+        await _drive(engine, pursuit)
+        with suppress(TopicsError):  # a failed fsync: the reader gets what is visible
+            await self._settle(pursuit.router.ticket)
+
+    def _check_owner(self, engine: Engine, name: str, principal: Principal) -> None:
+        router = engine.routers.find(name)
+        if router is not None:
+            check_names(principal, _ends(router.config))
+
+
+async def _drive(engine: Engine, pursuit: Pursuit) -> None:
+    while engine.routers.pursue(pursuit):  # noqa: ASYNC110  # each turn does a slice of the work
+        await asyncio.sleep(0)
+
+
+def _ends(config: RouterConfig) -> tuple[str, str]:
+    return config.source, config.dest

@@ -1,0 +1,111 @@
+"""What of a source one slice of forwarding copies, gathered from blocks as columns (SPEC DESIGN 8)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
+from topics_service.engine.blocks import LogBlocks
+from topics_service.engine.model import TagMatch
+from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.stamps import Run, joined
+from topics_service.storage.block import Block, merge
+
+RECORDS = 1000  # looked at in one slice
+BYTES = 512 << 10  # copied in one slice, but always one record
+BLOCKS = 256  # read in one slice
+
+Piece = tuple[Block, Sequence[int]]
+
+
+class Copies:
+    """The live records after a cursor that a filter lets pass, as far as one slice goes.
+
+    `cursor` is the last seq that was dealt with, copied or passed over.
+    """
+
+    __slots__ = ("count", "cursor", "pieces")
+
+    def __init__(self, s: Snapshot, blocks: LogBlocks, cursor: int, end: int, match: TagMatch | None) -> None:
+        """Gather from the seqs after `cursor` up to `end`, between which `s` has no gap."""
+        self.pieces: list[Piece] = []
+        self.count = 0
+        self.cursor = cursor
+        looked_at, room, reads = 0, BYTES, 0
+        at = s.first_live(max(cursor + 1, s.earliest))
+        while at <= end:
+            if looked_at >= RECORDS or reads == BLOCKS:
+                self.cursor = at - 1
+                return
+            block = blocks.find(at, scan=True)
+            reads += 1
+            start = at - block.base_seq
+            stop = min(start + RECORDS - looked_at, min(block.end_seq, end + 1) - block.base_seq)
+            if block.sizes_upto(stop) - block.sizes_upto(start) > room:
+                stop = min(stop, max(block.fit(start, room), start if self.count else start + 1))
+                if stop == start:
+                    self.cursor = at - 1
+                    return
+            positions = _chosen(block, start, stop, s, match)
+            if positions:
+                self.pieces.append((block, positions))
+                self.count += len(positions)
+                room -= block.sizes_upto(positions[-1] + 1) - block.sizes_upto(positions[0])
+            looked_at += stop - start
+            at = s.first_live(block.base_seq + stop)
+        self.cursor = end
+
+    def keep(self, wanted: Callable[[int], bool]) -> None:
+        """Pass over the records whose seq is not wanted."""
+        pieces: list[Piece] = []
+        for block, positions in self.pieces:
+            kept = [i for i in positions if wanted(block.base_seq + i)]
+            if kept:
+                pieces.append((block, positions if len(kept) == len(positions) else kept))
+        self.pieces = pieces
+        self.count = sum(len(positions) for _, positions in pieces)
+
+    def cut(self, count: int) -> None:
+        """Keep the first `count` records only, fewer than there are; the cursor is then just before the next one."""
+        left = count
+        for i, (block, positions) in enumerate(self.pieces):
+            if left < len(positions):
+                self.cursor = block.base_seq + positions[left] - 1
+                self.pieces[i:] = [(block, positions[:left])] if left else []
+                break
+            left -= len(positions)
+        self.count = count
+
+    def runs(self, first: int) -> list[Run]:
+        """Which source seqs become which seqs of the destination, when the first record becomes `first`."""
+        runs: list[Run] = []
+        for block, positions in self.pieces:
+            if isinstance(positions, range):
+                runs.append((block.base_seq + positions.start, first, len(positions)))
+                first += len(positions)
+            else:
+                for i in positions:
+                    runs.append((block.base_seq + i, first, 1))
+                    first += 1
+        return joined(runs)
+
+    def seqs(self) -> Iterator[int]:
+        """The source seqs of the records, ascending."""
+        return chain.from_iterable((block.base_seq + i for i in positions) for block, positions in self.pieces)
+
+    def block(self) -> Block:
+        """All records as one block, whose seqs mean nothing; the source's own one where that is all there is."""
+        picked = [block.picked(positions) for block, positions in self.pieces]
+        return picked[0] if len(picked) == 1 else merge(picked)
+
+
+def _chosen(block: Block, start: int, stop: int, s: Snapshot, match: TagMatch | None) -> Sequence[int]:
+    """The positions from start to stop - 1 of live records with a matching tag."""
+    if match is not None:
+        found = block.positions_of(match.value, prefix=match.op == "Glob")
+        if not s.deletes:
+            return found if stop - start == block.count else [i for i in found if start <= i < stop]
+        return [i for i in found if start <= i < stop and block.base_seq + i not in s.deletes]
+    if s.deletes:
+        dead = {seq - block.base_seq for seq in s.deletes.between(block.base_seq + start, block.base_seq + stop)}
+        if dead:
+            return [i for i in range(start, stop) if i not in dead]
+    return range(start, stop)

@@ -1,0 +1,52 @@
+"""How often records were forwarded, so that a cycle of routers comes to an end (SPEC DESIGN 8.3). In memory only."""
+
+from bisect import bisect_right
+from typing import Final
+
+MAX_HOPS: Final = 8
+MOST_RUNS: Final = 1 << 13
+
+
+class Hops:
+    """The hop counts of one log's copies, as runs of seqs. A record in no run was written by a client: 0 hops."""
+
+    __slots__ = ("_runs", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._runs: list[tuple[int, int]] = []  # (stop, hops) of each
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no client's records should be added to those that go round (see Forwarding.step).
+
+        What goes round already still is, up to `MAX_HOPS` times as many runs.
+        """
+        return len(self._starts) >= MOST_RUNS
+
+    def at(self, seq: int) -> tuple[int, int | None]:
+        """The hops of `seq`, and the first seq above it that may have others (None: none is known to)."""
+        i = bisect_right(self._starts, seq) - 1
+        if i >= 0 and seq < self._runs[i][0]:
+            stop, hops = self._runs[i]
+            return hops, stop
+        following = self._starts[i + 1] if i + 1 < len(self._starts) else None
+        return 0, following
+
+    def add(self, start: int, count: int, hops: int) -> None:
+        """The seqs from `start` on, above all that are known, are copies with so many hops."""
+        stop = start + count
+        if self._runs and self._runs[-1] == (start, hops):
+            self._runs[-1] = (stop, hops)
+            return
+        self._starts.append(start)
+        self._runs.append((stop, hops))
+
+    def forget_below(self, seq: int) -> None:
+        """Nobody will ask for seqs below this one."""
+        i = bisect_right(self._starts, seq) - 1
+        if i >= 0 and self._runs[i][0] <= seq:
+            i += 1
+        if i > 0:
+            del self._starts[:i]
+            del self._runs[:i]

@@ -1,0 +1,215 @@
+"""A router: what clients ask and are told of it, where it stands, and its rows."""
+
+import struct
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.model import TagMatch
+from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.topic import Topic
+from topics_service.storage import keys
+
+Guarantee = Literal["at_least_once", "exactly_once"]
+
+_CURSOR = struct.Struct("<BQQ")
+_VERSION = 1
+_BACKOFF_MS = 50
+_BACKOFF_MAX_MS = 2000
+
+
+class RouterConfig(Struct, frozen=True, kw_only=True):
+    """What a router does (SPEC API 6). `filter` None forwards everything, also untagged records."""
+
+    source: str
+    dest: str
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    filter: TagMatch | None = None
+    allow_cycle: bool = False
+    guarantee: Guarantee = "at_least_once"
+
+
+class PutRouterRequest(Struct, frozen=True, kw_only=True):
+    """Create a router or replace its config.
+
+    `create_dest` False asks that the destination be there. Beyond the contract: with `backfill` a router that this
+    call creates starts before the earliest record of its source, not at the head.
+    """
+
+    router: str
+    config: RouterConfig
+    create_dest: bool = True
+    backfill: bool = False
+
+
+class PutRouterReply(Struct, kw_only=True):
+    """The outcome of a PUT: `created` only when this call brought the router into existence."""
+
+    router: str
+    created: bool
+    config: RouterConfig
+
+
+class RouterState(Struct, kw_only=True):
+    """A router's state. `forwarded_total` counts delivered copies, and the seqs of ranges lost at the source.
+
+    `lag_records` are the seqs of the source that it has not dealt with; `last_error` says why it stands still.
+    """
+
+    router: str
+    config: RouterConfig
+    forwarded_total: int
+    lag_records: int
+    last_error: str | None
+
+
+class ListRoutersRequest(Struct, kw_only=True):
+    """A page of routers in name order; `source` and `dest` are exact, empty for any."""
+
+    prefix: str = ""
+    source: str = ""
+    dest: str = ""
+    after: str | None = None
+    page_size: int = 100
+
+
+class ListRoutersReply(Struct, kw_only=True):
+    """Router states in name order; `next_after` is None on the last page."""
+
+    routers: Sequence[RouterState]
+    next_after: str | None
+
+
+class DeleteRouterReply(Struct, kw_only=True):
+    """`deleted` is False when there was no such router."""
+
+    router: str
+    deleted: bool
+
+
+class RouterRow(Struct, kw_only=True, array_like=True):
+    """What is stored of a router, but for its cursor. New fields go to the end, with a default."""
+
+    version: int = _VERSION
+    name: str
+    config: RouterConfig
+    created_ts: int
+
+    def encode(self) -> bytes:
+        """The stored form."""
+        return msgspec.msgpack.encode(self)
+
+
+decode_row = msgspec.msgpack.Decoder(RouterRow).decode
+
+
+def decode_cursor(row: bytes) -> tuple[int, int]:
+    """Cursor and forwarded_total. Raises ValueError for a row of another version or length."""
+    if len(row) != _CURSOR.size or row[0] != _VERSION:
+        raise ValueError(f"cursor row of {len(row)} bytes, version {row[:1].hex()}")
+    _, cursor, forwarded = _CURSOR.unpack(row)
+    return cursor, forwarded
+
+
+class Router:
+    """A live router. `cursor` is the last seq of the source that it has dealt with, `forwarded` its total.
+
+    Two rows: the config, and the cursor, which each slice of forwarding rewrites. `number` is their key.
+    """
+
+    __slots__ = (
+        "config",
+        "created_ts",
+        "cursor",
+        "dest",
+        "evidence_from",
+        "evidence_to",
+        "fault",
+        "forwarded",
+        "gone",
+        "name",
+        "number",
+        "pruned_at",
+        "queued",
+        "shown_after",
+        "source",
+        "ticket",
+        "written",
+    )
+
+    def __init__(self, number: int, row: RouterRow, source: Topic, dest: Topic, cursor: int, forwarded: int) -> None:
+        self.number = number
+        self.name = row.name
+        self.config = row.config
+        self.created_ts = row.created_ts
+        self.source = source
+        self.dest = dest
+        self.cursor = cursor
+        self.forwarded = forwarded
+        self.evidence_to: int | None = None  # up to here it may meet what it copied in an earlier life; None: unknown
+        self.evidence_from = 0  # rows of evidence below this source seq are gone,
+        self.pruned_at = 0  # as of this first live seq of the destination
+        self.fault: Fault | None = None
+        self.gone = False
+        self.queued = False
+        self.shown_after = 0  # the ticket of its creation: until then readers don't see it
+        self.written = 0  # the ticket of the newest write of its config
+        self.ticket = 0  # the ticket that its newest copies wait for, 0 if they are visible
+
+    @property
+    def lag(self) -> int:
+        """How many visible seqs of the source it has not dealt with."""
+        return max(0, self.source.log.view.head - self.cursor)
+
+    def state(self) -> RouterState:
+        """The state that a client sees."""
+        return RouterState(
+            router=self.name,
+            config=self.config,
+            forwarded_total=self.forwarded,
+            lag_records=self.lag,
+            last_error=None if self.fault is None else self.fault.error.message,
+        )
+
+    def config_row(self) -> tuple[bytes, bytes]:
+        """Key and value of the row of its config."""
+        row = RouterRow(name=self.name, config=self.config, created_ts=self.created_ts)
+        return config_key(self.number), row.encode()
+
+    def cursor_row(self, cursor: int, forwarded: int) -> tuple[bytes, bytes]:
+        """Key and value of the row of such a cursor."""
+        return cursor_key(self.number), _CURSOR.pack(_VERSION, cursor, forwarded)
+
+
+class Fault:
+    """Why a router stands still, and when it tries again: at `retry_at`, or as soon as the destination changes.
+
+    The waits double from 50 ms to 2 s.
+    """
+
+    __slots__ = ("attempts", "blocked_at", "dest_state", "error", "retry_at")
+
+    def __init__(self, error: TopicsError, now: int, dest_state: Snapshot, before: "Fault | None") -> None:
+        self.error = error
+        self.attempts: int = 1 if before is None else before.attempts + 1
+        self.blocked_at = now
+        self.retry_at = now + min(_BACKOFF_MS << min(self.attempts - 1, 10), _BACKOFF_MAX_MS)
+        self.dest_state = dest_state
+
+    def is_over(self, now: int, dest_state: Snapshot) -> bool:
+        """Whether to try again now. A clock that was set back does not lengthen a wait."""
+        return now >= self.retry_at or now < self.blocked_at or dest_state is not self.dest_state
+
+
+def config_key(number: int) -> bytes:
+    """The key of a router's config row; its cursor row is the next one."""
+    return keys.u64(number) + b"\x00"
+
+
+def cursor_key(number: int) -> bytes:
+    """The key of a router's cursor row."""
+    return keys.u64(number) + b"\x01"

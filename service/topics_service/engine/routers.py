@@ -1,0 +1,443 @@
+"""Routers: who forwards what to where, and whose turn it is (SPEC API 6, DESIGN 8)."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+from sortedcontainers import SortedDict
+
+from topics_service.engine import config, names
+from topics_service.engine.catalog import Catalog
+from topics_service.engine.clock import Clock
+from topics_service.engine.errors import Reason, TopicsError, invalid, router_not_found, topic_not_found
+from topics_service.engine.forwarding import Forwarding
+from topics_service.engine.hops import Hops
+from topics_service.engine.limits import Limits
+from topics_service.engine.model import ConfigInput
+from topics_service.engine.router import (
+    DeleteRouterReply,
+    Fault,
+    ListRoutersReply,
+    ListRoutersRequest,
+    PutRouterReply,
+    PutRouterRequest,
+    Router,
+    RouterConfig,
+    RouterRow,
+    RouterState,
+    config_key,
+    cursor_key,
+)
+from topics_service.engine.router_graph import RouterGraph
+from topics_service.engine.topic import Topic
+from topics_service.engine.transaction import Transaction
+from topics_service.engine.writer import Writer
+from topics_service.storage.store import Family, StoreError
+
+_RETRIES_A_POLL = 100
+_SLICES_BEFORE_A_CHANGE = 8
+
+
+class Pursuit:
+    """A reader's wait until a router has dealt with what its source held when the wait began."""
+
+    __slots__ = ("head", "router", "source")
+
+    def __init__(self, router: Router) -> None:
+        self.router = router
+        self.source = router.source
+        self.head = router.source.log.view.head
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to forward, or nobody who would."""
+        router = self.router
+        return router.gone or router.source is not self.source or router.cursor >= self.head
+
+
+class Routers:
+    """All routers of one data directory. Methods that write return their reply and the ticket that it waits for."""
+
+    def __init__(self, catalog: Catalog, writer: Writer, clock: Clock, limits: Limits, forwarding: Forwarding) -> None:
+        self.on_due: Callable[[], None] = lambda: None  # set by the composition root: `forward` has something to do
+        self._catalog = catalog
+        self._writer = writer
+        self._clock = clock
+        self._limits = limits
+        self._forwarding = forwarding
+        self._routers: SortedDict[str, Router] = SortedDict()
+        self._next_number = 1
+        self._from: dict[str, dict[str, Router]] = {}  # by source, then by name
+        self._to: dict[str, dict[str, Router]] = {}  # by destination, then by name
+        self._wakes: dict[str, Callable[[], None]] = {}  # parked at the log of each source
+        self._graph = RouterGraph()
+        self._rings: set[str] = set()  # topics on a cycle
+        self._hops: dict[str, Hops] = {}  # of the logs of those
+        self._grown: dict[str, None] = {}  # sources with news that their routers were not told of
+        self._due: deque[Router] = deque()
+        self._blocked: dict[Router, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._routers)
+
+    @property
+    def blocked(self) -> int:
+        """How many routers stand still for an error."""
+        return len(self._blocked)
+
+    def load(self, found: Iterable[tuple[int, RouterRow, int, int]]) -> None:
+        """Take over the routers that recovery found: number, row, cursor and forwarded_total."""
+        for number, row, cursor, forwarded in found:
+            source, dest = self._catalog.find(row.config.source), self._catalog.find(row.config.dest)
+            assert source is not None
+            assert dest is not None
+            router = Router(number, row, source, dest, min(cursor, source.log.state.head), forwarded)
+            self._routers[router.name] = router
+            self._next_number = max(self._next_number, number + 1)
+            self._link(router)
+        self._find_rings()
+
+    # ---------------------------------------------------------- control plane
+
+    def find(self, name: str) -> Router | None:
+        """The router, also while its creation waits for its fsync."""
+        router: Router | None = self._routers.get(name)
+        return router
+
+    def check(self, request: PutRouterRequest) -> None:
+        """Raise for whatever keeps a PUT from being done now, in the order of contract.md 7. Nothing is changed."""
+        names.check_router_name(request.router)
+        given, catalog = request.config, self._catalog
+        if given.source == given.dest:
+            raise invalid("source and dest must differ")
+        for name in (given.source, given.dest):
+            names.check_topic_name(name)
+        if not request.create_dest and catalog.find(given.dest) is None:
+            raise topic_not_found(given.dest)
+        for other in self._to.get(given.dest, {}).values():
+            if other.name != request.router and other.config.source != given.source:
+                raise TopicsError(
+                    Reason.TOPIC_EXISTS_INCOMPATIBLE,
+                    f'topic "{given.dest}" is fed from "{other.config.source}" already, by router "{other.name}"',
+                    {"topic": given.dest, "reason": "router_dest_fan_in"},
+                )
+        router = self.find(request.router)
+        if router is None and self._limits.max_routers and len(self) >= self._limits.max_routers:
+            raise TopicsError(
+                Reason.THROTTLED, "there are as many routers as this server allows",
+                {"limit": "max_routers", "max": self._limits.max_routers},
+            )  # fmt: skip
+        if not given.allow_cycle and (router is None or _may_close_a_cycle(router.config, given)):
+            old = None if router is None else (router.config.source, router.config.dest)
+            cycle = self._graph.cycle(given.source, given.dest, without=old)
+            if cycle is not None:
+                raise TopicsError(Reason.ROUTER_CYCLE, f"a cycle: {' -> '.join(cycle)}", {"cycle": cycle})
+        missing = sum(catalog.find(name) is None for name in (given.source, given.dest))
+        if not catalog.has_room_for(missing):
+            raise TopicsError(
+                Reason.THROTTLED, "there are as many topics as this server allows",
+                {"limit": "max_topics", "max": self._limits.max_topics},
+            )  # fmt: skip
+
+    def put(self, request: PutRouterRequest) -> tuple[PutRouterReply, int]:
+        """Create the router or replace its config. See RoutersApi.put.
+
+        What is visible in the source is forwarded first, on the old terms: here and now, so that whoever serves
+        others meanwhile lets the router get there with `pursue` (see `move`). If it can't, a change of the source is
+        refused with the reason, and one of the destination is not: what is left goes to the new one. If the ends
+        stay, a router that is far behind takes its backlog along.
+        """
+        self._writer.check()
+        self.check(request)
+        router, given = self.find(request.router), request.config
+        if router is None:
+            return self._create(request)
+        if given != router.config:
+            self._change(router, given)
+        return PutRouterReply(router=router.name, created=False, config=given), router.written
+
+    def get(self, name: str) -> RouterState:
+        """The router's state, as far as forwarding has come. Raises `router_not_found`."""
+        router = self.find(name)
+        if router is None or not self._is_shown(router):
+            raise router_not_found(name)
+        return router.state()
+
+    def page(self, request: ListRoutersRequest, allowed: tuple[str, ...] | None = None) -> ListRoutersReply:
+        """One page in name order, only routers whose name and both ends start with one of `allowed`."""
+        page: list[RouterState] = []
+        for router in self._shown(request, allowed):
+            if len(page) == request.page_size:
+                return ListRoutersReply(routers=page, next_after=page[-1].router)
+            page.append(router.state())
+        return ListRoutersReply(routers=page, next_after=None)
+
+    def delete(self, name: str) -> tuple[DeleteRouterReply, int]:
+        """Remove the router; forwarding stops at once and the copies stay."""
+        router = self.find(name)
+        if router is None:
+            return DeleteRouterReply(router=name, deleted=False), 0
+        with Transaction(self._writer) as tx:
+            self.remove([router], tx)
+            tx.commit()
+        self.removed([router])
+        return DeleteRouterReply(router=name, deleted=True), tx.ticket
+
+    def touching(self, topic: str) -> list[Router]:
+        """The routers that have the topic as one of their ends, by name."""
+        found = {**self._from.get(topic, {}), **self._to.get(topic, {})}
+        return [found[name] for name in sorted(found)]
+
+    def remove(self, routers: Iterable[Router], tx: Transaction) -> None:
+        """Stage the removal of the routers' rows; `removed` must follow the commit."""
+        for router in routers:
+            tx.batch.delete(Family.ROUTERS, config_key(router.number))
+            tx.batch.delete(Family.ROUTERS, cursor_key(router.number))
+
+    def removed(self, routers: Iterable[Router]) -> None:
+        """The removal was written: forget the routers."""
+        for router in routers:
+            del self._routers[router.name]
+            router.gone = True
+            self._unlink(router)
+        if self._rings:
+            self._find_rings()
+
+    def sample(self, most: int, allowed: tuple[str, ...] | None = None) -> Iterator[Router]:
+        """The first routers by name, at most `most`, with name and both ends under `allowed`, for metrics."""
+        return islice(self._shown(ListRoutersRequest(), allowed), most)
+
+    # -------------------------------------------------------------- forwarding
+
+    def forward(self) -> bool:
+        """One slice for the router whose turn it is, if any is due; True if there is more to do at once."""
+        if self._writer.failure is not None:
+            return False
+        self._tell_routers()
+        if self._due:
+            router = self._due.popleft()
+            router.queued = False
+            if not router.gone and self._step(router):
+                self._queue(router)
+        return bool(self._due or self._grown)
+
+    def poll(self) -> None:
+        """Let routers try again that stood still for long enough, or whose destination has changed. Call it often."""
+        now = self._clock.now_ms()
+        for router in list(islice(self._blocked, _RETRIES_A_POLL)):
+            del self._blocked[router]
+            self._blocked[router] = None  # the others come first next time
+            if router.fault is not None and router.fault.is_over(now, router.dest.log.state):
+                self._queue(router)
+                self.on_due()
+
+    def behind(self, topic: str) -> list[Pursuit]:
+        """What a reader of the topic waits for: its routers that have not come to the head of their source yet."""
+        feeders = self._to.get(topic)
+        if feeders is None:
+            return []
+        return [Pursuit(router) for router in feeders.values() if self._is_behind(router)]
+
+    def pursuit(self, name: str) -> Pursuit | None:
+        """What a reader of the router's state waits for."""
+        router = self.find(name)
+        return Pursuit(router) if router is not None and self._is_behind(router) else None
+
+    def move(self, request: PutRouterRequest) -> Pursuit | None:
+        """What has to be forwarded before a PUT gives its router another end."""
+        router, given = self.find(request.router), request.config
+        if router is None or (given.source, given.dest) == (router.config.source, router.config.dest):
+            return None
+        return Pursuit(router)
+
+    def pursue(self, pursuit: Pursuit) -> bool:
+        """One slice of a router that somebody waits for; True if that one should go on waiting, and call again.
+
+        A router that stands still ends the wait.
+        """
+        router = pursuit.router
+        if pursuit.is_over or self._writer.failure is not None:
+            return False
+        fault = router.fault
+        if fault is not None and not fault.is_over(self._clock.now_ms(), router.dest.log.state):
+            return False
+        if self._step(router):
+            self._queue(router)
+            self.on_due()
+        return router.fault is None and not pursuit.is_over
+
+    # --------------------------------------------------------------- internals
+
+    def _create(self, request: PutRouterRequest) -> tuple[PutRouterReply, int]:
+        given = request.config
+        source, dest = self._end(given.source), self._end(given.dest)
+        row = RouterRow(name=request.router, config=given, created_ts=self._clock.now_ms())
+        cursor = source.log.view.head
+        if request.backfill:
+            cursor = source.log.visible(source.config, self._clock.now_ms()).earliest - 1
+        router = Router(self._next_number, row, source, dest, cursor, 0)
+        with Transaction(self._writer) as tx:
+            tx.batch.put(Family.ROUTERS, *router.config_row())
+            tx.batch.put(Family.ROUTERS, *router.cursor_row(cursor, 0))
+            tx.commit()
+        self._next_number += 1
+        self._routers[router.name] = router
+        router.shown_after = router.written = tx.ticket
+        self._writer.request_sync(tx.ticket)
+        self._link(router)
+        if given.allow_cycle:
+            self._find_rings()
+        return PutRouterReply(router=router.name, created=True, config=given), tx.ticket
+
+    def _change(self, router: Router, given: RouterConfig) -> None:
+        before = router.config
+        ends_change = (given.source, given.dest) != (before.source, before.dest)
+        self._finish(router, must=given.source != before.source, most=None if ends_change else _SLICES_BEFORE_A_CHANGE)
+        source, dest = self._end(given.source), self._end(given.dest)
+        cursor = router.cursor if source is router.source else source.log.view.head
+        with Transaction(self._writer) as tx:
+            row = RouterRow(name=router.name, config=given, created_ts=router.created_ts)
+            tx.batch.put(Family.ROUTERS, config_key(router.number), row.encode())
+            tx.batch.put(Family.ROUTERS, *router.cursor_row(cursor, router.forwarded))
+            tx.commit()
+        router.written = tx.ticket
+        self._writer.request_sync(tx.ticket)
+        self._unlink(router)
+        router.config, router.source, router.dest, router.cursor = given, source, dest, cursor
+        self._link(router)
+        if ends_change and (self._rings or given.allow_cycle):
+            self._find_rings()
+
+    def _finish(self, router: Router, *, must: bool, most: int | None) -> None:
+        """Forward all that the router's source shows, in `most` slices at most. Raises what keeps it if it `must`."""
+        slices = 0
+        while router.cursor < router.source.log.view.head and slices != most:
+            self._step(router)
+            slices += 1
+            if router.fault is not None:
+                if must:
+                    raise router.fault.error
+                return
+
+    def _end(self, name: str) -> Topic:
+        return self._catalog.find(name) or self._catalog.create(name, config.resolve(name, ConfigInput()))
+
+    def _shown(self, request: ListRoutersRequest, allowed: tuple[str, ...] | None) -> Iterator[Router]:
+        """The routers that a listing shows, in order of their names."""
+        for router in self._candidates(request, allowed):
+            ends = (router.config.source, router.config.dest)
+            asked = request.source in ("", ends[0]) and request.dest in ("", ends[1])
+            if asked and self._is_shown(router) and (allowed is None or all(end.startswith(allowed) for end in ends)):
+                yield router
+
+    def _candidates(self, request: ListRoutersRequest, allowed: tuple[str, ...] | None) -> Iterator[Router]:
+        """The routers with names that a listing may show, in order; those with other ends may be left out."""
+        prefixes, after = names.narrow(request.prefix, allowed), request.after
+        ends: list[dict[str, Router]] = [
+            by.get(end, {}) for by, end in ((self._from, request.source), (self._to, request.dest)) if end
+        ]
+        if ends:
+            fewest = min(ends, key=len)
+            for name in sorted(fewest):
+                if name.startswith(tuple(prefixes)) and (after is None or name > after):
+                    yield self._routers[name]
+            return
+        for prefix in prefixes:
+            start = prefix if after is None else max(prefix, after)
+            for name in self._routers.irange(minimum=start, inclusive=(start != after, True)):
+                if not name.startswith(prefix):
+                    break
+                yield self._routers[name]
+
+    def _is_shown(self, router: Router) -> bool:
+        return router.shown_after <= self._writer.synced
+
+    def _is_behind(self, router: Router) -> bool:
+        return router.cursor < router.source.log.view.head or router.ticket > self._writer.synced
+
+    def _link(self, router: Router) -> None:
+        source, dest = router.config.source, router.config.dest
+        siblings = self._from.setdefault(source, {})
+        if not siblings:
+            self._wakes[source] = lambda: self._grow(source)
+            router.source.log.park(self._wakes[source])
+        siblings[router.name] = router
+        self._to.setdefault(dest, {})[router.name] = router
+        self._graph.add(source, dest)
+        router.evidence_to, router.evidence_from, router.pruned_at = None, 0, 0
+        if router.fault is not None:
+            router.fault = None
+            self._blocked.pop(router, None)
+        if router.lag:
+            self._queue(router)
+            self.on_due()
+
+    def _unlink(self, router: Router) -> None:
+        source, dest = router.config.source, router.config.dest
+        for by, end in ((self._from, source), (self._to, dest)):
+            del by[end][router.name]
+            if not by[end]:
+                del by[end]
+        if source not in self._from:
+            router.source.log.leave(self._wakes.pop(source))
+            self._grown.pop(source, None)
+        self._graph.remove(source, dest)
+        self._blocked.pop(router, None)
+
+    def _find_rings(self) -> None:
+        self._rings = self._graph.rings()
+        self._hops = {name: self._hops.get(name) or Hops() for name in self._rings}
+
+    def _grow(self, source: str) -> None:
+        self._grown[source] = None
+        self.on_due()
+
+    def _tell_routers(self) -> None:
+        """Queue the routers of one source that has grown."""
+        source = next(iter(self._grown), None)
+        if source is None:
+            return
+        del self._grown[source]
+        now = self._clock.now_ms()
+        for router in self._from[source].values():
+            if router.fault is None or router.fault.is_over(now, router.dest.log.state):
+                self._queue(router)
+
+    def _queue(self, router: Router) -> None:
+        if not router.queued:
+            router.queued = True
+            self._due.append(router)
+
+    def _step(self, router: Router) -> bool:
+        """One slice. True if there is more; a router that can't go on stands still for a while."""
+        source, dest = router.config.source, router.config.dest
+        in_ring = dest in self._rings  # and then its only source is
+        before = router.cursor
+        try:
+            if in_ring:
+                more = self._forwarding.step(router, self._hops[source], self._hops[dest])
+            else:
+                more = self._forwarding.step(router)
+        except Exception as error:
+            self._block(router, error, moved=router.cursor > before)
+            if not isinstance(error, (TopicsError, StoreError)):
+                raise
+            return False
+        router.fault = None
+        self._blocked.pop(router, None)
+        if in_ring:
+            ring = (other.cursor for other in self._from[source].values() if other.config.dest in self._rings)
+            self._hops[source].forget_below(min(ring) + 1)
+        return more
+
+    def _block(self, router: Router, error: Exception, *, moved: bool) -> None:
+        if not isinstance(error, TopicsError):
+            error = TopicsError(Reason.INTERNAL, str(error))
+        before = None if moved else router.fault
+        router.fault = Fault(error, self._clock.now_ms(), router.dest.log.state, before)
+        self._blocked[router] = None
+
+
+def _may_close_a_cycle(before: RouterConfig, given: RouterConfig) -> bool:
+    """Whether a cycle has to be looked for: not when the edge was there before, on the same terms."""
+    return before.allow_cycle or (before.source, before.dest) != (given.source, given.dest)
