@@ -41,6 +41,24 @@ class CacheStatistics:
     misses: int = 0
 
 
+@dataclass(slots=True)
+class WatchStatistics:
+    """Who is connected to a stream, and what watchers were given since the start.
+
+    `connections` are long-lived ones of every kind (SSE, WebSocket, gRPC streams), `streams` the subscriptions on
+    them, and `sessions` those of `POST /v0/watch`, whether connected or not. `paced` counts how often a stream was
+    told to expect less, `slow` how often one took more than 5 s to take a frame.
+    """
+
+    connections: int = 0
+    sessions: int = 0
+    streams: int = 0
+    frames: int = 0
+    records: int = 0
+    paced: int = 0
+    slow: int = 0
+
+
 _REQUEST_BOUNDS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 
 

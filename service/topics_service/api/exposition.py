@@ -58,13 +58,14 @@ def render(families: Iterable[Metric]) -> bytes:
 def gauges(label: str, series: Sequence[str], columns: Iterable[tuple[str, str, Iterable[int]]]) -> bytes:
     """Gauges (name, meaning, a value for each series) of many series, as the text that `render` would make of them.
 
-    An order of magnitude cheaper per sample than the library.
+    A name that ends in `_total` is that of a counter. An order of magnitude cheaper per sample than the library.
     """
     labels = [f'{{{label}="{_escape(value)}"}} ' for value in series]
     pieces = []
     for name, meaning, values in columns:
         full = _name(name)
-        pieces.append(f"# HELP {full} {meaning}\n# TYPE {full} gauge\n")
+        kind = "counter" if name.endswith("_total") else "gauge"
+        pieces.append(f"# HELP {full} {meaning}\n# TYPE {full} {kind}\n")
         pieces += [f"{full}{text}{value}\n" for text, value in zip(labels, values, strict=True)]
     return "".join(pieces).encode()
 

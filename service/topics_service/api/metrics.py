@@ -15,11 +15,14 @@ from prometheus_client.metrics_core import Metric
 from topics_service.api.commit import CommitStatistics
 from topics_service.api.exposition import counter, gauge, gauges, histogram, render
 from topics_service.engine.engine import Engine
-from topics_service.statistics import CacheStatistics, Histogram, RequestStatistics
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.model import QueueCounters
+from topics_service.statistics import CacheStatistics, Histogram, RequestStatistics, WatchStatistics
 
 TEXT_TYPE: Final = "text/plain; version=0.0.4"
 JSON_TYPE: Final = "application/json"
 TOPICS_SHOWN: Final = 1000
+ROUTERS_SHOWN: Final = 1000
 
 
 class Lag(Protocol):
@@ -52,8 +55,8 @@ class _Still:
 class Metrics:
     """Reads the counters of the engine, the commit thread and the doors. Answers in every state of the server.
 
-    The doors count into `http` and `grpc`. Whoever builds the server sets `lag` and `wal_switches`, and a door that
-    has a cache adds it to `caches`. All calls belong on the event loop.
+    The doors count into `http` and `grpc`, streams into `watch`. Whoever builds the server sets `lag` and
+    `wal_switches`, and a door that has a cache adds it to `caches`. All calls belong on the event loop.
     """
 
     def __init__(self, engine: Engine, commit: CommitStatistics) -> None:
@@ -62,6 +65,7 @@ class Metrics:
         self._started = time.monotonic()
         self.http = RequestStatistics()
         self.grpc = RequestStatistics()
+        self.watch = WatchStatistics()
         self.lag: Lag = _Still()
         self.wal_switches: Callable[[], int] = lambda: 0
         self.caches: dict[str, Cache] = {"blocks": engine.blocks}
@@ -69,33 +73,32 @@ class Metrics:
     async def text(self, allowed: tuple[str, ...] | None = None) -> bytes:
         """The Prometheus text exposition, of type TEXT_TYPE. All of it is read at once, most is written on a thread.
 
-        Series per topic are those of names that start with one of `allowed`, where it is given.
+        Series per topic are those of names that start with one of `allowed`, where it is given; series per router
+        those of routers whose name, source and destination do.
         """
-        families, per_topic = list(self._families()), self._per_topic(allowed)
-        return await asyncio.to_thread(render, families) + per_topic
+        per_topic, families = self._per_topic(allowed), list(self._families())  # the first finds what has expired
+        per_router = self._per_router(allowed)
+        return await asyncio.to_thread(render, families) + per_topic + per_router
 
     def json(self) -> bytes:
         """The aggregates as one JSON object, without a block per topic."""
         return msgspec.json.encode(self.snapshot())
 
     def snapshot(self) -> dict[str, Any]:
-        """The members of the JSON object; O(1), however many topics there are.
-
-        There are no routers, leases, SSE connections and watches in this version, so their numbers are 0.
-        """
+        """The members of the JSON object; O(1), however many topics there are."""
         engine, commit = self._engine, self._commit
         writer, ready, latency = engine.writer, engine.ready(), commit.latency
         fsyncs = latency.count
         return {
             "topics": ready.topics,
             **{f"topics_{name}": count for name, count in engine.catalog.census.by_class.items()},
-            "routers": 0,
+            "routers": len(engine.routers),
             "records_live": writer.total_records,
             "bytes_live": writer.total_bytes,
             "queue_topics": engine.catalog.census.queues,
-            "queue_leases_in_flight": 0,
-            "sse_connections": 0,
-            "watch_sessions": 0,
+            "queue_leases_in_flight": engine.queues.leases_in_flight,
+            "sse_connections": self.watch.connections,
+            "watch_sessions": self.watch.sessions,
             "ready": ready.ready,
             "replay_progress": ready.replay_progress,
             "uptime_ms": int((time.monotonic() - self._started) * 1e3),
@@ -125,11 +128,14 @@ class Metrics:
         by_class = [((name,), count) for name, count in self._engine.catalog.census.by_class.items()]
         yield gauge("topics_by_class", "Topics by durability class.", by_class, ("class",))
         yield gauge("routers", "Routers that exist.", now["routers"])
+        yield gauge("routers_blocked", "Routers that stand still for an error.", self._engine.routers.blocked)
+        routers_truncated = now["routers"] > ROUTERS_SHOWN
+        yield gauge("router_metrics_truncated", "1 when there are more routers than series.", routers_truncated)
         yield gauge("records_live", "Live records in all topics.", now["records_live"])
         yield gauge("bytes_live", "Bytes of the live records, data and meta.", now["bytes_live"])
         yield gauge("queue_topics", "Topics of type queue.", now["queue_topics"])
         yield gauge("queue_leases_in_flight", "Leases that workers hold.", now["queue_leases_in_flight"])
-        yield gauge("sse_connections", "Open SSE and WebSocket connections.", now["sse_connections"])
+        yield gauge("sse_connections", "Open streams: SSE, WebSocket and gRPC.", now["sse_connections"])
         yield gauge("watch_sessions", "Watch sessions that exist.", now["watch_sessions"])
         yield gauge("ready", "1 when the server takes work.", now["ready"])
         yield gauge("recovery_progress", "The part of recovery that is done.", now["replay_progress"])
@@ -146,11 +152,32 @@ class Metrics:
             ("topic_records_live", "Live records per topic.", [s.count for s in states]),
             ("topic_bytes_live", "Bytes of the live records per topic.", [s.bytes for s in states]),
         )
-        queues: tuple[tuple[str, str, list[int]], ...] = (
-            ("topic_queue_ready", "Jobs that wait for a worker, per queue.", []),
-            ("topic_queue_in_flight", "Jobs that a worker holds, per queue.", []),
+        queues = [(name, state) for name, _ in shown if (state := self._queue(name)) is not None]
+        jobs = (
+            ("topic_queue_ready", "Jobs that wait for a worker, per queue.", [state.ready for _, state in queues]),
+            ("topic_queue_in_flight", "Jobs that a worker holds, per queue.", [state.in_flight for _, state in queues]),
         )
-        return gauges("topic", [name for name, _ in shown], columns) + gauges("topic", [], queues)
+        return gauges("topic", [name for name, _ in shown], columns) + gauges(
+            "topic", [name for name, _ in queues], jobs
+        )
+
+    def _per_router(self, allowed: tuple[str, ...] | None) -> bytes:
+        shown = list(self._engine.routers.sample(ROUTERS_SHOWN, allowed))
+        columns = (
+            ("router_lag_records", "Seqs of the source to be forwarded, per router.", [router.lag for router in shown]),
+            ("router_forwarded_total", "Records delivered, per router.", [router.forwarded for router in shown]),
+        )
+        return gauges("router", [router.name for router in shown], columns)
+
+    def _queue(self, name: str) -> QueueCounters | None:
+        """The counters of a topic that is a queue, if they can be had."""
+        engine, topic = self._engine, self._engine.catalog.find(name)
+        if topic is None or topic.config.type != "queue" or engine.recovered < 1.0:
+            return None
+        try:
+            return engine.queues.state(topic)
+        except TopicsError:  # the store fails
+            return None
 
     def _wal(self, now: dict[str, Any]) -> Iterator[Metric]:
         yield counter("wal_frames", "Write batches appended to the write-ahead log.", now["frames"])
@@ -174,6 +201,12 @@ class Metrics:
         door, finished = self.grpc, self.grpc.finished.items()
         yield histogram("grpc_call_seconds", "Duration of gRPC calls.", finished, ("rpc", "code"))
         yield gauge("grpc_calls_in_flight", "gRPC calls under way.", door.in_flight)
+        watch = self.watch
+        yield gauge("watch_streams", "Subscriptions that are followed.", watch.streams)
+        yield counter("watch_frames", "Frames that streams were given, heartbeats too.", watch.frames)
+        yield counter("watch_records", "Records in those frames.", watch.records)
+        yield counter("watch_paced", "How often a stream was paced for overload.", watch.paced)
+        yield counter("watch_slow", "Frames that a client took more than 5 s to take.", watch.slow)
         lag = self.lag
         yield gauge("event_loop_lag_ms", "Lag of the event loop, averaged over half a second.", lag.lag_ms)
         yield gauge("event_loop_lag_last_ms", "Lag of the event loop as measured last.", lag.last_ms)

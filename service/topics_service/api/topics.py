@@ -13,6 +13,9 @@ from topics_service.api.auth import Principal
 from topics_service.api.commit import GroupCommit
 from topics_service.api.metrics import Metrics
 from topics_service.api.pressure import Pressure
+from topics_service.api.queues import QueuesApi
+from topics_service.api.routers import RoutersApi
+from topics_service.api.watch import WatchApi, WatchCaps
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
@@ -51,12 +54,23 @@ class TopicsApi:
     that take a `principal` check what else the request would touch, and raise `forbidden`.
     """
 
-    def __init__(self, engine: Engine, commit: GroupCommit, pressure: Pressure | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        commit: GroupCommit,
+        pressure: Pressure | None = None,
+        watch_caps: WatchCaps | None = None,
+    ) -> None:
         self._engine = engine
         self._commit = commit
         self._pressure = pressure or Pressure()
         self._waiting: set[asyncio.Event] = set()
         self.metrics = Metrics(engine, commit.statistics)
+        self.watches = WatchApi(
+            self._admit, engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
+        )
+        self.routers = RoutersApi(self._admit, self._settle)
+        self.queues = QueuesApi(self._admit, self._settle, self.watches.connection, self.routers.forwarded)
 
     @property
     def limits(self) -> Limits:
@@ -72,7 +86,11 @@ class TopicsApi:
         return reply
 
     async def get_topic(self, name: str, *, touch: bool = True) -> TopicState:
-        """A topic's state; with `touch` it counts as a read for recency (SPEC API 1.2)."""
+        """A topic's state; with `touch` it counts as a read for recency (SPEC API 1.2).
+
+        Of a router's destination it is with what the source holds now (`RoutersApi.forwarded`), as are reads.
+        """
+        await self.routers.forwarded(name)
         return self._admit().get_topic(name, touch=touch)
 
     async def list_topics(self, request: ListTopicsRequest, *, principal: Principal) -> ListTopicsReply:
@@ -113,9 +131,12 @@ class TopicsApi:
                 reply, ticket = engine.append(request)
         except TopicsError as error:
             # A write that is refused for its size may have created its topic, which stays: let it be seen first.
-            return Submitted(ticket=engine.creation_ticket(request.topic), error=error)
+            ticket = engine.creation_ticket(request.topic)
+            self._commit.want(ticket)
+            return Submitted(ticket=ticket, error=error)
         written = time.perf_counter()
         reply.wal_append_ms = (written - started) * 1e3
+        self._commit.want(ticket)  # at once: whoever settles may be busy with a client that is slow
         return Submitted(ticket=ticket, reply=reply, written=written)
 
     async def settle(self, submitted: Submitted) -> AppendReply:
@@ -139,6 +160,7 @@ class TopicsApi:
 
         A topic that is deleted meanwhile ends the wait with `topic_not_found`.
         """
+        await self.routers.forwarded(request.topic)
         reply = self._admit().diff(request)
         if request.wait_ms <= 0 or reply.slices or reply.tombstone is not None or not reply.caught_up:
             return reply
@@ -151,6 +173,8 @@ class TopicsApi:
 
     async def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
         """One page of a long read and the topic's epoch; see `api.bulk`."""
+        if not request.epoch:
+            await self.routers.forwarded(request.topic)
         return self._admit().bulk(request)
 
     async def news(self, topic: str) -> None:
@@ -190,8 +214,10 @@ class TopicsApi:
     def drain(self) -> None:
         """Stop taking calls (they get `shutting_down`) and end the waits of those under way."""
         self._engine.draining = True
+        self.queues.drain()
         for woken in self._waiting:
             woken.set()
+        self.watches.drain()
 
     def ready(self) -> ReadyState:
         """Whether the server takes work now, and if not, why."""

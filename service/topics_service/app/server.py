@@ -24,6 +24,7 @@ from topics_service.api.grpc.server import GrpcServer
 from topics_service.api.pressure import Pressure
 from topics_service.api.topics import TopicsApi
 from topics_service.app.disk import FreeSpace
+from topics_service.app.forwarder import Forwarder
 from topics_service.app.lag import LoopLag
 from topics_service.app.settings import Settings
 from topics_service.engine.clock import SystemClock
@@ -96,7 +97,7 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
         free_bytes=lambda: disk.free_bytes,
         min_free_bytes=settings.min_free_bytes,
     )
-    api = TopicsApi(engine, commit, pressure)
+    api = TopicsApi(engine, commit, pressure, settings.watch_caps)
     api.metrics.lag, api.metrics.wal_switches = lag, store.wal_switches
     gateway = GatewaySettings(
         max_body_bytes=settings.max_body_bytes,
@@ -109,7 +110,7 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
         create_app(api, gateway, gate),
         http_socket,
         header_timeout=settings.header_timeout_seconds,
-        websockets=False,  # an upgrade of /v0/ws gets the 404 of a capability that is not built yet
+        ws_max_size=settings.max_body_bytes,
     )
     grpc = GrpcServer(
         api,
@@ -122,7 +123,8 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    background = [asyncio.create_task(_upkeep(engine, disk, grpc)), asyncio.create_task(lag.run())]
+    work = (_upkeep(engine, disk, grpc), Forwarder(engine.routers).run(), lag.run())
+    background = [asyncio.create_task(each) for each in work]
     try:
         try:
             grpc_port = await grpc.start()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from topics_service.api.auth import KeyRing, KeySyntaxError, parse_keys
+from topics_service.api.watch import WatchCaps
 from topics_service.engine.limits import Limits
 from topics_service.engine.names import Place
 
@@ -79,7 +80,17 @@ class Settings:
     max_limit: int = _setting(
         "TOPICS_MAX_LIMIT", 1000, "most records that one diff examines; larger limits are clamped"
     )
+    max_watch_topics: int = _setting("TOPICS_MAX_WATCH_TOPICS", 256, "most topics that one watch follows")
+    max_claim: int = _setting("TOPICS_MAX_CLAIM", 1000, "most jobs in one claim, ack, nack or extend")
     max_topics: int = _setting("TOPICS_MAX_TOPICS", 100_000, "most topics; 0 is unlimited")
+    max_routers: int = _setting("TOPICS_MAX_ROUTERS", 10_000, "most routers; 0 is unlimited")
+    max_watch_sessions: int = _setting("TOPICS_MAX_WATCH_SESSIONS", 10_000, "most watch sessions; 0 is unlimited")
+    max_sse_connections: int = _setting(
+        "TOPICS_MAX_SSE_CONNECTIONS", 10_000, "most open streams: SSE, WebSocket and gRPC together; 0 is unlimited"
+    )
+    max_sse_connections_per_key: int = _setting(
+        "TOPICS_MAX_SSE_CONNECTIONS_PER_KEY", 1000, "most open streams of one API key; 0 is unlimited"
+    )
     max_total_bytes: int = _setting("TOPICS_MAX_TOTAL_BYTES", 0, "most live record bytes in all; 0 is unlimited")
     max_inflight_per_key: int = _setting(
         "TOPICS_MAX_INFLIGHT_PER_KEY", 1000, "most requests of one API key at a time, long polls too; 0 is unlimited"
@@ -104,9 +115,21 @@ class Settings:
             max_node_bytes=self.max_node_bytes,
             max_limit=max(1, self.max_limit),
             default_limit=min(Limits().default_limit, max(1, self.max_limit)),
+            max_watch_topics=max(1, self.max_watch_topics),
+            max_claim=max(1, self.max_claim),
+            max_routers=self.max_routers,
             max_topics=self.max_topics,
             max_total_bytes=self.max_total_bytes,
             max_ephemeral_bytes=self.memory.ephemeral,
+        )
+
+    @property
+    def watch_caps(self) -> WatchCaps:
+        """The caps of sessions and streams."""
+        return WatchCaps(
+            max_sessions=self.max_watch_sessions,
+            max_connections=self.max_sse_connections,
+            max_connections_per_key=self.max_sse_connections_per_key,
         )
 
     @property

@@ -4,8 +4,10 @@ from itertools import repeat
 
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits
-from topics_service.engine.model import Batch
+from topics_service.engine.model import AppendRequest, Batch, TopicType
 from topics_service.storage.block import Column, lengths
+
+MAX_PRIORITY = 9
 
 
 def check_count(batch: Batch, limits: Limits) -> None:
@@ -49,6 +51,20 @@ def _longest(column: Column) -> int:
         return max(map(len, column))  # type: ignore[arg-type]  # None has no length: then the slow way
     except TypeError:
         return max(lengths(column, 0))
+
+
+def check_schedule(request: AppendRequest) -> None:
+    """Raise `invalid_request` for a delay or priority that no queue takes."""
+    if request.delay_ms < 0:
+        raise invalid("delay_ms must not be negative")
+    if not 0 <= request.priority <= MAX_PRIORITY:
+        raise invalid(f"priority must be an integer from 0 to {MAX_PRIORITY}")
+
+
+def check_scheduled_type(request: AppendRequest, kind: TopicType) -> None:
+    """Raise `invalid_request` for a delay or priority on a topic that is not a queue."""
+    if request.is_scheduled and kind != "queue":
+        raise invalid(f'delay_ms and priority need a queue; topic "{request.topic}" is a {kind}')
 
 
 def check_idempotency_key(key: str | None, limits: Limits) -> None:

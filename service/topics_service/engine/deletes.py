@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from pyroaring import BitMap
 
+from topics_service.engine.bitmaps import first_absent
+
 CHUNK_BITS = 16
 _CHUNK = 1 << CHUNK_BITS
 _BYTES = struct.Struct("<Q")
@@ -25,10 +27,11 @@ class Chunk(NamedTuple):
 class Deletes:
     """An immutable set of marked seqs."""
 
-    __slots__ = ("_chunks",)
+    __slots__ = ("_chunks", "_lowest")
 
     def __init__(self, chunks: dict[int, Chunk] | None = None) -> None:
         self._chunks = chunks or {}
+        self._lowest = min(self._chunks, default=0)
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
@@ -60,19 +63,16 @@ class Deletes:
 
     def first_unmarked(self, start: int, stop: int) -> int:
         """The first seq in [start, stop) that is not marked; `stop` if all are."""
-        while start < stop and start in self:
-            low, high = start, min((start | (_CHUNK - 1)) + 1, stop)  # the answer is in (low, high] or beyond
-            if self.count(start, high) == high - start:
-                start = high
-                continue
-            while high - low > 1:
-                middle = (low + high) // 2
-                if self.count(start, middle) == middle - start:
-                    low = middle
-                else:
-                    high = middle
-            return low
-        return min(start, stop)
+        while start < stop:
+            chunk, position = self._chunks.get(start >> CHUNK_BITS), start & (_CHUNK - 1)
+            if chunk is None or position not in chunk.marks:
+                return start
+            base = start - position
+            end = min(stop - base, _CHUNK)
+            start = base + first_absent(chunk.marks, position, end)
+            if start < base + end:
+                return start
+        return stop
 
     def marked(self, seqs: Iterable[tuple[int, int]]) -> tuple["Deletes", list[int]]:
         """This set plus the given (seq, record bytes), none of them marked yet; and the numbers of changed chunks."""
@@ -85,14 +85,15 @@ class Deletes:
         for number, (positions, dead) in grouped.items():
             old = chunks.get(number)
             marks = BitMap(positions) if old is None else old.marks | BitMap(positions)
+            marks.run_optimize()  # acks come nearly in order: a few runs instead of 8 KiB to copy and store each time
             chunks[number] = Chunk(marks, dead + (0 if old is None else old.dead_bytes))
         return Deletes(chunks), sorted(grouped)
 
     def forget_below(self, seq: int) -> tuple["Deletes", list[int]]:
         """This set without the chunks that lie wholly below `seq`; and their numbers."""
+        if not self._chunks or (self._lowest + 1) << CHUNK_BITS > seq:
+            return self, []
         gone = [number for number in self._chunks if (number + 1) << CHUNK_BITS <= seq]
-        if not gone:
-            return self, gone
         return Deletes({number: chunk for number, chunk in self._chunks.items() if number not in gone}), gone
 
     def forget_from(self, seq: int, size_of: Callable[[int], int]) -> "Deletes":
@@ -104,6 +105,13 @@ class Deletes:
             if marks:
                 kept[number] = Chunk(marks, sum(size_of(base + mark) for mark in marks))
         return Deletes(kept)
+
+    def since(self, older: "Deletes") -> Iterator[tuple[int, BitMap]]:
+        """What is marked here and not in `older`: base seqs of chunks and positions within. Cheap for few changes."""
+        for number, chunk in self._chunks.items():
+            before = older._chunks.get(number)
+            if before is not chunk:
+                yield number << CHUNK_BITS, chunk.marks if before is None else chunk.marks - before.marks
 
     def numbers(self) -> list[int]:
         """The numbers of all chunks."""

@@ -4,7 +4,8 @@ A call that writes returns its reply and a ticket. The reply may be sent once ev
 (`synced`); 0 means at once. All calls belong on one thread; each is atomic.
 """
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from ulid import ULID
@@ -14,6 +15,8 @@ from topics_service.engine.blocks import BlockCache
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not_found
+from topics_service.engine.forwarding import Forwarding
+from topics_service.engine.frames import WatchRequest
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.model import (
@@ -33,10 +36,13 @@ from topics_service.engine.model import (
     TopicConfig,
     TopicState,
 )
+from topics_service.engine.queues import Queues
 from topics_service.engine.room import Room
+from topics_service.engine.routers import Routers
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
+from topics_service.engine.watch import Watch
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
 from topics_service.storage.memory import MemoryStore
@@ -74,11 +80,13 @@ class Engine:
         cache_bytes: int = 64 << 20,
         recover: bool = True,
         new_id: Callable[[int], str] = lambda now: str(ULID.from_timestamp(now / 1000)).lower(),
+        random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         """Recover what the store holds; O(topics). Raises StoreOpenError.
 
         `boot_id` names this boot of the machine ("" = unknown: an unclean end is then taken for a power cut);
-        `new_id` makes a ULID from a time in ms. With `recover` False the caller runs `recover()` in slices.
+        `new_id` makes a ULID from a time in ms, `random` bytes for lease ids.
+        With `recover` False the caller runs `recover()` in slices.
         """
         self.limits = limits or Limits()
         self.draining = False
@@ -91,6 +99,10 @@ class Engine:
         )
         self.room = Room(self.writer, self._memory, self.limits)
         self._touched: dict[int, Log] = {}
+        self.routers = Routers(
+            self.catalog, self.writer, clock, self.limits, Forwarding(self.writer, self.room, clock, self._touch)
+        )
+        self.queues = Queues(self.catalog, self.writer, clock, self.limits, self.room, self._touch, random)
         self._ttl_cursor = ""
         self.recovered = 0.0  # the part of recovery that is done, 1.0 when the engine takes calls
         if recover:
@@ -103,6 +115,7 @@ class Engine:
             self.catalog.load(topic)
             self.recovered = done
             yield done
+        self.routers.load(recovery.routers(self.writer.store, self.catalog.topics))
         self.recovered = 1.0
 
     # ------------------------------------------------------------ durability
@@ -172,7 +185,7 @@ class Engine:
         topic, now = self.catalog.visible(name), self._clock.now_ms()
         if touch:
             topic.touch(now)
-        return topic.state(topic.log.visible(topic.config, now), now)
+        return self._state(topic, now)
 
     def has_topic(self, name: str) -> bool:
         """Whether a write to `name` would find a topic; readers may not see it yet."""
@@ -190,11 +203,11 @@ class Engine:
                 return ListTopicsReply(topics=page, next_after=page[-1].topic)
             if request.touch:
                 topic.touch(now, read=False)
-            page.append(topic.state(topic.log.visible(topic.config, now), now))
+            page.append(self._state(topic, now))
         return ListTopicsReply(topics=page, next_after=None)
 
     def delete_topic(self, name: str, *, if_empty: bool = False) -> tuple[DeleteTopicReply, int]:
-        """Remove the topic and its rows. See TopicsApi.delete_topic."""
+        """Remove the topic, its rows and the routers that it is an end of. See TopicsApi.delete_topic."""
         topic = self.catalog.find(name)
         if topic is None:
             return DeleteTopicReply(topic=name, deleted=False, routers_removed=[]), 0
@@ -204,13 +217,18 @@ class Engine:
                 raise TopicsError(
                     Reason.TOPIC_NOT_EMPTY, f'topic "{name}" holds {count} records', {"topic": name, "count": count}
                 )
+        routers = self.routers.touching(name)
         with Transaction(self.writer) as tx:
+            self.routers.remove(routers, tx)
             self.catalog.remove(topic, tx)
             tx.commit()
         for log in topic.logs:
             self._touched.pop(log.log_id, None)
+        self.routers.removed(routers)
+        self.queues.forget(topic)
         self.catalog.removed(topic)
-        return DeleteTopicReply(topic=name, deleted=True, routers_removed=[]), tx.ticket
+        removed = [router.name for router in routers]
+        return DeleteTopicReply(topic=name, deleted=True, routers_removed=removed), tx.ticket
 
     # --------------------------------------------------------------- records
 
@@ -221,10 +239,12 @@ class Engine:
         checks.check_count(batch, self.limits)
         checks.check_idempotency_key(request.idempotency_key, self.limits)
         checks.check_records(batch, self.limits)
+        checks.check_schedule(request)
         topic = self.catalog.find(request.topic)
         created = topic is None
         if topic is None:
             topic = self._create_for(request)
+        checks.check_scheduled_type(request, topic.config.type)
         now, log, key = self._clock.now_ms(), topic.log, request.idempotency_key
         if key is not None:
             first = log.remembered(key, topic.config, now)
@@ -240,7 +260,10 @@ class Engine:
         remember = None if key is None else (key, min(now + topic.config.idempotency_window_ms + 1, config.U64_MAX))
         with Transaction(self.writer) as tx:
             first_seq = log.append(tx, s, batch, topic.config, now, remember)
+            jobs = self.queues.stage_jobs(tx, topic, request, first_seq, now) if request.is_scheduled else None
             ticket = tx.commit()
+        if jobs is not None:
+            self.queues.added(topic, jobs)
         self._touched[log.log_id] = log
         reply = AppendReply(
             topic=topic.name, first_seq=first_seq, count=len(batch.datas), head_seq=s.head,
@@ -265,6 +288,8 @@ class Engine:
             min(limit or limits.default_limit, limits.max_limit),
             min(request.max_batch_bytes or limits.default_batch_bytes, limits.max_batch_bytes),
             frozenset(request.nodes if topic.config.dedupe_node else ()),
+            match=request.filter,
+            stores=topic.log.stores(s),
         )
 
     def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
@@ -293,6 +318,22 @@ class Engine:
         """Call `wake` when records of the topic become visible or it is deleted, until the result is left."""
         return Parked(self.catalog.visible(name).log, wake)
 
+    def watch(
+        self,
+        request: WatchRequest,
+        wake: Callable[[str], None],
+        *,
+        epochs: Mapping[str, int] | None = None,
+        heads: Mapping[str, int] | None = None,
+    ) -> Watch:
+        """Follow many topics; `wake` is told the name of a topic that has news. See Watch."""
+        return Watch(self.catalog, self._clock, self.limits, request, wake, epochs=epochs, heads=heads)
+
+    def priority(self, name: str) -> int:
+        """The topic's effective priority now; 0 if there is no such topic."""
+        topic = self.catalog.find(name)
+        return 0 if topic is None else topic.effective_priority(self._clock.now_ms())
+
     def delete_records(self, request: DeleteRequest) -> tuple[DeleteReply, int]:
         """Delete by seq and/or tag. See TopicsApi.delete_records."""
         if request.before_seq is None and request.match is None:
@@ -308,9 +349,13 @@ class Engine:
     # ---------------------------------------------------------------- upkeep
 
     def upkeep(self) -> bool:
-        """One bounded slice of background work; True if more is due at once. Call it often, between requests."""
+        """One bounded slice of background work; True if more is due at once. Call it often, between requests.
+
+        Forwarding is apart, in `routers.forward`: it gives way to requests where this does not.
+        """
         if self.writer.failure is not None or self.recovered < 1.0:
             return False
+        self.routers.poll()
         for log_id, log in list(islice(self._touched.items(), _LOGS_A_SLICE)):
             if not upkeep.run(log, self.writer, self._memory):
                 del self._touched[log_id]
@@ -344,6 +389,16 @@ class Engine:
 
     # ------------------------------------------------------------- internals
 
+    def _state(self, topic: Topic, now: int) -> TopicState:
+        state = topic.state(topic.log.visible(topic.config, now), now)
+        if topic.config.type == "queue":
+            state.queue = self.queues.state(topic)
+        return state
+
+    def _touch(self, log: Log) -> None:
+        """Upkeep has work on the log."""
+        self._touched[log.log_id] = log
+
     def _create_for(self, request: AppendRequest) -> Topic:
         given = request.config or ConfigInput()
         create = request.create
@@ -352,7 +407,9 @@ class Engine:
         if not create:
             raise topic_not_found(request.topic)
         names.check_topic_name(request.topic)
-        return self.catalog.create(request.topic, config.resolve(request.topic, given))
+        resolved = config.resolve(request.topic, given)
+        checks.check_scheduled_type(request, resolved.type)
+        return self.catalog.create(request.topic, resolved)
 
     def _reconfigure(self, topic: Topic, resolved: TopicConfig) -> int:
         """Replace the config; tightened caps and TTL take effect in the same write."""
@@ -366,6 +423,7 @@ class Engine:
             tx.batch.put(Family.TOPICS, keys.u64(topic.number), topic.row(resolved))
             if materialize:
                 log.materialize(tx.batch, s)
+            self.queues.stage_config(tx, topic, resolved)
             log.stage(tx, s, resolved, hold=True)
             ticket = tx.commit()
         if materialize:

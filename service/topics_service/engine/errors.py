@@ -80,3 +80,8 @@ def invalid(message: str, detail: Mapping[str, Any] | None = None) -> TopicsErro
 def topic_not_found(name: str) -> TopicsError:
     """The named topic does not exist and this call does not create it: 404 `topic_not_found`."""
     return TopicsError(Reason.TOPIC_NOT_FOUND, f'topic "{name}" does not exist', {"topic": name})
+
+
+def router_not_found(name: str) -> TopicsError:
+    """The named router does not exist: 404 `router_not_found`."""
+    return TopicsError(Reason.ROUTER_NOT_FOUND, f'router "{name}" does not exist', {"router": name})

@@ -21,8 +21,11 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     lease_ms: int | None = None
 
 
-class Job(Struct, frozen=True, kw_only=True):
-    """One leased record: position `position` of `block`. `deadline` is in ms since the epoch, still held at it."""
+class Job(Struct, frozen=True, kw_only=True, gc=False):
+    """One leased record: position `position` of `block`. `deadline` is in ms since the epoch, still held at it.
+
+    `deliveries` counts this one. The lease id is new for each delivery: a stale one never matches.
+    """
 
     block: Block
     position: int
@@ -37,7 +40,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class ClaimReply(Struct, kw_only=True):
-    """Jobs now held, ascending by seq, and how many more a claim could get."""
+    """Jobs now held, ascending by seq, and how many more a claim could get after the whole pass."""
 
     topic: str
     jobs: list[Job]
@@ -73,7 +76,10 @@ class SettleReply(Struct, kw_only=True):
 
 
 class RedriveRequest(Struct, frozen=True, kw_only=True):
-    """Move the queue's dead letters back into it: all, or those whose tag matches; at most `max` (0: all)."""
+    """Move the queue's dead letters back into it: those whose tag matches (None: all), in order of seq.
+
+    At most `max`; one call moves at most 1000 (also with 0), see `Queues.redrive`.
+    """
 
     topic: str
     match: TagMatch | None = None
@@ -81,11 +87,12 @@ class RedriveRequest(Struct, frozen=True, kw_only=True):
 
 
 class RedriveReply(Struct, kw_only=True):
-    """How many came back, and where from."""
+    """How many came back, and where from. `more`: the call stopped at a bound, another may find more."""
 
     topic: str
     dead_letter: str
     redriven: int
+    more: bool = False
 
 
 class ListJobsRequest(Struct, frozen=True, kw_only=True):
@@ -98,7 +105,10 @@ class ListJobsRequest(Struct, frozen=True, kw_only=True):
 
 
 class JobView(Struct, frozen=True, kw_only=True):
-    """A job as a browser sees it; `node`, `deadline` only in flight, `ready_at` only delayed (ms)."""
+    """A job as a browser sees it; `node`, `deadline` only in flight, `ready_at` only delayed (ms).
+
+    Delayed are jobs whose `delay_ms` of append or nack is not over, and those that wait to become dead letters.
+    """
 
     block: Block
     position: int

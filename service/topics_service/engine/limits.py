@@ -4,7 +4,7 @@ from msgspec import Struct
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Bounds of requests and resources. Zero means unlimited for the last three."""
+    """Bounds of requests and resources. Zero means unlimited for the last four."""
 
     max_batch_records: int = 10_000
     max_record_bytes: int = 1 << 20
@@ -18,6 +18,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_wait_ms: int = 30_000
     default_batch_bytes: int = 1 << 20
     max_batch_bytes: int = 8 << 20
+    max_watch_topics: int = 256
+    max_claim: int = 1000
+    max_routers: int = 10_000
     max_topics: int = 100_000
     max_total_bytes: int = 0
     max_ephemeral_bytes: int = 0

@@ -171,6 +171,9 @@ class Log:
         start = s.head + 1
         s.head += count
         if s.count:
+            if s.gaps and s.gaps[-1].stop == start - 1 and s.gaps[-1].reason == "source_trim":
+                start = s.gaps[-1].start  # one that goes on: many losses in a row are one gap
+                s.gaps = s.gaps[:-1]
             s.gaps = (*s.gaps, Gap(start, s.head, "source_trim"))
             if not s.volatile_from:
                 tx.batch.put(Family.GAPS, *s.gaps[-1].row(self.log_id))
@@ -180,7 +183,7 @@ class Log:
 
     def mark(self, tx: Transaction, s: Snapshot, seqs: Iterable[int], config: TopicConfig) -> int:
         """Stage the deletion of single seqs; returns how many of them were live."""
-        sizes = [(seq, retention.size_of(self.blocks, seq)) for seq in seqs if s.is_live(seq)]
+        sizes = retention.sizes_of(self.blocks, filter(s.is_live, seqs))
         s.deletes, chunks = s.deletes.marked(sizes)
         s.count -= len(sizes)
         s.bytes -= sum(size for _, size in sizes)
@@ -207,6 +210,7 @@ class Log:
         bound = self.view.head + 1
         if before_seq is not None:
             bound = min(bound, before_seq)
+        prune = False
         with Transaction(self._writer) as tx:
             if match is None:
                 deleted = retention.advance(s, self.blocks, bound)
@@ -214,12 +218,14 @@ class Log:
             else:
                 seqs = tags.matching(self.stores(s), self.log_id, s, self.blocks, match, bound)
                 deleted = self.mark(tx, s, seqs, config)
-                if before_seq is None and deleted:
+                # While readers still see the records they need the index; `upkeep` prunes it with the blocks then.
+                prune = before_seq is None and config.durability != "fsync" and not self._pending
+                if prune:
                     tags.prune(self._writer.store, tx.batch, self.log_id, match, bound - 1)
             if not deleted:
                 return 0, self.visible(config, now), 0
             ticket = tx.commit()
-        if match is not None and before_seq is None and s.volatile_from:
+        if match is not None and prune and s.volatile_from:
             batch = self._memory.batch()
             tags.prune(self._memory, batch, self.log_id, match, bound - 1)
             self._memory.write(batch)

@@ -87,7 +87,8 @@ class AppendRequest(Struct, kw_only=True):
     """Append `batch` to `topic`, atomically (SPEC API 2).
 
     `create` None follows the topic's (or the inline config's) `auto_create`. `config` counts only when this call
-    creates the topic.
+    creates the topic. Beyond the contract, on a queue only: `delay_ms` hides the records from claims for that long
+    (clamped to 86400000), and claims serve a higher `priority`, 0 to 9, first.
     """
 
     topic: str
@@ -96,6 +97,13 @@ class AppendRequest(Struct, kw_only=True):
     create: bool | None = None
     config: ConfigInput | None = None
     disable_backpressure: bool = False
+    delay_ms: int = 0
+    priority: int = 0
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the jobs are not simply served in the order of seqs."""
+        return bool(self.delay_ms or self.priority)
 
 
 class AppendReply(Struct, kw_only=True):
@@ -128,7 +136,8 @@ class DiffRequest(Struct, kw_only=True):
     8 MiB; `wait_ms` is clamped to 30000. `nodes` drops records written by these nodes.
 
     Beyond the contract, instead of `from_seq`: `from_ts` starts at the first record of that time (ms) or later, `last`
-    at the last so many live records (0: only what comes from now on).
+    at the last so many live records (0: only what comes from now on). `filter` keeps only records with a matching tag:
+    `limit` then counts matches, and a page can end before it is full (see `reader.read`).
     """
 
     topic: str
@@ -139,6 +148,7 @@ class DiffRequest(Struct, kw_only=True):
     nodes: tuple[bytes, ...] = ()
     wait_ms: int = 0
     max_batch_bytes: int = 0
+    filter: "TagMatch | None" = None
 
 
 class BulkRequest(DiffRequest, kw_only=True):

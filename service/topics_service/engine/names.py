@@ -7,6 +7,7 @@ from msgspec import Struct
 from topics_service.engine.errors import invalid
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}", re.ASCII)
+_ROUTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII)
 _NOT_SLUG = re.compile(r"[^a-z0-9]+")
 _SLUG_MAX = 63
 
@@ -28,6 +29,12 @@ def check_topic_name(name: str) -> None:
     """Raise `invalid_request` unless `name` may name a topic."""
     if not is_topic_name(name):
         raise invalid("a topic name is 1 to 255 characters from A-Z a-z 0-9 . _ : - and starts with a letter or digit")
+
+
+def check_router_name(name: str) -> None:
+    """Raise `invalid_request` unless `name` may name a router: as a topic, and `>` (SPEC API 6)."""
+    if _ROUTER_NAME.fullmatch(name) is None:
+        raise invalid("a router name is 1 to 255 characters from A-Z a-z 0-9 . _ : > -, the first a letter or digit")
 
 
 def narrow(prefix: str, allowed: tuple[str, ...] | None) -> list[str]:

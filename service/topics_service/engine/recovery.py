@@ -6,7 +6,7 @@ does not fsync goes on above its durable ceiling, and the range in between becom
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 
@@ -18,6 +18,8 @@ from topics_service.engine.deletes import Chunk, Deletes, decode_chunk
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.log import Log
 from topics_service.engine.model import GapReason
+from topics_service.engine.router import RouterRow, cursor_key, decode_cursor
+from topics_service.engine.router import decode_row as decode_router
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.topic import Topic, decode_row
 from topics_service.engine.writer import Writer
@@ -76,6 +78,25 @@ def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iter
     writer.commit(batch)
     store.sync()
     writer.on_synced(writer.written)
+
+
+def routers(store: Store, topics: Container[str]) -> Iterator[tuple[int, RouterRow, int, int]]:
+    """Every router on disk: its number, row, cursor and forwarded_total. O(routers).
+
+    Raises StoreOpenError, naming the router, when one of its rows is damaged or missing or an end is no topic.
+    """
+    rows = dict(store.scan(Family.ROUTERS, *_ALL))
+    for key, value in rows.items():
+        if key[8:] != b"\x00":
+            continue
+        number = keys.read_u64(key)
+        with _refuse_damage(f"router {number}"):
+            row = decode_router(value)
+            cursor, forwarded = decode_cursor(rows.get(cursor_key(number), b""))
+            for end in (row.config.source, row.config.dest):
+                if end not in topics:
+                    raise ValueError(f'"{row.name}" has the topic "{end}" as an end, which does not exist')
+        yield number, row, cursor, forwarded
 
 
 def close(writer: Writer, logs: Iterable[Log]) -> None:

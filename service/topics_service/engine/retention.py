@@ -3,9 +3,12 @@
 Each function changes the (private, unpublished) snapshot it is given and returns what happened; the caller writes it.
 """
 
+from collections.abc import Iterable
+
 from topics_service.engine.blocks import LogBlocks
 from topics_service.engine.model import TopicConfig
 from topics_service.engine.snapshot import Snapshot
+from topics_service.storage.block import Block
 
 
 def expire(s: Snapshot, blocks: LogBlocks, ttl_ms: int, now: int) -> bool:
@@ -61,6 +64,18 @@ def size_of(blocks: LogBlocks, seq: int) -> int:
     block = blocks.find(seq)
     i = seq - block.base_seq
     return block.sizes_upto(i + 1) - block.sizes_upto(i)
+
+
+def sizes_of(blocks: LogBlocks, seqs: Iterable[int]) -> list[tuple[int, int]]:
+    """The seqs with the record bytes of each; neighbours cost one block look-up."""
+    sizes: list[tuple[int, int]] = []
+    block: Block | None = None
+    for seq in seqs:
+        if block is None or not block.base_seq <= seq < block.end_seq:
+            block = blocks.find(seq)
+        i = seq - block.base_seq
+        sizes.append((seq, block.sizes_upto(i + 1) - block.sizes_upto(i)))
+    return sizes
 
 
 def _bytes_before(s: Snapshot, blocks: LogBlocks, seq: int) -> int:

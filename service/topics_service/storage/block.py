@@ -168,6 +168,46 @@ class Block:
             return [i for i, t in enumerate(self.tags) if t is not None and t.startswith(tag)]
         return [i for i, t in enumerate(self.tags) if t == tag]
 
+    def picked(self, positions: Sequence[int]) -> "Block":
+        """A block of the records at these ascending positions, to be merged or moved: its seqs mean nothing."""
+        if len(positions) == self.count:
+            return self
+        columns = (self.tags, self.nodes, self.metas)
+        if isinstance(positions, range):
+            start, stop = positions.start, positions.stop
+            begin = self.ends[start - 1] if start else 0
+            data = self.data[begin : self.ends[stop - 1]]
+            ends = array("I", [end - begin for end in self.ends[start:stop]] if begin else self.ends[start:stop])
+            tags, nodes, metas = (None if column is None else column[start:stop] for column in columns)
+            kinds = None if self.kinds is None else self.kinds[start:stop]
+        else:
+            pieces = [self.record_data(i) for i in positions]
+            data, ends = b"".join(pieces), array("I", accumulate(map(len, pieces)))
+            tags, nodes, metas = (None if column is None else [column[i] for i in positions] for column in columns)
+            kinds = None if self.kinds is None else bytes(self.kinds[i] for i in positions)
+        runs = ((len(ends), self.last_ts),)
+        return Block(self.log_id, self.base_seq, runs, ends, data, tags, nodes, metas, kinds, self.cum_bytes)
+
+    def moved(
+        self,
+        log_id: int,
+        base_seq: int,
+        ts: int,
+        cum_bytes: int,
+        *,
+        tags: bool = True,
+        nodes: bool = True,
+        metas: Column | None = None,
+    ) -> "Block":
+        """The records as an append of the time `ts` to another log. The columns are shared, not copied.
+
+        Without `tags` or `nodes` the records lose them; `metas` replaces theirs.
+        """
+        runs = ((self.count, ts),)
+        metas = self.metas if metas is None else metas
+        kept_tags, kept_nodes = self._tags if tags else None, self.nodes if nodes else None
+        return Block(log_id, base_seq, runs, self.ends, self.data, kept_tags, kept_nodes, metas, self.kinds, cum_bytes)
+
     def _prefix_sizes(self) -> Sequence[int]:
         if self.metas is None:
             return self.ends

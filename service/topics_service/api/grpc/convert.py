@@ -135,6 +135,8 @@ def append_request(request: pb.AppendRequest, limits: Limits) -> AppendRequest:
         create=request.create if request.HasField("create") else None,
         config=config_input(request.config) if request.HasField("config") else None,
         disable_backpressure=request.disable_backpressure,
+        delay_ms=request.delay_ms,
+        priority=request.priority,
     )
 
 
@@ -170,6 +172,7 @@ def diff_request(request: pb.DiffRequest) -> DiffRequest:
         max_batch_bytes=request.max_batch_bytes,
         from_ts=checked_time(request.from_ts_ms) if request.HasField("from_ts_ms") else None,
         last=request.last if request.HasField("last") else None,
+        filter=tag_match(request.filter, "filter") if request.HasField("filter") else None,
     )
 
 
@@ -202,7 +205,7 @@ def delete_records_request(request: pb.DeleteRecordsRequest) -> DeleteRequest:
     return DeleteRequest(
         topic=request.topic,
         before_seq=request.before_seq if request.HasField("before_seq") else None,
-        match=_tag_match(request.match) if request.HasField("match") else None,
+        match=tag_match(request.match, "match") if request.HasField("match") else None,
     )
 
 
@@ -234,10 +237,11 @@ def tombstone_message(tombstone: Tombstone) -> record_pb2.Tombstone:
     )
 
 
-def _tag_match(match: record_pb2.TagMatch) -> TagMatch:
+def tag_match(match: record_pb2.TagMatch, field: str) -> TagMatch:
+    """A tag rule, given as the request's `field`. Raises `invalid_request` for one without a rule."""
     rule = match.WhichOneof("rule")
     if rule is None:
-        raise invalid("match: no rule is set")
+        raise invalid(f"{field}: no rule is set")
     return TagMatch("Eq", match.eq.encode()) if rule == "eq" else TagMatch("Glob", match.prefix.encode())
 
 

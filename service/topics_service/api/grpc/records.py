@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 
-from topics.v1 import record_pb2, topics_service_pb2
+from topics.v1 import record_pb2, stream_pb2, topics_service_pb2
 from topics_service.api.jsontext import all_normal, check_meta, normalize_json
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits
@@ -106,14 +106,19 @@ def _at(error: TopicsError, where: str) -> TopicsError:
 
 
 def add_records(
-    response: topics_service_pb2.DiffResponse, slices: Iterable[Slice], *, include_tags: bool, include_meta: bool
+    response: topics_service_pb2.DiffResponse | stream_pb2.RecordBatch,
+    slices: Iterable[Slice],
+    *,
+    include_tags: bool,
+    include_meta: bool,
+    include_data: bool = True,
 ) -> None:
-    """Append the records of `slices` to a reply, in order."""
+    """Append the records of `slices` to a reply or a frame, in order."""
     add = response.records.add
     for piece in slices:
         block, start, stop = piece.block, piece.start, piece.stop
         seqs = range(block.base_seq + start, block.base_seq + stop)
-        datas = _datas(block, start, stop)
+        datas = _datas(block, start, stop) if include_data else repeat(b"")
         times = islice(chain.from_iterable(repeat(ts, count) for count, ts in block.ts_runs), start, stop)
         kinds = repeat(_JSON) if block.kinds is None else map(_KINDS_OUT.__getitem__, block.kinds[start:stop])
         tags = block.tags if include_tags else None

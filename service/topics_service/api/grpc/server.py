@@ -1,8 +1,7 @@
 """The gRPC server: services, health, reflection, and the options that its clients depend on."""
 
 import logging
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -18,14 +17,16 @@ from topics.v1 import (
     topics_service_pb2,
     topics_service_pb2_grpc,
     watch_service_pb2,
-    watch_service_pb2_grpc,
 )
 from topics_service.api.access import Gate
 from topics_service.api.grpc import health
 from topics_service.api.grpc.admin_servicer import AdminServicer
 from topics_service.api.grpc.guard import Guard
 from topics_service.api.grpc.meter import CallMeter
+from topics_service.api.grpc.queue_servicer import QueueServicer
+from topics_service.api.grpc.router_servicer import RouterServicer
 from topics_service.api.grpc.topics_servicer import TopicsServicer
+from topics_service.api.grpc.watch_servicer import WatchServicer
 from topics_service.api.topics import TopicsApi
 
 log = logging.getLogger("topics.grpc")
@@ -47,14 +48,6 @@ SERVICE_NAMES: Final = tuple(
 def _worth_a_log(record: logging.LogRecord) -> bool:
     """Not that a client left while a message was on its way to it, which gRPC takes for an error of the handler."""
     return not record.getMessage().startswith("ExecuteBatchError raised in core")
-
-
-# Registered as generated, so that reflection lists them; the guard answers UNIMPLEMENTED.
-_UNBUILT: Final[list[tuple[Callable[[Any, Any], None], Callable[[], Any]]]] = [
-    (watch_service_pb2_grpc.add_WatchServiceServicer_to_server, watch_service_pb2_grpc.WatchServiceServicer),
-    (queue_service_pb2_grpc.add_QueueServiceServicer_to_server, queue_service_pb2_grpc.QueueServiceServicer),
-    (router_service_pb2_grpc.add_RouterServiceServicer_to_server, router_service_pb2_grpc.RouterServiceServicer),
-]
 
 
 class GrpcServer:
@@ -87,9 +80,10 @@ class GrpcServer:
         interceptors = [CallMeter(self._api.metrics.grpc), Guard(self._gate)]
         server = grpc.aio.server(interceptors=interceptors, options=self._options())
         topics_service_pb2_grpc.add_TopicsServiceServicer_to_server(TopicsServicer(self._api), server)
+        queue_service_pb2_grpc.add_QueueServiceServicer_to_server(QueueServicer(self._api), server)
+        router_service_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(self._api), server)
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self._api), server)
-        for add, servicer in _UNBUILT:
-            add(servicer(), server)
+        WatchServicer(self._api).register(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host = f"[{self._host}]" if ":" in self._host else self._host

@@ -1,0 +1,163 @@
+"""One push stream of jobs: what the doors iterate over (SPEC API 10.8)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, Self
+
+from topics_service.api.desk import CallLater, Desk
+from topics_service.engine.clock import Clock
+from topics_service.engine.engine import Engine
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.frames import ErrorFrame, HeartbeatFrame
+from topics_service.engine.jobs import ClaimReply, ClaimRequest, Job
+
+HEARTBEAT_SECONDS: Final = 15.0
+_FRAME_JOBS: Final = 64
+_FRAME_BYTES: Final = 256 << 10
+_GONE: Final = (Reason.TOPIC_NOT_FOUND, Reason.NOT_A_QUEUE)
+
+WorkFrame = list[Job] | HeartbeatFrame | ErrorFrame
+
+
+class WorkStream:
+    """Jobs leased to one worker as they come, at most `request.max` of this stream at a time.
+
+    Iterating gives a heartbeat at once, then jobs, and a heartbeat after `heartbeat_seconds` without any. Nothing is
+    leased before the next frame is asked for, which says that the one before was handed over. An ErrorFrame that is
+    terminal is the last; TopicsError is raised when leases can't be made durable. Cancelling a wait leases nothing
+    that `Desk.leave` does not give back.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        desk: Desk,
+        request: ClaimRequest,
+        *,
+        settle: Callable[[int], Awaitable[None]],
+        clock: Clock,
+        call_later: CallLater,
+        heartbeat_seconds: float,
+    ) -> None:
+        self.request = request
+        self.leases: dict[int, str] = {}
+        self._engine = engine
+        self._desk = desk
+        self._settle = settle
+        self._clock = clock
+        self._call_later = call_later
+        self._heartbeat_seconds = heartbeat_seconds
+        self._given: list[Job] = []  # not shown yet
+        self._outcome: asyncio.Future[tuple[list[Job], int]] | None = None
+        self._notice: ErrorFrame | None = None
+        self._is_open = True
+        self._has_begun = False
+        self._was_silent = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> WorkFrame:
+        if not self._has_begun:
+            self._has_begun = True
+            return HeartbeatFrame(ts=self._clock.now_ms())
+        if not self._given and self._notice is None and self._is_open:
+            self._given = await self._wait()
+        if self._notice is not None:
+            notice, self._notice = self._notice, None
+            return notice
+        if not self._is_open:
+            raise StopAsyncIteration
+        if self._given:
+            return self._next_frame()
+        self._was_silent = True
+        self.recount()
+        return HeartbeatFrame(ts=self._clock.now_ms())
+
+    # ------------------------------------------------------- what a desk asks
+
+    @property
+    def is_waiting(self) -> bool:
+        """See desk.Stream."""
+        return self._outcome is not None and not self._outcome.done()
+
+    def room(self) -> int:
+        """See desk.Stream."""
+        return min(self.request.max - len(self.leases), _FRAME_JOBS) if self.is_waiting else 0
+
+    def take(self, reply: ClaimReply, ticket: int) -> None:
+        """See desk.Stream."""
+        if not reply.jobs:
+            return
+        for job in reply.jobs:
+            self.leases[job.seq] = job.lease_id
+            self._desk.got(self, job.seq)
+        self._answer(reply.jobs, ticket)
+
+    def fail(self, error: TopicsError) -> None:
+        """See desk.Stream."""
+        if error.reason in _GONE or not error.reason.value.retryable:
+            self.end(error)
+            return
+        # What was missing may be there again soon: the stream is paced, and stays.
+        self._notice = _frame(error, terminal=False)
+        self._answer([], 0)
+
+    def end(self, error: TopicsError) -> None:
+        """See desk.Stream."""
+        if self._is_open:
+            self._is_open = False
+            self._given = []
+            self._notice = _frame(error, terminal=True)
+            self._answer([], 0)
+
+    def recount(self) -> None:
+        """See desk.Stream."""
+        queues, name = self._engine.queues, self.request.topic
+        if queues.held(name, self.leases) == len(self.leases):
+            return
+        for seq, lease_id in list(self.leases.items()):
+            if not queues.held(name, {seq: lease_id}):
+                del self.leases[seq]
+                self._desk.lost(self, seq)
+
+    # --------------------------------------------------------------- internals
+
+    async def _wait(self) -> list[Job]:
+        """Jobs; none when the stream is to send a heartbeat or its notice."""
+        self._outcome = asyncio.get_running_loop().create_future()
+        timer = self._call_later(self._heartbeat_seconds, lambda: self._answer([], 0))
+        try:
+            self._desk.wants(self, first=self._was_silent)
+            self._was_silent = False
+            jobs, ticket = await self._outcome
+        finally:
+            timer.cancel()
+            self._outcome = None
+            self._desk.wants_nothing(self)
+        if ticket:
+            await self._settle(ticket)
+        return jobs
+
+    def _answer(self, jobs: list[Job], ticket: int) -> None:
+        if self._outcome is not None and not self._outcome.done():
+            self._outcome.set_result((jobs, ticket))
+            self._desk.wants_nothing(self)
+
+    def _next_frame(self) -> list[Job]:
+        """The next of the given jobs, as many as a frame takes: at least one."""
+        size = taken = 0
+        for job in self._given:
+            size += job.block.sizes_upto(job.position + 1) - job.block.sizes_upto(job.position)
+            if taken and size > _FRAME_BYTES:
+                break
+            taken += 1
+        frame, self._given = self._given[:taken], self._given[taken:]
+        return frame
+
+
+def _frame(error: TopicsError, *, terminal: bool) -> ErrorFrame:
+    code = 409 if error.reason in _GONE else error.reason.value.http_status
+    reason = Reason.NOT_A_QUEUE if error.reason in _GONE else error.reason
+    message = error.message if code != 409 else "the topic is not a queue any more"
+    return ErrorFrame(reason=reason, code=code, message=message, retry_after_ms=error.retry_after_ms, terminal=terminal)

@@ -1,0 +1,96 @@
+"""Moving jobs from one log to another in one atomic write: dead letters, and their way back."""
+
+from collections.abc import Callable, Sequence
+
+from topics_service.engine.blocks import LogBlocks
+from topics_service.engine.checks import batch_bytes
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.model import Batch
+from topics_service.engine.room import Room
+from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.topic import Topic
+from topics_service.engine.transaction import Transaction
+
+MOVE_JOBS = 1000
+MOVE_BYTES = 8 << 20
+
+NewMeta = Callable[[bytes | None, int], bytes | None]  # from a record's meta and seq
+
+
+def copies(blocks: LogBlocks, seqs: Sequence[int], new_meta: NewMeta) -> Batch:
+    """The records, to be appended elsewhere: data, tag and node as they are, meta as `new_meta` makes it.
+
+    Stops after `MOVE_BYTES` and before one that can't be read, but not before the first: for that it raises.
+    """
+    datas: list[bytes] = []
+    tags: list[bytes | None] = []
+    nodes: list[bytes | None] = []
+    metas: list[bytes | None] = []
+    kinds = bytearray()
+    nbytes = 0
+    for seq in seqs:
+        try:
+            block = blocks.find(seq)
+        except TopicsError:
+            if not datas:
+                raise
+            break
+        i = seq - block.base_seq
+        data = block.record_data(i)
+        meta = new_meta(None if block.metas is None else block.metas[i], seq)
+        nbytes += len(data) + len(meta or b"")
+        if nbytes > MOVE_BYTES and datas:
+            break
+        datas.append(data)
+        metas.append(meta)
+        tags.append(None if block.tags is None else block.tags[i])
+        nodes.append(None if block.nodes is None else block.nodes[i])
+        kinds.append(0 if block.kinds is None else block.kinds[i])
+    return Batch(datas=datas, tags=_column(tags), nodes=_column(nodes), metas=_column(metas), kinds=_kinds(kinds))
+
+
+def fitting(batch: Batch, dest: Topic, room: Room, now: int) -> Batch:
+    """The batch, or as much of its beginning as `dest` has room for (by halves).
+
+    Raises what `Room.check` does when not even the first record fits.
+    """
+    s = dest.log.begin(dest.config, now)
+    while True:
+        count = len(batch.datas)
+        try:
+            room.check(dest, s, count, batch_bytes(batch))
+        except TopicsError:
+            if count == 1:
+                raise
+            batch = _first(batch, (count + 1) // 2)
+        else:
+            return batch
+
+
+def move(tx: Transaction, batch: Batch, seqs: Sequence[int], source: Topic, dest: Topic, now: int) -> Snapshot:
+    """Stage the append of `batch` to `dest`, which has room, and the deletion of `seqs` in `source`.
+
+    Returns the state of the source after it.
+    """
+    dest.log.append(tx, dest.log.begin(dest.config, now), batch, dest.config, now)
+    s = source.log.begin(source.config, now)
+    source.log.mark(tx, s, seqs, source.config)
+    return s
+
+
+def _first(batch: Batch, count: int) -> Batch:
+    return Batch(
+        datas=batch.datas[:count],
+        tags=None if batch.tags is None else _column(batch.tags[:count]),
+        nodes=None if batch.nodes is None else _column(batch.nodes[:count]),
+        metas=None if batch.metas is None else _column(batch.metas[:count]),
+        kinds=None if batch.kinds is None else _kinds(batch.kinds[:count]),
+    )
+
+
+def _column(values: list[bytes | None]) -> list[bytes | None] | None:
+    return values if any(value is not None for value in values) else None
+
+
+def _kinds(kinds: bytes | bytearray) -> bytes | None:
+    return bytes(kinds) if any(kinds) else None

@@ -1,0 +1,331 @@
+"""One queue: which jobs are held, given back, delayed or fresh. No I/O, no timers, memory only for jobs under way.
+
+A job is *touched* from its first delivery until it is done: it is in `jobs` and in exactly one of the sets `held`,
+`free`, `poison` and `delayed`. All others are found by their order: the schedule's levels, then the seqs from the
+cursor on. What the log has lost behind the queue's back (`prune`) counts nowhere any more.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pyroaring import BitMap64
+
+from topics_service.engine.alarms import Alarms
+from topics_service.engine.deletes import CHUNK_BITS, Deletes
+from topics_service.engine.leases import Delivery
+from topics_service.engine.schedule import Schedule
+from topics_service.engine.snapshot import Snapshot
+
+GONE_MAX = 10_000  # leases of jobs that the log has lost: their holders may still ack
+_FREE = -1  # the level of what was given back
+
+
+class Queue:
+    """The lease state of one queue.
+
+    Calls take `s`, the newest written state of the log, and `head`, the highest seq that readers see: what is not
+    visible yet is not handed out, and what is acked already is not either, though readers may still see it.
+    """
+
+    __slots__ = (
+        "_delays",
+        "_deletes",
+        "_earliest",
+        "_expiries",
+        "_limit",
+        "_taken",
+        "_taken_from",
+        "cursor",
+        "dead_lettered",
+        "delayed",
+        "failures",
+        "free",
+        "gone",
+        "held",
+        "jobs",
+        "last_error",
+        "poison",
+        "redrive_from",
+        "schedule",
+        "stuck_until",
+        "trash",
+    )
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.cursor = 1
+        """Seqs from here on were never handed out, but for scheduled ones."""
+        self.jobs: dict[int, Delivery] = {}
+        self.held = BitMap64()
+        self.free = BitMap64()
+        self.poison = BitMap64()
+        """Given back after the last delivery that `max_deliveries` allows: on the way to the dead letters."""
+        self.delayed = BitMap64()
+        self.gone: dict[int, Delivery] = {}
+        """Leases of jobs that were deleted, evicted or expired meanwhile: a later ack of the holder counts."""
+        self.dead_lettered = 0
+        self.stuck_until = 0
+        """Until then the poison stays where it is: moving it has failed."""
+        self.failures = 0
+        self.last_error: str | None = None
+        self.redrive_from: tuple[object, int] | None = None
+        self.trash: list[int] = []
+        """Seqs whose rows cover nothing any more."""
+        self._limit = 0
+        self._expiries = Alarms(self._expires)
+        self._delays = Alarms(self._ends)
+        self._earliest = 1
+        self._deletes = Deletes()
+        self._taken: dict[int, int] = {}  # what was offered, but for the fresh ones: its level
+        self._taken_from = 1
+
+    # ----------------------------------------------------------------- counters
+
+    def ready(self, s: Snapshot, head: int, now: int) -> int:
+        """How many jobs a claim could get now, those included that it would find to be dead letters."""
+        waiting = self.schedule.waiting
+        live, hidden = s.count, len(waiting)
+        if head < s.head:
+            live -= s.live_between(head + 1, s.head + 1)
+            hidden = waiting.range_cardinality(0, head + 1)
+        if now < self.stuck_until:
+            hidden += len(self.poison)
+        return live - len(self.held) - len(self.delayed) - hidden
+
+    @property
+    def in_flight(self) -> int:
+        """How many jobs are held."""
+        return len(self.held)
+
+    def next_due(self, now: int) -> int | None:
+        """When (ms) the next lease expires, delay ends or move of dead letters is due; None: nothing of that."""
+        expiry, end = self._expiries.next(), self._delays.next()
+        due = [] if expiry is None else [expiry + 1]
+        if end is not None:
+            due.append(end)
+        if self.schedule.soonest is not None:
+            due.append(self.schedule.soonest)
+        if self.poison and now < self.stuck_until:
+            due.append(self.stuck_until)
+        return min(due, default=None)
+
+    # --------------------------------------------------------- time and the log
+
+    def sweep(self, now: int) -> None:
+        """Take back what expired (deadline < now) and end delays (<= now). O(what changes)."""
+        for seq in self._expiries.until(now - 1):
+            if seq in self.jobs:
+                self._file(seq)
+            else:
+                del self.gone[seq]
+        for seq in self._delays.until(now):
+            self._file(seq)
+        self.schedule.advance(now)
+
+    def limit(self, deliveries: int) -> None:
+        """After so many deliveries (0: any number) a job that is given back is poison; also those given back before."""
+        if deliveries == self._limit:
+            return
+        self._limit = deliveries
+        for seq in self.free | self.poison:
+            self._file(seq)
+
+    def prune(self, s: Snapshot) -> None:
+        """Let go of jobs that the log has lost since the last call. O(what was lost), chunks of it where that is less.
+
+        A held one moves to `gone`.
+        """
+        waiting = self.schedule.waiting
+        sets = (self.held, self.free, self.poison, self.delayed)
+        if s.earliest > self._earliest:
+            for numbers in sets:
+                if numbers and (first := numbers.min()) < s.earliest:
+                    for seq in numbers & BitMap64(range(first, s.earliest)):
+                        self._lost(seq)
+            self.schedule.forget_below(s.earliest)
+            self._earliest = s.earliest
+        if s.deletes is not self._deletes:
+            for base, marks in s.deletes.since(self._deletes):
+                end = base + (1 << CHUNK_BITS)
+                if sum(numbers.range_cardinality(base, end) for numbers in (*sets, waiting)) < len(marks):
+                    within = BitMap64(range(base, end))
+                    lost = [seq for numbers in sets for seq in numbers & within if seq - base in marks]
+                    lost += [seq for seq in waiting & within if seq - base in marks]
+                else:
+                    lost = [base + mark for mark in marks]
+                for seq in lost:
+                    self._lost(seq)
+            self._deletes = s.deletes
+
+    def seen(self, s: Snapshot) -> None:
+        """The log's state is `s` by what the queue did itself: there is nothing to prune."""
+        self._earliest = s.earliest
+        self._deletes = s.deletes
+
+    # ------------------------------------------------------------------- claims
+
+    def offer(self, s: Snapshot, head: int) -> Iterator[int]:
+        """The claimable jobs in the order of service: given back, then by priority, then by seq.
+
+        What the iterator gives is taken: `lease` it, or `put_back` all of it.
+        """
+        self._taken = {}
+        self._taken_from = self.cursor
+        self.schedule.skip.remove_range(0, self.cursor)
+        return self._offer(s, head)
+
+    def put_back(self) -> None:
+        """Undo what `offer` gave since it began."""
+        for seq, level in self._taken.items():
+            (self.free if level == _FREE else self.schedule.levels[level]).add(seq)
+        self.cursor = self._taken_from
+
+    def grant(self, seqs: Sequence[int], node: str, tokens: Iterable[str], deadline: int) -> list[Delivery]:
+        """What taken jobs become when `node` gets them; `granted` makes it so."""
+        jobs, taken = self.jobs, self._taken
+        deliveries = []
+        for seq, token in zip(seqs, tokens, strict=True):
+            before = jobs.get(seq)
+            if before is None:
+                deliveries.append(Delivery(node, token, deadline, 1, taken.get(seq, 0)))
+            else:
+                deliveries.append(Delivery(node, token, deadline, before.deliveries + 1, before.priority))
+        return deliveries
+
+    def granted(self, seqs: Sequence[int], deliveries: Sequence[Delivery]) -> None:
+        """The jobs are held, all up to the same deadline."""
+        self.jobs.update(zip(seqs, deliveries, strict=True))
+        self.held.update(seqs)
+        self._expiries.set(deliveries[0].deadline, seqs)
+
+    # --------------------------------------------------------------- settlement
+
+    def find(self, seq: int) -> Delivery | None:
+        """The job's delivery, if it was delivered and is not done."""
+        return self.jobs.get(seq) or self.gone.get(seq)
+
+    def done(self, seqs: Iterable[int]) -> None:
+        """The jobs are acked or moved away."""
+        for seq in seqs:
+            if self.jobs.pop(seq, None) is None:
+                self.gone.pop(seq, None)
+            else:
+                self.held.discard(seq)
+                self.poison.discard(seq)
+
+    def give_back(self, seqs: Mapping[int, int], ready_at: int) -> None:
+        """End the leases of jobs, whose delivery counts become these; they can be claimed again from `ready_at` on.
+
+        0 stands for now.
+        """
+        later = []
+        for seq, deliveries in seqs.items():
+            delivery = self.jobs.get(seq)
+            if delivery is None:
+                self.gone.pop(seq, None)
+                continue
+            delivery.deliveries = deliveries
+            if not ready_at:
+                self._file(seq)
+                continue
+            self._leave(seq)
+            delivery.node, delivery.lease_id, delivery.deadline = None, "", ready_at
+            self.delayed.add(seq)
+            later.append(seq)
+        if later:
+            self._delays.set(ready_at, later)
+
+    def extend(self, seqs: Sequence[int], deadline: int) -> None:
+        """Move the deadline of leases."""
+        for seq in seqs:
+            (self.jobs.get(seq) or self.gone[seq]).deadline = deadline
+        if seqs:
+            self._expiries.set(deadline, seqs)
+
+    def restore(self, seq: int, delivery: Delivery, now: int) -> None:
+        """Take in what a row says of a live job."""
+        self.schedule.forget(seq)
+        self.jobs[seq] = delivery
+        if delivery.node is not None and now <= delivery.deadline:
+            self.granted((seq,), (delivery,))
+        elif delivery.node is None and now < delivery.deadline:
+            self.delayed.add(seq)
+            self._delays.set(delivery.deadline, (seq,))
+        else:
+            self._file(seq)
+
+    # ---------------------------------------------------------------- internals
+
+    def _file(self, seq: int) -> None:
+        """Put a touched job where a claim finds it."""
+        self._leave(seq)
+        delivery = self.jobs[seq]
+        delivery.node, delivery.lease_id, delivery.deadline = None, "", 0
+        if self._limit and delivery.deliveries >= self._limit:
+            self.poison.add(seq)
+        else:
+            self.free.add(seq)
+
+    def _leave(self, seq: int) -> None:
+        for numbers in (self.held, self.free, self.poison, self.delayed):
+            numbers.discard(seq)
+
+    def _lost(self, seq: int) -> None:
+        self.schedule.waiting.discard(seq)
+        delivery = self.jobs.pop(seq, None)
+        if delivery is None:
+            return
+        self._leave(seq)
+        if delivery.node is not None:
+            self.gone[seq] = delivery
+            if len(self.gone) > GONE_MAX:
+                del self.gone[next(iter(self.gone))]
+        if len(self.trash) < GONE_MAX:
+            self.trash.append(seq)
+
+    def _expires(self, deadline: int, seq: int) -> bool:
+        """Whether an alarm is that of a lease that holds."""
+        delivery = self.jobs.get(seq) or self.gone.get(seq)
+        return delivery is not None and delivery.node is not None and delivery.deadline == deadline
+
+    def _ends(self, ready_at: int, seq: int) -> bool:
+        """Whether an alarm is that of a delay that holds."""
+        return seq in self.delayed and self.jobs[seq].deadline == ready_at
+
+    def _offer(self, s: Snapshot, head: int) -> Iterator[int]:
+        yield from self._drain(self.free, _FREE, s, head)
+        for priority, level in self.schedule.levels.items():
+            if priority:
+                yield from self._drain(level, priority, s, head)
+        due = self.schedule.levels.get(0)  # delayed once, no priority: by seq among the fresh ones
+        while due and (seq := due.min()) <= head:
+            yield from self._fresh(s, seq - 1)
+            due.discard(seq)
+            if s.is_live(seq):
+                self._taken[seq] = 0
+                yield seq
+        yield from self._fresh(s, head)
+
+    def _drain(self, numbers: BitMap64, level: int, s: Snapshot, head: int) -> Iterator[int]:
+        while numbers and (seq := numbers.min()) <= head:
+            numbers.discard(seq)
+            if s.is_live(seq):
+                self._taken[seq] = level
+                yield seq
+
+    def _fresh(self, s: Snapshot, last: int) -> Iterator[int]:
+        """The jobs from the cursor up to `last` that go by the order of seqs."""
+        at = max(self.cursor, s.earliest)
+        skip, deletes = self.schedule.skip, s.deletes
+        while True:
+            live = s.first_live(at)
+            at = self.schedule.first_unscheduled(live, last + 1)
+            if at > last:
+                return
+            if at != live:
+                continue
+            gap = s.next_gap(at)
+            stop = last + 1 if gap is None else min(gap.start, last + 1)
+            while at < stop and at not in deletes and at not in skip:
+                self.cursor = at + 1
+                yield at
+                at += 1

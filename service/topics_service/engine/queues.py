@@ -1,0 +1,548 @@
+"""The calls of queues on plain structs, synchronous, each atomic (SPEC API 10, DESIGN 10).
+
+A lease is in memory; with `leases_durable` also a row, written in the batch of what it belongs to. An ack is the
+deletion of the job in the log. Nothing is loaded for a job at a start: a queue is read when somebody first asks.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from topics_service.engine import browse, config, deadletters, leases, moves
+from topics_service.engine.catalog import Catalog
+from topics_service.engine.clock import Clock
+from topics_service.engine.cohort import deal
+from topics_service.engine.errors import Reason, TopicsError, invalid
+from topics_service.engine.jobs import (
+    ClaimReply,
+    ClaimRequest,
+    Job,
+    ListJobsReply,
+    ListJobsRequest,
+    RedriveReply,
+    RedriveRequest,
+    SettleReply,
+    SettleRequest,
+)
+from topics_service.engine.leases import Delivery
+from topics_service.engine.limits import Limits
+from topics_service.engine.log import Log
+from topics_service.engine.model import AppendRequest, ConfigInput, QueueCounters, TopicConfig
+from topics_service.engine.queue import Queue
+from topics_service.engine.room import Room
+from topics_service.engine.schedule import Schedule, Write
+from topics_service.engine.topic import Topic
+from topics_service.engine.transaction import Transaction
+from topics_service.engine.writer import Writer
+from topics_service.storage.store import Family, WriteBatch
+
+_DAY_MS = 86_400_000
+_LEASE_MIN_MS = 100
+_TOKEN_BYTES = 16
+_BACKOFF_MS = 1000  # after a dead letter could not be moved; doubles up to
+_BACKOFF_MAX_MS = 60_000
+_REDRIVE_LOOKS = 10_000
+
+
+class Queues:
+    """Every queue of the engine. Calls by name raise `topic_not_found` and `not_a_queue`.
+
+    What a call returns as ticket is what its acknowledgement waits for, 0 for nothing: an ack is as durable as the
+    topic, leases are in an `fsync` queue with `leases_durable`.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        writer: Writer,
+        clock: Clock,
+        limits: Limits,
+        room: Room,
+        touched: Callable[[Log], None],
+        random: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        """`touched` is told of logs that changed; `random` gives so many unpredictable bytes, for lease ids."""
+        self.dead_letter_failures = 0
+        """How often dead letters could not be moved; `last_error` says why."""
+        self._catalog = catalog
+        self._writer = writer
+        self._clock = clock
+        self._limits = limits
+        self._room = room
+        self._touched = touched
+        self._random = random
+        self._queues: dict[int, Queue] = {}  # by topic number
+
+    # -------------------------------------------------------------------- claims
+
+    def claim(self, requests: Sequence[ClaimRequest]) -> tuple[list[ClaimReply], int]:
+        """Serve one cohort of claims on one queue: jobs go round one at a time, in the order of the requests.
+
+        A reply holds fewer jobs than asked for when there are no more, or when they are more than `max_batch_bytes`.
+        Jobs due for the dead letter topic are moved there on the way. Raises `invalid_request` for an empty or long
+        node; then, and when it fails, nobody has got anything.
+        """
+        topic, queue = self._open(requests[0].topic)
+        for request in requests:
+            self._check_node(request.node)
+        self._writer.check()
+        now = self._refresh(topic, queue)
+        topic.touch(now)
+        self._bury(topic, queue, now)
+        log, cfg = topic.log, topic.config
+        wants = [max(1, min(request.max, self._limits.max_claim)) for request in requests]
+        max_bytes, max_record = self._limits.max_batch_bytes, self._limits.max_record_bytes
+        try:
+            hands = deal(queue.offer(log.state, log.view.head), wants, log.blocks, max_bytes, max_record)
+            tokens = leases.tokens(self._random(_TOKEN_BYTES * sum(map(len, hands))))
+            replies: list[ClaimReply] = []
+            given: list[tuple[list[int], list[Delivery]]] = []
+            for request, hand in zip(requests, hands, strict=True):
+                deadline = now + _clamp_lease(cfg.lease_ms if request.lease_ms is None else request.lease_ms)
+                seqs = [seq for seq, _ in hand]
+                deliveries = queue.grant(seqs, request.node, tokens[: len(hand)], deadline)
+                del tokens[: len(hand)]
+                jobs = [
+                    Job(
+                        block=block, position=seq - block.base_seq, lease_id=delivery.lease_id, deadline=deadline,
+                        deliveries=delivery.deliveries,
+                    )
+                    for (seq, block), delivery in zip(hand, deliveries, strict=True)
+                ]  # fmt: skip
+                replies.append(ClaimReply(topic=topic.name, jobs=jobs))
+                if hand:
+                    given.append((seqs, deliveries))
+            ticket = self._write_leases(
+                topic, queue, (pair for each in given for pair in zip(*each, strict=True)), move_cursor=True
+            )
+        except BaseException:
+            queue.put_back()
+            raise
+        for seqs, deliveries in given:
+            queue.granted(seqs, deliveries)
+        ready = queue.ready(log.state, log.view.head, now)
+        for reply in replies:
+            reply.ready = ready
+        return replies, ticket
+
+    # ---------------------------------------------------------------- settlement
+
+    def ack(self, request: SettleRequest) -> tuple[SettleReply, int]:
+        """Complete jobs: each is deleted for good, in one write for all of them. A duplicate counts once."""
+        topic, queue, now, found, skipped = self._settle(request)
+        log, cfg = topic.log, topic.config
+        ticket = log.pending_ticket  # what is skipped may be an ack before that still waits
+        if found:
+            live = [seq for seq in found if seq in queue.jobs]
+            with Transaction(self._writer) as tx:
+                s = log.begin(cfg, now)
+                if live:
+                    log.mark(tx, s, live, cfg)
+                if cfg.leases_durable:
+                    for seq in live:
+                        tx.batch.delete(Family.LEASES, leases.key(log.log_id, seq))
+                ticket = max(ticket, tx.commit())
+            queue.done(found)
+            queue.seen(log.state)
+            self._touched(log)
+        return self._reply(topic, queue, now, found, skipped), ticket
+
+    def nack(self, request: SettleRequest) -> tuple[SettleReply, int]:
+        """Give jobs back, to be claimed again after `delay_ms`; with mode `release` the attempt does not count."""
+        topic, queue, now, found, skipped = self._settle(request)
+        delay = max(0, min(request.delay_ms, _DAY_MS))
+        ready_at = now + delay if delay else 0
+        ticket = self._give_back(topic, queue, found, ready_at, released=request.mode == "release")
+        return self._reply(topic, queue, now, found, skipped), ticket
+
+    def extend(self, request: SettleRequest) -> tuple[SettleReply, int]:
+        """Set the deadlines of held jobs to `lease_ms` from now; lease ids and delivery counts stay."""
+        topic, queue, now, found, skipped = self._settle(request)
+        deadline = now + _clamp_lease(request.lease_ms)
+        changed = ((seq, replace(delivery, deadline=deadline)) for seq, delivery in found.items() if seq in queue.jobs)
+        ticket = self._write_leases(topic, queue, changed)
+        queue.extend(list(found), deadline)
+        reply = self._reply(topic, queue, now, found, skipped)
+        reply.deadlines = dict.fromkeys(found, deadline)
+        return reply, ticket
+
+    def release(self, topic: str, held: Mapping[int, str]) -> int:
+        """Give back what is still held under these lease ids (by seq), like a nack; returns how many that were.
+
+        No error when the topic is gone or not a queue any more.
+        """
+        opened = self._find(topic)
+        if opened is None:
+            return 0
+        self._refresh(*opened)
+        found = self._holds(opened[1], held)
+        self._give_back(*opened, found, 0, released=False)
+        return len(found)
+
+    def held(self, topic: str, held: Mapping[int, str]) -> int:
+        """How many of these lease ids (by seq) still hold. No error when the topic is gone or not a queue any more."""
+        opened = self._find(topic)
+        if opened is None:
+            return 0
+        self._refresh(*opened)
+        return len(self._holds(opened[1], held))
+
+    # ---------------------------------------------------------------------- state
+
+    def counters(self, topic: str) -> QueueCounters:
+        """The queue's counters now."""
+        return self.state(self._open(topic)[0])
+
+    def state(self, topic: Topic) -> QueueCounters:
+        """The counters of a topic that is a queue."""
+        queue = self._queue(topic)
+        now = self._refresh(topic, queue)
+        return QueueCounters(
+            ready=queue.ready(topic.log.state, topic.log.view.head, now),
+            in_flight=queue.in_flight,
+            dead_lettered=queue.dead_lettered,
+        )
+
+    def next_due(self, topic: str) -> int | None:
+        """When (ms, after now) jobs become claimable by time alone: a lease expires or a delay ends. None: never."""
+        opened = self._find(topic)
+        if opened is None:
+            return None
+        now = self._refresh(*opened)
+        due = opened[1].next_due(now)
+        return None if due is None else max(due, now + 1)
+
+    @property
+    def leases_in_flight(self) -> int:
+        """Leases of all queues, those included that expired since somebody asked their queue."""
+        return sum(queue.in_flight for queue in self._queues.values())
+
+    def last_error(self, topic: str) -> str | None:
+        """Why the queue's dead letters could not be moved the last time; None if they could."""
+        return self._open(topic)[1].last_error
+
+    def jobs(self, request: ListJobsRequest) -> ListJobsReply:
+        """One page of jobs in one state, by seq, without touching them: at most `max_batch_bytes` of records."""
+        topic, queue = self._open(request.topic)
+        if not 1 <= request.limit <= self._limits.max_limit:
+            raise invalid(f"limit must be from 1 to {self._limits.max_limit}")
+        now = self._refresh(topic, queue)
+        return browse.page(topic, queue, request, now, self._limits.max_batch_bytes)
+
+    # ---------------------------------------------------------------- dead letters
+
+    def redrive(self, request: RedriveRequest) -> tuple[RedriveReply, int]:
+        """Move dead letters of this queue back into it, in one atomic write, as fresh jobs: one bounded slice.
+
+        At most `max` (0: 1000) jobs and 8 MiB; letters that somebody holds (the dead letter topic is a queue) stay.
+        `more` says that it is not done. Raises `invalid_request` without a dead letter topic, and what a write to
+        the queue without room raises.
+        """
+        topic, queue = self._open(request.topic)
+        name = topic.config.dead_letter
+        if name is None:
+            raise invalid(f'queue "{topic.name}" has no dead_letter')
+        letters = self._catalog.find(name)
+        reply = RedriveReply(topic=topic.name, dead_letter=name, redriven=0)
+        if letters is None or self._catalog.unsynced(letters):
+            return reply, 0
+        now = self._refresh(topic, queue)
+        held = self._queues.get(letters.number)
+        if letters.config.type == "queue":
+            held = self._queue(letters)
+            self._refresh(letters, held)
+        letters.log.visible(letters.config, now)
+        most = min(request.max or moves.MOVE_JOBS, moves.MOVE_JOBS)
+        seqs, at = self._letters(topic, queue, letters, held, request, most)
+        reply.more = at <= letters.log.view.head
+        queue.redrive_from = ((letters.number, request.match), at) if reply.more else None
+        if not seqs:
+            return reply, 0
+        batch = moves.copies(letters.log.blocks, seqs, lambda meta, _: deadletters.strip(meta))
+        batch = moves.fitting(batch, topic, self._room, now)
+        reply.redriven = len(batch.datas)
+        if reply.redriven < len(seqs):
+            reply.more = True
+            queue.redrive_from = ((letters.number, request.match), seqs[reply.redriven])
+        with Transaction(self._writer) as tx:
+            moves.move(tx, batch, seqs[: reply.redriven], letters, topic, now)
+            ticket = tx.commit()
+        for log in (topic.log, letters.log):
+            self._touched(log)
+        return reply, ticket
+
+    # ---------------------------------------------------------- for other calls
+
+    def stage_jobs(self, tx: Transaction, topic: Topic, request: AppendRequest, base: int, now: int) -> Write:
+        """Stage what an append with a delay or a priority adds beside its records; `added` follows the commit.
+
+        The records are staged already, from seq `base` on.
+        """
+        delay = min(request.delay_ms, _DAY_MS)
+        write = Write(base, len(request.batch.datas), request.priority, now + delay if delay else 0)
+        self._queue(topic).schedule.stage(tx.batch, write, topic.log.state)
+        return write
+
+    def added(self, topic: Topic, write: Write) -> None:
+        """What `stage_jobs` staged is written."""
+        self._queue(topic).schedule.added(write)
+
+    def stage_config(self, tx: Transaction, topic: Topic, resolved: TopicConfig) -> None:
+        """Stage what a change of the topic's config means for rows: `leases_durable` makes or drops those of leases."""
+        if topic.config.type != "queue" or topic.config.leases_durable == resolved.leases_durable:
+            return
+        queue, log_id = self._queue(topic), topic.log.log_id
+        if resolved.leases_durable:
+            for seq, delivery in queue.jobs.items():
+                tx.batch.put(Family.LEASES, leases.key(log_id, seq), leases.encode(delivery))
+            self._put_queue_row(tx.batch, topic, queue, cursor=queue.cursor)
+        else:
+            tx.batch.delete_range(Family.LEASES, *leases.job_range(log_id))
+            self._put_queue_row(tx.batch, topic, queue, cursor=0)
+            queue.trash = []
+
+    def forget(self, topic: Topic) -> None:
+        """The topic was deleted."""
+        self._queues.pop(topic.number, None)
+
+    # ---------------------------------------------------------------- internals
+
+    def _find(self, name: str) -> tuple[Topic, Queue] | None:
+        topic = self._catalog.find(name)
+        if topic is None or topic.config.type != "queue" or self._catalog.unsynced(topic):
+            return None
+        return topic, self._queue(topic)
+
+    def _open(self, name: str) -> tuple[Topic, Queue]:
+        topic = self._catalog.visible(name)
+        if topic.config.type != "queue":
+            raise TopicsError(Reason.NOT_A_QUEUE, f'topic "{name}" is not a queue', {"topic": name})
+        return topic, self._queue(topic)
+
+    def _queue(self, topic: Topic) -> Queue:
+        """The queue's state, read from its rows if nobody has asked before. O(jobs under way)."""
+        queue = self._queues.get(topic.number)
+        if queue is None:
+            queue = self._queues[topic.number] = self._load(topic)
+        return queue
+
+    def _load(self, topic: Topic) -> Queue:
+        store, log, s = self._writer.store, topic.log, topic.log.state
+        schedule = Schedule(log.log_id, store)
+        schedule.load(s)
+        queue = Queue(schedule)
+        queue.dead_lettered, cursor = leases.decode_queue(store.get(Family.LEASES, leases.key(log.log_id, 0)))
+        queue.limit(_limit(topic.config))
+        queue.prune(s)
+        if topic.config.leases_durable:
+            queue.cursor = max(cursor, 1)
+            now = self._clock.now_ms()
+            for seq, row in leases.scan(store, log.log_id):
+                if s.is_live(seq):
+                    queue.restore(seq, leases.decode(row), now)
+                else:
+                    queue.trash.append(seq)
+        return queue
+
+    def _refresh(self, topic: Topic, queue: Queue) -> int:
+        """Let the queue know of what the log has lost, what has expired and how it is configured; returns the time."""
+        now, log = self._clock.now_ms(), topic.log
+        log.visible(topic.config, now)
+        queue.limit(_limit(topic.config))
+        queue.prune(log.state)
+        queue.sweep(now)
+        if not topic.config.leases_durable:
+            queue.trash = []
+        if queue.stuck_until - now > _BACKOFF_MAX_MS:
+            queue.stuck_until = now  # the clock was set back
+        if queue.schedule.fold_is_due:
+            with suppress(TopicsError), Transaction(self._writer) as tx:  # later, if the store can't now
+                queue.schedule.fold(tx.batch, log.state)
+                tx.commit()
+                queue.schedule.folded()
+        return now
+
+    def _settle(self, request: SettleRequest) -> tuple[Topic, Queue, int, dict[int, Delivery], list[int]]:
+        """Check the request and find what its node holds; the checks are in contract.md's order, section 10."""
+        for token in request.lease_ids:
+            if token and not leases.is_token(token):
+                raise invalid("lease_ids must hold lease ids as a claim gave them, or empty strings")
+        self._check_node(request.node)
+        if len(request.seqs) > self._limits.max_claim:
+            raise TopicsError(
+                Reason.BATCH_TOO_LARGE, f"a call takes at most {self._limits.max_claim} seqs",
+                {"seqs": len(request.seqs), "max": self._limits.max_claim},
+            )  # fmt: skip
+        if not request.seqs:
+            raise invalid("seqs must hold at least one seq")
+        if request.lease_ids and len(request.lease_ids) != len(request.seqs):
+            raise invalid("lease_ids must have one entry for each of seqs")
+        topic, queue = self._open(request.topic)
+        self._writer.check()
+        now = self._refresh(topic, queue)
+        found: dict[int, Delivery] = {}
+        skipped = []
+        for seq, token in zip(request.seqs, request.lease_ids or [""] * len(request.seqs), strict=True):
+            delivery = queue.find(seq)
+            if delivery is None or seq in found or not delivery.held_by(request.node, token):
+                skipped.append(seq)
+            else:
+                found[seq] = delivery
+        return topic, queue, now, found, skipped
+
+    def _reply(
+        self, topic: Topic, queue: Queue, now: int, found: Mapping[int, Delivery], skipped: list[int]
+    ) -> SettleReply:
+        log = topic.log
+        return SettleReply(
+            topic=topic.name, done=len(found), skipped=skipped, ready=queue.ready(log.state, log.view.head, now),
+            in_flight=queue.in_flight,
+        )  # fmt: skip
+
+    def _holds(self, queue: Queue, held: Mapping[int, str]) -> dict[int, Delivery]:
+        found = ((seq, token, queue.find(seq)) for seq, token in held.items())
+        return {
+            seq: delivery
+            for seq, token, delivery in found
+            if delivery is not None and delivery.node is not None and delivery.lease_id == token
+        }
+
+    def _give_back(
+        self, topic: Topic, queue: Queue, found: Mapping[int, Delivery], ready_at: int, *, released: bool
+    ) -> int:
+        counts = {seq: delivery.deliveries - released for seq, delivery in found.items()}
+        changed = (
+            (seq, Delivery(None, "", ready_at, counts[seq], delivery.priority))
+            for seq, delivery in found.items()
+            if seq in queue.jobs
+        )
+        ticket = self._write_leases(topic, queue, changed)
+        queue.give_back(counts, ready_at)
+        return ticket
+
+    def _write_leases(
+        self, topic: Topic, queue: Queue, changed: Iterable[tuple[int, Delivery]], *, move_cursor: bool = False
+    ) -> int:
+        """Write the rows of changed deliveries where the config asks for it; returns the ticket to wait for."""
+        if not topic.config.leases_durable:
+            return 0
+        log_id = topic.log.log_id
+        with Transaction(self._writer) as tx:
+            for seq, delivery in changed:
+                tx.batch.put(Family.LEASES, leases.key(log_id, seq), leases.encode(delivery))
+            if tx.batch.is_empty():
+                return 0
+            for seq in queue.trash:
+                tx.batch.delete(Family.LEASES, leases.key(log_id, seq))
+            if move_cursor:
+                self._put_queue_row(tx.batch, topic, queue, cursor=queue.cursor)
+            tx.commit()
+        queue.trash = []
+        return tx.ticket if topic.config.durability == "fsync" else 0
+
+    def _put_queue_row(
+        self, batch: WriteBatch, topic: Topic, queue: Queue, *, cursor: int, dead_lettered: int = 0
+    ) -> None:
+        row = leases.encode_queue(queue.dead_lettered + dead_lettered, cursor)
+        batch.put(Family.LEASES, leases.key(topic.log.log_id, 0), row)
+
+    def _bury(self, topic: Topic, queue: Queue, now: int) -> None:
+        """Move jobs that were delivered often enough to the dead letter topic: many in one atomic write.
+
+        When that fails they stay, nobody gets them and it is tried again after a while.
+        """
+        if not queue.poison or now < queue.stuck_until:
+            return
+        try:
+            self._move_letters(topic, queue, now)
+        except TopicsError as error:
+            self._writer.check()
+            self.dead_letter_failures += 1
+            queue.last_error = error.message
+            queue.stuck_until = now + min(_BACKOFF_MS << min(queue.failures, 16), _BACKOFF_MAX_MS)
+            queue.failures += 1
+
+    def _move_letters(self, topic: Topic, queue: Queue, now: int) -> None:
+        cfg, log = topic.config, topic.log
+        name = cfg.dead_letter or ""
+        letters = self._catalog.find(name)
+        if letters is None:
+            if not cfg.auto_create:
+                raise invalid(f'the dead letter topic "{name}" does not exist and auto_create is off')
+            letters = self._catalog.create(name, config.resolve(name, ConfigInput()))
+        seqs = [seq for seq, _ in zip(queue.poison, range(moves.MOVE_JOBS), strict=False)]
+        limit = cfg.max_deliveries
+        try:
+            batch = moves.copies(log.blocks, seqs, lambda meta, seq: deadletters.stamp(meta, topic.name, limit, seq))
+            batch = moves.fitting(batch, letters, self._room, now)
+        except TopicsError as error:
+            if error.reason in (Reason.RECORD_TOO_LARGE, Reason.INTERNAL):
+                # It never fits or can't be read: the others need not wait for it.
+                queue.give_back({seqs[0]: queue.jobs[seqs[0]].deliveries}, now + _BACKOFF_MAX_MS)
+            raise
+        count = len(batch.datas)
+        with Transaction(self._writer) as tx:
+            moves.move(tx, batch, seqs[:count], topic, letters, now)
+            for seq in seqs[:count]:
+                if cfg.leases_durable:
+                    tx.batch.delete(Family.LEASES, leases.key(log.log_id, seq))
+            self._put_queue_row(
+                tx.batch, topic, queue, cursor=queue.cursor if cfg.leases_durable else 0, dead_lettered=count
+            )
+            waits = tx.commit()
+        queue.dead_lettered += count
+        queue.failures = 0
+        queue.last_error = None
+        queue.done(seqs[:count])
+        queue.seen(log.state)
+        for changed in (log, letters.log):
+            self._touched(changed)
+        if waits:
+            self._writer.request_sync(waits)  # nobody waits for it, but readers do not see it before
+
+    def _letters(
+        self, topic: Topic, queue: Queue, letters: Topic, held: Queue | None, request: RedriveRequest, most: int
+    ) -> tuple[list[int], int]:
+        """Dead letters of the queue that match, at most `most`; and where to look on, past the head when done."""
+        s, head, blocks = letters.log.state, letters.log.view.head, letters.log.blocks
+        at = s.earliest
+        if queue.redrive_from is not None and queue.redrive_from[0] == (letters.number, request.match):
+            at = max(at, queue.redrive_from[1])
+        found: list[int] = []
+        looks = 0
+        while (at := s.first_live(at)) <= head and len(found) < most and looks < _REDRIVE_LOOKS:
+            block = blocks.find(at)
+            i = at - block.base_seq
+            looks += 1
+            if (
+                _matches(block.tags[i] if block.tags is not None else None, request)
+                and block.metas is not None
+                and deadletters.origin(block.metas[i]) == topic.name
+                and (held is None or at not in held.held)
+            ):
+                found.append(at)
+            at += 1
+        return found, at
+
+    def _check_node(self, node: str) -> None:
+        if not node or len(node.encode()) > self._limits.max_node_bytes:
+            raise invalid(f"node must be 1 to {self._limits.max_node_bytes} bytes of text")
+
+
+def _limit(cfg: TopicConfig) -> int:
+    return 0 if cfg.dead_letter is None else cfg.max_deliveries
+
+
+def _clamp_lease(ms: int) -> int:
+    return max(_LEASE_MIN_MS, min(ms, _DAY_MS))
+
+
+def _matches(tag: bytes | None, request: RedriveRequest) -> bool:
+    match = request.match
+    if match is None:
+        return True
+    if tag is None:
+        return False
+    return tag == match.value if match.op == "Eq" else tag.startswith(match.value)
