@@ -5,12 +5,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench import clients, grpc_streams, http, length, scale, table, tools
+from bench import clients, grpc_streams, http, length, queue, routers, scale, table, tools, watch
 
 _GROUPS = {
     "http": http.run,
     "grpc": grpc_streams.run,
     "clients": clients.run,
+    "watch": watch.run,
+    "routers": routers.run,
+    "queue": queue.run,
     "length": length.run,
     "scale": scale.run,
 }
