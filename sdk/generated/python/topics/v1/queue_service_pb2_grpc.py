@@ -28,8 +28,8 @@ if _version_not_supported:
 class QueueServiceStub:
     """Leases over the records of a topic of type queue. Jobs are produced with Append and may be read with Diff and
     Watch without touching a lease. At least once: a job is given out again when its lease ends without an ack.
-    No order is promised across workers. Jobs of higher priority are served first; among equals jobs given back come
-    before fresh ones, lowest seq first.
+    No order is promised across workers. Jobs given back are served first, then those never delivered: by priority,
+    and among equals lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
     A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
@@ -82,8 +82,8 @@ class QueueServiceStub:
 class QueueServiceServicer:
     """Leases over the records of a topic of type queue. Jobs are produced with Append and may be read with Diff and
     Watch without touching a lease. At least once: a job is given out again when its lease ends without an ack.
-    No order is promised across workers. Jobs of higher priority are served first; among equals jobs given back come
-    before fresh ones, lowest seq first.
+    No order is promised across workers. Jobs given back are served first, then those never delivered: by priority,
+    and among equals lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
     A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
@@ -203,8 +203,8 @@ def add_QueueServiceServicer_to_server(servicer, server):
 class QueueService:
     """Leases over the records of a topic of type queue. Jobs are produced with Append and may be read with Diff and
     Watch without touching a lease. At least once: a job is given out again when its lease ends without an ack.
-    No order is promised across workers. Jobs of higher priority are served first; among equals jobs given back come
-    before fresh ones, lowest seq first.
+    No order is promised across workers. Jobs given back are served first, then those never delivered: by priority,
+    and among equals lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
     A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
