@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from bench.table import Row
-from bench.tools import wrk, write_body
+from bench.tools import write_body, wrk
 from support.http import JSON, ok
 from support.server import ServerProcess
 

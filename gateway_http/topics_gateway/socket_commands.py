@@ -6,8 +6,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from topics_gateway.jsonbody import Fields, JsonObject, parse_object
-from topics_gateway.record_endpoints import read_match, read_nodes
-from topics_gateway.watch_endpoints import read_topics
+from topics_gateway.watch_endpoints import read_subscription, read_topics
 from topics_gateway.writebody import Options, decode_body, read_options, to_append
 from topics_gateway.writeshape import Publish
 from topics_service.engine.errors import TopicsError, invalid
@@ -109,21 +108,11 @@ def _subscription(fields: Fields) -> WatchRequest:
     start = WatchTopic(from_seq=fields.integer("from_seq") or 0, tail=fields.boolean("tail") is True)
     if topic is not None:
         topics.setdefault(topic, start)
-    consistency = fields.text("consistency")
-    if consistency not in (None, "eventual", "strong"):
-        raise invalid('consistency must be "eventual" or "strong"')
-    return WatchRequest(
-        topics=topics,
-        nodes=read_nodes(fields.value("node")),
-        filter=read_match(fields.value("filter"), "filter") if fields.has("filter") else None,
-        limit=fields.amount("limit") or _LIMIT,
-        max_batch_bytes=fields.amount("max_batch_bytes"),
-        strong=consistency == "strong",
-        lenient=fields.boolean("lenient") is True,
-        include_tags=fields.boolean("include_tags") is True,
-        include_metas=fields.boolean("include_meta") is not False,
-        include_data=fields.boolean("include_data") is not False,
-    )
+    request = read_subscription(fields, topics)
+    request.limit = request.limit or _LIMIT
+    request.max_batch_bytes = request.max_batch_bytes or 0
+    request.lenient = fields.boolean("lenient") is True
+    return request
 
 
 def _names(fields: Fields) -> list[str]:

@@ -1,9 +1,9 @@
 """What the server says on a WebSocket, as JSON text (SPEC API 7.7; contract.md 9)."""
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from topics_gateway.frame_cache import FrameCache
 from topics_gateway.record_endpoints import append_members
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.reply import encode
@@ -17,11 +17,7 @@ from topics_service.engine.frames import (
     TombstoneFrame,
     TopicDeletedFrame,
 )
-from topics_service.engine.model import AppendReply, Slice
-from topics_service.statistics import CacheStatistics
-
-_MOST_SLICES: Final = 32  # of a frame that is kept; live ones have few
-_ENTRY_WEIGHT: Final = 1000  # of a kept text beside its bytes
+from topics_service.engine.model import AppendReply
 
 UNSUPPORTED: Final = encode(
     {"op": "error", "code": "unsupported_message", "message": "commands are text messages, this one was binary"}
@@ -66,28 +62,17 @@ def _reply(op: bytes, request_id: bytes, members: dict[str, Any]) -> bytes:
 
 
 class SocketFrames:
-    """Makes texts of a watch's frames, for all sockets: those that are given the same records share their text.
-
-    Only the last text of a topic is kept for that, and the least recently used ones leave at `max_bytes`.
-    """
+    """Makes texts of a watch's frames, for all sockets: those that are given the same records share their text."""
 
     def __init__(self, rendered: RenderCache, max_bytes: int = 16 << 20) -> None:
-        self.statistics = CacheStatistics()
+        self.cache = FrameCache(self._make, len, max_bytes)
         self._rendered = rendered
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._kept: OrderedDict[tuple[str, Parts], tuple[tuple[object, ...], bytes]] = OrderedDict()
-
-    @property
-    def size(self) -> int:
-        """What the kept texts weigh."""
-        return self._bytes
 
     def text(self, frame: Frame, parts: Parts) -> bytes:
         """`frame` as JSON; empty for one that is not shown."""
         match frame:
             case RecordsFrame():
-                return self._records(frame, parts)
+                return self.cache.get(frame, parts)
             case CaughtUpFrame():
                 return b'{"op":"caught_up","topic":%b,"head_seq":%d}' % (encode(frame.topic), frame.head_seq)
             case TombstoneFrame(topic=topic, tombstone=lost):
@@ -109,28 +94,7 @@ class SocketFrames:
             case _:
                 return b""
 
-    def _records(self, frame: RecordsFrame, parts: Parts) -> bytes:
-        if len(frame.slices) > _MOST_SLICES:
-            return self._render(frame, parts)
-        name = (frame.topic, parts)
-        key = (frame.from_seq, frame.to_seq, frame.head_seq, *map(_identity, frame.slices))
-        kept = self._kept.get(name)
-        if kept is not None and kept[0] == key:
-            self.statistics.hits += 1
-            return kept[1]
-        self.statistics.misses += 1
-        text = self._render(frame, parts)
-        if kept is not None:
-            del self._kept[name]
-            self._bytes -= _ENTRY_WEIGHT + len(kept[1])
-        if len(text) <= self._max_bytes // 8:
-            self._kept[name] = key, text
-            self._bytes += _ENTRY_WEIGHT + len(text)
-            while self._bytes > self._max_bytes:
-                self._bytes -= _ENTRY_WEIGHT + len(self._kept.popitem(last=False)[1][1])
-        return text
-
-    def _render(self, frame: RecordsFrame, parts: Parts) -> bytes:
+    def _make(self, frame: RecordsFrame, parts: Parts) -> bytes:
         place = frame.from_seq, frame.to_seq, frame.head_seq
         pieces: list[bytes | memoryview] = [
             b'{"op":"record","topic":%b,"from_seq":%d,"to_seq":%d,"head_seq":%d,"records":['
@@ -140,11 +104,6 @@ class SocketFrames:
             pieces += (b",", run) if i else (run,)
         pieces.append(b"]}")
         return b"".join(pieces)
-
-
-def _identity(piece: Slice) -> tuple[int, int, int, int, int]:
-    block = piece.block
-    return block.log_id, block.base_seq, block.count, piece.start, piece.stop
 
 
 def _error(frame: ErrorFrame) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import islice
 from typing import Final
 
@@ -29,6 +29,7 @@ from topics_service.engine.limits import Limits
 log: Final = logging.getLogger("topics.http")
 
 _MOST_TOPICS: Final = 1024
+_MOST_PREFIXES: Final = 64  # each may stand for 256 topics
 _COMMANDS_A_STEP: Final = 16  # of the event loop
 _PENDING_WEIGHT: Final = 500  # of a write that is not acknowledged yet, beside its names
 _SERVICE_RESTART: Final = 1012
@@ -66,6 +67,7 @@ class SocketSession:
         self._send = send
         self._utf8 = utf8
         self._gone = False  # the client
+        self._written = 0  # the newest ticket of its writes
         self._outbox = Outbox()
         self._sending = asyncio.Lock()
         self._followed: dict[str, _Subscription] = {}  # by topic or pattern
@@ -155,7 +157,7 @@ class SocketSession:
             case Write():
                 await self._write(command, started)
             case Subscribe():
-                self._subscribe(command)
+                await self._subscribe(command)
             case Unsubscribe():
                 self._unsubscribe(command)
             case _:
@@ -167,6 +169,7 @@ class SocketSession:
         if command.options.config is not None:
             authorize(self._principal, _PUT, topic)
         submitted = await self._api.submit(command.read(self._limits), principal=self._principal)
+        self._written = max(self._written, submitted.ticket)
 
         async def acked() -> bytes:
             return await self._settled(submitted, request_id, seqs=seqs, started=started)
@@ -183,13 +186,18 @@ class SocketSession:
             return socket_frames.refusal(request_id, internal())
         return socket_frames.ack(request_id, reply, seqs=seqs, total_ms=ms_since(started))
 
-    def _subscribe(self, command: Subscribe) -> None:
+    async def _subscribe(self, command: Subscribe) -> None:
         authorize(self._principal, _WATCH, "")
+        with suppress(TopicsError):  # of a write that failed its ack tells
+            await self._api.settled(self._written)  # it comes after the client's own writes
         wanted = command.request.topics
         if not wanted:
             raise invalid("subscribe needs topic or topics")
-        if len(self._followed.keys() | wanted.keys()) > _MOST_TOPICS:
+        keys = self._followed.keys() | wanted.keys()
+        if len(keys) > _MOST_TOPICS:
             raise invalid(f"a WebSocket follows at most {_MOST_TOPICS} topics")
+        if sum(key.endswith("*") for key in keys) > _MOST_PREFIXES:
+            raise invalid(f"a WebSocket follows at most {_MOST_PREFIXES} prefixes")
         opened = self._open(command.request)
         positions: dict[str, Position] = {}
         for subscription in opened:

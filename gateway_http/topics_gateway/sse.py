@@ -1,5 +1,7 @@
 """Server-sent events: answers that go on until one side ends them (SPEC API 7.3 to 7.6)."""
 
+import asyncio
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -72,23 +74,26 @@ async def serve(stream: EventStream, call: Call, send: Send) -> int:
     event.
     """
     # For the transport, should the client stop reading altogether.
-    call.scope.setdefault("state", {})["last_words"] = _TOO_SLOW
+    state = call.scope.setdefault("state", {})
+    state["last_words"] = _TOO_SLOW
     with stream.source as frames:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         if call.scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b""})
         else:
-            await call.unless_gone(_pump(stream, frames, send))
+            await call.unless_gone(_pump(stream, frames, send, state))
     return 200
 
 
-async def _pump(stream: EventStream, frames: Any, send: Send) -> None:
+async def _pump(stream: EventStream, frames: Any, send: Send, state: Mapping[str, Any]) -> None:
     rendered = stream.encoder(frames)
     await send({"type": "http.response.body", "body": _RETRY + stream.opening, "more_body": True})
     try:
         async for frame in frames:
             body = rendered(frame)
             await send({"type": "http.response.body", "body": body, "more_body": True})
+            if "gone" in state:  # it was dropped, so nothing may be asked for that says it was handed over
+                await asyncio.get_running_loop().create_future()  # `unless_gone` is about to end this
     except TopicsError as failed:
         last = error(ErrorFrame(reason=failed.reason, code=failed.reason.value.http_status, message=failed.message))
         await send({"type": "http.response.body", "body": last, "more_body": True})

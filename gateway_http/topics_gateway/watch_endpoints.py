@@ -35,7 +35,7 @@ class WatchEndpoints:
         self._api = api
         self._settings = settings
         self._events = WatchEvents(rendered)
-        api.metrics.caches["events"] = self._events
+        api.metrics.caches["events"] = self._events.cache
 
     async def create(self, call: Call) -> Reply:
         """POST /v0/watch."""
@@ -72,22 +72,27 @@ def _as_it_is(_: Any) -> Callable[[bytes], bytes]:
 
 def read_watch(fields: Fields) -> WatchRequest:
     """The subscription in a request; every member but `lenient`, which is a query parameter."""
-    topics = read_topics(fields.value("topics"))
-    cursor = fields.text("cursor")
-    positions = {} if cursor is None else read_cursor_id(cursor.encode())
-    if positions is None:
-        raise invalid("cursor must be the id of an event of a watch")
+    request = read_subscription(fields, read_topics(fields.value("topics")))
+    if (cursor := fields.text("cursor")) is not None:
+        positions = read_cursor_id(cursor.encode())
+        if positions is None:
+            raise invalid("cursor must be the id of an event of a watch")
+        request.cursor = positions
+    request.heartbeat_ms = fields.amount("heartbeat_ms") if fields.has("heartbeat_ms") else _HEARTBEAT_MS
+    return request
+
+
+def read_subscription(fields: Fields, topics: dict[str, WatchTopic]) -> WatchRequest:
+    """What a subscription says of its records, here as on a WebSocket."""
     consistency = fields.text("consistency")
     if consistency not in (None, "eventual", "strong"):
         raise invalid('consistency must be "eventual" or "strong"')
     return WatchRequest(
         topics=topics,
-        cursor=positions,
         nodes=read_nodes(fields.value("node")),
         filter=read_match(fields.value("filter"), "filter") if fields.has("filter") else None,
         limit=fields.amount("limit"),
         max_batch_bytes=fields.amount("max_batch_bytes") if fields.has("max_batch_bytes") else None,
-        heartbeat_ms=fields.amount("heartbeat_ms") if fields.has("heartbeat_ms") else _HEARTBEAT_MS,
         strong=consistency == "strong",
         include_tags=fields.boolean("include_tags") is True,
         include_metas=fields.boolean("include_meta") is not False,

@@ -1,13 +1,13 @@
 """The frames of a watch as server-sent events (SPEC API 7.5)."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from re import compile as pattern
 from typing import Any, Final
 
 import msgspec
 
+from topics_gateway.frame_cache import FrameCache
 from topics_gateway.jsonbody import parse_object
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.reply import encode
@@ -24,19 +24,14 @@ from topics_service.engine.frames import (
     TombstoneFrame,
     TopicDeletedFrame,
 )
-from topics_service.engine.model import Slice
-from topics_service.statistics import CacheStatistics
 
 _BASE64URL: Final = pattern(rb"[A-Za-z0-9_-]+")
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
-_INVOLUNTARY: Final = frozenset({"cap", "ttl", "mixed"})
 _TOGETHER_BYTES: Final = 16384
-_MOST_SLICES: Final = 32  # of a frame that is kept; live ones have few
-_ENTRY_WEIGHT: Final = 1000  # of a kept frame beside its bytes
 
 
 def cursor_id(cursors: Mapping[str, int]) -> bytes:
-    """The id of an event: where the whole stream stands, as base64url of `{topic: seq}` sorted by name."""
+    """The id of an event: `WatchStream.place`, as base64url of `{topic: seq}` sorted by name."""
     return urlsafe_b64encode(_SORTED.encode(cursors)).rstrip(b"=")
 
 
@@ -77,28 +72,17 @@ class EventSource:
                 raise StopAsyncIteration
             await stream.ready()
         events = self._encoded(frame)
-        while len(events) < self._enough and (frame := stream.poll()) is not None:
+        while len(events) < self._enough and (frame := stream.poll(handed_over=False)) is not None:
             events += self._encoded(frame)
         return events
 
 
 class WatchEvents:
-    """Makes events of frames, for all streams: those that are given the same frame share its bytes.
-
-    Only the last frame of a topic is kept for that, and the least recently used ones leave at `max_bytes`.
-    """
+    """Makes events of frames, for all streams: those that are given the same frame share its bytes."""
 
     def __init__(self, rendered: RenderCache, max_bytes: int = 16 << 20) -> None:
-        self.statistics = CacheStatistics()
+        self.cache = FrameCache(self._make, lambda made: 2 * len(made.data), max_bytes)
         self._rendered = rendered
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._kept: OrderedDict[tuple[str, Parts], _Kept] = OrderedDict()
-
-    @property
-    def size(self) -> int:
-        """What the kept frames weigh."""
-        return self._bytes
 
     def of(self, stream: WatchStream, *, together: bool = True) -> EventSource:
         """The events of a stream, to be asked for in place of its frames."""
@@ -107,74 +91,48 @@ class WatchEvents:
 
         def encoded(frame: Frame) -> bytes:
             if isinstance(frame, RecordsFrame):
-                return self._records(frame, parts, stream.cursors)
+                return self._records(frame, parts, stream.place)
             if isinstance(frame, CaughtUpFrame):
-                return self._caught_up(frame, parts, stream.cursors)
-            return _rare(frame, stream.cursors)
+                return self._caught_up(frame, parts, stream.place)
+            return _rare(frame, stream.place)
 
         return EventSource(stream, encoded, together=together)
 
     def _records(self, frame: RecordsFrame, parts: Parts, cursors: Mapping[str, int]) -> bytes:
-        if len(frame.slices) > _MOST_SLICES:
-            return event(b"record", self._data(frame, parts), cursor_id(cursors))
-        key = (frame.from_seq, frame.to_seq, frame.head_seq, *map(_identity, frame.slices))
-        kept = self._kept.get((frame.topic, parts))
-        if kept is None or kept.key != key:
-            self.statistics.misses += 1
-            kept = self._keep((frame.topic, parts), _Kept(key, self._data(frame, parts)))
-        else:
-            self.statistics.hits += 1
+        made = self.cache.get(frame, parts)
         if len(cursors) > 1:
-            return event(b"record", kept.data, cursor_id(cursors))
+            return event(b"record", made.data, cursor_id(cursors))
         at = cursors[frame.topic]
-        if kept.event_at != at:
-            kept.event_at, kept.event = at, event(b"record", kept.data, cursor_id(cursors))
-        return kept.event
+        if made.event_at != at:
+            made.event_at, made.event = at, event(b"record", made.data, cursor_id(cursors))
+        return made.event
 
     def _caught_up(self, frame: CaughtUpFrame, parts: Parts, cursors: Mapping[str, int]) -> bytes:
-        kept = self._kept.get((frame.topic, parts)) if len(cursors) == 1 else None
-        if kept is not None and kept.caught_up_at == frame.head_seq:
-            return kept.caught_up
+        made = self.cache.last(frame.topic, parts) if len(cursors) == 1 else None
+        if made is not None and made.caught_up_at == frame.head_seq:
+            return made.caught_up
         text = event(b"caught-up", encode({"topic": frame.topic, "head_seq": frame.head_seq}), cursor_id(cursors))
-        if kept is not None and cursors[frame.topic] == frame.head_seq:
-            kept.caught_up_at, kept.caught_up = frame.head_seq, text
+        if made is not None and cursors[frame.topic] == frame.head_seq:
+            made.caught_up_at, made.caught_up = frame.head_seq, text
         return text
 
-    def _data(self, frame: RecordsFrame, parts: Parts) -> bytes:
+    def _make(self, frame: RecordsFrame, parts: Parts) -> "_Made":
         pieces: list[bytes | memoryview] = [b'{"topic":', encode(frame.topic), b',"records":[']
         for i, run in enumerate(self._rendered.records(frame.slices, parts)):
             pieces += (b",", run) if i else (run,)
         pieces.append(b'],"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (frame.from_seq, frame.to_seq, frame.head_seq))
-        return b"".join(pieces)
-
-    def _keep(self, name: "tuple[str, Parts]", kept: "_Kept") -> "_Kept":
-        former = self._kept.pop(name, None)
-        if former is not None:
-            self._bytes -= former.weight
-        if kept.weight <= self._max_bytes // 8:
-            self._kept[name] = kept
-            self._bytes += kept.weight
-            while self._bytes > self._max_bytes:
-                self._bytes -= self._kept.popitem(last=False)[1].weight
-        return kept
+        return _Made(b"".join(pieces))
 
 
-class _Kept:
-    """What was made of the last frame of a topic: its data, and the events of watches that follow nothing else."""
+class _Made:
+    """What was made of a frame: its data, and the events of watches that follow nothing else."""
 
-    __slots__ = ("caught_up", "caught_up_at", "data", "event", "event_at", "key", "weight")
+    __slots__ = ("caught_up", "caught_up_at", "data", "event", "event_at")
 
-    def __init__(self, key: tuple[object, ...], data: bytes) -> None:
-        self.key = key
+    def __init__(self, data: bytes) -> None:
         self.data = data
         self.event = self.caught_up = b""
         self.event_at = self.caught_up_at = -1
-        self.weight = _ENTRY_WEIGHT + 2 * len(data)
-
-
-def _identity(piece: Slice) -> tuple[int, int, int, int, int]:
-    block = piece.block
-    return block.log_id, block.base_seq, block.count, piece.start, piece.stop
 
 
 def _rare(frame: TombstoneFrame | TopicDeletedFrame | HeartbeatFrame | ErrorFrame, cursors: Mapping[str, int]) -> bytes:
@@ -191,11 +149,10 @@ def _rare(frame: TombstoneFrame | TopicDeletedFrame | HeartbeatFrame | ErrorFram
 
 
 def _tombstone(frame: TombstoneFrame) -> dict[str, Any]:
-    """On connect a stale cursor is told as such, unless the topic is another one now or lost its source's records."""
     lost = frame.tombstone
     return {
         "topic": frame.topic,
-        "reason": "from_seq_too_old" if frame.opening and lost.reason in _INVOLUNTARY else lost.reason,
+        "reason": "from_seq_too_old" if frame.too_old else lost.reason,
         "gap_from": lost.gap_from,
         "gap_to": lost.gap_to,
         "earliest_seq": lost.earliest_seq,

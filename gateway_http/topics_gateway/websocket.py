@@ -41,7 +41,7 @@ class WebSocketDoor(BaseRoute):
         self._settings = settings
         self._gate = gate
         self._frames = SocketFrames(rendered)
-        api.metrics.caches["socket_frames"] = self._frames
+        api.metrics.caches["socket_frames"] = self._frames.cache
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Every upgrade, whatever its path."""

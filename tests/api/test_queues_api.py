@@ -173,6 +173,23 @@ async def test_who_leaves_in_the_last_moment_gives_it_back(config: dict[str, Any
 
 
 @in_fake_time
+@pytest.mark.parametrize("jitter", [0, 20])
+async def test_a_claim_that_moves_dead_letters_is_answered_when_they_can_be_read(jitter: int) -> None:
+    queues = Queues()
+    queues.put(count=2, max_deliveries=1, dead_letter="dead", claim_jitter_ms=jitter)
+    assert seqs(await queues.claim()) == [1]
+    await queues.nack(1)
+    assert queues.settles == 0
+    assert seqs(await queues.claim()) == [2]
+    assert queues.settles == 1
+    assert queues.engine.get_topic("dead", touch=False).count == 1
+    await queues.nack(2)
+    assert seqs(await queues.claim()) == []
+    assert queues.engine.get_topic("dead", touch=False).count == 2
+    assert queues.settles == 1  # the second one was to be seen at once
+
+
+@in_fake_time
 async def test_a_pass_that_fails_fails_for_all() -> None:
     queues = Queues()
     queues.put(count=3, claim_jitter_ms=50)
@@ -225,6 +242,18 @@ async def test_large_cohorts_are_served_in_parts_and_evenly(monkeypatch: pytest.
     assert all(seqs(reply) == sorted(seqs(reply)) for reply in replies)
     await asyncio.wait(claims)
     assert queues.counters()[1] == sum(counts) + (0 if claims[3].cancelled() else len(claims[3].result().jobs))
+
+
+@in_fake_time
+async def test_a_reply_in_parts_is_bounded_in_bytes_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "PASS_JOBS", 8)
+    queues = Queues()
+    queues.put(claim_jitter_ms=10)
+    queues.append(50, size=4)
+    asked = [ClaimRequest(topic="q", node=f"w{i}", max=20, max_bytes=10) for i in range(4)]
+    replies = await asyncio.gather(*map(queues.api.claim, asked))
+    assert [len(reply.jobs) for reply in replies] == [3] * 4
+    assert queues.counters() == (38, 12)
 
 
 @in_fake_time

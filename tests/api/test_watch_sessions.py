@@ -10,8 +10,9 @@ from support.fake_time import in_fake_time
 from support.watching import Watching, code, key, quiet, tell, watch
 from topics_service.api.auth import ANYONE
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.frames import ErrorFrame
+from topics_service.engine.frames import ErrorFrame, WatchRequest, WatchTopic
 from topics_service.engine.limits import Limits
+from topics_service.engine.model import TagMatch
 
 MINUTES = 60
 
@@ -89,6 +90,37 @@ async def test_heartbeats_are_clamped() -> None:
     for given, kept in ((0, 1000), (999, 1000), (15_000, 15_000), (60_001, 60_000), (None, None)):
         session = await world.api.create(watch("a", heartbeat_ms=given), principal=ANYONE)
         assert session.request.heartbeat_ms == kept
+    lower = Watching(least_heartbeat_ms=50)
+    lower.put("a")
+    session = await lower.api.create(watch("a", heartbeat_ms=1), principal=ANYONE)
+    assert session.request.heartbeat_ms == 50
+
+
+@in_fake_time
+async def test_a_session_keeps_nothing_that_it_has_no_use_for() -> None:
+    world = Watching()
+    world.put("a", "p-a")
+    topics = {name: WatchTopic() for name in ("a", "p-*", "x" * 5000)}
+    asked = WatchRequest(topics=topics, cursor={"a": 0, "y" * 5000: 1}, lenient=True)
+    session = await world.api.create(asked, principal=ANYONE)
+    assert (list(session.request.topics), session.request.cursor) == (["a", "p-*"], {})
+    assert await world.visit(session.wid) == [("a", "caught up"), ("p-a", "caught up")]
+
+
+@in_fake_time
+async def test_filters_are_bounded() -> None:
+    world = Watching(Limits(max_node_bytes=3, max_tag_bytes=3))
+    world.put("a")
+    await world.session("a", nodes=(b"abc",) * 1000, filter=TagMatch(op="Glob", value=b"abc"))
+    for more in (
+        {"nodes": (b"a",) * 1001},
+        {"nodes": (b"a", b"abcd")},
+        {"filter": TagMatch(op="Eq", value=b"abcd")},
+    ):
+        with pytest.raises(TopicsError) as caught:
+            await world.session("a", **more)
+        assert code(caught) == "invalid_request"
+    assert world.statistics.sessions == 1
 
 
 # ------------------------------------------------------------------ time to live

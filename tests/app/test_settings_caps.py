@@ -24,6 +24,11 @@ def test_each_variable_sets_its_cap_and_zero_is_none(value: int) -> None:
     assert settings.limits.max_routers == value
 
 
+@pytest.mark.parametrize(("value", "least"), [("0", 1), ("1", 1), ("50", 50), ("5000", 1000), ("x", 1000)])
+def test_tests_may_lower_the_least_heartbeat(value: str, least: int) -> None:
+    assert load({"TOPICS_TEST_MIN_HEARTBEAT_MS": value}, {}).watch_caps.least_heartbeat_ms == least
+
+
 def test_what_bounds_a_request_is_at_least_one() -> None:
     settings = load({"TOPICS_MAX_WATCH_TOPICS": "0", "TOPICS_MAX_CLAIM": "0"}, {})
     assert (settings.limits.max_watch_topics, settings.limits.max_claim) == (1, 1)

@@ -401,6 +401,18 @@ def test_work_over_grpc(api: Api, stub: Any) -> None:
     poll(lambda: counters(api, name) == (10, 0))
 
 
+def test_replies_of_large_jobs_fit_what_grpc_clients_take(api: Api, stub: Any) -> None:
+    name = queue(api)
+    api.append(name, *["x" * 900_000] * 8)
+    listed = stub.ListJobs(queue_service_pb2.ListJobsRequest(topic=name), timeout=20)
+    assert (len(listed.jobs), listed.next_after) == (3, 3)
+    claimed: list[int] = []
+    while len(claimed) < 8:
+        reply = stub.Claim(queue_service_pb2.ClaimRequest(topic=name, node="w", max=100), timeout=20)
+        claimed += [job.seq for job in reply.claimed]
+    assert claimed == list(range(1, 9))
+
+
 def test_a_grpc_stream_ends_with_the_status_of_its_error(api: Api, stub: Any) -> None:
     name = queue(api, 1)
     stream = stub.Work(queue_service_pb2.WorkRequest(topic=name, node="w"), timeout=20)

@@ -1,5 +1,7 @@
 """Publishing on a WebSocket: acks, bytes that are kept as sent, refusals, pipelines (contract.md 9)."""
 
+import pytest
+
 from support.http import Api, fresh, ok
 from support.ws import TEXT, WebSocket, frame
 
@@ -105,3 +107,13 @@ def test_publish_and_watch_on_one_socket(ws: WebSocket) -> None:
     for i in range(1, 50):
         ws.send({"op": "publish", "topic": topic, "records": [{"data": i}]})
     assert [r["data"] for r in ws.records(49)] == list(range(1, 50))
+
+
+@pytest.mark.parametrize("durability", ["fsync", "disk", "memory", "ephemeral"])
+def test_what_was_published_is_there_for_the_subscribe_behind_it(ws: WebSocket, durability: str) -> None:
+    """Also when its topic is new, which readers know of only after an fsync."""
+    topic = fresh()
+    ws.send({"op": "publish", "topic": topic, "records": [{"data": 1}], "config": {"durability": durability}})
+    ws.send({"op": "subscribe", "topic": topic, "tail": True})
+    assert ws.recv()["op"] == "ack"
+    assert ws.recv()["topics"] == {topic: {"from_seq": 1, "head_seq": 1, "earliest_seq": 1}}

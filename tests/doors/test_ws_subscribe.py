@@ -217,6 +217,16 @@ def test_more_topics_than_a_watch_has(server: ServerProcess, api: Api, connect: 
     assert ws.cmd("unsubscribe", topics=names)["topics"] == names
 
 
+def test_prefixes_are_bounded(ws: WebSocket) -> None:
+    stem = fresh("few")
+    assert ws.subscribe(topics={f"{stem}:{i}*": {} for i in range(64)}) == {}
+    ws.refused("invalid_request", "subscribe", topic=f"{stem}:x*")
+    ws.refused("topic_not_found", "subscribe", topic=f"{stem}:x")
+    assert ws.subscribe(topic=f"{stem}:7*") == {}
+    assert ws.cmd("unsubscribe", topic=f"{stem}:7*")["topics"] == [f"{stem}:7*"]
+    assert ws.subscribe(topic=f"{stem}:x*") == {}
+
+
 def test_tombstones_have_their_true_reason(ws: WebSocket, api: Api) -> None:
     capped = api.make(cap_records=2)
     for i in range(5):

@@ -72,6 +72,7 @@ class QueueModel:
     stuck_until: int = 0
     failures: int = 0
     open: bool = True  # the dead letter topic has room
+    last_ts: int = 0
 
     def copy(self) -> "QueueModel":
         return replace(
@@ -82,6 +83,11 @@ class QueueModel:
         )
 
     # ------------------------------------------------------------------ time and loss
+
+    def stamp(self, now: int) -> int:
+        """The time of a job that is appended now: a log's never go back."""
+        self.last_ts = max(now, self.last_ts)
+        return self.last_ts
 
     def refresh(self, now: int) -> None:
         """What every call does first."""
@@ -145,20 +151,21 @@ class QueueModel:
 
     # ------------------------------------------------------------------------ calls
 
-    def bury(self, now: int, *, stalled: bool) -> None:
+    def bury(self, now: int, *, stalled: bool) -> bool:
         """What a claim does first: move the poison, or not."""
         poison = [job for _, job in sorted(self.jobs.items()) if self.is_poison(job)]
         if not poison or now < self.stuck_until:
-            return
+            return False
         if not self.open or stalled:
             self.stuck_until = now + min(1000 << self.failures, 60_000)
             self.failures += 1
-            return
+            return False
         self.failures = 0
         self.dead_lettered += len(poison)
         for job in poison:
             self.letters.append((job.data, job.tag))
             del self.jobs[job.seq]
+        return True
 
     def deal(self, wants: list[int], synced: int) -> list[list[Job]]:
         """Who gets which job; nothing is changed."""

@@ -92,8 +92,8 @@ class QueueWorld(World):
         assert self.state(topic).queue == found
         return found.ready, found.in_flight, found.dead_lettered
 
-    def redrive(self, match: TagMatch | None = None, most: int = 0, topic: str = "q") -> RedriveReply:
-        reply, _ = self.engine.queues.redrive(RedriveRequest(topic=topic, match=match, max=most))
+    def redrive(self, match: TagMatch | None = None, most: int = 0, topic: str = "q", start: int = 1) -> RedriveReply:
+        reply, _ = self.engine.queues.redrive(RedriveRequest(topic=topic, match=match, max=most, start=start))
         self.engine.sync()
         return reply
 

@@ -49,6 +49,15 @@ def test_the_delivery_that_is_one_too_many_moves_the_job(world: QueueWorld) -> N
     assert block.first_ts == world.clock.now
 
 
+def test_the_claim_that_moves_dead_letters_is_answered_when_readers_see_them(world: QueueWorld) -> None:
+    world.work()
+    burn(world, 1)
+    reply, ticket = world.try_claim()
+    assert (reply.jobs, world.engine.writer.synced < ticket) == ([], True)
+    world.engine.synced(ticket)
+    assert world.state("dlq").count == 1
+
+
 def test_expired_leases_count_like_nacks(world: QueueWorld) -> None:
     world.work()
     for _ in range(2):
@@ -133,14 +142,14 @@ def test_a_power_cut_leaves_the_job_in_one_of_both(classes: tuple[str, str]) -> 
         assert world.counters()[2] == len(world.seqs("dlq")) - 1
 
 
-def test_a_letter_in_an_fsync_topic_asks_for_its_fsync(world: QueueWorld) -> None:
+def test_a_claim_waits_for_the_fsync_of_letters_in_an_fsync_topic(world: QueueWorld) -> None:
     world.put("dlq", durability="fsync")
     world.work()
     burn(world, 1)
     asked: list[int] = []
     world.engine.writer.request_sync = asked.append
-    assert world.try_claim()[1] == 0, "the claim does not wait"
-    assert asked == [world.engine.writer.written]
+    assert world.try_claim()[1] == world.engine.writer.written
+    assert asked == [world.engine.writer.written], "a push stream without a job does not wait, so it is asked for"
     world.engine.synced(asked[0])
     assert world.seqs("dlq") == [1]
 
@@ -191,6 +200,10 @@ def test_a_full_letter_topic_keeps_the_job_and_is_asked_again(world: QueueWorld)
     world.delete(9, topic="dlq")
     world.take()
     assert world.counters() == (0, 0, 2)
+    world.work()
+    burn(world, 4)
+    world.take()
+    assert world.engine.queues.next_due("q") == world.clock.now + 1000, "after a success it begins anew"
 
 
 def test_what_has_room_goes(world: QueueWorld) -> None:
@@ -341,7 +354,7 @@ def test_letters_come_back_as_fresh_jobs(world: QueueWorld) -> None:
     world.bury()
     world.append(b"not ours", topic="dlq")
     reply = world.redrive()
-    assert (reply.topic, reply.dead_letter, reply.redriven, reply.more) == ("q", "dlq", 2, False)
+    assert (reply.topic, reply.dead_letter, reply.redriven, reply.resume) == ("q", "dlq", 2, 0)
     assert (world.counters(), world.seqs("dlq")) == ((2, 0, 2), [3])
     jobs = world.claim(most=5)
     assert [(job.seq, job.deliveries) for job in jobs] == [(3, 1), (4, 1)]
@@ -384,6 +397,17 @@ def test_letters_that_somebody_works_on_stay(world: QueueWorld) -> None:
     assert world.counters("dlq") == (0, 0, 0)
 
 
+def test_a_letter_that_was_held_comes_with_the_next_redrive(world: QueueWorld) -> None:
+    world.queue("dlq")
+    world.work(1, 1, 1)
+    burn(world, 1, 2, 3)
+    world.bury()
+    world.claim(topic="dlq")
+    assert (world.redrive(most=1).redriven, world.seqs("dlq")) == (1, [1, 3])
+    world.settle("nack", [1], topic="dlq")
+    assert (world.redrive().redriven, world.seqs("dlq")) == (2, [])
+
+
 def test_a_redrive_is_done_in_bounded_slices(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "MOVE_JOBS", 3)
     monkeypatch.setattr(queues, "_REDRIVE_LOOKS", 4)
@@ -393,11 +417,11 @@ def test_a_redrive_is_done_in_bounded_slices(world: QueueWorld, monkeypatch: pyt
     for _ in range(3):
         world.bury()
     found = []
-    while True:
-        reply = world.redrive()
+    start = 1
+    while start:
+        reply = world.redrive(start=start)
         found.append(reply.redriven)
-        if not reply.more:
-            break
+        start = reply.resume
     assert (sum(found), max(found)) == (7, 3)
     assert found[:2] == [0, 0], "what is not ours is looked at in slices too, and not again"
     assert world.seqs("dlq") == list(range(1, 11))
@@ -409,7 +433,7 @@ def test_a_redrive_of_a_full_queue(world: QueueWorld) -> None:
     world.bury()
     world.queue(max_deliveries=2, dead_letter="dlq", cap_records=3, discard="reject")
     reply = world.redrive()
-    assert (reply.redriven, reply.more) == (2, True), "the half that fits"
+    assert (reply.redriven, reply.resume) == (2, 3), "the half that fits"
     world.redrive()
     with pytest.raises(TopicsError) as error:
         world.redrive()

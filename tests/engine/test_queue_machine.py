@@ -137,7 +137,7 @@ class QueueMachine(RuleBasedStateMachine):
             seq = reply.first_seq + i
             assert seq not in self.model.jobs
             self.model.jobs[seq] = Job(
-                seq, self.now, data, tag, ticket, priority=priority, ready_at=ready_at, due=not delay
+                seq, self.model.stamp(self.now), data, tag, ticket, priority=priority, ready_at=ready_at, due=not delay
             )
         self.model.evict()
         self._remember()
@@ -152,8 +152,9 @@ class QueueMachine(RuleBasedStateMachine):
     def claim(self, claims: list[tuple[str, int, int | None]], stalled: bool) -> None:
         model = self.model
         model.refresh(self.now)
-        model.bury(self.now, stalled=stalled)
-        self._remember()
+        buried = model.bury(self.now, stalled=stalled)
+        if buried:
+            self.history.append((self.store.writes + 1, model.copy()))  # the first write of the claim
         hands = model.deal([most for _, most, _ in claims], self.synced)
         requests = [ClaimRequest(topic="q", node=node, max=most, lease_ms=ms) for node, most, ms in claims]
         with self._stalling(stalled):
@@ -166,8 +167,11 @@ class QueueMachine(RuleBasedStateMachine):
                 assert any(hands)
                 return
         assert not (stalled and model.config.leases_durable and any(hands))
-        waits = model.config.leases_durable and model.config.durability == "fsync" and any(hands)
-        assert (ticket > self.synced) == waits
+        gated = model.config.durability == "fsync"
+        if not buried:
+            assert (ticket > self.synced) == (gated and model.config.leases_durable and any(hands))
+        elif gated:
+            assert ticket > self.synced, "the letters are there when the claim is answered"
         for reply, hand, (node, _, ms) in zip(replies, hands, claims, strict=True):
             deadline = self.now + (ms or model.config.lease_ms)
             expected = [(job.seq, job.deliveries + 1, deadline, job.data, job.tag) for job in hand]
@@ -285,7 +289,7 @@ class QueueMachine(RuleBasedStateMachine):
         held.update((seq, token) for seq, token in self.stale.items() if seq not in held)
         valid = [seq for seq, token in held.items() if token and self.model.holds(seq, None, token)]
         queues = self.world.engine.queues
-        assert queues.held("q", held) == len(valid)
+        assert len(queues.held("q", held)) == len(valid)
         live = [seq for seq in valid if seq in self.model.jobs]
         assert queues.release("q", held) == len(valid)
         for seq in valid:
@@ -373,7 +377,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert reply.redriven == len(chosen)
         for offset, i in enumerate(chosen, 1):
             data, tag = model.letters[i]
-            model.jobs[head + offset] = Job(head + offset, self.now, data, tag, ticket)
+            model.jobs[head + offset] = Job(head + offset, model.stamp(self.now), data, tag, ticket)
         model.letters = [letter for i, letter in enumerate(model.letters) if i not in chosen]
         model.evict()
         self._remember()
@@ -451,9 +455,7 @@ class QueueMachine(RuleBasedStateMachine):
                 lease = (job.lease.node, job.lease.deadline) if job.lease else (None, None)
                 assert (view.node, view.deadline) == lease
                 if state == "delayed":
-                    assert view.ready_at == (
-                        (job.free_at or model.stuck_until) if job.touched else job.ready_at
-                    )
+                    assert view.ready_at == ((job.free_at or model.stuck_until) if job.touched else job.ready_at)
         letters = self.world.walk("dlq")
         assert [data for _, data in letters if data != b"filler"] == [data for data, _ in model.letters]
         assert self.world.engine.queues.leases_in_flight == len(states["in_flight"])

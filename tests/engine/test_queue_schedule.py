@@ -214,6 +214,18 @@ def test_rows_are_folded_and_go_away(world: QueueWorld, small_folds: None) -> No
     assert len(world.rows(Family.JOBS)) < 12, "nothing is left of the forty"
 
 
+def test_the_delayed_write_that_folds_stays_hidden(world: QueueWorld, small_folds: None) -> None:
+    for _ in range(3):
+        world.work(priority=1)
+    world.work(1, 1, delay_ms=100, priority=2)
+    assert b"\x04" in {key[8:9] for key, _ in world.rows(Family.JOBS)}, "it did fold"
+    world.kill()
+    assert (world.counters(), world.listed("delayed")) == ((3, 0, 0), [4, 5])
+    assert [view.ready_at for view in world.jobs("delayed")] == [world.clock.now + 100] * 2
+    world.clock.advance(100)
+    assert world.take(most=2) == [4, 5]
+
+
 def test_sets_of_chunks_that_are_done_are_removed(world: QueueWorld, small_folds: None) -> None:
     for _ in range(8):
         world.work(*[1] * 10_000, priority=4)
@@ -344,6 +356,15 @@ def test_scheduled_jobs_that_the_log_loses_count_nowhere(how: str) -> None:
     world.restart()
     assert sorted(seq for _ in left for seq in world.take()) == left
     assert world.take() == []
+
+
+def test_a_due_job_that_was_deleted_is_not_handed_out(world: QueueWorld) -> None:
+    world.work(1, 1, delay_ms=100, tags=[b"x", None])
+    world.work(1, 1, priority=3, tags=[b"x", None])
+    world.clock.advance(100)
+    assert world.counters() == (4, 0, 0)
+    world.delete(eq=b"x", topic="q")
+    assert (world.counters(), world.take(most=9)) == ((2, 0, 0), [2, 4])
 
 
 def test_alternating_jobs_are_told_apart(world: QueueWorld) -> None:

@@ -101,6 +101,59 @@ def test_a_chain_and_a_fan(world: RouterWorld) -> None:
     assert all(world.datas(topic) == [b"1", b"2"] for topic in "bcde")
 
 
+def test_routers_of_one_source_share_what_was_gathered(world: RouterWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    for dest in "bcd":
+        world.route("a", dest)
+    for data in numbered(20):
+        world.append(data, topic="a")
+    read: list[int] = []
+    blocks = world.engine.catalog.topics["a"].log.blocks
+    find = type(blocks).find
+
+    def counted(self: object, seq: int, *, scan: bool = False) -> object:
+        read.append(seq)
+        return find(self, seq, scan=scan)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(blocks), "find", counted)
+    for _ in "bcd":
+        world.engine.routers.forward()
+    assert len(read) == 20
+    monkeypatch.undo()
+    world.forward()
+    assert all(world.datas(dest) == numbered(20) for dest in "bcd")
+
+
+@pytest.mark.parametrize("change", ["mark", "front", "evict", "expire", "recreate"])
+def test_what_was_gathered_is_not_used_after_a_change(world: RouterWorld, change: str) -> None:
+    world.put("a", cap_records=4 if change == "evict" else 0, ttl_ms=100 if change == "expire" else 0)
+    world.route("a", "b")
+    world.route("a", "c")
+    world.append(*numbered(4), topic="a", tags=[b"x", None, b"x", None])
+    world.engine.routers.forward()
+    wanted = numbered(4)
+    match change:
+        case "mark":
+            world.delete(eq=b"x", topic="a")
+            wanted = [b"1", b"3"]
+        case "front":
+            world.delete(3, topic="a")
+            wanted = [b"2", b"3"]
+        case "evict":
+            world.append(b"4", topic="a")
+            wanted = [b"1", b"2", b"3", b"4"]
+        case "expire":
+            world.clock.advance(101)
+            wanted = []
+        case "recreate":
+            world.engine.delete_topic("a")
+            world.append(b"new", topic="a")
+            world.route("a", "c", backfill=True)
+            wanted = [b"new"]
+    world.forward()
+    assert world.datas("b")[:4] == numbered(4)
+    assert world.datas("c") == wanted
+
+
 def test_routers_into_an_append_of_a_sealed_topic(world: RouterWorld, small_steps: None) -> None:
     world.route("a", "b")
     for data in numbered(20):

@@ -53,6 +53,10 @@ def test_gaps(case: tuple[Snapshot, list[int]], seq: int) -> None:
     s, _ = case
     assert s.gap_at(seq) == next((g for g in s.gaps if seq in range(g.start, g.stop + 1)), None)
     assert s.next_gap(seq) == next((g for g in s.gaps if g.start >= seq), None)
+    assert s.gaps_around(seq) == (
+        tuple(g for g in s.gaps if g.stop < seq),
+        tuple(g for g in s.gaps if g.stop >= seq),
+    )
 
 
 def test_the_floor_is_above_the_highest_loss() -> None:

@@ -352,6 +352,20 @@ def test_a_strong_watcher_needs_no_fsync_when_one_has_happened(world: World) -> 
     assert watcher.events() == [("t", 1), ("t", "caught-up")]
 
 
+def test_a_change_of_config_does_not_swallow_the_wake_of_a_strong_watcher() -> None:
+    """Its fsync covers the records too, though the log does not grow by it."""
+    world = World(CrashStore())
+    world.append(1)
+    watcher = Watcher(world, strong=True)
+    watcher.frames()
+    world.append(1, sync=False)
+    assert watcher.frames() == []
+    watcher.wakes.clear()
+    world.put(priority=1)
+    assert watcher.wakes == ["t"]
+    assert watcher.events() == [("t", 2), ("t", "caught-up")]
+
+
 def test_a_strong_tail_starts_at_the_visible_head() -> None:
     world = World(CrashStore())
     world.append(1)

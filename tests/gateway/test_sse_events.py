@@ -32,8 +32,9 @@ class Stream:
         self.frames: list[tuple[Frame, dict[str, int]]] = []
 
     over = property(lambda self: not self.frames)
+    place = property(lambda self: self.cursors)
 
-    def poll(self) -> Frame | None:
+    def poll(self, *, handed_over: bool = True) -> Frame | None:
         if not self.frames:
             return None
         frame, moved = self.frames.pop(0)
@@ -80,7 +81,7 @@ async def test_streams_of_one_topic_share_the_whole_event() -> None:
         b'{"$seq":3,"$ts":5,"data":"xxxxxxxxxx","meta":{"m":1}}],"from_seq":0,"to_seq":3,"head_seq":3}\n\n'
     )
     assert one[1] == b'id: eyJ0IjozfQ\nevent: caught-up\ndata: {"topic":"t","head_seq":3}\n\n'
-    assert (shared.statistics.hits, shared.statistics.misses) == (1, 1)
+    assert (shared.cache.statistics.hits, shared.cache.statistics.misses) == (1, 1)
 
 
 async def test_what_is_shared_is_what_would_have_been_made() -> None:
@@ -104,7 +105,7 @@ async def test_what_is_shared_is_what_would_have_been_made() -> None:
         assert await events(shared, Stream(dict(place), **way), (frame, moved)) == expected
         at = cursor_id(place | moved)
         assert expected[0].startswith(b"id: %b\n" % at)
-    assert shared.statistics.hits > 50
+    assert shared.cache.statistics.hits > 50
 
 
 async def test_streams_of_more_topics_share_the_data_and_not_the_id() -> None:
@@ -113,21 +114,21 @@ async def test_streams_of_more_topics_share_the_data_and_not_the_id() -> None:
     [two] = await events(shared, Stream({"a": 2, "t": 0}), records(block(1)))
     assert one.partition(b"\n")[2] == two.partition(b"\n")[2]
     assert one != two
-    assert shared.statistics.hits == 1
+    assert shared.cache.statistics.hits == 1
 
 
 async def test_what_is_kept_is_bounded() -> None:
     shared = WatchEvents(RenderCache(1 << 20), max_bytes=100_000)
     for i in range(500):
         await events(shared, Stream({f"t{i}": 0}), records(block(1), topic=f"t{i}"))
-        assert shared.size <= 100_000
-    assert shared.size > 90_000
+        assert shared.cache.size <= 100_000
+    assert shared.cache.size > 90_000
     [big] = await events(shared, Stream({"t499": 1}), records(block(2, 100, size=1000), topic="t499"))
     assert len(big) > 100_000  # it is sent, and not kept, and neither is the one that it follows
     assert (await events(shared, Stream({"t499": 0}), records(block(1), topic="t499")))[0]
     for i in range(500):
         await events(shared, Stream({"t": 0}), records(block(i + 1)))
-    assert shared.size <= 100_000
+    assert shared.cache.size <= 100_000
 
 
 async def test_frames_of_many_slices_are_not_kept() -> None:
@@ -137,7 +138,7 @@ async def test_frames_of_many_slices_are_not_kept() -> None:
     one, two = [(await events(shared, Stream({"t": 0}), (frame, {"t": 40})))[0] for _ in range(2)]
     assert one == two
     assert one.count(b'"$seq":') == 40
-    assert shared.size == 0
+    assert shared.cache.size == 0
 
 
 async def test_what_is_due_at_the_same_time_comes_together_up_to_a_bound() -> None:

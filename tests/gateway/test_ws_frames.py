@@ -38,7 +38,7 @@ async def test_the_same_records_are_the_same_text(api: TopicsApi) -> None:
     assert [record["data"] for record in shown["records"]] == [1, "x"]
     assert frames.text(await records_again(api, frame), ALL) is text
     assert frames.text(frame, Parts(tags=False, metas=True)) is not text
-    assert (frames.statistics.hits, frames.statistics.misses) == (1, 2)
+    assert (frames.cache.statistics.hits, frames.cache.statistics.misses) == (1, 2)
     later = await records(api, "t", b"3", since=2)
     assert b'"from_seq":2,"to_seq":3' in frames.text(later, ALL)
     assert frames.text(frame, ALL) is not text  # only a topic's last one is kept
@@ -56,12 +56,12 @@ async def test_what_is_kept_is_bounded(api: TopicsApi) -> None:
     frames = SocketFrames(RenderCache(1 << 20), max_bytes=100_000)
     for i in range(100):
         frames.text(await records(api, f"t{i}", b'"%b"' % (b"x" * 5000)), ALL)
-        assert frames.size <= 100_000
-    assert frames.size > 80_000
-    before = frames.size
+        assert frames.cache.size <= 100_000
+    assert frames.cache.size > 80_000
+    before = frames.cache.size
     frames.text(await records(api, "large", b'"%b"' % (b"x" * 50_000)), ALL)
-    assert frames.size == before
-    assert sum(1000 + len(text) for _, text in frames._kept.values()) == before
+    assert frames.cache.size == before
+    assert sum(1000 + len(entry.made) for entry in frames.cache._kept.values()) == before
 
 
 def test_other_frames() -> None:

@@ -46,7 +46,6 @@ class EventStream:
         if buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         self.socket.settimeout(10)
-        self.socket.connect(("127.0.0.1", port))
         lines = [f"{method} {target} HTTP/{version}", "Host: x"]
         lines += [f"Accept: {accept}"] if accept else []
         lines += [f"Authorization: Bearer {key}"] if key else []
@@ -55,6 +54,7 @@ class EventStream:
         self._body = b""
         self._ended = False
         try:
+            self.socket.connect(("127.0.0.1", port))
             self.socket.sendall("\r\n".join([*lines, "", ""]).encode())
             head = self._head()
         except BaseException:

@@ -396,6 +396,7 @@ class Stream:
     def disconnect(self) -> None:
         """The client is gone or no longer wants the response."""
         self._disconnected = True
+        self._scope["state"]["gone"] = True
         self._discard_body()
         self._event.set()
         self.wake_sender()
@@ -476,6 +477,8 @@ class Stream:
         """
         while self._protocol.write_paused and not self._disconnected:
             await self._room()
+        if self._protocol.transport.is_closing():
+            self.disconnect()
         if self._disconnected:
             return
         kind = message["type"]

@@ -361,6 +361,7 @@ class Cycle(RequestResponseCycle):
         """The client is gone: wake `receive` and let `send` drop what it gets."""
         if not self.response_complete:
             self.disconnected = True
+            self.scope["state"]["gone"] = True
         self.message_event.set()
 
     def _abort(self) -> None:
@@ -403,6 +404,8 @@ class Cycle(RequestResponseCycle):
         """
         if self.flow.write_paused and not self.disconnected:
             await self._room()
+        if self.transport.is_closing():
+            self.disconnect()
         if self.disconnected:
             return
         if self.response_complete:

@@ -51,8 +51,9 @@ class HttpServer:
     What the application may rely on, on both protocols: `receive` returns `http.disconnect` as soon as the client
     is gone or has reset the stream (unless it sent more body than the limits above and the application does not
     read it), and after the response is complete; `send` of a part that is not the last returns once there is room
-    for the next, and drops everything once the client is gone; an exception becomes 500 with the JSON error body if
-    nothing was sent, otherwise a broken response (closed connection, RST_STREAM).
+    for the next, and drops everything once the client is gone, which `scope["state"]` then says with `gone`; an
+    exception becomes 500 with the JSON error body if nothing was sent, otherwise a broken response (closed
+    connection, RST_STREAM).
     """
 
     def __init__(

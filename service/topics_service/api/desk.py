@@ -42,6 +42,11 @@ class Taker(Protocol):
 
     request: ClaimRequest
 
+    @property
+    def max_bytes(self) -> int:
+        """How large the jobs may be that it takes now."""
+        ...
+
     def room(self) -> int:
         """How many jobs it takes now."""
         ...
@@ -78,10 +83,11 @@ class Stream(Taker, Protocol):
 class Claimer:
     """One claim that waits for its pass. `outcome` gives its jobs and the ticket that they wait for."""
 
-    __slots__ = ("_reply", "_ticket", "outcome", "request")
+    __slots__ = ("_reply", "_ticket", "max_bytes", "outcome", "request")
 
     def __init__(self, request: ClaimRequest) -> None:
         self.request = request
+        self.max_bytes = request.max_bytes
         self.outcome: asyncio.Future[tuple[ClaimReply, int]] = asyncio.get_running_loop().create_future()
         self._reply: ClaimReply | None = None
         self._ticket = 0
@@ -93,12 +99,13 @@ class Claimer:
 
     def room(self) -> int:
         """See Taker. Nothing for a client that has left."""
-        if self.outcome.done():
+        if self.outcome.done() or self.max_bytes <= 0:
             return 0
         return self.request.max - (0 if self._reply is None else len(self._reply.jobs))
 
     def take(self, reply: ClaimReply, ticket: int) -> None:
         """See Taker. Who asks for much may be given it in parts."""
+        self.max_bytes -= sum(job.nbytes for job in reply.jobs)
         if self._reply is not None:
             reply.jobs = sorted(self._reply.jobs + reply.jobs, key=lambda job: job.seq)
         self._reply, self._ticket = reply, max(self._ticket, ticket)
@@ -345,7 +352,11 @@ class Desk:
         share = max(1, PASS_JOBS // len(takers))
         asked = [
             ClaimRequest(
-                topic=self._name, node=taker.request.node, max=min(share, taker.room()), lease_ms=taker.request.lease_ms
+                topic=self._name,
+                node=taker.request.node,
+                max=min(share, taker.room()),
+                lease_ms=taker.request.lease_ms,
+                max_bytes=taker.max_bytes,
             )
             for taker in takers
         ]

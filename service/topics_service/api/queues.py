@@ -68,8 +68,8 @@ class QueuesApi:
         """Lease up to `max` jobs; waits for the cohort where the queue has `claim_jitter_ms` (SPEC API 10.2)."""
         await self._forwarded(request.topic)
         engine = self._admit()
-        topic = self._queue(engine, request.topic)
-        _check_node(engine, request.node)
+        topic = engine.queues.topic(request.topic)
+        engine.queues.check_node(request.node)
         request = _clamped(engine, request)
         desk = self._desks.get(topic.name)
         if desk is None and not topic.config.claim_jitter_ms:
@@ -126,8 +126,8 @@ class QueuesApi:
         there are too many streams.
         """
         engine = self._admit()
-        _check_node(engine, request.node)
-        topic = self._queue(engine, request.topic)
+        engine.queues.check_node(request.node)
+        topic = engine.queues.topic(request.topic)
         with self._connection(principal):
             desk = self._desk(engine, topic)
             stream = WorkStream(
@@ -148,7 +148,7 @@ class QueuesApi:
     async def redrive(self, request: RedriveRequest, *, principal: Principal) -> RedriveReply:
         """Move dead letters back into the queue, in slices: what was moved before a failure stays moved."""
         engine = self._admit()
-        config = self._queue(engine, request.topic).config
+        config = engine.queues.topic(request.topic).config
         if config.dead_letter is None:
             raise invalid("the queue has no dead_letter", {"topic": request.topic})
         check_names(principal, (config.dead_letter,))
@@ -156,13 +156,15 @@ class QueuesApi:
         left = 0 if source is None else source.log.view.count  # what fails again meanwhile is not moved twice
         left = min(left, request.max or left)
         reply = RedriveReply(topic=request.topic, dead_letter=config.dead_letter, redriven=0)
+        start = 1
         while left:
-            part, ticket = engine.queues.redrive(replace(request, max=min(left, _REDRIVE_JOBS)))
+            part, ticket = engine.queues.redrive(replace(request, max=min(left, _REDRIVE_JOBS), start=start))
             reply.redriven += part.redriven
             left -= part.redriven
             if ticket:
                 await self._settle(ticket)
-            if not part.more:
+            start = part.resume
+            if not start:
                 break
             await asyncio.sleep(0)
             engine = self._admit()
@@ -172,7 +174,6 @@ class QueuesApi:
         """A page of jobs in one state; touches none of them."""
         await self._forwarded(request.topic)
         engine = self._admit()
-        self._queue(engine, request.topic)
         return engine.queues.jobs(replace(request, limit=min(max(1, request.limit), engine.limits.max_limit)))
 
     def drain(self) -> None:
@@ -181,12 +182,6 @@ class QueuesApi:
             desk.refuse(TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down"))
 
     # --------------------------------------------------------------- internals
-
-    def _queue(self, engine: Engine, name: str) -> Topic:
-        topic = engine.catalog.visible(name)
-        if topic.config.type != "queue":
-            raise TopicsError(Reason.NOT_A_QUEUE, f'topic "{name}" is not a queue', {"topic": name})
-        return topic
 
     def _desk(self, engine: Engine, topic: Topic) -> Desk:
         desk = self._desks.get(topic.name)
@@ -236,10 +231,6 @@ def _leases(jobs: Iterable[Job]) -> dict[int, str]:
 
 
 def _clamped(engine: Engine, request: ClaimRequest) -> ClaimRequest:
-    most = min(max(1, request.max), engine.limits.max_claim)
-    return request if most == request.max else replace(request, max=most)
-
-
-def _check_node(engine: Engine, node: str) -> None:
-    if not 1 <= len(node.encode()) <= engine.limits.max_node_bytes:
-        raise invalid(f"node must have 1 to {engine.limits.max_node_bytes} bytes")
+    limits = engine.limits
+    most, most_bytes = min(max(1, request.max), limits.max_claim), request.max_bytes or limits.max_batch_bytes
+    return replace(request, max=most, max_bytes=min(most_bytes, limits.max_batch_bytes))

@@ -155,6 +155,10 @@ class TopicsApi:
         """Whether `settle` answers without waiting."""
         return self._commit.covers(submitted.ticket)
 
+    async def settled(self, ticket: int) -> None:
+        """Return once all writes up to `ticket` are visible. Raises `internal` if they can't be made durable."""
+        await self._settle(ticket)
+
     async def diff(self, request: DiffRequest) -> DiffReply:
         """Read from a cursor, waiting up to `wait_ms` for a first record (SPEC API 3).
 

@@ -16,24 +16,26 @@ from topics_service.api.watch_sessions import Session, Sessions
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.clock import Clock, SystemClock
 from topics_service.engine.engine import Engine
-from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.frames import ErrorFrame, WatchRequest
+from topics_service.engine.limits import Limits
 from topics_service.engine.watch import Watch
 from topics_service.statistics import WatchStatistics
 
-LEAST_HEARTBEAT_MS: Final = 1000
-MOST_HEARTBEAT_MS: Final = 60_000
+_MOST_HEARTBEAT_MS: Final = 60_000
+_MOST_NODES: Final = 1000
 
 _SHUTDOWN: Final = ErrorFrame(reason=Reason.SHUTTING_DOWN, code=503, message="the server is shutting down")
 _REMOVED: Final = ErrorFrame(reason=Reason.NOT_FOUND, code=410, message="the watch session was removed")
 
 
 class WatchCaps(Struct, frozen=True, kw_only=True):
-    """How many there may be of each; 0 is no cap (SPEC API 11)."""
+    """How many there may be of each, 0 is no cap (SPEC API 11); and the least interval of heartbeats."""
 
     max_sessions: int = 10_000
     max_connections: int = 10_000
     max_connections_per_key: int = 1000
+    least_heartbeat_ms: int = 1000
 
 
 class WatchApi:
@@ -60,6 +62,7 @@ class WatchApi:
         self._statistics = statistics
         self._clock = clock or SystemClock()
         self._dispatcher = Dispatcher(priority, overload_ms)
+        self._least_heartbeat_ms = caps.least_heartbeat_ms
         self._sessions = Sessions(statistics, loop.time, most=caps.max_sessions)
         self._connections = Connections(
             statistics, most=caps.max_connections, most_per_key=caps.max_connections_per_key
@@ -141,11 +144,13 @@ class WatchApi:
 
     def _checked(self, engine: Engine, request: WatchRequest, principal: Principal) -> WatchRequest:
         """The request with its heartbeat within bounds. Names are looked at unless their number is refused anyway."""
+        _check_filters(request, engine.limits)
         if len(request.topics) <= engine.limits.max_watch_topics:
             check_subscription(principal, request.topics)
         if request.heartbeat_ms is None:
             return request
-        return replace(request, heartbeat_ms=min(max(request.heartbeat_ms, LEAST_HEARTBEAT_MS), MOST_HEARTBEAT_MS))
+        heartbeat_ms = min(max(request.heartbeat_ms, self._least_heartbeat_ms), _MOST_HEARTBEAT_MS)
+        return replace(request, heartbeat_ms=heartbeat_ms)
 
     @contextmanager
     def _opened(
@@ -154,8 +159,8 @@ class WatchApi:
         open_watch: Callable[[Callable[[str], None]], Watch],
         session: Session | None = None,
     ) -> Iterator[WatchStream]:
-        moved = _ignore if session is None else session.moved
-        stream = WatchStream(request, open_watch, self._dispatcher, self._statistics, self._clock, moved)
+        moved, born = (_ignore, None) if session is None else (session.moved, session.born)
+        stream = WatchStream(request, open_watch, self._dispatcher, self._statistics, self._clock, moved, born)
         self._streams[stream] = None
         if session is not None:
             self._sessions.enter(session, stream)
@@ -167,6 +172,16 @@ class WatchApi:
                 session.detach(stream.watch)
                 self._sessions.leave(session, stream)
             stream.close()
+
+
+def _check_filters(request: WatchRequest, limits: Limits) -> None:
+    """Raise `invalid_request` for more than a subscription is to keep: what is longer than a record's matches none."""
+    if len(request.nodes) > _MOST_NODES:
+        raise invalid(f"a watch leaves out the records of at most {_MOST_NODES} nodes")
+    if any(len(node) > limits.max_node_bytes for node in request.nodes):
+        raise invalid(f"a node is at most {limits.max_node_bytes} bytes")
+    if request.filter is not None and len(request.filter.value) > limits.max_tag_bytes:
+        raise invalid(f"a tag is at most {limits.max_tag_bytes} bytes")
 
 
 def _ignore(_: object) -> None:

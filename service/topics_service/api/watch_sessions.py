@@ -5,14 +5,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from topics_service.api.auth import Principal
-from topics_service.api.watch_stream import WatchStream
+from topics_service.api.watch_stream import INSTANCE, WatchStream
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.frames import Position, WatchRequest
+from topics_service.engine.names import is_topic_name
 from topics_service.engine.watch import Watch
 from topics_service.statistics import WatchStatistics
 
 TTL_MS: Final = 300_000
+_MOST_TOPICS: Final = 256
 
 
 class Session:
@@ -20,16 +24,17 @@ class Session:
 
     `cursors` are the seqs dealt with: what was handed to the transport, and nothing that is still on its way to it.
     `epochs` and `heads` belong to them (see `engine.watch.Watch`): they tell a topic that was deleted or made again
-    while no stream was open.
+    while no stream was open. Topics with a number above `born` were made after the session.
     """
 
-    __slots__ = ("_foreign", "_newest", "_sent", "_watch", "cursors", "epochs", "heads", "positions", "principal",
+    __slots__ = ("_newest", "_prefixes", "_sent", "born", "cursors", "epochs", "heads", "positions", "principal",
                  "request", "streams", "ttl_ms", "wid")  # fmt: skip
 
     def __init__(self, wid: str, request: WatchRequest, watch: Watch, principal: Principal, ttl_ms: int) -> None:
         """`watch` is one of this request that nobody has read from."""
         self.wid = wid
-        self.request = request
+        topics = {key: start for key, start in request.topics.items() if key in watch.positions or key.endswith("*")}
+        self.request = replace(request, topics=topics, cursor={})  # without what was only for the start, however much
         self.principal = principal
         self.ttl_ms = ttl_ms
         self.positions: Mapping[str, Position] = watch.positions
@@ -37,21 +42,43 @@ class Session:
         self.epochs = watch.epochs.copy()
         self.heads = watch.heads
         self.streams: list[WatchStream] = []
+        self.born = max(self.epochs.values(), default=0)
+        self._prefixes = tuple(key[:-1] for key in topics if key.endswith("*"))
         self._sent = self.cursors
-        self._foreign: dict[str, tuple[int, int]] = {}
         self._newest: Watch | None = None
 
     def rewind(self, given: Mapping[str, int]) -> None:
-        """Go back to the cursors that a client says it has, topic by topic; never forward past what it was sent.
+        """Go back to the place that a client says it has come to, topic by topic; never forward past what it was sent.
 
-        A frame whose handing over was not seen to the end counts as received when the client names just its end.
-        Topics that are not watched are ignored.
+        Frames whose handing over was not seen to the end count as received when the client names the end of one. A
+        place in another instance of a topic counts too: the client has not heard yet that the topic was made again. A
+        topic that a pattern has brought in since and that the place lacks is new to the client. Topics that are not
+        watched are ignored.
         """
         self.save()
         for topic, seq in given.items():
-            known = self.cursors.get(topic)
-            if known is not None and (seq < known or seq == self._sent.get(topic)):
+            cursor, instance = self.cursors.get(topic), given.get(topic + INSTANCE)
+            if cursor is None:
+                if topic.startswith(self._prefixes) and len(self.cursors) < _MOST_TOPICS and is_topic_name(topic):
+                    self.cursors[topic], self.heads[topic], self.epochs[topic] = seq, seq, instance or 0
+            elif self._is_another(topic, instance):
+                self.cursors[topic], self.epochs[topic] = seq, instance or 0
+            elif seq <= max(cursor, self._sent.get(topic, 0)):
                 self.cursors[topic] = seq
+            elif topic in self.positions and seq == self.positions[topic].from_seq:
+                self.cursors[topic], self.epochs[topic] = seq, 0  # ahead of the log, which the client has not heard yet
+        if given:
+            newer = (topic for topic, number in self.epochs.items() if number > self.born)
+            for topic in [topic for topic in newer if topic not in given and topic not in self.request.topics]:
+                for known in (self.cursors, self.epochs, self.heads):
+                    known.pop(topic, None)
+
+    def _is_another(self, topic: str, instance: int | None) -> bool:
+        """Whether a place is in another instance of the topic than the session stands in."""
+        if instance is None and topic not in self.positions:
+            return False  # a place that somebody made up: the session always says which instance it is
+        number = self.epochs.get(topic, 0)
+        return instance != (number if number > self.born else None)
 
     def attach(self, watch: Watch) -> None:
         """A new stream's watch has begun at `cursors`. From now on it alone moves them.
@@ -59,29 +86,19 @@ class Session:
         An older stream of the session may be one that the client has lost: it must not move on for the new one.
         """
         self._newest = watch
-        self._foreign = {
-            name: (number, watch.cursors[name])
-            for name, number in self.epochs.items()
-            if watch.epochs.get(name, number) != number
-        }
 
     def moved(self, watch: Watch) -> None:
         """All that the watch gave was handed over."""
-        if watch is not self._newest:
-            return
-        self.cursors = watch.cursors.copy()
-        self.epochs = watch.epochs.copy()
-        for name, (number, start) in list(self._foreign.items()):
-            if self.cursors.get(name) == start:
-                self.epochs[name] = number  # its new instance was not told yet
-            else:
-                del self._foreign[name]
+        if watch is self._newest:
+            self.cursors = watch.cursors.copy()
+            self.epochs = watch.epochs.copy()
 
     def save(self) -> None:
         """Remember what the newest stream knows, as if it ended now."""
         if self._newest is not None:
             heads = self._newest.heads
-            self.heads = {name: heads.get(name, self.heads.get(name, 0)) for name in self.cursors}
+            known = self.heads
+            self.heads = {name: heads.get(name, max(at, known.get(name, 0))) for name, at in self.cursors.items()}
             self._sent = self._newest.cursors.copy()
 
     def detach(self, watch: Watch) -> None:

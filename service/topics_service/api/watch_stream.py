@@ -25,6 +25,9 @@ _SLOW_SECONDS: Final = 5.0  # SPEC API 7.6: buffer_grace_ms
 _TIMER_SECONDS: Final = 0.001  # timers may be so much early
 _NO_TOPIC: Final = "*"
 
+INSTANCE: Final = "#"
+"""Behind a topic's name, in the place of a session's stream: the number of the instance that its cursor is of."""
+
 
 class WatchStream(Waiter):
     """Iterates over frames, heartbeats and errors of the stream itself.
@@ -37,6 +40,7 @@ class WatchStream(Waiter):
     __slots__ = (
         "_advice",
         "_beat",
+        "_born",
         "_busy_since",
         "_clock",
         "_closed",
@@ -65,8 +69,12 @@ class WatchStream(Waiter):
         statistics: WatchStatistics,
         clock: Clock,
         moved: Callable[[Watch], None] = lambda _: None,
+        born: int | None = None,
     ) -> None:
-        """`open_watch(wake)` makes the watch; raises TopicsError. `moved` is told when all it gave is handed over."""
+        """`open_watch(wake)` makes the watch; raises TopicsError. `moved` is told when all it gave is handed over.
+
+        `born` is that of the session, if there is one.
+        """
         super().__init__()
         self.request = request
         self._loop = asyncio.get_running_loop()
@@ -74,6 +82,7 @@ class WatchStream(Waiter):
         self._statistics = statistics
         self._clock = clock
         self._moved = moved
+        self._born = born
         self._waiting: asyncio.Future[None] | None = None
         self._wanted = ""  # a topic with something due that no turn was asked for yet
         self._turn = 0
@@ -100,6 +109,18 @@ class WatchStream(Waiter):
         """Where every topic stands after the frame that was given last; topics that were deleted stay in it."""
         return self.watch.cursors
 
+    @property
+    def place(self) -> dict[str, int]:
+        """What the client comes back with: `cursors`, and of topics that were made after the session, which instance.
+
+        Without that a client could not say that it has not heard yet of a topic's end and new beginning.
+        """
+        cursors, born = self.watch.cursors, self._born
+        if born is None:
+            return cursors
+        newer = {name + INSTANCE: number for name, number in self.watch.epochs.items() if number > born}
+        return cursors | newer if newer else cursors
+
     def __aiter__(self) -> "WatchStream":
         return self
 
@@ -121,9 +142,12 @@ class WatchStream(Waiter):
             else:
                 await self._wait()
 
-    def poll(self) -> Frame | None:
-        """The next frame, if there is one now. Like asking for it, this says that the one before was handed over."""
-        if self._busy_since is not None:
+    def poll(self, *, handed_over: bool = True) -> Frame | None:
+        """The next frame, if there is one now. Like asking for it, this says that those before were handed over.
+
+        With `handed_over` False it does not: the frame goes the same way as the one before it.
+        """
+        if handed_over and self._busy_since is not None:
             self._settle(self._busy_since)
         frame = self._take()
         if frame is not None:
@@ -159,6 +183,7 @@ class WatchStream(Waiter):
         self._closed = self._over = True
         if self._busy_since is not None:
             self._count_slow(self._busy_since)
+            self._busy_since = None
         self._statistics.streams -= 1
         self.watch.close()
         self._dispatcher.leave(self)
@@ -225,7 +250,8 @@ class WatchStream(Waiter):
         if frame is None:
             self._turn = 0
             self._used_up = bool(self._wanted)
-            self._moved(self.watch)  # what was filtered out needs no handing over
+            if self._busy_since is None:
+                self._moved(self.watch)  # what was filtered out needs no handing over
             self._over = self.watch.finished
             return None
         self._turn -= _FRAME_COST
@@ -255,8 +281,7 @@ class WatchStream(Waiter):
         """The frame that was given at `since` has been handed over."""
         self._count_slow(since)
         self._busy_since = None
-        if not self._closed:
-            self._moved(self.watch)
+        self._moved(self.watch)
 
     def _count_slow(self, since: float) -> None:
         if self._loop.time() - since > _SLOW_SECONDS:

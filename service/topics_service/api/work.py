@@ -81,6 +81,11 @@ class WorkStream:
         """See desk.Stream."""
         return self._outcome is not None and not self._outcome.done()
 
+    @property
+    def max_bytes(self) -> int:
+        """See desk.Stream."""
+        return self.request.max_bytes
+
     def room(self) -> int:
         """See desk.Stream."""
         return min(self.request.max - len(self.leases), _FRAME_JOBS) if self.is_waiting else 0
@@ -113,13 +118,9 @@ class WorkStream:
 
     def recount(self) -> None:
         """See desk.Stream."""
-        queues, name = self._engine.queues, self.request.topic
-        if queues.held(name, self.leases) == len(self.leases):
-            return
-        for seq, lease_id in list(self.leases.items()):
-            if not queues.held(name, {seq: lease_id}):
-                del self.leases[seq]
-                self._desk.lost(self, seq)
+        for seq in self.leases.keys() - self._engine.queues.held(self.request.topic, self.leases):
+            del self.leases[seq]
+            self._desk.lost(self, seq)
 
     # --------------------------------------------------------------- internals
 
@@ -148,7 +149,7 @@ class WorkStream:
         """The next of the given jobs, as many as a frame takes: at least one."""
         size = taken = 0
         for job in self._given:
-            size += job.block.sizes_upto(job.position + 1) - job.block.sizes_upto(job.position)
+            size += job.nbytes
             if taken and size > _FRAME_BYTES:
                 break
             taken += 1

@@ -91,6 +91,9 @@ class Settings:
     max_sse_connections_per_key: int = _setting(
         "TOPICS_MAX_SSE_CONNECTIONS_PER_KEY", 1000, "most open streams of one API key; 0 is unlimited"
     )
+    test_min_heartbeat_ms: int = _setting(
+        "TOPICS_TEST_MIN_HEARTBEAT_MS", 1000, "least heartbeat interval of a watch; 1 to 999 are for tests"
+    )
     max_total_bytes: int = _setting("TOPICS_MAX_TOTAL_BYTES", 0, "most live record bytes in all; 0 is unlimited")
     max_inflight_per_key: int = _setting(
         "TOPICS_MAX_INFLIGHT_PER_KEY", 1000, "most requests of one API key at a time, long polls too; 0 is unlimited"
@@ -125,11 +128,12 @@ class Settings:
 
     @property
     def watch_caps(self) -> WatchCaps:
-        """The caps of sessions and streams."""
+        """The bounds of sessions and streams."""
         return WatchCaps(
             max_sessions=self.max_watch_sessions,
             max_connections=self.max_sse_connections,
             max_connections_per_key=self.max_sse_connections_per_key,
+            least_heartbeat_ms=min(max(1, self.test_min_heartbeat_ms), WatchCaps().least_heartbeat_ms),
         )
 
     @property

@@ -11,15 +11,15 @@ Dealt = tuple[int, Block]  # a job's seq and the block that holds it
 
 
 def deal(
-    jobs: Iterator[int], wants: list[int], blocks: LogBlocks, max_bytes: int, max_record: int
+    jobs: Iterator[int], wants: list[int], budgets: list[int], blocks: LogBlocks, max_record: int
 ) -> list[list[Dealt]]:
     """Give each claimer at most as many jobs as it wants; a claimer that has enough is passed over.
 
-    One that has `max_bytes` of records has enough, whatever it wanted: a reply is at most one record (`max_record`
+    One that has its budget of record bytes has enough, whatever it wanted: a reply is at most one record (`max_record`
     bytes) larger. Raises TopicsError `internal` when a record can't be read.
     """
     hands: list[list[Dealt]] = [[] for _ in wants]
-    room = [max_bytes] * len(wants)
+    room = list(budgets)
     turn = list(range(len(wants)))
     block = None
     base = end = at = 0
@@ -31,7 +31,7 @@ def deal(
         i = turn[at]
         hand, want = hands[i], wants[i]
         hand.append((seq, block))
-        if want * max_record > max_bytes:
+        if want * max_record > budgets[i]:
             room[i] -= block.sizes_upto(seq - base + 1) - block.sizes_upto(seq - base)
         if len(hand) < want and room[i] > 0:
             at += 1

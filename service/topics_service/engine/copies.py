@@ -1,9 +1,11 @@
 """What of a source one slice of forwarding copies, gathered from blocks as columns (SPEC DESIGN 8)."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from itertools import chain
 
 from topics_service.engine.blocks import LogBlocks
+from topics_service.engine.deletes import Deletes
 from topics_service.engine.model import TagMatch
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.stamps import Run, joined
@@ -22,10 +24,11 @@ class Copies:
     `cursor` is the last seq that was dealt with, copied or passed over.
     """
 
-    __slots__ = ("count", "cursor", "pieces")
+    __slots__ = ("_block", "count", "cursor", "pieces")
 
     def __init__(self, s: Snapshot, blocks: LogBlocks, cursor: int, end: int, match: TagMatch | None) -> None:
         """Gather from the seqs after `cursor` up to `end`, between which `s` has no gap."""
+        self._block: Block | None = None
         self.pieces: list[Piece] = []
         self.count = 0
         self.cursor = cursor
@@ -60,7 +63,7 @@ class Copies:
             kept = [i for i in positions if wanted(block.base_seq + i)]
             if kept:
                 pieces.append((block, positions if len(kept) == len(positions) else kept))
-        self.pieces = pieces
+        self.pieces, self._block = pieces, None
         self.count = sum(len(positions) for _, positions in pieces)
 
     def cut(self, count: int) -> None:
@@ -69,10 +72,10 @@ class Copies:
         for i, (block, positions) in enumerate(self.pieces):
             if left < len(positions):
                 self.cursor = block.base_seq + positions[left] - 1
-                self.pieces[i:] = [(block, positions[:left])] if left else []
+                self.pieces = self.pieces[:i] + ([(block, positions[:left])] if left else [])
                 break
             left -= len(positions)
-        self.count = count
+        self.count, self._block = count, None
 
     def runs(self, first: int) -> list[Run]:
         """Which source seqs become which seqs of the destination, when the first record becomes `first`."""
@@ -93,8 +96,39 @@ class Copies:
 
     def block(self) -> Block:
         """All records as one block, whose seqs mean nothing; the source's own one where that is all there is."""
-        picked = [block.picked(positions) for block, positions in self.pieces]
-        return picked[0] if len(picked) == 1 else merge(picked)
+        if self._block is None:
+            picked = [block.picked(positions) for block, positions in self.pieces]
+            self._block = picked[0] if len(picked) == 1 else merge(picked)
+        return self._block
+
+
+class LastCopies:
+    """Remembers what was gathered last: the routers of one source come one after the other and want the same."""
+
+    __slots__ = ("_copies", "_cursor", "_deletes", "_log_id", "_match")
+
+    def __init__(self) -> None:
+        self._copies: Copies | None = None
+        self._log_id = self._cursor = 0
+        self._deletes: Deletes | None = None
+        self._match: TagMatch | None = None
+
+    def gather(self, s: Snapshot, blocks: LogBlocks, cursor: int, end: int, match: TagMatch | None) -> Copies:
+        """As `Copies` of the same arguments, but perhaps not as far. The caller may change it."""
+        found = self._copies
+        if (
+            found is None
+            or (blocks.log_id, cursor, match) != (self._log_id, self._cursor, self._match)
+            or s.deletes is not self._deletes
+            or s.earliest > cursor + 1
+            or found.cursor > end
+        ):
+            found = Copies(s, blocks, cursor, end, match)
+            if found.count:
+                found.block()
+            self._log_id, self._cursor, self._match = blocks.log_id, cursor, match
+            self._copies, self._deletes = found, s.deletes
+        return copy(found)
 
 
 def _chosen(block: Block, start: int, stop: int, s: Snapshot, match: TagMatch | None) -> Sequence[int]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from topics_service.engine.clock import Clock
-from topics_service.engine.copies import Copies
+from topics_service.engine.copies import Copies, LastCopies
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.hops import MAX_HOPS, Hops
 from topics_service.engine.log import Log
@@ -34,6 +34,7 @@ class Forwarding:
         self._room = room
         self._clock = clock
         self._touched = touched
+        self._last = LastCopies()
 
     def step(self, router: Router, source_hops: Hops | None = None, dest_hops: Hops | None = None) -> bool:
         """Deal with what comes next in the source. True if there is more.
@@ -89,7 +90,7 @@ class Forwarding:
     def _copy(self, router: Router, s: Snapshot, end: int) -> tuple[int, int]:
         """Copy records up to `end`; returns the first seq in the destination and how many."""
         dest = router.dest
-        copies = Copies(s, router.source.log.blocks, router.cursor, end, router.config.filter)
+        copies = self._last.gather(s, router.source.log.blocks, router.cursor, end, router.config.filter)
         d = dest.log.begin(dest.config, self._clock.now_ms())
         first = d.head + 1
         old_rows: list[tuple[bytes, list[Run]]] = []

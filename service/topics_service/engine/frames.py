@@ -1,11 +1,14 @@
 """A subscription and the frames of its stream: the union that gRPC, SSE and WebSocket carry alike (SPEC API 7)."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec import Struct
 
 from topics_service.engine.errors import Reason
 from topics_service.engine.model import Slice, TagMatch, Tombstone
+
+_INVOLUNTARY: Final = frozenset({"cap", "ttl", "mixed"})
 
 
 class WatchTopic(Struct, frozen=True, kw_only=True):
@@ -71,6 +74,11 @@ class TombstoneFrame(Struct, frozen=True, kw_only=True):
     topic: str
     tombstone: Tombstone
     opening: bool
+
+    @property
+    def too_old(self) -> bool:
+        """Whether SSE and gRPC tell it as `from_seq_too_old`: not of another topic's cursor, or a source's loss."""
+        return self.opening and self.tombstone.reason in _INVOLUNTARY
 
 
 class CaughtUpFrame(Struct, frozen=True, kw_only=True):

@@ -13,12 +13,16 @@ NackMode = Literal["retry", "release"]
 
 class ClaimRequest(Struct, frozen=True, kw_only=True):
     """Lease up to `max` jobs to `node`. `max` is clamped to [1, 1000]; `lease_ms` None means the queue's default,
-    else it is clamped to [100, 86400000]."""
+    else it is clamped to [100, 86400000].
+
+    `max_bytes` is of data and meta, clamped to 8 MiB, 0 for that: a reply is at most one record larger.
+    """
 
     topic: str
     node: str
     max: int = 1
     lease_ms: int | None = None
+    max_bytes: int = 0
 
 
 class Job(Struct, frozen=True, kw_only=True, gc=False):
@@ -37,6 +41,11 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     def seq(self) -> int:
         """The job's seq."""
         return self.block.base_seq + self.position
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of data and meta."""
+        return self.block.sizes_upto(self.position + 1) - self.block.sizes_upto(self.position)
 
 
 class ClaimReply(Struct, kw_only=True):
@@ -78,30 +87,36 @@ class SettleReply(Struct, kw_only=True):
 class RedriveRequest(Struct, frozen=True, kw_only=True):
     """Move the queue's dead letters back into it: those whose tag matches (None: all), in order of seq.
 
-    At most `max`; one call moves at most 1000 (also with 0), see `Queues.redrive`.
+    At most `max`; one call moves at most 1000 (also with 0), see `Queues.redrive`. `start` is where in the dead letter
+    topic it looks from: the `resume` of the call that it goes on with.
     """
 
     topic: str
     match: TagMatch | None = None
     max: int = 0
+    start: int = 1
 
 
 class RedriveReply(Struct, kw_only=True):
-    """How many came back, and where from. `more`: the call stopped at a bound, another may find more."""
+    """How many came back, and where from. `resume` is not 0 if the call stopped at a bound: where to go on."""
 
     topic: str
     dead_letter: str
     redriven: int
-    more: bool = False
+    resume: int = 0
 
 
 class ListJobsRequest(Struct, frozen=True, kw_only=True):
-    """Look at a queue's jobs in one state, in order of seq, without touching them. `limit` is 1..1000."""
+    """Look at a queue's jobs in one state, in order of seq, without touching them. `limit` is 1..1000.
+
+    `max_bytes` is that of a claim.
+    """
 
     topic: str
     state: JobState
     after: int = 0
     limit: int = 100
+    max_bytes: int = 0
 
 
 class JobView(Struct, frozen=True, kw_only=True):

@@ -44,6 +44,7 @@ class Log:
         "cache",
         "ceiling",
         "log_id",
+        "reclaimable_from",
         "state",
         "unsealed_blocks",
         "unwritten",
@@ -69,6 +70,7 @@ class Log:
         self._asked: tuple[int, int] | None = None  # the ticket that was asked for, and the head it covers
         self.unsealed_blocks = 0  # appended since the last seal: a hint, not kept over restarts
         self.unwritten = False  # records expired that the stored row still counts
+        self.reclaimable_from = 0  # no block is dead before `earliest` is here: a hint for upkeep
 
     # ------------------------------------------------------------------ reads
 
@@ -332,9 +334,9 @@ class Log:
                 disk.put(Family.CEILINGS, keys.u64(self.log_id), keys.u64(change.reserve))
             change.hold = change.hold or (s.head > self.ceiling and s.head > self.state.head)
         s.deletes, forgotten = s.deletes.forget_below(s.earliest)
-        covered = [gap for gap in s.gaps if gap.stop < s.evict_floor]
-        if covered:
-            s.gaps = tuple(gap for gap in s.gaps if gap.stop >= s.evict_floor)
+        covered: tuple[Gap, ...] = ()
+        if s.gaps and s.gaps[0].stop < s.evict_floor:
+            covered, s.gaps = s.gaps_around(s.evict_floor)
         if not s.volatile_from or self.state.earliest < s.volatile_from or self.unwritten:
             disk.put(Family.LOGS, keys.u64(self.log_id), snapshot.encode(s))
             for number in chunks:
@@ -374,17 +376,20 @@ class Log:
             self.wake_all()
 
     def _promote(self, synced: int) -> bool:
+        told = self._durable_head
         while self._pending and self._pending[0][0] <= synced:
             s = self._pending.popleft()[1]
+            if s.head > self.view.head:
+                told = s.head  # who waits for it is woken now
             self._durable_head = s.head
             self._publish(s)
         if self._reserved_ticket and self._reserved_ticket <= synced:
             self.ceiling, self._reserved_ticket = self._reserved, 0
         if self._asked is not None and self._asked[0] <= synced:
             head, self._asked = self._asked[1], None
-            if head > self._durable_head:
-                self._durable_head = head
-                self.wake_all()
+            self._durable_head = max(self._durable_head, head)
+        if self._durable_head > told:
+            self.wake_all()
         return not self._pending and not self._reserved_ticket and self._asked is None
 
     def _account(self, s: Snapshot) -> None:

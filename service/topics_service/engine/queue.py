@@ -44,7 +44,6 @@ class Queue:
         "jobs",
         "last_error",
         "poison",
-        "redrive_from",
         "schedule",
         "stuck_until",
         "trash",
@@ -67,12 +66,11 @@ class Queue:
         """Until then the poison stays where it is: moving it has failed."""
         self.failures = 0
         self.last_error: str | None = None
-        self.redrive_from: tuple[object, int] | None = None
         self.trash: list[int] = []
         """Seqs whose rows cover nothing any more."""
         self._limit = 0
         self._expiries = Alarms(self._expires)
-        self._delays = Alarms(self._ends)
+        self._delays = Alarms(lambda _, seq: seq in self.delayed)  # one for each: nothing moves the end of a delay
         self._earliest = 1
         self._deletes = Deletes()
         self._taken: dict[int, int] = {}  # what was offered, but for the fresh ones: its level
@@ -287,10 +285,6 @@ class Queue:
         delivery = self.jobs.get(seq) or self.gone.get(seq)
         return delivery is not None and delivery.node is not None and delivery.deadline == deadline
 
-    def _ends(self, ready_at: int, seq: int) -> bool:
-        """Whether an alarm is that of a delay that holds."""
-        return seq in self.delayed and self.jobs[seq].deadline == ready_at
-
     def _offer(self, s: Snapshot, head: int) -> Iterator[int]:
         yield from self._drain(self.free, _FREE, s, head)
         for priority, level in self.schedule.levels.items():
@@ -314,13 +308,11 @@ class Queue:
 
     def _fresh(self, s: Snapshot, last: int) -> Iterator[int]:
         """The jobs from the cursor up to `last` that go by the order of seqs."""
-        at = max(self.cursor, s.earliest)
         skip, deletes = self.schedule.skip, s.deletes
-        while True:
-            live = s.first_live(at)
-            at = self.schedule.first_unscheduled(live, last + 1)
-            if at > last:
-                return
+        self.cursor = max(self.cursor, s.earliest)
+        while self.cursor <= last:
+            live = s.first_live(self.cursor)
+            self.cursor = at = self.schedule.first_unscheduled(live, last + 1)  # what lies behind is never fresh again
             if at != live:
                 continue
             gap = s.next_gap(at)

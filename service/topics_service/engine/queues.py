@@ -75,27 +75,42 @@ class Queues:
         self._random = random
         self._queues: dict[int, Queue] = {}  # by topic number
 
+    # -------------------------------------------------------------------- checks
+
+    def topic(self, name: str) -> Topic:
+        """The topic of a queue. Raises `topic_not_found` and `not_a_queue`."""
+        topic = self._catalog.visible(name)
+        if topic.config.type != "queue":
+            raise TopicsError(Reason.NOT_A_QUEUE, f'topic "{name}" is not a queue', {"topic": name})
+        return topic
+
+    def check_node(self, node: str) -> None:
+        """Raise `invalid_request` unless `node` can be the name of a worker."""
+        if not node or len(node.encode()) > self._limits.max_node_bytes:
+            raise invalid(f"node must be 1 to {self._limits.max_node_bytes} bytes of text")
+
     # -------------------------------------------------------------------- claims
 
     def claim(self, requests: Sequence[ClaimRequest]) -> tuple[list[ClaimReply], int]:
         """Serve one cohort of claims on one queue: jobs go round one at a time, in the order of the requests.
 
-        A reply holds fewer jobs than asked for when there are no more, or when they are more than `max_batch_bytes`.
-        Jobs due for the dead letter topic are moved there on the way. Raises `invalid_request` for an empty or long
-        node; then, and when it fails, nobody has got anything.
+        A reply holds fewer jobs than asked for when there are no more, or when they are more than `max_bytes`.
+        Jobs due for the dead letter topic are moved there on the way, which the ticket covers. Raises `invalid_request`
+        for an empty or long node; then, and when it fails, nobody has got anything.
         """
         topic, queue = self._open(requests[0].topic)
         for request in requests:
-            self._check_node(request.node)
+            self.check_node(request.node)
         self._writer.check()
         now = self._refresh(topic, queue)
         topic.touch(now)
-        self._bury(topic, queue, now)
+        buried = self._bury(topic, queue, now)
         log, cfg = topic.log, topic.config
         wants = [max(1, min(request.max, self._limits.max_claim)) for request in requests]
-        max_bytes, max_record = self._limits.max_batch_bytes, self._limits.max_record_bytes
+        budgets = [self._budget(request.max_bytes) for request in requests]
         try:
-            hands = deal(queue.offer(log.state, log.view.head), wants, log.blocks, max_bytes, max_record)
+            jobs = queue.offer(log.state, log.view.head)
+            hands = deal(jobs, wants, budgets, log.blocks, self._limits.max_record_bytes)
             tokens = leases.tokens(self._random(_TOKEN_BYTES * sum(map(len, hands))))
             replies: list[ClaimReply] = []
             given: list[tuple[list[int], list[Delivery]]] = []
@@ -104,14 +119,14 @@ class Queues:
                 seqs = [seq for seq, _ in hand]
                 deliveries = queue.grant(seqs, request.node, tokens[: len(hand)], deadline)
                 del tokens[: len(hand)]
-                jobs = [
+                leased = [
                     Job(
                         block=block, position=seq - block.base_seq, lease_id=delivery.lease_id, deadline=deadline,
                         deliveries=delivery.deliveries,
                     )
                     for (seq, block), delivery in zip(hand, deliveries, strict=True)
                 ]  # fmt: skip
-                replies.append(ClaimReply(topic=topic.name, jobs=jobs))
+                replies.append(ClaimReply(topic=topic.name, jobs=leased))
                 if hand:
                     given.append((seqs, deliveries))
             ticket = self._write_leases(
@@ -125,7 +140,7 @@ class Queues:
         ready = queue.ready(log.state, log.view.head, now)
         for reply in replies:
             reply.ready = ready
-        return replies, ticket
+        return replies, max(ticket, buried)
 
     # ---------------------------------------------------------------- settlement
 
@@ -181,13 +196,13 @@ class Queues:
         self._give_back(*opened, found, 0, released=False)
         return len(found)
 
-    def held(self, topic: str, held: Mapping[int, str]) -> int:
-        """How many of these lease ids (by seq) still hold. No error when the topic is gone or not a queue any more."""
+    def held(self, topic: str, held: Mapping[int, str]) -> set[int]:
+        """The seqs whose lease ids still hold. No error when the topic is gone or not a queue any more."""
         opened = self._find(topic)
         if opened is None:
-            return 0
+            return set()
         self._refresh(*opened)
-        return len(self._holds(opened[1], held))
+        return set(self._holds(opened[1], held))
 
     # ---------------------------------------------------------------------- state
 
@@ -224,12 +239,12 @@ class Queues:
         return self._open(topic)[1].last_error
 
     def jobs(self, request: ListJobsRequest) -> ListJobsReply:
-        """One page of jobs in one state, by seq, without touching them: at most `max_batch_bytes` of records."""
+        """One page of jobs in one state, by seq, without touching them: at most `max_bytes` of records, and one."""
         topic, queue = self._open(request.topic)
         if not 1 <= request.limit <= self._limits.max_limit:
             raise invalid(f"limit must be from 1 to {self._limits.max_limit}")
         now = self._refresh(topic, queue)
-        return browse.page(topic, queue, request, now, self._limits.max_batch_bytes)
+        return browse.page(topic, queue, request, now, self._budget(request.max_bytes))
 
     # ---------------------------------------------------------------- dead letters
 
@@ -237,7 +252,7 @@ class Queues:
         """Move dead letters of this queue back into it, in one atomic write, as fresh jobs: one bounded slice.
 
         At most `max` (0: 1000) jobs and 8 MiB; letters that somebody holds (the dead letter topic is a queue) stay.
-        `more` says that it is not done. Raises `invalid_request` without a dead letter topic, and what a write to
+        `resume` says that it is not done. Raises `invalid_request` without a dead letter topic, and what a write to
         the queue without room raises.
         """
         topic, queue = self._open(request.topic)
@@ -255,17 +270,15 @@ class Queues:
             self._refresh(letters, held)
         letters.log.visible(letters.config, now)
         most = min(request.max or moves.MOVE_JOBS, moves.MOVE_JOBS)
-        seqs, at = self._letters(topic, queue, letters, held, request, most)
-        reply.more = at <= letters.log.view.head
-        queue.redrive_from = ((letters.number, request.match), at) if reply.more else None
+        seqs, at = self._letters(topic, letters, held, request, most)
+        reply.resume = at if at <= letters.log.view.head else 0
         if not seqs:
             return reply, 0
         batch = moves.copies(letters.log.blocks, seqs, lambda meta, _: deadletters.strip(meta))
         batch = moves.fitting(batch, topic, self._room, now)
         reply.redriven = len(batch.datas)
         if reply.redriven < len(seqs):
-            reply.more = True
-            queue.redrive_from = ((letters.number, request.match), seqs[reply.redriven])
+            reply.resume = seqs[reply.redriven]
         with Transaction(self._writer) as tx:
             moves.move(tx, batch, seqs[: reply.redriven], letters, topic, now)
             ticket = tx.commit()
@@ -316,9 +329,7 @@ class Queues:
         return topic, self._queue(topic)
 
     def _open(self, name: str) -> tuple[Topic, Queue]:
-        topic = self._catalog.visible(name)
-        if topic.config.type != "queue":
-            raise TopicsError(Reason.NOT_A_QUEUE, f'topic "{name}" is not a queue', {"topic": name})
+        topic = self.topic(name)
         return topic, self._queue(topic)
 
     def _queue(self, topic: Topic) -> Queue:
@@ -369,7 +380,7 @@ class Queues:
         for token in request.lease_ids:
             if token and not leases.is_token(token):
                 raise invalid("lease_ids must hold lease ids as a claim gave them, or empty strings")
-        self._check_node(request.node)
+        self.check_node(request.node)
         if len(request.seqs) > self._limits.max_claim:
             raise TopicsError(
                 Reason.BATCH_TOO_LARGE, f"a call takes at most {self._limits.max_claim} seqs",
@@ -448,23 +459,25 @@ class Queues:
         row = leases.encode_queue(queue.dead_lettered + dead_lettered, cursor)
         batch.put(Family.LEASES, leases.key(topic.log.log_id, 0), row)
 
-    def _bury(self, topic: Topic, queue: Queue, now: int) -> None:
+    def _bury(self, topic: Topic, queue: Queue, now: int) -> int:
         """Move jobs that were delivered often enough to the dead letter topic: many in one atomic write.
 
-        When that fails they stay, nobody gets them and it is tried again after a while.
+        Returns the ticket after which readers see them there. When it fails they stay, nobody gets them and it is
+        tried again after a while.
         """
         if not queue.poison or now < queue.stuck_until:
-            return
+            return 0
         try:
-            self._move_letters(topic, queue, now)
+            return self._move_letters(topic, queue, now)
         except TopicsError as error:
             self._writer.check()
             self.dead_letter_failures += 1
             queue.last_error = error.message
             queue.stuck_until = now + min(_BACKOFF_MS << min(queue.failures, 16), _BACKOFF_MAX_MS)
             queue.failures += 1
+            return 0
 
-    def _move_letters(self, topic: Topic, queue: Queue, now: int) -> None:
+    def _move_letters(self, topic: Topic, queue: Queue, now: int) -> int:
         cfg, log = topic.config, topic.log
         name = cfg.dead_letter or ""
         letters = self._catalog.find(name)
@@ -491,7 +504,7 @@ class Queues:
             self._put_queue_row(
                 tx.batch, topic, queue, cursor=queue.cursor if cfg.leases_durable else 0, dead_lettered=count
             )
-            waits = tx.commit()
+            waits = max(tx.commit(), self._catalog.unsynced(letters))
         queue.dead_lettered += count
         queue.failures = 0
         queue.last_error = None
@@ -500,16 +513,15 @@ class Queues:
         for changed in (log, letters.log):
             self._touched(changed)
         if waits:
-            self._writer.request_sync(waits)  # nobody waits for it, but readers do not see it before
+            self._writer.request_sync(waits)  # a push stream without a job does not wait for it
+        return waits
 
     def _letters(
-        self, topic: Topic, queue: Queue, letters: Topic, held: Queue | None, request: RedriveRequest, most: int
+        self, topic: Topic, letters: Topic, held: Queue | None, request: RedriveRequest, most: int
     ) -> tuple[list[int], int]:
         """Dead letters of the queue that match, at most `most`; and where to look on, past the head when done."""
         s, head, blocks = letters.log.state, letters.log.view.head, letters.log.blocks
-        at = s.earliest
-        if queue.redrive_from is not None and queue.redrive_from[0] == (letters.number, request.match):
-            at = max(at, queue.redrive_from[1])
+        at = max(s.earliest, request.start)
         found: list[int] = []
         looks = 0
         while (at := s.first_live(at)) <= head and len(found) < most and looks < _REDRIVE_LOOKS:
@@ -526,9 +538,9 @@ class Queues:
             at += 1
         return found, at
 
-    def _check_node(self, node: str) -> None:
-        if not node or len(node.encode()) > self._limits.max_node_bytes:
-            raise invalid(f"node must be 1 to {self._limits.max_node_bytes} bytes of text")
+    def _budget(self, max_bytes: int) -> int:
+        most = self._limits.max_batch_bytes
+        return min(max_bytes or most, most)
 
 
 def _limit(cfg: TopicConfig) -> int:

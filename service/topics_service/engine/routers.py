@@ -133,7 +133,7 @@ class Routers:
             if cycle is not None:
                 raise TopicsError(Reason.ROUTER_CYCLE, f"a cycle: {' -> '.join(cycle)}", {"cycle": cycle})
         missing = sum(catalog.find(name) is None for name in (given.source, given.dest))
-        if not catalog.has_room_for(missing):
+        if missing and not catalog.has_room_for(missing):
             raise TopicsError(
                 Reason.THROTTLED, "there are as many topics as this server allows",
                 {"limit": "max_topics", "max": self._limits.max_topics},

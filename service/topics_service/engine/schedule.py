@@ -72,6 +72,9 @@ class Schedule:
 
     def load(self, s: Snapshot) -> None:
         """Read the rows, as far as `s` has the jobs."""
+        newest = self._store.floor(Family.JOBS, self._prefix + b"\xff")
+        if newest is None or not newest[0].startswith(self._prefix):
+            return
         row = self._store.get(Family.JOBS, self._prefix + _FOLDED)
         folded = 0 if row is None else _U64.unpack(row)[0]
         sets = self._store.scan(Family.JOBS, self._prefix + _SET, self._prefix + _FOLDED)

@@ -34,7 +34,7 @@ class Scope:
         self, catalog: Catalog, request: WatchRequest, max_topics: int, heads: Mapping[str, int] | None = None
     ) -> None:
         """See Watch. Raises `invalid_request` and `topic_not_found`."""
-        if not request.topics:
+        if not request.topics and heads is None:  # a session may have none that exists
             raise invalid("a watch needs at least one topic")
         if len(request.topics) > max_topics:
             raise invalid(f"a watch has at most {max_topics} topics")

@@ -1,6 +1,8 @@
 """A log's state at one moment. Never changed once published: readers and pending commits hold on to it."""
 
 import struct
+from bisect import bisect_left
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -10,6 +12,8 @@ from topics_service.storage import keys
 
 _ROW = struct.Struct("<B11Qq")
 _VERSION = 1
+_start_of = attrgetter("start")
+_stop_of = attrgetter("stop")
 
 
 class Gap(Struct, frozen=True):
@@ -30,7 +34,8 @@ class Snapshot(Struct):
     `head` is the highest assigned seq, `earliest` the first live one (head + 1 if none). The `evict_*` fields are the
     highest seqs lost to each cause; their maximum + 1 is the evict floor. `count` and `bytes` are of live records,
     `cum_bytes` of all records ever. Blocks up to `sealed_to` are merged and tag-indexed; rows below `reclaimed_to`
-    are dropped. Records from `volatile_from` on (0: none) are in memory only.
+    are dropped. Records from `volatile_from` on (0: none) are in memory only. `gaps` are disjoint and in order; a topic
+    that routers write into can have many.
     """
 
     head: int = 0
@@ -55,17 +60,21 @@ class Snapshot(Struct):
 
     def gap_at(self, seq: int) -> Gap | None:
         """The interior gap that holds `seq`."""
-        for gap in self.gaps:
-            if gap.start <= seq <= gap.stop:
-                return gap
-        return None
+        gaps = self.gaps
+        if not gaps:
+            return None
+        i = bisect_left(gaps, seq, key=_stop_of)
+        return gaps[i] if i < len(gaps) and gaps[i].start <= seq else None
 
     def next_gap(self, seq: int) -> Gap | None:
         """The first interior gap that begins at or after `seq`."""
-        for gap in self.gaps:
-            if gap.start >= seq:
-                return gap
-        return None
+        i = bisect_left(self.gaps, seq, key=_start_of)
+        return self.gaps[i] if i < len(self.gaps) else None
+
+    def gaps_around(self, seq: int) -> tuple[tuple[Gap, ...], tuple[Gap, ...]]:
+        """The interior gaps that end below `seq`, and the others."""
+        i = bisect_left(self.gaps, seq, key=_stop_of)
+        return self.gaps[:i], self.gaps[i:]
 
     def is_live(self, seq: int) -> bool:
         """Whether a record with this seq is there to be read (its age aside)."""
@@ -76,7 +85,10 @@ class Snapshot(Struct):
         start, stop = max(start, self.earliest), min(stop, self.head + 1)
         if start >= stop:
             return 0
-        lost = sum(max(0, min(gap.stop + 1, stop) - max(gap.start, start)) for gap in self.gaps)
+        lost = 0
+        if self.gaps:
+            first, last = bisect_left(self.gaps, start, key=_stop_of), bisect_left(self.gaps, stop, key=_start_of)
+            lost = sum(min(gap.stop + 1, stop) - max(gap.start, start) for gap in self.gaps[first:last])
         return stop - start - lost - self.deletes.count(start, stop)
 
     def first_live(self, seq: int) -> int:

@@ -26,7 +26,8 @@ def run(log: Log, writer: Writer, memory: Store) -> bool:
     more = False
     if log.unsealed_blocks >= SEAL_BLOCKS or s.head - max(s.sealed_to, s.earliest - 1) >= SEAL_RECORDS:
         more = _seal(log, writer, memory)
-    if s.earliest - s.reclaimed_to >= _RECLAIM_SEQS or (s.earliest > s.reclaimed_to and not s.count):
+    dead = s.earliest - s.reclaimed_to
+    if s.earliest >= log.reclaimable_from and (dead >= _RECLAIM_SEQS or (dead > 0 and not s.count)):
         more |= _reclaim(log, writer, memory)
     if log.unwritten:
         batch = writer.begin()
@@ -106,6 +107,7 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
     """Drop blocks that hold only records below `earliest`, and the index rows that point only there."""
     earliest = log.view.earliest  # the oldest state that a reader can be on
     more = False
+    kept: list[int] = []  # ends of blocks that are not dead yet
     for store in reversed(log.stores(log.state)):  # disk first: it goes by `reclaimed_to`
         volatile = store is memory
         batch = store.batch() if volatile else writer.begin()
@@ -120,6 +122,7 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
             except CorruptBlockError:
                 break  # its end is unknown: it stays, and nobody reads it
             if block.end_seq > earliest:
+                kept.append(block.end_seq)
                 break
             if dropped == _RECLAIM_BLOCKS:
                 more = True
@@ -135,6 +138,7 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
         _finish(log, store, writer, batch, reclaimed_to=reclaimed_to)
         if more:
             break
+    log.reclaimable_from = min(kept, default=0)
     return more
 
 

@@ -30,7 +30,7 @@ _NO_NODES: frozenset[bytes] = frozenset()
 
 
 class Watch:
-    """One subscriber's place in many logs. It reads when it is asked and keeps no records, so it is never behind.
+    """One subscriber's place in many logs. It reads when it is asked and keeps no records: being slow costs nothing.
 
     `next` gives the next frame that is due. None means that there is nothing to tell until `wake` is called with the
     name of a topic; that can happen within `next` itself, which stops early when it passes much in silence: forget

@@ -10,8 +10,9 @@ GAPS                 log id, first lost seq
 IDEMPOTENCY          log id, key
 IDEMPOTENCY_EXPIRY   expiry ms, log id, key
 ROUTERS              router number, kind of row
-ROUTER_COPIES        destination log id, then what `engine.forwarding` says
-LEASES, JOBS         log id, then what `engine.queue` says
+ROUTER_COPIES        destination log id, router name, zero byte, source epoch, first source seq
+LEASES               log id, seq of a job (0: the queue's own row)
+JOBS                 log id, then what `engine.schedule` says
 """
 
 import struct

@@ -21,7 +21,6 @@ from topics_service.engine.frames import (
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import Slice
 
-_INVOLUNTARY: Final = frozenset({"cap", "ttl", "mixed"})
 # Clients take messages of 4 MiB by default: this much of data and meta in one, and of what else its records have.
 _DATA_BYTES: Final = 3 << 20
 _REST_BYTES: Final = 3 << 18
@@ -69,7 +68,7 @@ class FrameWriter:
 
     def _moved(self) -> dict[str, int]:
         told = self._told
-        moved = {topic: seq for topic, seq in self._stream.cursors.items() if told.get(topic) != seq}
+        moved = {topic: seq for topic, seq in self._stream.place.items() if told.get(topic) != seq}
         told.update(moved)
         return moved
 
@@ -122,7 +121,7 @@ def _rare(
     match frame:
         case TombstoneFrame():
             tombstone = tombstone_message(frame.tombstone)
-            if frame.opening and frame.tombstone.reason in _INVOLUNTARY:
+            if frame.too_old:
                 tombstone.reason = record_pb2.GAP_REASON_FROM_SEQ_TOO_OLD
             return stream_pb2.Frame(tombstone=stream_pb2.TopicTombstone(topic=frame.topic, tombstone=tombstone))
         case CaughtUpFrame():

@@ -30,6 +30,9 @@ from topics_service.engine.jobs import (
 from topics_service.engine.model import BINARY_KIND
 from topics_service.storage.block import Block
 
+# Clients take messages of 4 MiB by default: this much of data and meta, the one record beyond it, and the rest of all.
+_DATA_BYTES: Final = 2 << 20
+
 _STATES: Final[dict[int, JobState]] = {
     job_pb2.JOB_STATE_UNSPECIFIED: "ready",
     job_pb2.JOB_STATE_READY: "ready",
@@ -55,6 +58,7 @@ def claim_request(request: pb.ClaimRequest | pb.WorkRequest) -> ClaimRequest:
         node=request.node,
         max=request.max,
         lease_ms=request.lease_ms if request.HasField("lease_ms") else None,
+        max_bytes=_DATA_BYTES,
     )
 
 
@@ -150,7 +154,7 @@ def list_jobs_request(request: pb.ListJobsRequest) -> ListJobsRequest:
     if state is None:
         raise invalid(f"state: unknown value {request.state}")
     limit = request.limit if request.HasField("limit") else 100
-    return ListJobsRequest(topic=request.topic, state=state, after=request.after, limit=limit)
+    return ListJobsRequest(topic=request.topic, state=state, after=request.after, limit=limit, max_bytes=_DATA_BYTES)
 
 
 def list_jobs_response(reply: ListJobsReply, state: JobState) -> pb.ListJobsResponse:

@@ -1,0 +1,77 @@
+"""What was made of the last frame of records of each topic: streams that are given the same frame share it."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from topics_gateway.render import Parts
+from topics_service.engine.frames import RecordsFrame
+from topics_service.engine.model import Slice
+from topics_service.statistics import CacheStatistics
+
+T = TypeVar("T")
+
+_MOST_SLICES: Final = 32  # of a frame that is kept; live ones have few
+_ENTRY_WEIGHT: Final = 1000  # of an entry beside what `weigh` says
+_SHARE: Final = 8  # what is heavier than 1/8 of all is not kept
+
+
+class FrameCache(Generic[T]):
+    """Keeps what `make` gives for a frame until the topic's next one; beyond `max_bytes` the oldest leaves."""
+
+    def __init__(self, make: Callable[[RecordsFrame, Parts], T], weigh: Callable[[T], int], max_bytes: int) -> None:
+        """`weigh` says how many bytes something made holds, or will hold."""
+        self.statistics = CacheStatistics()
+        self._make = make
+        self._weigh = weigh
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._kept: OrderedDict[tuple[str, Parts], _Entry[T]] = OrderedDict()
+
+    @property
+    def size(self) -> int:
+        """What is kept weighs so much."""
+        return self._bytes
+
+    def get(self, frame: RecordsFrame, parts: Parts) -> T:
+        """What was made of this frame, or is now."""
+        if len(frame.slices) > _MOST_SLICES:
+            return self._make(frame, parts)
+        name = (frame.topic, parts)
+        key = (frame.from_seq, frame.to_seq, frame.head_seq, *map(_identity, frame.slices))
+        entry = self._kept.get(name)
+        if entry is not None and entry.key == key:
+            self.statistics.hits += 1
+            return entry.made
+        self.statistics.misses += 1
+        if entry is not None:
+            del self._kept[name]
+            self._bytes -= entry.weight
+        made = self._make(frame, parts)
+        weight = _ENTRY_WEIGHT + self._weigh(made)
+        if weight * _SHARE <= self._max_bytes:
+            self._kept[name] = _Entry(key, made, weight)
+            self._bytes += weight
+            while self._bytes > self._max_bytes:
+                self._bytes -= self._kept.popitem(last=False)[1].weight
+        return made
+
+    def last(self, topic: str, parts: Parts) -> T | None:
+        """What was made of the topic's last frame, if it is kept."""
+        entry = self._kept.get((topic, parts))
+        return None if entry is None else entry.made
+
+
+class _Entry(Generic[T]):
+    __slots__ = ("key", "made", "weight")
+
+    def __init__(self, key: tuple[object, ...], made: T, weight: int) -> None:
+        self.key = key
+        self.made = made
+        self.weight = weight
+
+
+def _identity(piece: Slice) -> tuple[int, int, int, int, int]:
+    """Blocks never change and are known by log, first seq and count."""
+    block = piece.block
+    return block.log_id, block.base_seq, block.count, piece.start, piece.stop
