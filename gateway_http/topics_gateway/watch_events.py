@@ -12,7 +12,7 @@ from topics_gateway.jsonbody import parse_object
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.reply import encode
 from topics_gateway.sse import error, event, heartbeat
-from topics_service.api.watch_stream import WatchStream
+from topics_service.api.watch_stream import INSTANCE, WatchStream
 from topics_service.engine.config import U64_MAX
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.frames import (
@@ -26,13 +26,22 @@ from topics_service.engine.frames import (
 )
 
 _BASE64URL: Final = pattern(rb"[A-Za-z0-9_-]+")
+_INSTANCE: Final = pattern(rb'"([^"#]+)":(\d+),"\1%b":(\d+)' % INSTANCE.encode())
+_INSTANCE_END: Final = INSTANCE.encode() + b'":'
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
 _TOGETHER_BYTES: Final = 16384
 
 
 def cursor_id(cursors: Mapping[str, int]) -> bytes:
-    """The id of an event: `WatchStream.place`, as base64url of `{topic: seq}` sorted by name."""
-    return urlsafe_b64encode(_SORTED.encode(cursors)).rstrip(b"=")
+    """The id of an event: `WatchStream.place`, as base64url of `{topic: seq}` sorted by name.
+
+    Where the place says which instance of a topic it is, that goes in front of the seq as a member of the same name:
+    of such two, whoever decodes an id sees the last.
+    """
+    text = _SORTED.encode(cursors)
+    if _INSTANCE_END in text:
+        text = _INSTANCE.sub(rb'"\1":\3,"\1":\2', text)
+    return urlsafe_b64encode(text).rstrip(b"=")
 
 
 def read_cursor_id(text: bytes) -> dict[str, int] | None:
@@ -43,7 +52,13 @@ def read_cursor_id(text: bytes) -> dict[str, int] | None:
         found = parse_object(urlsafe_b64decode(text + b"=" * (-len(text) % 4)))
     except TopicsError:
         return None
-    cursors = dict(found.members)
+    cursors: dict[str, Any] = {}
+    for topic, seq in found.members:
+        if topic in cursors:
+            if topic + INSTANCE in cursors:
+                return None
+            cursors[topic + INSTANCE] = cursors[topic]
+        cursors[topic] = seq
     if all(type(seq) is int and 0 <= seq <= U64_MAX for seq in cursors.values()):
         return cursors
     return None

@@ -1,13 +1,15 @@
 """Watchers on all three doors at once, random changes and random reconnects: all of them see what `diff` would give.
 
 The whole server runs in the test's event loop, on real sockets, with a clock that only the test moves. A seed decides
-what is written and when each watcher breaks off; `TOPICS_WATCH_SEED=n` runs that one alone.
+what is written and when each watcher breaks off; `TOPICS_WATCH_SEED=n` runs that one alone, `TOPICS_WATCH_STEPS` says
+how far.
 """
 
 import asyncio
 import json
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +20,14 @@ import grpc
 import pytest
 import uvloop
 
-from support.followers import Follower, GrpcFollower, SseFollower, Wish, WsFollower, http, json_record
 from support.local_server import LocalServer, serving
+from support.watch_followers import Follower, GrpcFollower, SessionFollower, Wish, WsFollower
 from support.watch_model import Config, Life, Match, Model, Reading, Rec, Version
+from support.watch_wire import http
 from topics.v1 import topics_service_pb2, topics_service_pb2_grpc
 
 SEEDS = range(8)
-STEPS = 220
+STEPS = int(os.environ.get("TOPICS_WATCH_STEPS", "220"))
 SECONDS = 40.0  # within which everybody must have been told
 NAMES = ("w.a", "w.b", "w.c", "v.d")
 DURABILITIES = ("ephemeral", "disk", "disk", "memory", "fsync")
@@ -53,7 +56,7 @@ class Run:
         name = self.rng.choice(NAMES)
         operations: tuple[tuple[int, Callable[[str], Any]], ...] = (
             (48, self.append), (10, self.burst), (8, self.delete), (7, self.put), (4, self.drop), (2, self.replace),
-            (7, self.tick), (3, self.burn), (9, self.shake), (2, self.settle),
+            (7, self.tick), (3, self.burn), (9, self.shake), (3, self.press), (2, self.settle),
         )  # fmt: skip
         weights = [weight for weight, _ in operations]
         (operation,) = self.rng.choices([operation for _, operation in operations], weights)
@@ -107,7 +110,8 @@ class Run:
 
     def record(self) -> Rec:
         self.count += 1
-        text = f'{{"n":{self.count}, "pad":"{"x" * self.rng.choice((0, 0, 5, 30))}"}}'
+        size = self.rng.choices((0, 5, 30, 3000, 40_000), (50, 25, 25, 2, 1))[0]
+        text = f'{{"n":{self.count}, "pad":"{"x" * size}"}}'
         meta = self.rng.choice((None, None, b'{"k":[1, 2]}'))
         return Rec(0, 0, text.encode(), meta, self.rng.choice(TAGS), self.rng.choice(NODES))
 
@@ -190,6 +194,9 @@ class Run:
     async def tick(self, _: str) -> None:
         await self.idle()
         self.model.tick(self.rng.choice((1, 20, 60, 110)))
+
+    async def press(self, _: str) -> None:
+        self.server.overload_ms = self.rng.choice((0, 5, 20))
 
     async def shake(self, _: str) -> None:
         await self.rng.choice(self.followers).shake()
@@ -274,7 +281,7 @@ class Run:
         )
 
     def follow(self) -> None:
-        for i, door in enumerate((*(SseFollower,) * 4, *(GrpcFollower,) * 3, *(WsFollower,) * 3)):
+        for i, door in enumerate((*(SessionFollower,) * 4, *(GrpcFollower,) * 3, *(WsFollower,) * 3)):
             rng = random.Random(f"{self.rng.random()} {i}")
             follower = door(f"{door.__name__} {i}", self.server, self.model, self.wish(), rng)
             self.followers.append(follower)
@@ -302,7 +309,9 @@ def json_body(records: list[Rec]) -> bytes:
     for rec in records:
         parts = [b'"data":' + rec.data]
         parts += [b'"meta":' + rec.meta] if rec.meta else []
-        parts += [b'"%b":%b' % (key, json.dumps(value).encode()) for key, value in ((b"tag", rec.tag), (b"node", rec.node))]
+        parts += [
+            b'"%b":%b' % (key, json.dumps(value).encode()) for key, value in ((b"tag", rec.tag), (b"node", rec.node))
+        ]
         items.append(b"{" + b",".join(parts) + b"}")
     return b'{"records":[' + b",".join(items) + b"]}"
 
@@ -323,7 +332,9 @@ async def play(seed: int, path: Path, steps: int) -> dict[str, int]:
         except BaseException as error:
             culprits = [f for f, task in zip(run.followers, run.following, strict=True) if task.done()]
             about = "\n\n".join(map(str, culprits))
-            raise AssertionError(f"rerun with TOPICS_WATCH_SEED={seed}: {error!r}\n{about}") from error
+            raise AssertionError(
+                f"rerun with TOPICS_WATCH_SEED={seed} TOPICS_WATCH_STEPS={steps}: {error!r}\n{about}"
+            ) from error
         finally:
             await run.close()
         return {f.label: f.frames for f in run.followers}
@@ -341,9 +352,26 @@ def check(seed: int, path: Path, steps: int = STEPS) -> dict[str, int]:
         return runner.run(play(seed, path, steps))
 
 
-@pytest.mark.parametrize("seed", [int(os.environ["TOPICS_WATCH_SEED"])] if "TOPICS_WATCH_SEED" in os.environ else SEEDS)
+ALONE = os.environ.get("TOPICS_WATCH_SEED")
+
+
+@pytest.mark.parametrize("seed", SEEDS if ALONE is None else [int(ALONE)])
 @pytest.mark.timeout(120)
 def test_every_watcher_on_every_door_sees_what_diff_gives(seed: int, tmp_path: Path) -> None:
     told = check(seed, tmp_path)
-    print(told)
-    assert sum(told.values()) > STEPS
+    assert sum(told.values()) > STEPS, told
+
+
+@pytest.mark.soak
+@pytest.mark.skipif("TOPICS_SOAK_SECONDS" not in os.environ, reason="a soak: set TOPICS_SOAK_SECONDS")
+@pytest.mark.timeout(0)
+def test_every_watcher_on_every_door_sees_what_diff_gives_for_long(tmp_path: Path) -> None:
+    end = time.monotonic() + float(os.environ["TOPICS_SOAK_SECONDS"])
+    first = int(os.environ.get("TOPICS_SOAK_SEED", time.time_ns() % 1_000_000_000))
+    seed = first
+    while time.monotonic() < end:
+        data = tmp_path / str(seed)
+        check(seed, data, STEPS * (1 + seed % 4))
+        shutil.rmtree(data)
+        seed += 1
+    print(f"{seed - first} seeds from TOPICS_SOAK_SEED={first}")

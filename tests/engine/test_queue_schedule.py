@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
 from queue_support import QueueWorld
 
-from topics_service.engine import schedule
+from topics_service.engine import browse, schedule
 from topics_service.engine.bitmaps import first_absent
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.jobs import ListJobsRequest
@@ -229,6 +229,10 @@ def test_the_delayed_write_that_folds_stays_hidden(world: QueueWorld, small_fold
 def test_sets_of_chunks_that_are_done_are_removed(world: QueueWorld, small_folds: None) -> None:
     for _ in range(8):
         world.work(*[1] * 10_000, priority=4)
+    world.delete(before=66_000, topic="q")
+    world.counters()
+    kinds = [key[8] for key, _ in world.rows(Family.JOBS)]
+    assert kinds.count(3) == 1, "the set of the first chunk goes when somebody looks"
     world.delete(before=70_000, topic="q")
     for _ in range(4):
         world.work(priority=4)
@@ -359,12 +363,12 @@ def test_scheduled_jobs_that_the_log_loses_count_nowhere(how: str) -> None:
 
 
 def test_a_due_job_that_was_deleted_is_not_handed_out(world: QueueWorld) -> None:
-    world.work(1, 1, delay_ms=100, tags=[b"x", None])
-    world.work(1, 1, priority=3, tags=[b"x", None])
+    world.work(1, 1, delay_ms=100, tags=[None, b"x"])
+    world.work(1, 1, priority=3, tags=[None, b"x"])
     world.clock.advance(100)
     assert world.counters() == (4, 0, 0)
     world.delete(eq=b"x", topic="q")
-    assert (world.counters(), world.take(most=9)) == ((2, 0, 0), [2, 4])
+    assert (world.counters(), world.take(most=9)) == ((2, 0, 0), [1, 3])
 
 
 def test_alternating_jobs_are_told_apart(world: QueueWorld) -> None:
@@ -443,3 +447,18 @@ def test_first_absent(numbers: set[int], start: int, size: int) -> None:
     expected = next((n for n in range(start, stop) if n not in numbers), stop)
     assert first_absent(BitMap(numbers), start, stop) == expected
     assert first_absent(BitMap64(numbers), start, stop) == expected
+
+
+def test_the_ready_are_found_behind_a_run_of_delayed_ones(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(10):
+        world.work(*[1] * 1000, delay_ms=DAY)
+    world.work(1, 1)
+    looks: list[int] = []
+
+    def counted(numbers: BitMap64, start: int, stop: int) -> int:
+        looks.append(start)
+        return first_absent(numbers, start, stop)
+
+    monkeypatch.setattr(browse, "first_absent", counted)
+    assert world.listed("ready") == [10_001, 10_002]
+    assert len(looks) < 10, "not one for each"

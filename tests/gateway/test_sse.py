@@ -185,6 +185,24 @@ async def test_nothing_is_asked_for_while_there_is_no_room() -> None:
     assert client.body.endswith(b"<one><two>")
 
 
+async def test_nothing_is_asked_for_once_the_transport_has_dropped_a_part() -> None:
+    """Asking says that what was before was handed over; and the client's leaving is heard of a moment later."""
+    source, client = Source(b"one", b"two"), Client()
+    client.full_at = b"<one>"
+    task = client.follow(source)
+    while client.room.is_set():
+        await asyncio.sleep(0)
+    client.call.scope["state"]["gone"] = True
+    client.room.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert source.asked == 1
+    client.left.set()
+    with pytest.raises(ClientGoneError):
+        await task
+    assert (source.state, source.asked) == ("closed", 1)
+
+
 async def test_the_transport_is_given_last_words() -> None:
     client = Client()
     await client.follow(Source())

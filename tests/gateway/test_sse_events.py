@@ -1,7 +1,9 @@
 """The frames of a watch as events: what streams share, and that sharing changes nothing."""
 
 import itertools
+import json
 import random
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
 import pytest
@@ -194,6 +196,15 @@ def test_ids() -> None:
     assert cursor_id({"b": 1, "a": 2}) == cursor_id({"a": 2, "b": 1})
     for bad in (b"", b"e30=", b"e", b"a b", b"W10", b"NQ", b"eyJhIjp0cnVlfQ", b"eyJhIjoxLjB9", b"\xff", b"eyJhIjoxfXg"):
         assert read_cursor_id(bad) is None, bad
+
+
+def test_ids_that_say_which_instance_of_a_topic_they_mean() -> None:
+    place = {"a": 3, "a#": 17, "a-b": 1, "b": 2}
+    text = urlsafe_b64decode(cursor_id(place) + b"==")
+    assert text == b'{"a":17,"a":3,"a-b":1,"b":2}'
+    assert json.loads(text) == {"a": 3, "a-b": 1, "b": 2}, "what a client makes of it"
+    assert read_cursor_id(cursor_id(place)) == place
+    assert read_cursor_id(urlsafe_b64encode(b'{"a":1,"a":2,"a":3}').rstrip(b"=")) is None
 
 
 def test_records_without_data() -> None:

@@ -30,6 +30,9 @@ class LocalServer:
         self.api = api
         self.http_port = http_port
         self.grpc_target = grpc_target
+        self.overload_ms = 0
+        """While it is not 0, watchers are paced as under overload."""
+        api.watches._dispatcher._overload_ms = lambda: self.overload_ms
         self._tickets: dict[tuple[str, int], int] = {}
         self._append = engine.append
         engine.append = self._noted  # type: ignore[method-assign]

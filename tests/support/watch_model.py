@@ -55,6 +55,9 @@ class Config(NamedTuple):
     dedupe_node: bool = True
 
 
+DEFAULTS = Config()
+
+
 class Lost(NamedTuple):
     """An explicit gap."""
 
@@ -75,7 +78,7 @@ class Page(NamedTuple):
 class Version:
     """One state of a topic, never changed. `cap`, `ttl` and `trim` are the highest seqs lost to each cause."""
 
-    config: Config = Config()
+    config: Config = DEFAULTS
     head: int = 0
     live: dict[int, Rec] = field(default_factory=dict)
     cap: int = 0

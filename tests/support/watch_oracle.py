@@ -141,10 +141,11 @@ class Place:
     def describe(self) -> str:
         """For a failure: the states, and what the topic was since."""
         lines = [f"states {sorted(map(str, self.states))} reading {self.reading}"]
-        first = min((state.v for state in self.states if isinstance(state, At)), default=0)
-        for i, life in enumerate(self.subject.lives):
-            lines.append(f"life {i}: low {life.low} ending {life.ending} ended {life.ended}")
-            for v, version in list(enumerate(life.versions))[max(0, first - 1) :][-40:]:
+        for i, life in list(enumerate(self.subject.lives))[-4:]:
+            lines.append(f"life {i}: {len(life.versions)} versions, {life.low=} {life.ending=} {life.ended=}")
+            seen = [state.v for state in self.states if isinstance(state, At) and state.life == i]
+            for v in range(max(0, min(seen) - 1), min(min(seen) + 12, len(life.versions))) if seen else ():
+                version = life.versions[v]
                 lines.append(
                     f"  {v}: head {version.head} live {list(version.live)} cap {version.cap} ttl {version.ttl}"
                     f" trim {version.trim} gaps {version.gaps} {version.config}"

@@ -97,8 +97,7 @@ class Session:
         """Remember what the newest stream knows, as if it ended now."""
         if self._newest is not None:
             heads = self._newest.heads
-            known = self.heads
-            self.heads = {name: heads.get(name, max(at, known.get(name, 0))) for name, at in self.cursors.items()}
+            self.heads = {name: heads.get(name, at) for name, at in self.cursors.items()}
             self._sent = self._newest.cursors.copy()
 
     def detach(self, watch: Watch) -> None:

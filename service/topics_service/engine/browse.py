@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from pyroaring import BitMap64
 
+from topics_service.engine.bitmaps import first_absent
 from topics_service.engine.jobs import JobState, JobView, ListJobsReply, ListJobsRequest
 from topics_service.engine.queue import Queue
 from topics_service.engine.topic import Topic
@@ -12,7 +13,7 @@ from topics_service.storage.block import Block
 
 
 def page(topic: Topic, queue: Queue, request: ListJobsRequest, now: int, max_bytes: int) -> ListJobsReply:
-    """The jobs after `request.after` in that state. O(page), and for ready ones the jobs in between that are not."""
+    """The jobs after `request.after` in that state. O(page), and for ready ones the runs in between that are not."""
     log = topic.log
     views: list[JobView] = []
     block: Block | None = None
@@ -41,10 +42,13 @@ def _seqs(topic: Topic, queue: Queue, state: JobState, start: int, now: int) -> 
         s = topic.log.state
         hidden = [numbers for numbers in (queue.held, queue.delayed, waiting, stuck) if numbers]
         at = max(start, s.earliest)
-        while (at := s.first_live(at)) <= head:
-            if not any(at in numbers for numbers in hidden):
+        while (live := s.first_live(at)) <= head:
+            at = live
+            for numbers in hidden:
+                at = first_absent(numbers, at, head + 1)
+            if at == live:
                 yield at
-            at += 1
+                at += 1
 
 
 def _from(numbers: BitMap64, start: int) -> Iterator[int]:

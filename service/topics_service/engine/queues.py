@@ -186,7 +186,8 @@ class Queues:
     def release(self, topic: str, held: Mapping[int, str]) -> int:
         """Give back what is still held under these lease ids (by seq), like a nack; returns how many that were.
 
-        No error when the topic is gone or not a queue any more.
+        No error when the topic is gone or not a queue any more. Raises `throttled` or `internal`, and gives nothing
+        back, when durable leases can't be written.
         """
         opened = self._find(topic)
         if opened is None:
@@ -275,7 +276,7 @@ class Queues:
         if not seqs:
             return reply, 0
         batch = moves.copies(letters.log.blocks, seqs, lambda meta, _: deadletters.strip(meta))
-        batch = moves.fitting(batch, topic, self._room, now)
+        batch = moves.fitting(batch, seqs, letters, topic, self._room, now)
         reply.redriven = len(batch.datas)
         if reply.redriven < len(seqs):
             reply.resume = seqs[reply.redriven]
@@ -368,7 +369,7 @@ class Queues:
             queue.trash = []
         if queue.stuck_until - now > _BACKOFF_MAX_MS:
             queue.stuck_until = now  # the clock was set back
-        if queue.schedule.fold_is_due:
+        if queue.schedule.fold_is_due(log.state):
             with suppress(TopicsError), Transaction(self._writer) as tx:  # later, if the store can't now
                 queue.schedule.fold(tx.batch, log.state)
                 tx.commit()
@@ -489,7 +490,7 @@ class Queues:
         limit = cfg.max_deliveries
         try:
             batch = moves.copies(log.blocks, seqs, lambda meta, seq: deadletters.stamp(meta, topic.name, limit, seq))
-            batch = moves.fitting(batch, letters, self._room, now)
+            batch = moves.fitting(batch, seqs, topic, letters, self._room, now)
         except TopicsError as error:
             if error.reason in (Reason.RECORD_TOO_LARGE, Reason.INTERNAL):
                 # It never fits or can't be read: the others need not wait for it.

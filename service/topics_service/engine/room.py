@@ -21,10 +21,11 @@ class Room:
         cfg = topic.config
         return cfg.discard == "reject" or cfg.durability == "ephemeral" or bool(self._limits.max_total_bytes)
 
-    def check(self, topic: Topic, s: Snapshot, count: int, nbytes: int) -> None:
+    def check(self, topic: Topic, s: Snapshot, count: int, nbytes: int, freed: int = 0) -> None:
         """Refuse `count` records of `nbytes` in all on top of `s` (SPEC DESIGN 5.3, API 11).
 
-        Raises `topic_full`, `record_too_large` (larger than the whole cap) or `throttled`.
+        `freed` bytes leave another topic in the same write. Raises `topic_full`, `record_too_large` (larger than the
+        whole cap) or `throttled`.
         """
         cfg, quota = topic.config, self._limits.max_total_bytes
         if cfg.durability == "ephemeral" and self._memory.nbytes > (most := self._limits.max_ephemeral_bytes) > 0:
@@ -44,7 +45,7 @@ class Room:
                 }  # fmt: skip
                 raise TopicsError(Reason.TOPIC_FULL, f'topic "{topic.name}" is full', detail)
         expired = topic.log.state.bytes - s.bytes
-        if quota and self._writer.total_bytes - expired + nbytes > quota:
+        if quota and self._writer.total_bytes - expired - freed + nbytes > quota:
             raise TopicsError(
                 Reason.THROTTLED, "the server holds as many bytes as it may",
                 {"limit": "max_total_bytes", "max": quota},

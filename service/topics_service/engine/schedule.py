@@ -67,8 +67,9 @@ class Schedule:
         self._unfolded: list[Write] = []
         self._over: list[Write] = []  # delayed ones whose time has come and whose rows are still there
         self._time_from = self._prefix + _TIME  # where the rows begin that nobody has seen come due
-        self._kept_from = 0  # sets of lower chunks are removed
+        self._sets_from: int | None = None  # the lowest chunk that can have sets
         self._folding = False
+        self._folding_from = 0
 
     def load(self, s: Snapshot) -> None:
         """Read the rows, as far as `s` has the jobs."""
@@ -77,10 +78,9 @@ class Schedule:
             return
         row = self._store.get(Family.JOBS, self._prefix + _FOLDED)
         folded = 0 if row is None else _U64.unpack(row)[0]
-        sets = self._store.scan(Family.JOBS, self._prefix + _SET, self._prefix + _FOLDED)
-        for i, (key, value) in enumerate(sets):
+        for key, value in self._store.scan(Family.JOBS, self._prefix + _SET, self._prefix + _FOLDED):
             chunk, level = _SET_KEY.unpack_from(key, 9)
-            self._kept_from = self._kept_from if i else chunk
+            self._sets_from = chunk if self._sets_from is None else self._sets_from
             found = BitMap64.deserialize(value)
             if level == _WAITING:
                 self.waiting.update(found)
@@ -129,10 +129,11 @@ class Schedule:
         if self.soonest is None or write.ready_at < self.soonest:
             self.soonest = write.ready_at
 
-    @property
-    def fold_is_due(self) -> bool:
-        """Whether rows wait for a `fold` that no append has done."""
-        return len(self._over) >= FOLD_ROWS
+    def fold_is_due(self, s: Snapshot) -> bool:
+        """Whether rows that cover nothing any more wait for a `fold` that no append has done."""
+        if len(self._over) >= FOLD_ROWS:
+            return True
+        return self._sets_from is not None and s.earliest >> _CHUNK_BITS > self._sets_from
 
     def fold(self, batch: WriteBatch, s: Snapshot, new: Write | None = None) -> None:
         """Stage the move of all rows into the sets, with those of `new`; `folded` follows once that is written."""
@@ -158,14 +159,15 @@ class Schedule:
         if writes:
             batch.put(Family.JOBS, self._prefix + _FOLDED, _U64.pack(writes[-1].base))
         first = s.earliest >> _CHUNK_BITS
-        if first > self._kept_from:
+        if self._sets_from is not None and first > self._sets_from:
             batch.delete_range(Family.JOBS, self._prefix + _SET, self._set_key(first, 0))
-            self._kept_from = first
+        self._folding_from = first
 
     def folded(self) -> None:
         """What `fold` staged is written."""
         self._unfolded = []
         self._over = []
+        self._sets_from = self._folding_from
 
     # -------------------------------------------------------------------- time
 

@@ -1,7 +1,6 @@
 """Clients of all three doors that follow topics, break off and come back, and check each frame with the oracle."""
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import json
@@ -19,9 +18,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from support.local_server import LocalServer
-from support.watch_model import Lost, Mark, Model, Reading, Rec
+from support.watch_model import Mark, Model, Reading, Rec
 from support.watch_oracle import (
-    CaughtUp,
     Deleted,
     Frame,
     Place,
@@ -33,12 +31,21 @@ from support.watch_oracle import (
     seen,
     started,
 )
-from topics.v1 import record_pb2, stream_pb2, watch_service_pb2_grpc
+from support.watch_wire import (
+    Connection,
+    OpenWatchConnection,
+    Raw,
+    SseConnection,
+    event_id,
+    grpc_frame,
+    http,
+    json_frame,
+)
+from topics.v1 import stream_pb2, watch_service_pb2_grpc
 from topics.v1 import watch_service_pb2 as pb
 
 _KEPT = 40  # frames for a failure to show, and places to come back to
 _ids = itertools.count(1)
-_Raw = dict[str, msgspec.Raw]
 
 
 class Wish(NamedTuple):
@@ -112,7 +119,10 @@ class Follower(ABC):
 
     def settled(self) -> bool:
         """Whether everything was told."""
-        if self.stream is None or not all([place.settled() for place in self.stream.places.values()]):
+        if self.stream is None:
+            return False
+        told = [place.settled() for place in self.stream.places.values()]  # all look, and move on
+        if not all(told):
             return False
         there = (name for name, subject in self.model.subjects.items() if subject.alive is not None)
         return all(name in self.stream.places for name in there if name.startswith(self.wish.prefixes or ("\0",)))
@@ -175,7 +185,7 @@ class Follower(ABC):
         return None if start.get("tail") else int(start.get("from_seq", 0))
 
     def __str__(self) -> str:
-        lines = [f"{self.label} {self.wish}", *map(str, self.recent)]
+        lines = [f"{self.label} {self.wish}", *(str(each)[:2000] for each in self.recent)]
         if self.stream is not None:
             lines += [f"{name}: {place.describe()}" for name, place in self.stream.places.items()]
         return "\n".join(lines)
@@ -191,8 +201,11 @@ class _Session(NamedTuple):
     states: dict[str, frozenset[State]]
 
 
-class SseFollower(Follower):
-    """A watch session. It comes back by its session, by the last id, by an old one, or makes a new one of the last."""
+class SessionFollower(Follower):
+    """A watch session. It comes back by its session, by the last id, by an old one, or makes a new one of the last.
+
+    Its streams are server-sent events and, as both doors know the session, now and then gRPC's OpenWatch.
+    """
 
     HOW = ("last", "last", "old", "drained", "zombie", "renew")
 
@@ -203,38 +216,46 @@ class SseFollower(Follower):
         self._told = False
         self._history: list[_Session] = []
         self._reading: asyncio.Task[None] | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._zombies: list[tuple[asyncio.Task[None], asyncio.StreamWriter]] = []
+        self._connection: Connection | None = None
+        self._zombies: list[tuple[asyncio.Task[None], Connection]] = []
 
     async def shake(self) -> None:
-        if self.stream is None or self._reading is None or self._reading.done() or self._writer is None:
+        reading, connection = self._reading, self._connection
+        if self.stream is None or reading is None or reading.done() or connection is None:
             self.model.stir()
             return
         if self._opened == "old" and not self._told:
             return  # the session stands at the old place, and this client has no id for that yet
         self._how = self.rng.choice(self.HOW)
+        if self._how == "drained" and not connection.half_close():
+            self._how = "last"
         self.stream = None
-        if self._how == "drained":
-            self._writer.write_eof()
-        elif self._how == "zombie":
-            self._zombies.append((self._reading, self._writer))
-            reading, self._reading = self._reading, None
-            reading.set_name("zombie")
+        if self._how == "zombie":
+            self._zombies.append((reading, connection))
+            self._reading = None
             self._left.set()
-        else:
-            self._reading.cancel()
+        elif self._how != "drained":
+            reading.cancel()
 
     async def run(self) -> None:
-        try:
-            while True:
-                await self._follow()
-        finally:
-            for task, writer in [*self._zombies, *([(self._reading, self._writer)] if self._reading else [])]:
-                if task.done():
-                    await task
-                task.cancel()
-                if writer is not None:
-                    writer.close()
+        async with grpc.aio.insecure_channel(self.server.grpc_target) as channel:
+            self._stub: Any = watch_service_pb2_grpc.WatchServiceStub(channel)
+            try:
+                while True:
+                    await self._follow()
+            finally:
+                if self._reading is not None and self._connection is not None:
+                    self._zombies.append((self._reading, self._connection))
+                await self._bury()
+
+    async def _bury(self) -> None:
+        """End the streams that were left open."""
+        zombies, self._zombies = self._zombies, []
+        for task, connection in zombies:
+            if task.done() and not task.cancelled():
+                await task
+            task.cancel()
+            connection.close()
 
     async def _follow(self) -> None:
         stirs = self.model.stirs
@@ -248,32 +269,24 @@ class SseFollower(Follower):
             return
         marks = self.marks()
         target, back = self._target()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.http_port, limit=1 << 20)
-        place = "" if target is None else f"Last-Event-ID: {event_id(target.cursors)}\r\n"
-        writer.write(f"GET {self._url} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n{place}\r\n".encode())
-        head = await reader.readuntil(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200 "), head
+        by_grpc = self.rng.random() < 0.3
+        connection = OpenWatchConnection(self._stub) if by_grpc else SseConnection(self.server.http_port)
+        await connection.open(self._url, {} if target is None else target.cursors)
         stream = Stream({name: self.place(name, states) for name, states in back(marks).items()}, marks)
-        self.recent.append((self._opened, None if target is None else target.cursors, stream.states()))
-        self.stream, self._writer = stream, writer
+        self.recent.append((self._opened, type(connection), target and target.cursors, stream.states()))
+        self.stream, self._connection = stream, connection
         self._left = asyncio.Event()
-        self._reading = asyncio.create_task(self._read(reader, stream))
+        reading = self._reading = asyncio.create_task(self._read(connection, stream))
         self.changed.set()
         left = asyncio.create_task(self._left.wait())
-        reading = self._reading
         try:
             await asyncio.wait((reading, left), return_when=asyncio.FIRST_COMPLETED)
         finally:
             left.cancel()
         if not reading.done():
             return  # it goes on as a zombie
-        writer.close()
-        for task, other in self._zombies:
-            if task.done():
-                await task
-            task.cancel()
-            other.close()
-        self._zombies.clear()
+        connection.close()
+        await self._bury()
         if not reading.cancelled():
             await reading
             if self._how == "drained":
@@ -320,94 +333,23 @@ class SseFollower(Follower):
             for name, found in states.items()
         }
 
-    async def _read(self, reader: asyncio.StreamReader, stream: Stream) -> None:
-        while True:
-            try:
-                size = int((await reader.readuntil(b"\r\n")), 16)
-            except asyncio.IncompleteReadError as end:
-                assert not end.partial
-                assert self._how == "drained", "the connection broke"
-                return
-            piece = await reader.readexactly(size + 2)
-            if not size:
-                return
-            for block in piece[:-2].split(b"\n\n")[:-1]:
-                if block.startswith(b"id: "):
-                    self._event(stream, block)
-                else:
-                    assert block == b"retry: 2000", block
+    async def _read(self, connection: Connection, stream: Stream) -> None:
+        async for piece in connection.pieces():
+            for topic, frame, cursors in piece:
+                if frame is not None:
+                    self.take(stream, topic, frame)
+                for name in cursors:
+                    if not name.endswith("#"):
+                        self.found(stream, name)
+                for name, place in stream.places.items():
+                    place.stands(cursors.get(name))
+                if stream is self.stream or self._how == "drained":
+                    self._told = True
+                    self._history = [*self._history[-_KEPT:], _Session(cursors, stream.states())]
             self.changed.set()
             if self.rng.random() < 0.2:
                 await asyncio.sleep(self.rng.choice((0, 0, 0.002)))
-
-    def _event(self, stream: Stream, block: bytes) -> None:
-        head, name, text = (line.partition(b": ")[2] for line in block.split(b"\n"))
-        cursors = json.loads(base64.urlsafe_b64decode(head + b"=" * (-len(head) % 4)))
-        data = msgspec.json.decode(text, type=_Raw)
-        topic = msgspec.json.decode(data["topic"])
-        self.take(stream, topic, json_frame(name.decode().replace("-", "_"), data))
-        for other in cursors:
-            if not other.endswith("#"):
-                self.found(stream, other)
-        for other, place in stream.places.items():
-            place.stands(cursors.get(other))
-        if stream is self.stream or self._how == "drained":
-            self._told = True
-            self._history = [*self._history[-_KEPT:], _Session(cursors, stream.states())]
-
-
-def event_id(cursors: Mapping[str, int]) -> str:
-    text = json.dumps(cursors, separators=(",", ":")).encode()
-    return base64.urlsafe_b64encode(text).decode().rstrip("=")
-
-
-def json_frame(name: str, data: _Raw) -> Frame:
-    """A frame from the members that SSE and WebSocket share."""
-
-    def number(member: str) -> int:
-        return int(bytes(data[member]))
-
-    match name:
-        case "record":
-            records = tuple(map(json_record, msgspec.json.decode(data["records"], type=list[_Raw])))
-            return Records(number("from_seq"), number("to_seq"), number("head_seq"), records)
-        case "tombstone":
-            lost = Lost(number("gap_from"), number("gap_to"), msgspec.json.decode(data["reason"]))
-            return Tombstone(lost, number("earliest_seq"), number("head_seq"))
-        case "caught_up":
-            return CaughtUp(number("head_seq"))
-        case "topic_deleted":
-            assert data["reason"] == msgspec.Raw(b'"deleted"')
-            return Deleted(number("head_seq"))
-    raise AssertionError(f"{name} {data}")
-
-
-def json_record(found: _Raw) -> Rec:
-    """Every part as its text stood on the wire."""
-    return Rec(
-        seq=int(bytes(found["$seq"])),
-        ts=int(bytes(found["$ts"])),
-        data=bytes(found.get("data", b"")),
-        meta=bytes(found["meta"]) if "meta" in found else None,
-        tag=msgspec.json.decode(found["$tag"]) if "$tag" in found else None,
-        node=msgspec.json.decode(found["$node"]) if "$node" in found else None,
-    )
-
-
-async def http(port: int, method: str, path: str, body: Any = None) -> dict[str, Any]:
-    """One exchange on a connection of its own; the reply of a success."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-    try:
-        text = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        kind = "" if body is None else f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n"
-        writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{kind}\r\n".encode() + text)
-        reply = await reader.read()
-    finally:
-        writer.close()
-    head, _, text = reply.partition(b"\r\n\r\n")
-    assert head.split()[1] in (b"200", b"201"), reply
-    found: dict[str, Any] = msgspec.json.decode(text)
-    return found
+        assert self._how == "drained" or not connection.broken, "the connection broke"
 
 
 # ----------------------------------------------------------------------------- gRPC
@@ -490,6 +432,9 @@ class GrpcFollower(Follower):
         if kind == "topic_deleted":
             self._cursor.pop(told.topic, None)
         self._merge(frame.cursor)
+        if kind == "error":
+            assert told.code == 429
+            return
         self.take(self.stream, told.topic, grpc_frame(kind, told))
         for name in frame.cursor:
             self.found(self.stream, name)
@@ -499,30 +444,6 @@ class GrpcFollower(Follower):
     def _merge(self, moved: Mapping[str, int]) -> None:
         self._cursor = self._cursor | dict(moved)
         self._history = [*self._history[-_KEPT:], self._cursor]
-
-
-def grpc_frame(kind: str, told: Any) -> Frame:
-    """A frame from its message."""
-    match kind:
-        case "records":
-            records = tuple(
-                Rec(
-                    rec.seq, rec.ts_ms, rec.data, rec.meta or None,
-                    rec.tag if rec.HasField("tag") else None, rec.node if rec.HasField("node") else None,
-                )
-                for rec in told.records
-            )  # fmt: skip
-            return Records(told.from_seq, told.to_seq, told.head_seq, records)
-        case "tombstone":
-            lost = told.tombstone
-            reason = record_pb2.GapReason.Name(lost.reason).removeprefix("GAP_REASON_").lower()
-            assert lost.missed_estimate == max(0, lost.gap_to - lost.gap_from + 1)
-            return Tombstone(Lost(lost.gap_from, lost.gap_to, reason), lost.earliest_seq, lost.head_seq)
-        case "caught_up":
-            return CaughtUp(told.head_seq)
-        case "topic_deleted":
-            return Deleted(told.head_seq)
-    raise AssertionError(f"{kind} {told}")
 
 
 # ------------------------------------------------------------------------ WebSocket
@@ -575,7 +496,7 @@ class WsFollower(Follower):
                         if self._socket is not socket:
                             break
                         assert isinstance(text, str)
-                        self._message(msgspec.json.decode(text, type=_Raw))
+                        self._message(msgspec.json.decode(text, type=Raw))
                         self.changed.set()
                         if self.rng.random() < 0.2:
                             await asyncio.sleep(self.rng.choice((0, 0, 0.002)))
@@ -605,7 +526,7 @@ class WsFollower(Follower):
         await self._command(socket, "subscribe", lambda reply: self._subscribed(reply, wish, marks),
                             **wish.json(), lenient=True)  # fmt: skip
 
-    def _subscribed(self, reply: _Raw, wish: Wish, marks: dict[str, Mark]) -> None:
+    def _subscribed(self, reply: Raw, wish: Wish, marks: dict[str, Mark]) -> None:
         assert self.stream is not None
         found = msgspec.json.decode(reply["topics"])
         positions = {name: (p["from_seq"], p["head_seq"], p["earliest_seq"]) for name, p in found.items()}
@@ -619,7 +540,7 @@ class WsFollower(Follower):
         self._wishes |= dict.fromkeys(wish.topics, wish)
 
     async def _unsubscribe(self, socket: ClientConnection, names: list[str]) -> None:
-        def done(reply: _Raw) -> None:
+        def done(reply: Raw) -> None:
             assert self.stream is not None
             ended = msgspec.json.decode(reply["topics"])
             assert set(ended) <= set(names)
@@ -638,12 +559,15 @@ class WsFollower(Follower):
         self._replies[request_id] = done
         await socket.send(json.dumps({"op": op, "request_id": request_id, **members}))
 
-    def _message(self, data: _Raw) -> None:
+    def _message(self, data: Raw) -> None:
         op = msgspec.json.decode(data["op"])
         assert self.stream is not None
         if op in ("subscribed", "unsubscribed"):
             self.recent.append((op, {key: bytes(text) for key, text in data.items()}))
             self._replies.pop(msgspec.json.decode(data["request_id"]))(data)
+            return
+        if op == "error":
+            assert msgspec.json.decode(data["code"]) == "throttled", bytes(data["message"])
             return
         name = msgspec.json.decode(data["topic"])
         frame = json_frame(op, data)
