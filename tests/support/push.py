@@ -221,7 +221,7 @@ def cursors(event: Event) -> dict[str, int]:
     text = base64.urlsafe_b64decode(event.id + "=" * (-len(event.id) % 4)).decode()
     members: list[tuple[str, int]] = json.loads(text, object_pairs_hook=list)
     assert [name for name, _ in members] == sorted(name for name, _ in members)
-    assert text == "{%s}" % ",".join(f"{json.dumps(name)}:{seq}" for name, seq in members)
+    assert text == "{" + ",".join(f"{json.dumps(name)}:{seq}" for name, seq in members) + "}"
     return dict(members)
 
 
