@@ -181,7 +181,7 @@ class Place:
             at_end = state.life == last and alive and state.v == len(life.versions) - 1
             return at_end and state.live and state.cursor == life.now.head and not state.foreign
         if isinstance(state, Waits):
-            return state.life > last or (state.life == last and not alive)
+            return state.life > last or not alive
         return isinstance(state, Gone)
 
     def _silent(self, state: State) -> Iterator[State]:

@@ -119,8 +119,6 @@ class Log:
         config: TopicConfig,
         now: int,
         remember: tuple[str, int] | None = None,
-        *,
-        scheduled: bool = False,
     ) -> int:
         """Stage the records on top of `s` (from `begin`) and return the first seq. See `append_block`.
 
@@ -137,7 +135,6 @@ class Log:
             records.kinds,
             s.cum_bytes,
             records.sizes,
-            scheduled=scheduled,
         )
         home = self.append_block(tx, s, block, config)
         if remember is not None:

@@ -89,7 +89,6 @@ def _groups(blocks: Iterable[Block]) -> Iterable[list[Block]]:
     for block in blocks:
         small = block.count < _SMALL_RECORDS and block.nbytes < _SMALL_BYTES
         fits = records + block.count <= _FULL_RECORDS and nbytes + block.nbytes <= _FULL_BYTES
-        fits = fits and (not group or group[0].scheduled == block.scheduled)
         if group and not (small and fits):
             yield group
             group, records, nbytes = [], 0, 0

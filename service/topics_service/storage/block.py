@@ -9,8 +9,6 @@ and holds `count` records with contiguous seqs. Layout (little-endian), version 
     tag, node, meta   each only if a record has one: u32 lengths (2^32-1 = absent), then the bytes
     kinds    only if a record is not JSON: one byte per record
 
-The flag `scheduled` marks jobs that the queue's own rows give out (delayed or with a priority), not the order of seqs.
-
 The record size that every limit, cap and counter uses is len(data) + len(meta) (contract.md, Decided, Bytes).
 """
 
@@ -29,7 +27,7 @@ _HEADER = struct.Struct("<BBxxIQQqqQQQQ")
 _CHECKSUM_AT = _HEADER.size - 8
 _U64 = struct.Struct("<Q")
 _VERSION = 1
-_TS, _TAG, _NODE, _META, _KIND, _SCHEDULED = 1, 2, 4, 8, 16, 32
+_TS, _TAG, _NODE, _META, _KIND = 1, 2, 4, 8, 16
 _TS_RUN = struct.Struct("<Iq")
 _ABSENT = (1 << 32) - 1
 _ABSENT_BYTES = b"\xff\xff\xff\xff"
@@ -66,7 +64,6 @@ class Block:
         "metas",
         "nbytes",
         "nodes",
-        "scheduled",
         "ts_runs",
         "weight",
     )
@@ -83,8 +80,6 @@ class Block:
         metas: Column | None,
         kinds: bytes | None,
         cum_bytes: int,
-        *,
-        scheduled: bool = False,
     ) -> None:
         """`tags` may be in their stored form: they are decoded when somebody asks, which most readers don't."""
         self.log_id = log_id
@@ -100,7 +95,6 @@ class Block:
         self.metas = metas
         self.kinds = kinds
         self.cum_bytes = cum_bytes
-        self.scheduled = scheduled
         self._prefix: Sequence[int] | None = None
         self.nbytes = len(data) if metas is None else len(data) + sum(lengths(metas, 0))
         columns = sum(column is not None for column in (tags, nodes, metas))
@@ -235,19 +229,14 @@ def build(
     kinds: bytes | None,
     cum_bytes: int,
     sizes: Sequence[int] | None = None,
-    *,
-    scheduled: bool = False,
 ) -> Block:
     """The block of one append: all records share `ts`. Give the lengths of the datas as `sizes` if you know them."""
     ends = array("I", accumulate(map(len, datas) if sizes is None else sizes))
-    data = b"".join(datas)
-    return Block(
-        log_id, base_seq, ((len(ends), ts),), ends, data, tags, nodes, metas, kinds, cum_bytes, scheduled=scheduled
-    )
+    return Block(log_id, base_seq, ((len(ends), ts),), ends, b"".join(datas), tags, nodes, metas, kinds, cum_bytes)
 
 
 def merge(blocks: Sequence[Block]) -> Block:
-    """One block with the records of several that follow each other without a gap and are alike in `scheduled`."""
+    """One block with the records of several that follow each other without a gap."""
     first = blocks[0]
     ends = array("I")
     for offset, block in zip(accumulate((len(b.data) for b in blocks), initial=0), blocks, strict=False):
@@ -273,7 +262,6 @@ def merge(blocks: Sequence[Block]) -> Block:
         _merge_column([b.metas for b in blocks], blocks),
         kinds,
         first.cum_bytes,
-        scheduled=first.scheduled,
     )
 
 
@@ -302,8 +290,6 @@ def encode(block: Block) -> bytes:
     if block.kinds is not None:
         flags |= _KIND
         parts.append(block.kinds)
-    if block.scheduled:
-        flags |= _SCHEDULED
     header = _HEADER.pack(
         _VERSION,
         flags,
@@ -357,10 +343,7 @@ def decode(value: bytes, log_id: int, base_seq: int) -> Block:
         column, at = _decode_column(value, at, count) if flags & flag else (None, at)
         columns.append(column)
     kinds = value[at : at + count] if flags & _KIND else None
-    return Block(
-        log_id, base_seq, runs, ends, data, tags, columns[0], columns[1], kinds, cum_bytes,
-        scheduled=bool(flags & _SCHEDULED),
-    )  # fmt: skip
+    return Block(log_id, base_seq, runs, ends, data, tags, columns[0], columns[1], kinds, cum_bytes)
 
 
 def _column_end(value: bytes, at: int, count: int) -> int:
