@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from topics_gateway.render import Parts
-from topics_service.engine.frames import RecordsFrame
 from topics_service.engine.model import Slice
+from topics_service.engine.watch.frames import RecordsFrame
 from topics_service.statistics import CacheStatistics
 
 T = TypeVar("T")

@@ -3,8 +3,8 @@
 from base64 import b64encode
 
 from topics_gateway.reply import encode
-from topics_service.engine.jobs import Job, JobView
 from topics_service.engine.model import BINARY_KIND
+from topics_service.engine.queue.jobs import Job, JobView
 from topics_service.storage.block import Block
 
 

@@ -11,7 +11,7 @@ from topics_gateway.reply import Reply, encode, json_reply
 from topics_gateway.settings import GatewaySettings
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
-from topics_service.engine.jobs import (
+from topics_service.engine.queue.jobs import (
     ClaimRequest,
     JobState,
     ListJobsRequest,

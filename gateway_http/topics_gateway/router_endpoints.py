@@ -13,7 +13,13 @@ from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import TagMatch
-from topics_service.engine.router import Guarantee, ListRoutersRequest, PutRouterRequest, RouterConfig, RouterState
+from topics_service.engine.router.router import (
+    Guarantee,
+    ListRoutersRequest,
+    PutRouterRequest,
+    RouterConfig,
+    RouterState,
+)
 
 _KNOWN: Final = frozenset({*RouterConfig.__struct_fields__, "create_dest", "backfill"})
 _NULLABLE: Final = frozenset({"filter"})

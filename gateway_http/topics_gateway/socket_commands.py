@@ -10,9 +10,9 @@ from topics_gateway.watch_endpoints import read_subscription, read_topics
 from topics_gateway.writebody import Options, decode_body, read_options, to_append
 from topics_gateway.writeshape import Publish
 from topics_service.engine.errors import TopicsError, invalid
-from topics_service.engine.frames import WatchRequest, WatchTopic
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendRequest
+from topics_service.engine.watch.frames import WatchRequest, WatchTopic
 
 _ENVELOPE: Final = frozenset({"op", "request_id"})
 _SUBSCRIBE: Final = _ENVELOPE | {

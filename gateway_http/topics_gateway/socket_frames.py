@@ -8,7 +8,8 @@ from topics_gateway.record_endpoints import append_members
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.reply import encode
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.frames import (
+from topics_service.engine.model import AppendReply
+from topics_service.engine.watch.frames import (
     CaughtUpFrame,
     ErrorFrame,
     Frame,
@@ -17,7 +18,6 @@ from topics_service.engine.frames import (
     TombstoneFrame,
     TopicDeletedFrame,
 )
-from topics_service.engine.model import AppendReply
 
 UNSUPPORTED: Final = encode(
     {"op": "error", "code": "unsupported_message", "message": "commands are text messages, this one was binary"}

@@ -23,8 +23,8 @@ from topics_service.api.auth import Principal
 from topics_service.api.topics import Submitted, TopicsApi
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.errors import Reason, TopicsError, invalid
-from topics_service.engine.frames import ErrorFrame, Frame, Position, TopicDeletedFrame, WatchRequest
 from topics_service.engine.limits import Limits
+from topics_service.engine.watch.frames import ErrorFrame, Frame, Position, TopicDeletedFrame, WatchRequest
 
 log: Final = logging.getLogger("topics.http")
 

@@ -10,7 +10,7 @@ from starlette.types import Send
 from topics_gateway.call import Call
 from topics_gateway.reply import EventStream, encode
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.frames import ErrorFrame, HeartbeatFrame
+from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
 
 _HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -15,7 +15,7 @@ from topics_gateway.sse import require_event_stream
 from topics_gateway.watch_events import EventSource, WatchEvents, read_cursor_id
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
-from topics_service.engine.frames import WatchRequest, WatchTopic
+from topics_service.engine.watch.frames import WatchRequest, WatchTopic
 
 _WATCH: Final = frozenset(
     {

@@ -15,7 +15,7 @@ from topics_gateway.sse import error, event, heartbeat
 from topics_service.api.watch_stream import INSTANCE, WatchStream
 from topics_service.engine.config import U64_MAX
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.frames import (
+from topics_service.engine.watch.frames import (
     CaughtUpFrame,
     ErrorFrame,
     Frame,

@@ -10,8 +10,8 @@ from topics_gateway.reply import EventStream, encode
 from topics_service.api.topics import TopicsApi
 from topics_service.api.work import WorkFrame, WorkStream
 from topics_service.engine.errors import invalid
-from topics_service.engine.frames import ErrorFrame, HeartbeatFrame
-from topics_service.engine.jobs import ClaimRequest, Job
+from topics_service.engine.queue.jobs import ClaimRequest, Job
+from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
 
 
 class WorkEndpoint:

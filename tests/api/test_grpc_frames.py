@@ -12,7 +12,9 @@ from topics_service.api.grpc.frames import FrameWriter, error_message
 from topics_service.api.grpc.record_runs import Parts, RunCache
 from topics_service.api.grpc.records import add_records
 from topics_service.engine.errors import Reason
-from topics_service.engine.frames import (
+from topics_service.engine.limits import Limits
+from topics_service.engine.model import GapReason, Slice, Tombstone
+from topics_service.engine.watch.frames import (
     CaughtUpFrame,
     ErrorFrame,
     HeartbeatFrame,
@@ -23,8 +25,6 @@ from topics_service.engine.frames import (
     WatchRequest,
     WatchTopic,
 )
-from topics_service.engine.limits import Limits
-from topics_service.engine.model import GapReason, Slice, Tombstone
 from topics_service.storage.block import Block, build, merge
 
 BYTES = st.one_of(st.binary(max_size=200), st.integers(0, 70_000).map(bytes))

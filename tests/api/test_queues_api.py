@@ -14,9 +14,9 @@ from topics_service.api.queues import QueuesApi
 from topics_service.api.work import WorkStream
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.frames import ErrorFrame, HeartbeatFrame
-from topics_service.engine.jobs import ClaimReply, ClaimRequest, Job, SettleRequest
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DeleteRequest
+from topics_service.engine.queue.jobs import ClaimReply, ClaimRequest, Job, SettleRequest
+from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
 from topics_service.storage.memory import MemoryStore
 
 

@@ -19,8 +19,8 @@ from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.frames import ErrorFrame, Frame, HeartbeatFrame, RecordsFrame
 from topics_service.engine.model import ConfigInput
+from topics_service.engine.watch.frames import ErrorFrame, Frame, HeartbeatFrame, RecordsFrame
 from topics_service.storage.memory import MemoryStore
 
 DRAIN = ErrorFrame(reason=Reason.SHUTTING_DOWN, code=503, message="the server is shutting down")

@@ -10,9 +10,9 @@ from support.fake_time import in_fake_time
 from support.watching import Watching, code, key, quiet, tell, watch
 from topics_service.api.auth import ANYONE
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.frames import ErrorFrame, WatchRequest, WatchTopic
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import TagMatch
+from topics_service.engine.watch.frames import ErrorFrame, WatchRequest, WatchTopic
 
 MINUTES = 60
 

@@ -7,7 +7,7 @@ import pytest
 
 from support.watching import Watching, seqs
 from topics_service.api.auth import ANYONE
-from topics_service.engine.frames import Frame, RecordsFrame
+from topics_service.engine.watch.frames import Frame, RecordsFrame
 
 STREAMS = 500
 RECORDS = 200

@@ -345,7 +345,7 @@ def check(seed: int, path: Path, steps: int = STEPS) -> dict[str, int]:
         patch("topics_service.engine.upkeep.SEAL_BLOCKS", 3),
         patch("topics_service.engine.upkeep._RECLAIM_SEQS", 2),
         patch("topics_service.engine.log.CEILING_STEP", 8),
-        patch("topics_service.engine.watch._SILENT_RECORDS", 8),
+        patch("topics_service.engine.watch.core._SILENT_RECORDS", 8),
         patch("topics_service.api.watch_stream._TURN", 12),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):

@@ -6,7 +6,8 @@ from typing import Any
 
 from engine_support import World
 
-from topics_service.engine.jobs import (
+from topics_service.engine.model import TagMatch
+from topics_service.engine.queue.jobs import (
     ClaimReply,
     ClaimRequest,
     Job,
@@ -18,7 +19,6 @@ from topics_service.engine.jobs import (
     SettleReply,
     SettleRequest,
 )
-from topics_service.engine.model import TagMatch
 
 LEASE = 1000
 

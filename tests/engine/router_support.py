@@ -5,7 +5,7 @@ from typing import Any
 from engine_support import World, records
 
 from topics_service.engine.model import TagMatch
-from topics_service.engine.router import PutRouterReply, PutRouterRequest, RouterConfig, RouterState
+from topics_service.engine.router.router import PutRouterReply, PutRouterRequest, RouterConfig, RouterState
 
 
 class RouterWorld(World):

@@ -3,8 +3,8 @@
 import pytest
 from engine_support import World
 
-from topics_service.engine.priority import age_boost, effective
 from topics_service.engine.topic import Topic
+from topics_service.engine.watch.priority import age_boost, effective
 
 
 def topic_of(world: World, name: str = "t") -> Topic:

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_support import LEASE, QueueWorld
 
-from topics_service.engine import queue as queue_module
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.jobs import ClaimRequest, SettleRequest
 from topics_service.engine.limits import Limits
+from topics_service.engine.queue import state as queue_module
+from topics_service.engine.queue.jobs import ClaimRequest, SettleRequest
 from topics_service.storage.store import Family
 
 DAY = 86_400_000
@@ -383,7 +383,7 @@ def test_next_due_is_when_time_alone_gives_jobs(world: QueueWorld) -> None:
 
 
 def test_alarms_stay_in_proportion(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics_service.engine.alarms._SLACK", 8)
+    monkeypatch.setattr("topics_service.engine.queue.alarms._SLACK", 8)
     world.work(1, 1)
     world.claim(most=2)
     queue = world.engine.queues._open("q")[1]

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_support import LEASE, QueueWorld
 
-from topics_service.engine import deadletters, moves, queues
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.jobs import RedriveRequest
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import TagMatch
+from topics_service.engine.queue import deadletters, moves, queues
+from topics_service.engine.queue.jobs import RedriveRequest
 from topics_service.storage.store import Family
 
 

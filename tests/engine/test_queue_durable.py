@@ -7,8 +7,8 @@ import pytest
 from engine_support import CrashStore
 from queue_support import LEASE, QueueWorld
 
-from topics_service.engine import leases
-from topics_service.engine.jobs import ClaimRequest, SettleRequest
+from topics_service.engine.queue import leases
+from topics_service.engine.queue.jobs import ClaimRequest, SettleRequest
 from topics_service.storage.store import Family
 
 RESTARTS: list[Callable[[QueueWorld], None]] = [QueueWorld.restart, QueueWorld.kill]

@@ -22,8 +22,8 @@ from model_queue import Config, Job, Lease, QueueModel
 from queue_support import QueueWorld
 
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.jobs import ClaimRequest, RedriveRequest, SettleRequest
 from topics_service.engine.model import AppendRequest, Batch, DeleteRequest, TagMatch
+from topics_service.engine.queue.jobs import ClaimRequest, RedriveRequest, SettleRequest
 from topics_service.storage.store import StoreStalledError, WriteBatch
 
 NODES = ("w1", "w2", "w3")
@@ -459,8 +459,8 @@ def run(examples: int, steps: int, *, derandomize: bool) -> None:
     with (
         patch("topics_service.engine.upkeep.SEAL_BLOCKS", 3),
         patch("topics_service.engine.upkeep._RECLAIM_SEQS", 2),
-        patch("topics_service.engine.schedule.FOLD_ROWS", 3),
-        patch("topics_service.engine.alarms._SLACK", 4),
+        patch("topics_service.engine.queue.schedule.FOLD_ROWS", 3),
+        patch("topics_service.engine.queue.alarms._SLACK", 4),
     ):
         run_state_machine_as_test(
             QueueMachine,

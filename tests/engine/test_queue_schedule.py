@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
 from queue_support import QueueWorld
 
-from topics_service.engine import browse, schedule
 from topics_service.engine.bitmaps import first_absent
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.jobs import ListJobsRequest
 from topics_service.engine.model import ConfigInput
+from topics_service.engine.queue import browse, schedule
+from topics_service.engine.queue.jobs import ListJobsRequest
 from topics_service.storage.store import Family
 
 DAY = 86_400_000

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from router_support import RouterWorld
 
-from topics_service.engine import hops
-from topics_service.engine.hops import MAX_HOPS, Hops
-from topics_service.engine.router_graph import RouterGraph
+from topics_service.engine.router import hops
+from topics_service.engine.router.graph import RouterGraph
+from topics_service.engine.router.hops import MAX_HOPS, Hops
 
 edges = st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("abcdef")).filter(lambda e: e[0] != e[1])).map(
     lambda found: [edge for edge in found if edge[0] == {b: a for a, b in reversed(found)}[edge[1]]]
@@ -187,7 +187,7 @@ def test_filters_and_stamps_in_a_cycle() -> None:
 def test_memory_for_hops_is_bounded(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even when every record has other hops than its neighbours, and everything comes to an end nevertheless."""
     monkeypatch.setattr(hops, "MOST_RUNS", 6)
-    monkeypatch.setattr("topics_service.engine.copies.RECORDS", 3)
+    monkeypatch.setattr("topics_service.engine.router.copies.RECORDS", 3)
     rng = random.Random(seed)
     world = RouterWorld()
     world.clock = FakeClock()

@@ -31,10 +31,10 @@ from hypothesis.stateful import (
 from router_support import RouterWorld
 
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.hops import Hops
 from topics_service.engine.log import Log
 from topics_service.engine.model import TagMatch
-from topics_service.engine.router import Router, RouterConfig
+from topics_service.engine.router.hops import Hops
+from topics_service.engine.router.router import Router, RouterConfig
 from topics_service.engine.snapshot import Snapshot
 
 TOPICS = "abcd"
@@ -459,7 +459,7 @@ class RouterMachine(RuleBasedStateMachine):
 
 def run(examples: int, steps: int, *, derandomize: bool) -> None:
     with (
-        patch("topics_service.engine.copies.RECORDS", 3),
+        patch("topics_service.engine.router.copies.RECORDS", 3),
         patch("topics_service.engine.upkeep.SEAL_BLOCKS", 3),
         patch("topics_service.engine.upkeep._RECLAIM_SEQS", 2),
         patch("topics_service.engine.log.CEILING_STEP", 8),

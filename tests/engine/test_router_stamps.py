@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from router_support import RouterWorld
 
-from topics_service.engine.stamps import Evidence, Stamp, joined
+from topics_service.engine.router.stamps import Evidence, Stamp, joined
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family
 
@@ -265,7 +265,7 @@ def test_rows_of_evidence_go_with_the_records(world: RouterWorld) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_made_again_and_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is deleted in between, every live record of the source is in the destination exactly once."""
-    monkeypatch.setattr("topics_service.engine.copies.RECORDS", 4)
+    monkeypatch.setattr("topics_service.engine.router.copies.RECORDS", 4)
     rng = random.Random(seed)
     world = RouterWorld()
     world.put("b", cap_records=rng.choice((0, 8)))

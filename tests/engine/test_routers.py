@@ -4,10 +4,10 @@ import pytest
 from engine_support import CrashStore, FaultyStore
 from router_support import RouterWorld
 
-from topics_service.engine import copies, router
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendRequest, Batch, TagMatch
+from topics_service.engine.router import copies, router
 from topics_service.storage import keys
 from topics_service.storage.store import Family
 

@@ -10,7 +10,7 @@ from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import ConfigInput, TagMatch
 from topics_service.engine.names import check_router_name
-from topics_service.engine.router import ListRoutersRequest, RouterConfig
+from topics_service.engine.router.router import ListRoutersRequest, RouterConfig
 from topics_service.storage.store import Family, StoreOpenError
 
 
@@ -285,7 +285,7 @@ def test_acks_wait_for_the_write_that_they_repeat(world: RouterWorld) -> None:
 
 
 def _request(source: str, dest: str, **config: Any) -> Any:
-    from topics_service.engine.router import PutRouterRequest
+    from topics_service.engine.router.router import PutRouterRequest
 
     return PutRouterRequest(router=f"{source}->{dest}", config=RouterConfig(source=source, dest=dest, **config))
 

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from watch_support import Watcher
 
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.frames import Position, RecordsFrame, WatchTopic
 from topics_service.engine.model import TagMatch
 from topics_service.engine.transaction import Transaction
+from topics_service.engine.watch.frames import Position, RecordsFrame, WatchTopic
 from topics_service.storage.store import Family
 
 # ------------------------------------------------------------------- one topic

@@ -12,7 +12,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from topics_service.engine.frames import (
+from topics_service.engine.model import ConfigInput, DeleteRequest, DiffReply, DiffRequest, TagMatch, Tombstone
+from topics_service.engine.topic import Topic
+from topics_service.engine.transaction import Transaction
+from topics_service.engine.watch.core import Watch
+from topics_service.engine.watch.frames import (
     CaughtUpFrame,
     RecordsFrame,
     TombstoneFrame,
@@ -21,10 +25,6 @@ from topics_service.engine.frames import (
     WatchRequest,
     WatchTopic,
 )
-from topics_service.engine.model import ConfigInput, DeleteRequest, DiffReply, DiffRequest, TagMatch, Tombstone
-from topics_service.engine.topic import Topic
-from topics_service.engine.transaction import Transaction
-from topics_service.engine.watch import Watch
 
 NAMES = ("a", "a1", "b")
 names = st.sampled_from(NAMES)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from watch_support import Watcher
 
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.frames import WatchTopic
+from topics_service.engine.watch.frames import WatchTopic
 
 # -------------------------------------------------------------------- deletion
 

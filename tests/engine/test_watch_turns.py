@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from engine_support import World
 
-from topics_service.engine.turns import Turn, Turns
+from topics_service.engine.watch.turns import Turn, Turns
 
 
 class Order:

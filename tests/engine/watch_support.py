@@ -5,7 +5,8 @@ from typing import Any
 
 from engine_support import World
 
-from topics_service.engine.frames import (
+from topics_service.engine.watch.core import Watch
+from topics_service.engine.watch.frames import (
     CaughtUpFrame,
     ErrorFrame,
     RecordsFrame,
@@ -14,7 +15,6 @@ from topics_service.engine.frames import (
     WatchRequest,
     WatchTopic,
 )
-from topics_service.engine.watch import Watch
 
 Short = tuple[Any, ...]
 

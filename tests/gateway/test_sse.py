@@ -12,7 +12,7 @@ from topics_gateway.reply import EventStream
 from topics_gateway.sse import error, event, heartbeat, query_token, require_event_stream, serve
 from topics_gateway.stalls import StallWatch
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.frames import ErrorFrame, HeartbeatFrame
+from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
 
 Step = bytes | Exception | asyncio.Event
 

@@ -11,7 +11,8 @@ import pytest
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.watch_events import WatchEvents, cursor_id, read_cursor_id
 from topics_service.engine.errors import Reason
-from topics_service.engine.frames import (
+from topics_service.engine.model import Slice, Tombstone
+from topics_service.engine.watch.frames import (
     CaughtUpFrame,
     ErrorFrame,
     Frame,
@@ -21,7 +22,6 @@ from topics_service.engine.frames import (
     TopicDeletedFrame,
     WatchRequest,
 )
-from topics_service.engine.model import Slice, Tombstone
 from topics_service.storage.block import Block, build
 
 

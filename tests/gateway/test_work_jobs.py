@@ -4,7 +4,7 @@ import json
 
 from topics_gateway import sse
 from topics_gateway.jobs import job_text, view_text
-from topics_service.engine.jobs import Job, JobView
+from topics_service.engine.queue.jobs import Job, JobView
 from topics_service.storage.block import Block, build
 
 

@@ -8,9 +8,9 @@ import pytest
 from topics_gateway import duplicates, writebody
 from topics_gateway.socket_commands import MalformedError, Ping, Subscribe, Unsubscribe, Write, read_command
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.frames import WatchTopic
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import TagMatch
+from topics_service.engine.watch.frames import WatchTopic
 
 RECORDS: list[dict[str, Any]] = [{"data": {"a": 1}, "tag": "é"}, {"data": None}]
 

@@ -8,7 +8,8 @@ from topics_gateway.socket_frames import SocketFrames
 from topics_service.api.auth import ANYONE
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason
-from topics_service.engine.frames import (
+from topics_service.engine.model import AppendRequest, Batch, DiffRequest, Tombstone
+from topics_service.engine.watch.frames import (
     CaughtUpFrame,
     ErrorFrame,
     HeartbeatFrame,
@@ -16,7 +17,6 @@ from topics_service.engine.frames import (
     TombstoneFrame,
     TopicDeletedFrame,
 )
-from topics_service.engine.model import AppendRequest, Batch, DiffRequest, Tombstone
 
 ALL = Parts(tags=True, metas=True)
 

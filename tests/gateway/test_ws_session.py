@@ -14,8 +14,8 @@ from topics_gateway.socket_session import SocketSession
 from topics_service.api.auth import ANYONE
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.engine import Engine
-from topics_service.engine.frames import RecordsFrame
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput
+from topics_service.engine.watch.frames import RecordsFrame
 
 
 class Client:

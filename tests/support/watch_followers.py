@@ -185,7 +185,7 @@ class Follower(ABC):
         return None if start.get("tail") else int(start.get("from_seq", 0))
 
     def __str__(self) -> str:
-        lines = [f"{self.label} {self.wish}", *(str(each)[:2000] for each in self.recent)]
+        lines = [f"{self.label} {self.wish}", *(str(each)[:1000] for each in self.recent)]
         if self.stream is not None:
             lines += [f"{name}: {place.describe()}" for name, place in self.stream.places.items()]
         return "\n".join(lines)
@@ -395,6 +395,8 @@ class GrpcFollower(Follower):
         call = self._call = stub.Watch(pb.WatchRequest(subscription=subscription, lenient=True))
         try:
             response = await call.read()
+            if self._call is not call:
+                return  # shaken meanwhile
             assert response is not grpc.aio.EOF
             self._open(response.frame, marks)
             while (response := await call.read()) is not grpc.aio.EOF:

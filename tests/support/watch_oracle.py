@@ -144,7 +144,8 @@ class Place:
         for i, life in list(enumerate(self.subject.lives))[-4:]:
             lines.append(f"life {i}: {len(life.versions)} versions, {life.low=} {life.ending=} {life.ended=}")
             seen = [state.v for state in self.states if isinstance(state, At) and state.life == i]
-            for v in range(max(0, min(seen) - 1), min(min(seen) + 12, len(life.versions))) if seen else ():
+            at = min(seen, default=len(life.versions))
+            for v in range(max(0, at - 8), min(at + 8, len(life.versions))):
                 version = life.versions[v]
                 lines.append(
                     f"  {v}: head {version.head} live {list(version.live)} cap {version.cap} ttl {version.ttl}"

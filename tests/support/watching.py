@@ -9,7 +9,9 @@ from topics_service.api.watch import WatchApi, WatchCaps
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.frames import (
+from topics_service.engine.limits import Limits
+from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DeleteRequest
+from topics_service.engine.watch.frames import (
     CaughtUpFrame,
     Frame,
     RecordsFrame,
@@ -18,8 +20,6 @@ from topics_service.engine.frames import (
     WatchRequest,
     WatchTopic,
 )
-from topics_service.engine.limits import Limits
-from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DeleteRequest
 from topics_service.statistics import WatchStatistics
 from topics_service.storage.memory import MemoryStore
 

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, topic_not_found
-from topics_service.engine.jobs import ClaimReply, ClaimRequest
+from topics_service.engine.queue.jobs import ClaimReply, ClaimRequest
 from topics_service.engine.topic import Topic
 
 log = logging.getLogger("topics.queues")

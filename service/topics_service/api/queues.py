@@ -16,7 +16,7 @@ from topics_service.api.work import HEARTBEAT_SECONDS, WorkStream
 from topics_service.engine.clock import Clock, SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, invalid
-from topics_service.engine.jobs import (
+from topics_service.engine.queue.jobs import (
     ClaimReply,
     ClaimRequest,
     Job,

@@ -9,7 +9,7 @@ from topics_service.api.access import check_names
 from topics_service.api.auth import Principal
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.router import (
+from topics_service.engine.router.router import (
     DeleteRouterReply,
     ListRoutersReply,
     ListRoutersRequest,
@@ -18,7 +18,7 @@ from topics_service.engine.router import (
     RouterConfig,
     RouterState,
 )
-from topics_service.engine.routers import Pursuit
+from topics_service.engine.router.routers import Pursuit
 
 # Rounds of forwarding between requests before a router gets other ends: what comes in the last is forwarded at once.
 _ROUNDS: Final = 3

@@ -17,9 +17,9 @@ from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.clock import Clock, SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, invalid
-from topics_service.engine.frames import ErrorFrame, WatchRequest
 from topics_service.engine.limits import Limits
-from topics_service.engine.watch import Watch
+from topics_service.engine.watch.core import Watch
+from topics_service.engine.watch.frames import ErrorFrame, WatchRequest
 from topics_service.statistics import WatchStatistics
 
 _MOST_HEARTBEAT_MS: Final = 60_000

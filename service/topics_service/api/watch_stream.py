@@ -7,7 +7,8 @@ from typing import Final
 from topics_service.api.dispatch import Dispatcher, Waiter
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason
-from topics_service.engine.frames import (
+from topics_service.engine.watch.core import Watch
+from topics_service.engine.watch.frames import (
     ErrorFrame,
     Frame,
     HeartbeatFrame,
@@ -16,7 +17,6 @@ from topics_service.engine.frames import (
     WatchFrame,
     WatchRequest,
 )
-from topics_service.engine.watch import Watch
 from topics_service.statistics import WatchStatistics
 
 _TURN: Final = 256  # what a turn is worth: frames are read while some of it is left, and a record costs 1

@@ -8,8 +8,8 @@ from topics_service.api.desk import CallLater, Desk
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.frames import ErrorFrame, HeartbeatFrame
-from topics_service.engine.jobs import ClaimReply, ClaimRequest, Job
+from topics_service.engine.queue.jobs import ClaimReply, ClaimRequest, Job
+from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
 
 HEARTBEAT_SECONDS: Final = 15.0
 _FRAME_JOBS: Final = 64

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable
 from typing import Final
 
-from topics_service.engine.routers import Routers
+from topics_service.engine.router.routers import Routers
 
 log = logging.getLogger("topics.forwarder")
 

@@ -15,8 +15,6 @@ from topics_service.engine.blocks import BlockCache
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not_found
-from topics_service.engine.forwarding import Forwarding
-from topics_service.engine.frames import WatchRequest
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.model import (
@@ -36,13 +34,15 @@ from topics_service.engine.model import (
     TopicConfig,
     TopicState,
 )
-from topics_service.engine.queues import Queues
+from topics_service.engine.queue.queues import Queues
 from topics_service.engine.room import Room
-from topics_service.engine.routers import Routers
+from topics_service.engine.router.forwarding import Forwarding
+from topics_service.engine.router.routers import Routers
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
-from topics_service.engine.watch import Watch
+from topics_service.engine.watch.core import Watch
+from topics_service.engine.watch.frames import WatchRequest
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
 from topics_service.storage.memory import MemoryStore
@@ -414,7 +414,8 @@ class Engine:
     def _reconfigure(self, topic: Topic, resolved: TopicConfig) -> int:
         """Replace the config; tightened caps and TTL take effect in the same write."""
         log, now = topic.log, self._clock.now_ms()
-        s = log.begin(topic.config, now)  # what has expired stays so under a longer TTL
+        log.visible(topic.config, now)  # what has expired stays so under a longer TTL, also until this is durable
+        s = log.begin(topic.config, now)
         retention.expire(s, log.blocks, resolved.ttl_ms, now)
         if resolved.discard == "old":
             retention.evict(s, log.blocks, resolved)

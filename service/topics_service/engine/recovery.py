@@ -18,8 +18,8 @@ from topics_service.engine.deletes import Chunk, Deletes, decode_chunk
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.log import Log
 from topics_service.engine.model import GapReason
-from topics_service.engine.router import RouterRow, cursor_key, decode_cursor
-from topics_service.engine.router import decode_row as decode_router
+from topics_service.engine.router.router import RouterRow, cursor_key, decode_cursor
+from topics_service.engine.router.router import decode_row as decode_router
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.topic import Topic, decode_row
 from topics_service.engine.writer import Writer

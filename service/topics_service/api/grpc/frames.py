@@ -8,7 +8,9 @@ from topics_service.api.grpc.convert import tombstone_message
 from topics_service.api.grpc.record_runs import Parts, RunCache
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.errors import Reason
-from topics_service.engine.frames import (
+from topics_service.engine.limits import Limits
+from topics_service.engine.model import Slice
+from topics_service.engine.watch.frames import (
     CaughtUpFrame,
     ErrorFrame,
     Frame,
@@ -18,8 +20,6 @@ from topics_service.engine.frames import (
     TombstoneFrame,
     TopicDeletedFrame,
 )
-from topics_service.engine.limits import Limits
-from topics_service.engine.model import Slice
 
 # Clients take messages of 4 MiB by default: this much of data and meta in one, and of what else its records have.
 _DATA_BYTES: Final = 3 << 20

@@ -12,8 +12,8 @@ from topics_service.api.grpc.convert import tag_match
 from topics_service.api.grpc.frames import error_message
 from topics_service.api.work import WorkFrame
 from topics_service.engine.errors import invalid
-from topics_service.engine.frames import ErrorFrame, HeartbeatFrame
-from topics_service.engine.jobs import (
+from topics_service.engine.model import BINARY_KIND
+from topics_service.engine.queue.jobs import (
     ClaimReply,
     ClaimRequest,
     Job,
@@ -27,7 +27,7 @@ from topics_service.engine.jobs import (
     SettleReply,
     SettleRequest,
 )
-from topics_service.engine.model import BINARY_KIND
+from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
 from topics_service.storage.block import Block
 
 # Clients take messages of 4 MiB by default: this much of data and meta, the one record beyond it, and the rest of all.

@@ -13,7 +13,7 @@ from topics_service.api.grpc import jobs
 from topics_service.api.grpc.guard import caller
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.frames import ErrorFrame
+from topics_service.engine.watch.frames import ErrorFrame
 
 Context = ServicerContext[Any, Any]
 Timed = TypeVar(

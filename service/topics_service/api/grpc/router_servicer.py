@@ -15,7 +15,7 @@ from topics_service.api.grpc.guard import caller
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import TagMatch
-from topics_service.engine.router import Guarantee, ListRoutersRequest, PutRouterRequest, RouterConfig
+from topics_service.engine.router.router import Guarantee, ListRoutersRequest, PutRouterRequest, RouterConfig
 
 Context = ServicerContext[Any, Any]
 Timed = TypeVar("Timed", pb.PutRouterResponse, pb.GetRouterResponse, pb.ListRoutersResponse, pb.DeleteRouterResponse)

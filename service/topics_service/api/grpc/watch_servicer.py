@@ -17,7 +17,7 @@ from topics_service.api.grpc.record_runs import RunCache
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.errors import TopicsError, invalid
-from topics_service.engine.frames import ErrorFrame, WatchRequest, WatchTopic
+from topics_service.engine.watch.frames import ErrorFrame, WatchRequest, WatchTopic
 
 Context = ServicerContext[Any, Any]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pyroaring import BitMap64
 
 from topics_service.engine.bitmaps import first_absent
-from topics_service.engine.jobs import JobState, JobView, ListJobsReply, ListJobsRequest
-from topics_service.engine.queue import Queue
+from topics_service.engine.queue.jobs import JobState, JobView, ListJobsReply, ListJobsRequest
+from topics_service.engine.queue.state import Queue
 from topics_service.engine.topic import Topic
 from topics_service.storage.block import Block
 

@@ -7,8 +7,8 @@ from itertools import chain
 from topics_service.engine.blocks import LogBlocks
 from topics_service.engine.deletes import Deletes
 from topics_service.engine.model import TagMatch
+from topics_service.engine.router.stamps import Run, joined
 from topics_service.engine.snapshot import Snapshot
-from topics_service.engine.stamps import Run, joined
 from topics_service.storage.block import Block, merge
 
 RECORDS = 1000  # looked at in one slice

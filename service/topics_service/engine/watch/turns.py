@@ -2,8 +2,8 @@
 
 from heapq import heapify, heappop, heappush
 
-from topics_service.engine.priority import effective
 from topics_service.engine.topic import Topic
+from topics_service.engine.watch.priority import effective
 
 _TICK_MS = 50  # the order within a round is computed anew this often, as topics age
 

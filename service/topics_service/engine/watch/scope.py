@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.errors import TopicsError, invalid
-from topics_service.engine.frames import WatchRequest, WatchTopic
 from topics_service.engine.names import is_topic_name, narrow
 from topics_service.engine.topic import Topic
+from topics_service.engine.watch.frames import WatchRequest, WatchTopic
 
 
 def prefix_of(key: str) -> str | None:

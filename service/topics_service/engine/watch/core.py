@@ -6,7 +6,10 @@ from topics_service.engine import reader
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.frames import (
+from topics_service.engine.limits import Limits
+from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.topic import Topic
+from topics_service.engine.watch.frames import (
     CaughtUpFrame,
     ErrorFrame,
     Position,
@@ -16,11 +19,8 @@ from topics_service.engine.frames import (
     WatchFrame,
     WatchRequest,
 )
-from topics_service.engine.limits import Limits
-from topics_service.engine.scope import Scope
-from topics_service.engine.snapshot import Snapshot
-from topics_service.engine.topic import Topic
-from topics_service.engine.turns import Turn, Turns
+from topics_service.engine.watch.scope import Scope
+from topics_service.engine.watch.turns import Turn, Turns
 
 _FRAME_BYTES = 1 << 18
 _SILENT_RECORDS = 1 << 11  # so much is read without a frame before others get the thread, or

@@ -10,11 +10,12 @@ from topics_service.engine import config, names
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, invalid, router_not_found, topic_not_found
-from topics_service.engine.forwarding import Forwarding
-from topics_service.engine.hops import Hops
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import ConfigInput
-from topics_service.engine.router import (
+from topics_service.engine.router.forwarding import Forwarding
+from topics_service.engine.router.graph import RouterGraph
+from topics_service.engine.router.hops import Hops
+from topics_service.engine.router.router import (
     DeleteRouterReply,
     Fault,
     ListRoutersReply,
@@ -28,7 +29,6 @@ from topics_service.engine.router import (
     config_key,
     cursor_key,
 )
-from topics_service.engine.router_graph import RouterGraph
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 from topics_service.engine.clock import Clock
-from topics_service.engine.copies import Copies, LastCopies
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.hops import MAX_HOPS, Hops
 from topics_service.engine.log import Log
 from topics_service.engine.room import Room
-from topics_service.engine.router import Router
+from topics_service.engine.router.copies import Copies, LastCopies
+from topics_service.engine.router.hops import MAX_HOPS, Hops
+from topics_service.engine.router.router import Router
+from topics_service.engine.router.stamps import Evidence, Run, Stamp, joined
 from topics_service.engine.snapshot import Snapshot
-from topics_service.engine.stamps import Evidence, Run, Stamp, joined
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pyroaring import BitMap64
 
-from topics_service.engine.alarms import Alarms
 from topics_service.engine.deletes import CHUNK_BITS, Deletes
-from topics_service.engine.leases import Delivery
-from topics_service.engine.schedule import Schedule
+from topics_service.engine.queue.alarms import Alarms
+from topics_service.engine.queue.leases import Delivery
+from topics_service.engine.queue.schedule import Schedule
 from topics_service.engine.snapshot import Snapshot
 
 GONE_MAX = 10_000  # leases of jobs that the log has lost: their holders may still ack

@@ -10,12 +10,16 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from topics_service.engine import browse, config, deadletters, leases, moves
+from topics_service.engine import config
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
-from topics_service.engine.cohort import deal
 from topics_service.engine.errors import Reason, TopicsError, invalid
-from topics_service.engine.jobs import (
+from topics_service.engine.limits import Limits
+from topics_service.engine.log import Log
+from topics_service.engine.model import AppendRequest, ConfigInput, QueueCounters, TopicConfig
+from topics_service.engine.queue import browse, deadletters, leases, moves
+from topics_service.engine.queue.cohort import deal
+from topics_service.engine.queue.jobs import (
     ClaimReply,
     ClaimRequest,
     Job,
@@ -26,13 +30,10 @@ from topics_service.engine.jobs import (
     SettleReply,
     SettleRequest,
 )
-from topics_service.engine.leases import Delivery
-from topics_service.engine.limits import Limits
-from topics_service.engine.log import Log
-from topics_service.engine.model import AppendRequest, ConfigInput, QueueCounters, TopicConfig
-from topics_service.engine.queue import Queue
+from topics_service.engine.queue.leases import Delivery
+from topics_service.engine.queue.schedule import Schedule, Write
+from topics_service.engine.queue.state import Queue
 from topics_service.engine.room import Room
-from topics_service.engine.schedule import Schedule, Write
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer

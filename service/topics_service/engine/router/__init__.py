@@ -1,0 +1,1 @@
+"""Forwarding from topic to topic (SPEC API 6)."""

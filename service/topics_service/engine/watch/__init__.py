@@ -1,0 +1,1 @@
+"""Following many logs at once: the watch core and what it is made of (SPEC API 7)."""
