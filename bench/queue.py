@@ -5,6 +5,7 @@ over asyncio streams for ours. Durability alike: `appendfsync everysec` against 
 """
 
 import asyncio
+import contextlib
 import json
 import statistics
 import time
@@ -65,6 +66,7 @@ def run(directory: Path) -> list[Row]:
                 for name in ("jobs", *(f"ready{n}" for n in _BACKLOGS)):
                     api.put(name, type="queue").raise_for_status()
             ours, shares = runner.run(_topics(server.http_port))
+            pushed, _ = runner.run(_topics(server.http_port, push=True))
             flat = [runner.run(_backlog(server.http_port, n)) for n in _BACKLOGS]
         (directory / "redis").mkdir()
         with redis_server(directory / "redis", "everysec") as port:
@@ -73,7 +75,9 @@ def run(directory: Path) -> list[Row]:
     note = f"{_WORKERS} workers claim {_CLAIM} and ack, batches of {_BATCH} in"
     costs = ", ".join(f"{rate:,.0f}" for rate in flat)
     return [
-        Row("queue: jobs end to end", ours, "jobs/s", "1.0x", peer, "jobs/s XREADGROUP + XACK", note),
+        Row("queue: jobs end to end, pushed on /work", pushed, "jobs/s", "1.0x", peer, "jobs/s XREADGROUP + XACK",
+            f"{_WORKERS} streams of {_CLAIM} jobs in flight; the worker acks what came"),
+        Row("queue: jobs end to end, polled", ours, "jobs/s", "1.0x", peer, "jobs/s XREADGROUP + XACK", note),
         Row("queue: spread of the workers' shares", spread, "", "0.3", note="standard deviation over mean"),
         Row("queue: claims and acks with 1e6 ready against 1e3", flat[-1] / flat[0], "x", "flat",
             note=f"jobs/s at 1e3, 1e5, 1e6 ready: {costs}"),
@@ -85,7 +89,7 @@ def _batches(count: int) -> list[bytes]:
     return [body] * (count // _BATCH)
 
 
-async def _topics(port: int) -> tuple[float, list[int]]:
+async def _topics(port: int, *, push: bool = False) -> tuple[float, list[int]]:
     shares = [0] * _WORKERS
     left = _JOBS
 
@@ -106,7 +110,26 @@ async def _topics(port: int) -> tuple[float, list[int]]:
                 await asyncio.sleep(0.001)
         connection.close()
 
-    rate = await _rate(produce, work)
+    async def take(number: int) -> None:
+        nonlocal left
+        connection = await Connection.open(port)
+        node, path = f"p{number}", "/v0/topics/jobs/ack"
+        stream, out = await asyncio.open_connection("127.0.0.1", port)
+        out.write(f"GET /v0/topics/jobs/work?node={node}&max={_CLAIM} HTTP/1.1\r\nhost: b\r\n\r\n".encode())
+        rest = b""
+        while left:
+            with contextlib.suppress(TimeoutError):  # the last ones may come to others
+                async with asyncio.timeout(0.2):
+                    *events, rest = (rest + await stream.read(1 << 16)).split(b"\n\n")
+                    jobs = [json.loads(event.rpartition(b"\ndata: ")[2]) for event in events if b"event: job" in event]
+                    if jobs:
+                        seqs = json.dumps([job["$seq"] for job in jobs]).encode()
+                        await connection.post(path, b'{"node":"%s","seqs":%s}' % (node.encode(), seqs))
+                        left -= len(jobs)
+        connection.close()
+        out.close()
+
+    rate = await _rate(produce, take if push else work)
     return rate, shares
 
 

@@ -149,3 +149,22 @@ async def test_what_came_of_frames_that_went_together_counts() -> None:
             stream.poll(handed_over=not i)
     assert (await world.visit(wid, {"a": 4}))[0] == ("a", [5, 6])
     assert await world.visit(wid, {"a": 7}) == [("a", "caught up")], "it was never sent that"
+
+
+@in_fake_time
+async def test_the_end_of_a_topic_comes_before_its_new_beginning() -> None:
+    """Also in the place: else who breaks off in between would not hear of it."""
+    world = Watching()
+    world.put("p-a", "p-b")
+    world.append("p-b", 3)
+    wid = await world.session("p-*")
+    place = await take(world, wid)
+    world.drop("p-a"), world.drop("p-b")
+    with world.api.open(wid, place, principal=ANYONE) as stream:
+        world.put("p-b")
+        world.append("p-b", 1)
+        assert tell([await anext(stream)]) == [("p-a", "deleted", 0)]
+        assert stream.place == {"p-a": 0, "p-b": 3}
+        assert tell([await anext(stream)]) == [("p-b", "deleted", 3)]
+        assert stream.place["p-b"] == 0
+        assert tell(await quiet(stream)) == [("p-b", [1]), ("p-b", "caught up")]

@@ -1,6 +1,6 @@
-"""SIGKILL under watchers that keep their place themselves: what all of their streams together gave is what `diff` gives.
+"""SIGKILL under watchers that keep their place themselves: what all their streams together gave is what `diff` gives.
 
-Sessions die with the process, so after it a client of server-sent events makes a new one of its last id, and a client of
+Sessions die with the process, so after it a client of server-sent events makes a new one of its last id, and one of
 gRPC calls Watch with its cursor map. Nothing may be lost, and nothing come twice but a frame that was not dealt with.
 """
 
@@ -101,8 +101,12 @@ class Watcher:
             except TimeoutError:
                 self.broken_off()
                 continue
-            except (OSError, EOFError, grpc.RpcError) as error:
-                assert not isinstance(error, grpc.RpcError) or error.code() is grpc.StatusCode.UNAVAILABLE, error
+            except (OSError, EOFError):
+                self.broken_off()
+                return
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
                 self.broken_off()
                 return
 

@@ -82,7 +82,7 @@ class Run:
         records = [self.record() for _ in range(self.rng.choice((1, 1, 1, 2, 5)))]
         life = subject.alive
         if life is None:
-            life = Life([Version().appended(records, self.model.now)])
+            life = Life([Version(), Version().appended(records, self.model.now)])  # made, then written to
             subject.lives.append(life)
         else:
             life.push(life.now.appended(records, self.model.now))

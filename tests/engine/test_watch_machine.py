@@ -315,6 +315,8 @@ class WatchMachine(RuleBasedStateMachine):
         for subscriber in self.subscribers:
             for name in NAMES:
                 topic = self._visible(name)
+                if name in subscriber.gone:
+                    continue  # it joins when that was told
                 if topic is not None and name.startswith(subscriber.prefixes) and name not in subscriber.places:
                     subscriber.places[name] = Place(topic.number, 0, opening=False)
                     subscriber.ended.pop(name, None)

@@ -308,7 +308,7 @@ class Log:
         return self._durable_head
 
     def ask_sync(self) -> None:
-        """Let an fsync cover what is visible now. One at a time: who is parked is woken when `durable_head` moved."""
+        """Let an fsync cover what is visible now, one at a time: who is parked is woken when that tells something."""
         if self._asked is None and self._durable_head < self.view.head:
             if self._writer.synced >= self._writer.written:
                 self._durable_head = self.view.head
@@ -385,6 +385,8 @@ class Log:
         if self._asked is not None and self._asked[0] <= synced:
             head, self._asked = self._asked[1], None
             self._durable_head = max(self._durable_head, head)
+            if self.view.head > self._durable_head:
+                told = -1  # who asked for that was not heard meanwhile, and is to ask again
         if self._durable_head > told:
             self.wake_all()
         return not self._pending and not self._reserved_ticket and self._asked is None

@@ -133,8 +133,9 @@ class Watch:
             self._forget(self._leaving)
         if self._untold:
             name, head = self._untold.pop()
-            if name not in self._named and name not in self._follows:
+            if name not in self._named:
                 self._leaving = name
+            self._succeed(name)
             return TopicDeletedFrame(topic=name, head_seq=head)
         if self._refused:
             return self._refusal()
@@ -269,9 +270,7 @@ class Watch:
         self._departed[name] = head
         if name not in self._named:
             self._leaving = name
-        successor = self._catalog.find(name)
-        if successor is not None and not self._catalog.unsynced(successor):
-            self._created(successor)
+        self._succeed(name)
         return TopicDeletedFrame(topic=name, head_seq=head)
 
     def _failed(self, follow: "_Follow", error: TopicsError) -> ErrorFrame:
@@ -291,12 +290,20 @@ class Watch:
         name = topic.name
         if name in self._follows or not name.startswith(self._prefixes):
             return  # where an earlier instance is still followed, its end is told first
+        if any(name == gone for gone, _ in self._untold):
+            return  # so it is here
         if len(self._follows) >= self._max_topics:
             if len(self._refused) < self._max_topics:
                 self._refused.append(name)
         else:
             self._turns.join(self._follow(topic, 0, self._clock.now_ms(), joined=True))
         self._wake(name)
+
+    def _succeed(self, name: str) -> None:
+        """The end of a topic is told: go on with the one that has its name by now."""
+        successor = self._catalog.find(name)
+        if successor is not None and not self._catalog.unsynced(successor):
+            self._created(successor)
 
     def _follow(self, topic: Topic, cursor: int, now: int, *, joined: bool) -> "_Follow":
         name = topic.name
