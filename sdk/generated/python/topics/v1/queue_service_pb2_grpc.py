@@ -91,8 +91,9 @@ class QueueServiceServicer:
     """
 
     def Claim(self, request, context):
-        """Leases up to `max` jobs to a worker. Fewer, or none, means that the queue has no more for now; it is not
-        an error. A queue with claim_jitter_ms waits that long and shares the jobs evenly among the claims that
+        """Leases up to `max` jobs to a worker, of 2 MiB of data and meta and the job that exceeds it. Fewer otherwise, or
+        none, means that the queue has no more for now; it is not an error. A queue with claim_jitter_ms waits that
+        long and shares the jobs evenly among the claims that
         came in meanwhile. Not safe to retry blindly: jobs of a lost reply return when their lease ends.
         Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue, throttled.
         """
@@ -110,8 +111,8 @@ class QueueServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Nack(self, request, context):
-        """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the worker does not hold are
-        skipped and listed. Scope: write. Errors: as Ack.
+        """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the
+        worker does not hold are skipped and listed. Scope: write. Errors: as Ack.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

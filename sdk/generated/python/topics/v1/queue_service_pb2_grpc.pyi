@@ -42,8 +42,9 @@ class QueueServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> QueueServiceAsyncStub: ...
     Claim: _grpc.UnaryUnaryMultiCallable[_queue_service_pb2.ClaimRequest, _queue_service_pb2.ClaimResponse]
-    """Leases up to `max` jobs to a worker. Fewer, or none, means that the queue has no more for now; it is not
-    an error. A queue with claim_jitter_ms waits that long and shares the jobs evenly among the claims that
+    """Leases up to `max` jobs to a worker, of 2 MiB of data and meta and the job that exceeds it. Fewer otherwise, or
+    none, means that the queue has no more for now; it is not an error. A queue with claim_jitter_ms waits that
+    long and shares the jobs evenly among the claims that
     came in meanwhile. Not safe to retry blindly: jobs of a lost reply return when their lease ends.
     Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue, throttled.
     """
@@ -53,8 +54,8 @@ class QueueServiceStub:
     batch_too_large, topic_not_found, not_a_queue.
     """
     Nack: _grpc.UnaryUnaryMultiCallable[_queue_service_pb2.NackRequest, _queue_service_pb2.NackResponse]
-    """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the worker does not hold are
-    skipped and listed. Scope: write. Errors: as Ack.
+    """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the
+    worker does not hold are skipped and listed. Scope: write. Errors: as Ack.
     """
     Extend: _grpc.UnaryUnaryMultiCallable[_queue_service_pb2.ExtendRequest, _queue_service_pb2.ExtendResponse]
     """Sets a new end for leases that the worker holds; lease_id and delivery count stay. Leases that have ended
@@ -92,8 +93,9 @@ class QueueServiceAsyncStub(QueueServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Claim: _aio.UnaryUnaryMultiCallable[_queue_service_pb2.ClaimRequest, _queue_service_pb2.ClaimResponse]  # type: ignore[assignment]
-    """Leases up to `max` jobs to a worker. Fewer, or none, means that the queue has no more for now; it is not
-    an error. A queue with claim_jitter_ms waits that long and shares the jobs evenly among the claims that
+    """Leases up to `max` jobs to a worker, of 2 MiB of data and meta and the job that exceeds it. Fewer otherwise, or
+    none, means that the queue has no more for now; it is not an error. A queue with claim_jitter_ms waits that
+    long and shares the jobs evenly among the claims that
     came in meanwhile. Not safe to retry blindly: jobs of a lost reply return when their lease ends.
     Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue, throttled.
     """
@@ -103,8 +105,8 @@ class QueueServiceAsyncStub(QueueServiceStub):
     batch_too_large, topic_not_found, not_a_queue.
     """
     Nack: _aio.UnaryUnaryMultiCallable[_queue_service_pb2.NackRequest, _queue_service_pb2.NackResponse]  # type: ignore[assignment]
-    """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the worker does not hold are
-    skipped and listed. Scope: write. Errors: as Ack.
+    """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the
+    worker does not hold are skipped and listed. Scope: write. Errors: as Ack.
     """
     Extend: _aio.UnaryUnaryMultiCallable[_queue_service_pb2.ExtendRequest, _queue_service_pb2.ExtendResponse]  # type: ignore[assignment]
     """Sets a new end for leases that the worker holds; lease_id and delivery count stay. Leases that have ended
@@ -145,8 +147,9 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_service_pb2.ClaimRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_service_pb2.ClaimResponse, _abc.Awaitable[_queue_service_pb2.ClaimResponse]]:
-        """Leases up to `max` jobs to a worker. Fewer, or none, means that the queue has no more for now; it is not
-        an error. A queue with claim_jitter_ms waits that long and shares the jobs evenly among the claims that
+        """Leases up to `max` jobs to a worker, of 2 MiB of data and meta and the job that exceeds it. Fewer otherwise, or
+        none, means that the queue has no more for now; it is not an error. A queue with claim_jitter_ms waits that
+        long and shares the jobs evenly among the claims that
         came in meanwhile. Not safe to retry blindly: jobs of a lost reply return when their lease ends.
         Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue, throttled.
         """
@@ -168,8 +171,8 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_service_pb2.NackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_service_pb2.NackResponse, _abc.Awaitable[_queue_service_pb2.NackResponse]]:
-        """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the worker does not hold are
-        skipped and listed. Scope: write. Errors: as Ack.
+        """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the
+        worker does not hold are skipped and listed. Scope: write. Errors: as Ack.
         """
 
     @_abc_1.abstractmethod
