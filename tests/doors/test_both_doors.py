@@ -129,7 +129,8 @@ class GrpcDoor:
                 "config": _read_config(state.config),
                 "last_write_ts": state.HasField("last_write_ts_ms"),
                 "last_read_ts": state.HasField("last_read_ts_ms"),
-            },
+            }
+            | ({"queue": _fields(state.queue)} if state.HasField("queue") else {}),
             _timings(reply),
         )
 
@@ -249,6 +250,10 @@ def _config(config: dict[str, Any]) -> topic_pb2.TopicConfig:
             label = prefix + fields[name].upper()
             fields[name] = enum.Value(label) if label in enum.keys() else 99  # noqa: SIM118  # not a dict
     return topic_pb2.TopicConfig(**fields)
+
+
+def _fields(message: Any) -> Answer:
+    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
 
 
 def _read_config(message: topic_pb2.TopicConfig) -> Answer:

@@ -1,5 +1,6 @@
 """Every case of `cases.queue`, over HTTP and over gRPC on one running server: the answers must be the same."""
 
+import itertools
 import json
 import re
 import time
@@ -19,6 +20,7 @@ from topics.v1 import job_pb2, queue_service_pb2, queue_service_pb2_grpc, record
 
 Answer = dict[str, Any]
 _LEASE = re.compile(r"lease_[0-9a-f]{32}")
+_runs = itertools.count(50_000)  # names of their own on the server that these tests share with test_both_doors
 _POSTS = ("claim", "ack", "nack", "extend", "redrive")
 
 
@@ -234,7 +236,7 @@ def queue_doors(server: ServerProcess) -> Iterator[list[Any]]:
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in QUEUES])
 def test_doors_agree_on_queues(case: Case, queue_doors: list[Any]) -> None:
-    run = next(both_doors._runs)
+    run = next(_runs)
     answers = [both_doors._run(case, door, run) for door in queue_doors]
     for step, over_http, over_grpc in zip(case.steps, *answers, strict=True):
         assert over_http == over_grpc, f"{case.name}: {step}"

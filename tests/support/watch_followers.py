@@ -217,6 +217,7 @@ class SessionFollower(Follower):
         self._history: list[_Session] = []
         self._reading: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
+        self._drained: Stream | None = None
         self._zombies: list[tuple[asyncio.Task[None], Connection]] = []
 
     async def shake(self) -> None:
@@ -229,6 +230,7 @@ class SessionFollower(Follower):
         self._how = self.rng.choice(self.HOW)
         if self._how == "drained" and not connection.half_close():
             self._how = "last"
+        self._drained = self.stream if self._how == "drained" else None
         self.stream = None
         if self._how == "zombie":
             self._zombies.append((reading, connection))
@@ -285,13 +287,13 @@ class SessionFollower(Follower):
             left.cancel()
         if not reading.done():
             return  # it goes on as a zombie
+        if reading.cancelled():  # the server goes on for a moment, and what it sends is lost
+            await asyncio.sleep(self.rng.choice((0, 0, 0.003, 0.02)))
         connection.close()
         await self._bury()
         if not reading.cancelled():
             await reading
-            if self._how == "drained":
-                self._drained = stream
-            else:  # the server has ended it: no topic is left
+            if self._how != "drained":  # the server has ended it: no topic is left
                 self.stream = stream
                 self._how = "last"
                 self.changed.set()
@@ -317,6 +319,7 @@ class SessionFollower(Follower):
         newest = self._history[-1]
         if how == "drained":
             stream = self._drained
+            assert stream is not None
             both = {name: place.reach() | stream.before.get(name, set()) for name, place in stream.places.items()}
             return None, lambda marks: self._resumed(marks, both, None)
         if how == "first":
@@ -343,7 +346,7 @@ class SessionFollower(Follower):
                         self.found(stream, name)
                 for name, place in stream.places.items():
                     place.stands(cursors.get(name))
-                if stream is self.stream or self._how == "drained":
+                if stream in (self.stream, self._drained):
                     self._told = True
                     self._history = [*self._history[-_KEPT:], _Session(cursors, stream.states())]
             self.changed.set()
@@ -406,6 +409,8 @@ class GrpcFollower(Follower):
                 self.changed.set()
                 if self.rng.random() < 0.2:
                     await asyncio.sleep(self.rng.choice((0, 0, 0.002)))
+            if self._call is not call:
+                return
             self._call = None
             await self.model.stirred(stirs)  # it follows nothing
         except asyncio.CancelledError:

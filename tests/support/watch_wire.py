@@ -105,13 +105,13 @@ class OpenWatchConnection(Connection):
         while (response := await self._call.read()) is not grpc.aio.EOF:
             frame = response.frame
             kind = frame.WhichOneof("kind")
-            if kind == "error":
-                assert frame.error.code == 429
-                continue
             told = getattr(frame, kind)
             if kind == "topic_deleted":
                 self._cursors = {name: seq for name, seq in self._cursors.items() if name != told.topic}
             self._cursors = self._cursors | dict(frame.cursor)
+            if kind == "error":
+                assert told.code == 429
+                continue
             yield [(told.topic, grpc_frame(kind, told), self._cursors)]
 
     def half_close(self) -> bool:
