@@ -8,7 +8,6 @@ transfer.
 import json
 from collections.abc import Callable
 
-import httpx
 import pytest
 from doors.conftest import SMALL
 
@@ -122,19 +121,6 @@ def test_details(api: Api) -> None:
     assert refused(api.put(name, type="queue"), 409, "topic_exists_incompatible")["detail"] == {
         "topic": name, "existing_type": "log", "requested_type": "queue"
     }  # fmt: skip
-
-
-def test_a_websocket_upgrade_is_answered_like_any_unbuilt_route(server: ServerProcess) -> None:
-    upgrade = {
-        "connection": "Upgrade",
-        "upgrade": "websocket",
-        "sec-websocket-version": "13",
-        "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
-    }
-    for headers in (upgrade, {k: v for k, v in upgrade.items() if k != "sec-websocket-key"}):
-        reply = httpx.get(f"{server.base}/v0/ws", headers=headers, timeout=10, trust_env=False)
-        assert reply.status_code == 404
-        assert reply.json()["error"]["code"] == "not_found"
 
 
 # --------------------------------------------------------------------- settings
