@@ -270,7 +270,7 @@ def test_a_thousand_connects_and_cancels_leave_nothing(server: ServerProcess, ap
         stream.close()
     poll(lambda: counters(api, name) == (50, 0), 10)
     poll(lambda: descriptors(server) <= before + 2, 10, "file descriptors")
-    assert metrics(api)["sse_connections"] == 0
+    poll(lambda: metrics(api)["sse_connections"] == 0, 10)
 
 
 def test_slots_are_capped_and_come_back(start: Callable[..., ServerProcess]) -> None:

@@ -376,6 +376,8 @@ def test_next_due_is_when_time_alone_gives_jobs(world: QueueWorld) -> None:
     world.nack(1, delay_ms=300)
     assert queues.next_due("q") == now + 300
     world.clock.advance(300)
+    assert queues.next_due("q") == now + 301, "what has come due is not passed over before somebody has looked"
+    assert world.counters() == (1, 2, 0)
     assert queues.next_due("q") == now + LEASE + 1
     world.ack(2, 3)
     assert queues.next_due("q") == now + 5000

@@ -325,7 +325,8 @@ class SessionFollower(Follower):
         if how == "first":
             return None, lambda marks: self._resumed(marks, newest.states, None)
         if how == "old" and len(self._history) > 1:
-            newest = self.rng.choice(self._history)
+            del self._history[self.rng.randrange(len(self._history)) + 1 :]  # later ones are ahead of it then
+            newest = self._history[-1]
         return newest, lambda marks: self._resumed(marks, newest.states, newest.cursors)
 
     def _resumed(

@@ -179,6 +179,7 @@ class Desk:
         self._holders: dict[int, Stream] = {}  # who was pushed a job, by seq
         self._stale: set[Stream] = set()  # some of their leases may be over
         self._due_timer: Timer | None = None
+        self._due_at = 0
         self._pause: Timer | None = None
         self._tick_is_due = False
         self._parts = 0  # passes that go on in the next turn of the loop
@@ -300,11 +301,14 @@ class Desk:
         due = None
         if any(stream.is_waiting for stream in self._streams):
             due = self._engine.queues.next_due(self._name)
+        if due is None:
+            return  # a timer that runs goes on: somebody else may have seen what it is for
         if self._due_timer is not None:
+            if self._due_at <= due:
+                return
             self._due_timer.cancel()
-            self._due_timer = None
-        if due is not None:
-            self._due_timer = self._call_later(max(1, due - self._clock.now_ms()) / 1000, self._due)
+        self._due_at = due
+        self._due_timer = self._call_later(max(1, due - self._clock.now_ms()) / 1000, self._due)
 
     def _due(self) -> None:
         self._due_timer = None

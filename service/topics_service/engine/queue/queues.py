@@ -223,11 +223,14 @@ class Queues:
         )
 
     def next_due(self, topic: str) -> int | None:
-        """When (ms, after now) jobs become claimable by time alone: a lease expires or a delay ends. None: never."""
+        """When (ms, after now) jobs become claimable by time alone: a lease expires or a delay ends. None: never.
+
+        What has come due since the queue was looked at last counts as due now, so that nobody misses it.
+        """
         opened = self._find(topic)
         if opened is None:
             return None
-        now = self._refresh(*opened)
+        now = self._clock.now_ms()
         due = opened[1].next_due(now)
         return None if due is None else max(due, now + 1)
 
