@@ -320,6 +320,22 @@ async def test_nothing_is_leased_before_it_is_asked_for() -> None:
 
 
 @in_fake_time
+async def test_an_expiry_that_somebody_else_sees_first_is_not_missed() -> None:
+    queues = Queues()
+    queues.put(count=1)
+    await asyncio.sleep(0.0014 - now() % 0.001)  # timers run by the loop's clock, leases by whole milliseconds
+    with queues.api.work(request(lease_ms=5000), principal=ANYONE) as stream:
+        await opened(stream)
+        assert await next_jobs(stream) == [1]
+        began, waiting = now(), asyncio.create_task(next_jobs(stream))
+        await asyncio.sleep(5.0003)
+        assert queues.counters() == (1, 0)
+        queues.append()
+        assert await waiting == [1]
+        assert now() - began < 5.1
+
+
+@in_fake_time
 async def test_room_comes_from_acks_nacks_and_expiry_without_polling() -> None:
     queues = Queues()
     queues.put(count=6)
