@@ -90,6 +90,7 @@ class Stream:
     places: dict[str, Place]
     marks: dict[str, Mark]
     before: dict[str, frozenset[State]] = field(default_factory=dict)
+    """Where it stood before what came last: whether the server saw that go out is not known when it breaks off."""
 
     def states(self) -> dict[str, frozenset[State]]:
         return {name: place.states for name, place in self.places.items()}
@@ -150,7 +151,6 @@ class Follower(ABC):
         self.recent.append((name, frame))
         self.frames += 1
         place = self.found(stream, name, wish)
-        stream.before = stream.states()
         place.take(frame)
         if place.reading.strong and isinstance(frame, Records) and not place.may_be_ephemeral:
             assert all(self.server.is_durable(name, rec.seq) for rec in frame.records), f"not durable: {frame}"
@@ -339,6 +339,7 @@ class SessionFollower(Follower):
 
     async def _read(self, connection: Connection, stream: Stream) -> None:
         async for piece in connection.pieces():
+            stream.before = {name: frozenset(place.reach()) for name, place in stream.places.items()}
             for topic, frame, cursors in piece:
                 if frame is not None:
                     self.take(stream, topic, frame)

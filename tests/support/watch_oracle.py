@@ -67,9 +67,10 @@ class Gone(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """A pattern brings in the next life, of this number or higher."""
+    """A pattern brings in the next life, of this number or higher. `cursor` was that in the one before."""
 
     life: int
+    cursor: int = 0
 
 
 State = At | Leaving | Gone | Waits
@@ -271,11 +272,14 @@ class Place:
         if not isinstance(state, At | Leaving):
             return
         life = self.subject.lives[state.life]
-        known = {life.now.head}
-        if isinstance(state, Leaving):  # the session knows the head of what it followed last
-            known = {old.head for later in self.subject.lives[state.life :] for old in later.versions} | {state.cursor}
-        if life.ending and (frame.head is None or frame.head in known):
-            yield Waits(state.life + 1) if self._pattern else Gone(state.life, state.cursor)
+        head = frame.head
+        if isinstance(state, At):
+            known = head == life.now.head
+        else:  # the session knows the head of what it followed last, or no more than how far it had come
+            heads = {old.head for later in self.subject.lives[state.life :] for old in later.versions}
+            known = head is not None and (head in heads or state.cursor <= head <= max(heads))
+        if life.ending and (head is None or known):
+            yield (Waits(state.life + 1, state.cursor) if self._pattern else Gone(state.life, state.cursor))
 
 
 def _cursor(state: State) -> int | None:
@@ -320,7 +324,7 @@ def resumed(
                 found.add(state)
                 found.update(At(i, low, 0, opening=True) for i, low in subject.since(mark) if i >= state.life)
             if again:
-                ended = Leaving(state.life - 1, at or 0)
+                ended = Leaving(state.life - 1, state.cursor if at is None else at)
                 found |= resumed(subject, mark, (ended,), None, original=original)
             continue
         at = state.cursor if at is None else at
