@@ -28,8 +28,8 @@ class CountingEngine(Engine):
     parked = 0
     changed: asyncio.Event
 
-    def park(self, name: str, wake: Any) -> Any:
-        inner = super().park(name, wake)
+    def park(self, name: str, wake: Any, partition: int = 0) -> Any:
+        inner = super().park(name, wake, partition)
         self._count(1)
         engine = self
 

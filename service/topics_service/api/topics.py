@@ -11,11 +11,13 @@ from msgspec.structs import replace
 from topics_service.api.access import check_append, check_put
 from topics_service.api.auth import Principal
 from topics_service.api.commit import GroupCommit
+from topics_service.api.groups import GroupsApi
 from topics_service.api.metrics import Metrics
 from topics_service.api.pressure import Pressure
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.watch import WatchApi, WatchCaps
+from topics_service.engine.batches import BatchReply, BatchRequest, FetchReply, FetchRequest
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
@@ -70,6 +72,7 @@ class TopicsApi:
             self._admit, engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
         )
         self.routers = RoutersApi(self._admit, self._settle)
+        self.groups = GroupsApi(self._admit, self._settle, self.diff)
         self.queues = QueuesApi(self._admit, self._settle, self.watches.connection, self.routers.forwarded)
 
     @property
@@ -77,21 +80,33 @@ class TopicsApi:
         """The limits that requests meet."""
         return self._engine.limits
 
-    async def put_topic(self, name: str, config: ConfigInput, *, principal: Principal) -> PutTopicReply:
-        """Create a topic or replace its config; durable before it is acknowledged (SPEC API 1.1)."""
+    async def put_topic(
+        self,
+        name: str,
+        config: ConfigInput,
+        *,
+        principal: Principal,
+        partition_count: int | None = None,
+        kafka_configs: dict[str, str] | None = None,
+    ) -> PutTopicReply:
+        """Create a topic or replace its config; durable before it is acknowledged (SPEC API 1.1).
+
+        Beyond the contract, `partition_count` (None: 1 for a new topic, no change for an old one) makes a topic of
+        many partitions or adds some; `kafka_configs` are those that only the Kafka door knows, None leaves them.
+        """
         engine = self._admit()
         check_put(principal, config)
-        reply, ticket = engine.put_topic(name, config)
+        reply, ticket = engine.put_topic(name, config, partition_count, kafka_configs)
         await self._settle(ticket)
         return reply
 
-    async def get_topic(self, name: str, *, touch: bool = True) -> TopicState:
+    async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
         """A topic's state; with `touch` it counts as a read for recency (SPEC API 1.2).
 
         Of a router's destination it is with what the source holds now (`RoutersApi.forwarded`), as are reads.
         """
         await self.routers.forwarded(name)
-        return self._admit().get_topic(name, touch=touch)
+        return self._admit().get_topic(name, touch=touch, partition=partition)
 
     async def list_topics(self, request: ListTopicsRequest, *, principal: Principal) -> ListTopicsReply:
         """One page, in name order, of the topics that the caller may know of (SPEC API 1.3)."""
@@ -155,6 +170,22 @@ class TopicsApi:
         """Whether `settle` answers without waiting."""
         return self._commit.covers(submitted.ticket)
 
+    def append_batch(self, request: BatchRequest) -> tuple[BatchReply, int]:
+        """Take in a batch of a Kafka client; the reply may be sent once `settled(ticket)` returns.
+
+        Raises TopicsError, `throttled` too, and SequenceError; see `Batches.append`. The door has checked that the
+        caller may write to the topic, which must exist.
+        """
+        engine = self._admit()
+        self._pressure.check()
+        reply, ticket = engine.batches.append(request)
+        self._commit.want(ticket)
+        return reply, ticket
+
+    def fetch(self, request: FetchRequest) -> FetchReply:
+        """Read batches of one partition after a cursor, without waiting; see `Batches.fetch`."""
+        return self._admit().batches.fetch(request)
+
     async def settled(self, ticket: int) -> None:
         """Return once all writes up to `ticket` are visible. Raises `internal` if they can't be made durable."""
         await self._settle(ticket)
@@ -170,7 +201,7 @@ class TopicsApi:
             return reply
         try:
             async with asyncio.timeout(min(request.wait_ms, self._engine.limits.max_wait_ms) / 1000):
-                await self.news(request.topic)
+                await self.news(request.topic, request.partition)
         except TimeoutError:
             return reply
         return self._engine.diff(replace(request, from_seq=reply.next_from_seq, from_ts=None, last=None))
@@ -181,10 +212,10 @@ class TopicsApi:
             await self.routers.forwarded(request.topic)
         return self._admit().bulk(request)
 
-    async def news(self, topic: str) -> None:
-        """Return when records of the topic become visible, when it is deleted, or when the server drains."""
+    async def news(self, topic: str, partition: int = 0) -> None:
+        """Return when records of the partition become visible, when it is deleted, or when the server drains."""
         woken = asyncio.Event()
-        park = self._engine.park(topic, woken.set)
+        park = self._engine.park(topic, woken.set, partition)
         try:
             with self.told_of_drain(woken):
                 await woken.wait()
@@ -205,12 +236,17 @@ class TopicsApi:
         """Whether the server is about to stop."""
         return self._engine.draining
 
-    async def locate(self, name: str, ts: int) -> tuple[int, int]:
+    async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
         """The first live seq of time `ts` (ms) or later, head + 1 if there is none yet; and the head."""
-        return self._admit().locate(name, ts)
+        return self._admit().locate(name, ts, partition)
 
     async def delete_records(self, request: DeleteRequest) -> DeleteReply:
-        """Delete records by seq and/or tag, permanently and silently (SPEC API 5)."""
+        """Delete records by seq and/or tag, permanently and silently (SPEC API 5).
+
+        Before it goes by tag in what Kafka clients wrote, that is indexed, in slices between other requests.
+        """
+        while request.match is not None and self._admit().index(request.topic, request.partition):
+            await asyncio.sleep(0)
         reply, ticket = self._admit().delete_records(request)
         await self._settle(ticket)
         return reply

@@ -6,7 +6,8 @@ from collections import OrderedDict
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.statistics import CacheStatistics
 from topics_service.storage import keys
-from topics_service.storage.block import Block, CorruptBlockError, decode
+from topics_service.storage.block import Block, CorruptBlockError, StoredBlock
+from topics_service.storage.kafkablock import decode
 from topics_service.storage.store import Family, Store, StoreError
 
 _LARGE = 1 << 20
@@ -19,7 +20,7 @@ class BlockCache:
         self.statistics = CacheStatistics()
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._blocks: OrderedDict[tuple[int, int], Block] = OrderedDict()
+        self._blocks: OrderedDict[tuple[int, int], StoredBlock] = OrderedDict()
         self._bases: dict[int, list[int]] = {}  # per log, ascending: to find a block by a seq inside it
 
     @property
@@ -27,7 +28,7 @@ class BlockCache:
         """What the kept blocks weigh."""
         return self._bytes
 
-    def find(self, log_id: int, seq: int, *, scan: bool = False) -> Block | None:
+    def find(self, log_id: int, seq: int, *, scan: bool = False) -> StoredBlock | None:
         """The cached block that holds `seq`. A `scan` does not count as a use."""
         bases = self._bases.get(log_id)
         if not bases:
@@ -44,7 +45,7 @@ class BlockCache:
         self.statistics.hits += 1
         return block
 
-    def put(self, block: Block, *, scan: bool = False) -> None:
+    def put(self, block: StoredBlock, *, scan: bool = False) -> None:
         """Keep a block, in place of any with the same base. What a `scan` brings makes room first, for the next.
 
         Large blocks are kept in any case: a scan comes back to them page after page.
@@ -69,6 +70,13 @@ class BlockCache:
         while self._bytes > self._max_bytes and len(self._blocks) > 1:
             self._remove(next(iter(self._blocks)))
 
+    def grown(self, block: StoredBlock, weight: int) -> None:
+        """The block, if it is one of those here, has become so much heavier."""
+        if self._blocks.get((block.log_id, block.base_seq)) is block:
+            self._bytes += weight
+            while self._bytes > self._max_bytes and len(self._blocks) > 1:
+                self._remove(next(iter(self._blocks)))
+
     def drop(self, log_id: int, base_seq: int) -> None:
         """Forget one block."""
         if (log_id, base_seq) in self._blocks:
@@ -90,16 +98,28 @@ class BlockCache:
 class LogBlocks:
     """The blocks of one log: cached, staged by a write in progress, on disk, or (`ephemeral`) only in memory."""
 
-    __slots__ = ("_cache", "_disk", "_memory", "log_id", "staged")
+    __slots__ = ("_cache", "_disk", "_memory", "log_id", "marked", "staged")
 
     def __init__(self, log_id: int, cache: BlockCache, disk: Store, memory: Store) -> None:
         self.log_id = log_id
         self._cache = cache
         self._disk = disk
         self._memory = memory
-        self.staged: Block | None = None
+        self.staged: StoredBlock | None = None
+        self.marked: bool | None = None  # whether sealed blocks are marked as not indexed; None: not looked yet
 
-    def find(self, seq: int, *, scan: bool = False) -> Block:
+    def records(self, seq: int, *, scan: bool = False) -> Block:
+        """As `find`, with the records as columns."""
+        block = self.find(seq, scan=scan)
+        if isinstance(block, Block):
+            return block
+        before = block.weight
+        columns = block.columns()
+        if block.weight != before:
+            self._cache.grown(block, block.weight - before)
+        return columns
+
+    def find(self, seq: int, *, scan: bool = False) -> StoredBlock:
         """The block that holds `seq`, which must be between the first kept seq and the head, outside gaps.
 
         A `scan` reads much and once: it pushes no other block out of the cache, but for one.
@@ -120,7 +140,7 @@ class LogBlocks:
         block = self.find(keys.read_u64(row[0], 8))
         return block.cum_bytes + block.nbytes
 
-    def _load(self, seq: int, *, scan: bool) -> Block:
+    def _load(self, seq: int, *, scan: bool) -> StoredBlock:
         self._cache.statistics.misses += 1
         for store in (self._memory, self._disk):
             try:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 
+from msgspec.structs import replace
 from sortedcontainers import SortedDict
 
 from topics_service.engine import names, snapshot
 from topics_service.engine.blocks import BlockCache
 from topics_service.engine.census import Census
 from topics_service.engine.clock import Clock
-from topics_service.engine.errors import Reason, TopicsError, topic_not_found
+from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not_found
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.model import TopicConfig
@@ -40,6 +41,10 @@ class Catalog:
         self.census = Census()
         self.on_created: list[Callable[[Topic], None]] = []
         """Called when readers may know of a new topic."""
+        self.on_changed: list[Callable[[], None]] = []
+        """Called when a topic was made (and readers may know of it), was removed or got more partitions."""
+        self.on_configured: Callable[[Topic], None] = lambda _topic: None
+        """Told of each new topic, and of each that has another config or more partitions, before anybody uses it."""
         self._writer = writer
         self._memory = memory
         self._cache = cache
@@ -47,6 +52,7 @@ class Catalog:
         self._limits = limits
         self._place = place
         self._new_id = new_id
+        self._logs = 0
         self._next_topic = _counter(writer.store, _NEXT_TOPIC)
         self._next_log = _counter(writer.store, _NEXT_LOG)
 
@@ -81,40 +87,83 @@ class Catalog:
     def load(self, topic: Topic) -> None:
         """Add a topic that recovery found."""
         self.topics[topic.name] = topic
+        self._logs += len(topic.logs)
         self.census.add(topic.config)
 
     def has_room_for(self, count: int) -> bool:
-        """Whether so many more topics may be created."""
+        """Whether so many more topics, each with one partition, may be created."""
         most = self._limits.max_topics
-        return not most or len(self.topics) + count <= most
+        return not most or self._logs + count <= most
 
-    def create(self, name: str, resolved: TopicConfig) -> Topic:
-        """Write a new topic. Readers know of it once that is durable. Raises `throttled` when there are too many."""
-        if not self.has_room_for(1):
+    def check_room(self, partitions: int) -> None:
+        """Raise `throttled` when there can't be so many more partitions, of new topics or of one that grows."""
+        if not self.has_room_for(partitions):
             raise TopicsError(
-                Reason.THROTTLED, "there are as many topics as this server allows",
+                Reason.THROTTLED, "there are as many topics and partitions as this server allows",
                 {"limit": "max_topics", "max": self._limits.max_topics},
             )  # fmt: skip
+
+    def create(
+        self, name: str, resolved: TopicConfig, partitions: int = 1, kafka_configs: dict[str, str] | None = None
+    ) -> Topic:
+        """Write a new topic. Readers know of it once that is durable. Raises `throttled` when there are too many."""
+        self.check_partitions(resolved, partitions)
+        self.check_room(partitions)
         now = self._clock.now_ms()
-        number, log_id = self._next_topic, self._next_log
+        number = self._next_topic
+        ids = list(range(self._next_log, self._next_log + partitions))
         row = TopicRow(
             name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._place, name),
-            config=resolved, log_ids=[log_id], created_ts=now,
+            config=resolved, log_ids=ids, created_ts=now, kafka_configs=kafka_configs or {},
         )  # fmt: skip
-        s = Snapshot()
         with Transaction(self._writer) as tx:
             tx.batch.put(Family.TOPICS, keys.u64(number), row.encode())
-            tx.batch.put(Family.LOGS, keys.u64(log_id), snapshot.encode(s))
             tx.batch.put(Family.META, _NEXT_TOPIC, keys.u64(number + 1))
-            tx.batch.put(Family.META, _NEXT_LOG, keys.u64(log_id + 1))
+            self._stage_logs(tx, ids)
             tx.commit()
-        self._next_topic, self._next_log = number + 1, log_id + 1
-        log = Log(log_id, self._writer, self._memory, self._cache, s, ceiling=0)
-        topic = self.topics[name] = Topic(number, row, [log], visible_after=tx.ticket)
+        self._next_topic = number + 1
+        topic = self.topics[name] = Topic(number, row, self._new_logs(ids), visible_after=tx.ticket)
+        self._logs += partitions
         self.census.add(resolved)
+        self.on_configured(topic)
         self._writer.promote_with(-number, lambda synced: self._announce(topic, synced))
         self._writer.request_sync(tx.ticket)
         return topic
+
+    def check_partitions(self, config: TopicConfig, count: int) -> None:
+        """Raise `invalid_request` for a number of partitions that such a topic can't have."""
+        most = self._limits.max_partitions
+        if not 1 <= count <= most:
+            raise invalid(f"partition_count must be from 1 to {most}", {"partition_count": count})
+        if count > 1 and config.type == "queue":
+            raise invalid("a queue has one partition", {"partition_count": count})
+
+    def grow(self, topic: Topic, count: int, tx: Transaction, row: TopicRow) -> tuple[TopicRow, list[Log]]:
+        """Stage more partitions, `count` in all; `row` is the topic's row but for that. Returns it and all logs.
+
+        `grown` must follow the commit.
+        """
+        ids = list(range(self._next_log, self._next_log + count - len(topic.logs)))
+        row = replace(row, log_ids=[*row.log_ids, *ids])
+        self._stage_logs(tx, ids)
+        tx.batch.put(Family.TOPICS, keys.u64(topic.number), row.encode())
+        return row, [*topic.logs, *self._new_logs(ids)]
+
+    def grown(self, topic: Topic, row: TopicRow, logs: list[Log]) -> None:
+        """What `grow` staged was written."""
+        self._logs += len(logs) - len(topic.logs)
+        topic.adopt(row, logs)
+        self.on_configured(topic)
+        self._tell()
+
+    def _stage_logs(self, tx: Transaction, ids: list[int]) -> None:
+        for log_id in ids:
+            tx.batch.put(Family.LOGS, keys.u64(log_id), snapshot.encode(Snapshot()))
+        tx.batch.put(Family.META, _NEXT_LOG, keys.u64(ids[-1] + 1))
+
+    def _new_logs(self, ids: list[int]) -> list[Log]:
+        self._next_log = ids[-1] + 1
+        return [Log(log_id, self._writer, self._memory, self._cache, Snapshot(), ceiling=0) for log_id in ids]
 
     def remove(self, topic: Topic, tx: Transaction) -> None:
         """Stage the removal of the topic's rows; `removed` must follow the commit."""
@@ -125,22 +174,30 @@ class Catalog:
     def removed(self, topic: Topic) -> None:
         """The removal was written: forget the topic and wake who waits for it."""
         del self.topics[topic.name]
+        self._logs -= len(topic.logs)
         self.census.remove(topic.config)
         self._writer.forget(-topic.number)
         for log in topic.logs:
             log.removed()
+        self._tell()
 
-    def reconfigured(self, topic: Topic, resolved: TopicConfig) -> None:
-        """The topic's new config was written."""
+    def reconfigured(self, topic: Topic, row: TopicRow) -> None:
+        """The topic's new row was written."""
         self.census.remove(topic.config)
-        self.census.add(resolved)
-        topic.config = resolved
+        self.census.add(row.config)
+        topic.adopt(row, topic.logs)
+        self.on_configured(topic)
+
+    def _tell(self) -> None:
+        for told in self.on_changed:
+            told()
 
     def _announce(self, topic: Topic, synced: int) -> bool:
         if topic.visible_after > synced:
             return False
         for told in self.on_created:
             told(topic)
+        self._tell()
         return True
 
 

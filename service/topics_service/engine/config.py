@@ -2,9 +2,11 @@
 
 from typing import get_args
 
+from msgspec import UNSET
+
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.model import ConfigInput, Discard, Durability, TopicConfig, TopicType
-from topics_service.engine.names import is_topic_name
+from topics_service.engine.names import check_group_name, is_topic_name
 
 U64_MAX = (1 << 64) - 1
 _I32_MIN, _I32_MAX = -(1 << 31), (1 << 31) - 1
@@ -12,6 +14,7 @@ _DAY_MS = 86_400_000
 _PRIORITY_MAX = 1000
 _LEASE_MIN_MS = 100
 _JITTER_MAX_MS = 5000
+_RETAINING_GROUPS_MAX = 16
 _ENUMS = {"type": get_args(TopicType), "discard": get_args(Discard), "durability": get_args(Durability)}
 _U64_FIELDS = (
     "ttl_ms",
@@ -39,6 +42,11 @@ def resolve(topic: str, given: ConfigInput, existing: TopicConfig | None = None)
             raise invalid(f"{field} must be an integer from 0 to 2^64-1")
     if given.priority is not None and not _I32_MIN <= given.priority <= _I32_MAX:
         raise invalid("priority must be a 32-bit integer")
+    groups = tuple(dict.fromkeys(given.retain_until_acked_by or ()))
+    if len(groups) > _RETAINING_GROUPS_MAX:
+        raise invalid(f"retain_until_acked_by names at most {_RETAINING_GROUPS_MAX} groups")
+    for group in groups:
+        check_group_name(group)
     kind = given.type or (existing.type if existing is not None else "log")
     if given.dead_letter is not None:
         if not is_topic_name(given.dead_letter):
@@ -54,6 +62,7 @@ def resolve(topic: str, given: ConfigInput, existing: TopicConfig | None = None)
     durability = given.durability or ("fsync" if given.durable else "disk")
     fields = {name: value for name in ConfigInput.__struct_fields__ if (value := getattr(given, name)) is not None}
     fields.update(type=kind, durability=durability, durable=durability == "fsync")
+    fields["retain_until_acked_by"] = groups or UNSET
     if "priority" in fields:
         fields["priority"] = _clamp(fields["priority"], -_PRIORITY_MAX, _PRIORITY_MAX)
     if "lease_ms" in fields:

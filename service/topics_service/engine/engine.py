@@ -11,10 +11,12 @@ from itertools import islice
 from ulid import ULID
 
 from topics_service.engine import checks, config, idempotency, names, reader, recovery, retention, upkeep
+from topics_service.engine.batches import Batches
 from topics_service.engine.blocks import BlockCache
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
-from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not_found
+from topics_service.engine.errors import Reason, TopicsError, invalid, partition_not_found, topic_not_found
+from topics_service.engine.group.groups import Groups
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.model import (
@@ -31,15 +33,15 @@ from topics_service.engine.model import (
     ListTopicsRequest,
     PutTopicReply,
     ReadyState,
-    TopicConfig,
     TopicState,
 )
+from topics_service.engine.producers import Producers
 from topics_service.engine.queue.queues import Queues
 from topics_service.engine.room import Room
 from topics_service.engine.router.forwarding import Forwarding
 from topics_service.engine.router.routers import Routers
 from topics_service.engine.snapshot import Snapshot
-from topics_service.engine.topic import Topic
+from topics_service.engine.topic import Topic, TopicRow
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.watch.core import Watch
 from topics_service.engine.watch.frames import WatchRequest
@@ -103,6 +105,10 @@ class Engine:
             self.catalog, self.writer, clock, self.limits, Forwarding(self.writer, self.room, clock, self._touch)
         )
         self.queues = Queues(self.catalog, self.writer, clock, self.limits, self.room, self._touch, random)
+        self.batches = Batches(
+            self.catalog, self.writer, clock, self.room, Producers(self.writer, self._memory), self._touch
+        )
+        self.groups = Groups(self.catalog, self.writer, clock, self.limits)
         self._ttl_cursor = ""
         self.recovered = 0.0  # the part of recovery that is done, 1.0 when the engine takes calls
         if recover:
@@ -116,6 +122,7 @@ class Engine:
             self.recovered = done
             yield done
         self.routers.load(recovery.routers(self.writer.store, self.catalog.topics))
+        self.groups.load(recovery.groups(self.writer.store, self.catalog.topics.values()))
         self.recovered = 1.0
 
     # ------------------------------------------------------------ durability
@@ -162,17 +169,35 @@ class Engine:
 
     # ---------------------------------------------------------------- topics
 
-    def put_topic(self, name: str, given: ConfigInput) -> tuple[PutTopicReply, int]:
-        """Create the topic or replace its config. See TopicsApi.put_topic."""
+    def put_topic(
+        self,
+        name: str,
+        given: ConfigInput,
+        partition_count: int | None = None,
+        kafka_configs: dict[str, str] | None = None,
+    ) -> tuple[PutTopicReply, int]:
+        """Create the topic or replace its config. See TopicsApi.put_topic.
+
+        `kafka_configs` replaces those configs that only Kafka knows; None leaves them.
+        """
         topic = self.catalog.find(name)
         if topic is None:
             names.check_topic_name(name)
-            topic = self.catalog.create(name, config.resolve(name, given))
+            topic = self.catalog.create(name, config.resolve(name, given), partition_count or 1, kafka_configs)
             return _put_reply(topic, created=True), topic.visible_after
         resolved = config.resolve(name, given, topic.config)
-        ticket = max(topic.visible_after, topic.log.pending_ticket)
-        if resolved != topic.config:
-            ticket = self._reconfigure(topic, resolved)
+        count = len(topic.logs) if partition_count is None else partition_count
+        self._check_growth(topic, count)
+        ticket = max(topic.visible_after, *(log.pending_ticket for log in topic.logs))
+        row = topic.row(resolved, kafka_configs=topic.kafka_configs if kafka_configs is None else kafka_configs)
+        if resolved != topic.config or row.kafka_configs != topic.kafka_configs:
+            ticket = self._reconfigure(topic, row)
+        if count > len(topic.logs):
+            with Transaction(self.writer) as tx:
+                grown = self.catalog.grow(topic, count, tx, row)
+                tx.commit()
+            self.catalog.grown(topic, *grown)
+            ticket = tx.ticket
         return _put_reply(topic, created=False), ticket
 
     def creation_ticket(self, name: str) -> int:
@@ -180,12 +205,13 @@ class Engine:
         topic = self.catalog.find(name)
         return 0 if topic is None else self.catalog.unsynced(topic)
 
-    def get_topic(self, name: str, *, touch: bool = True) -> TopicState:
+    def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
         """The topic's state. See TopicsApi.get_topic."""
         topic, now = self.catalog.visible(name), self._clock.now_ms()
+        topic.partition(partition)
         if touch:
             topic.touch(now)
-        return self._state(topic, now)
+        return self._state(topic, now, partition)
 
     def has_topic(self, name: str) -> bool:
         """Whether a write to `name` would find a topic; readers may not see it yet."""
@@ -212,7 +238,8 @@ class Engine:
         if topic is None:
             return DeleteTopicReply(topic=name, deleted=False, routers_removed=[]), 0
         if if_empty:
-            count = topic.log.begin(topic.config, self._clock.now_ms()).count
+            now = self._clock.now_ms()
+            count = sum(log.begin(topic.config, now).count for log in topic.logs)
             if count:
                 raise TopicsError(
                     Reason.TOPIC_NOT_EMPTY, f'topic "{name}" holds {count} records', {"topic": name, "count": count}
@@ -220,12 +247,14 @@ class Engine:
         routers = self.routers.touching(name)
         with Transaction(self.writer) as tx:
             self.routers.remove(routers, tx)
+            self.groups.remove_topic(topic, tx)
             self.catalog.remove(topic, tx)
             tx.commit()
         for log in topic.logs:
             self._touched.pop(log.log_id, None)
         self.routers.removed(routers)
         self.queues.forget(topic)
+        self.groups.removed_topic(topic)
         self.catalog.removed(topic)
         removed = [router.name for router in routers]
         return DeleteTopicReply(topic=name, deleted=True, routers_removed=removed), tx.ticket
@@ -245,18 +274,18 @@ class Engine:
         if topic is None:
             topic = self._create_for(request)
         checks.check_scheduled_type(request, topic.config.type)
-        now, log, key = self._clock.now_ms(), topic.log, request.idempotency_key
+        now, log, key = self._clock.now_ms(), topic.partition(request.partition), request.idempotency_key
         if key is not None:
             first = log.remembered(key, topic.config, now)
             if first is not None:
                 reply = AppendReply(
-                    topic=topic.name, first_seq=first.first_seq, count=first.count, head_seq=first.head_seq,
+                    topic=topic.name, partition=request.partition, first_seq=first.first_seq, count=first.count, head_seq=first.head_seq,
                     created=False, deduped=True,
                 )  # fmt: skip
                 return reply, max(log.ticket_of(reply.last_seq), self.catalog.unsynced(topic))
         s = log.begin(topic.config, now)
         if self.room.is_checked(topic):
-            self.room.check(topic, s, len(batch.datas), checks.batch_bytes(batch))
+            self.room.check(topic, s, len(batch.datas), checks.batch_bytes(batch), log=log)
         remember = None if key is None else (key, min(now + topic.config.idempotency_window_ms + 1, config.U64_MAX))
         with Transaction(self.writer) as tx:
             first_seq = log.append(tx, s, batch, topic.config, now, remember)
@@ -266,7 +295,7 @@ class Engine:
             self.queues.added(topic, jobs)
         self._touched[log.log_id] = log
         reply = AppendReply(
-            topic=topic.name, first_seq=first_seq, count=len(batch.datas), head_seq=s.head,
+            topic=topic.name, partition=request.partition, first_seq=first_seq, count=len(batch.datas), head_seq=s.head,
             created=created, deduped=False, fsync_gated=topic.config.durability == "fsync",
         )  # fmt: skip
         return reply, max(ticket, self.catalog.unsynced(topic))
@@ -274,22 +303,24 @@ class Engine:
     def diff(self, request: DiffRequest) -> DiffReply:
         """Read one page after a cursor. See TopicsApi.diff; this call never waits."""
         topic, now, limits = self.catalog.visible(request.topic), self._clock.now_ms(), self.limits
+        log = topic.partition(request.partition)
         topic.touch(now)
-        s = topic.log.visible(topic.config, now)
+        s = log.visible(topic.config, now)
         from_seq, limit = request.from_seq, request.limit
         if request.from_ts is not None or request.last is not None:
-            from_seq = reader.start(s, topic.log.blocks, request)
+            from_seq = reader.start(s, log.blocks, request)
             limit = limit or request.last or 0
         return reader.read(
             topic.name,
             s,
-            topic.log.blocks,
+            log.blocks,
             from_seq,
             min(limit or limits.default_limit, limits.max_limit),
             min(request.max_batch_bytes or limits.default_batch_bytes, limits.max_batch_bytes),
             frozenset(request.nodes if topic.config.dedupe_node else ()),
             match=request.filter,
-            stores=topic.log.stores(s),
+            stores=log.stores(s),
+            partition=request.partition,
         )
 
     def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
@@ -297,26 +328,28 @@ class Engine:
         topic, now = self.catalog.visible(request.topic), self._clock.now_ms()
         if request.epoch and request.epoch != topic.number:
             raise topic_not_found(request.topic)
+        log = topic.partition(request.partition)
         topic.touch(now)
-        s, from_seq = topic.log.visible(topic.config, now), request.from_seq
+        s, from_seq = log.visible(topic.config, now), request.from_seq
         if request.from_ts is not None or request.last is not None:
-            from_seq = reader.start(s, topic.log.blocks, request)
+            from_seq = reader.start(s, log.blocks, request)
         nodes = frozenset(request.nodes if topic.config.dedupe_node else ())
         reply = reader.read(
-            topic.name, s, topic.log.blocks, from_seq, request.limit, request.max_batch_bytes, nodes, request.end_seq,
-            scan=True,
+            topic.name, s, log.blocks, from_seq, request.limit, request.max_batch_bytes, nodes, request.end_seq,
+            scan=True, partition=request.partition,
         )  # fmt: skip
         return reply, topic.number
 
-    def locate(self, name: str, ts: int) -> tuple[int, int]:
+    def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
         """The first live seq whose record is of time `ts` (ms) or later (head + 1 if none), and the head."""
         topic, now = self.catalog.visible(name), self._clock.now_ms()
-        s = topic.log.visible(topic.config, now)
-        return s.first_live(retention.first_at_or_after(s, topic.log.blocks, ts)), s.head
+        log = topic.partition(partition)
+        s = log.visible(topic.config, now)
+        return s.first_live(retention.first_at_or_after(s, log.blocks, ts)), s.head
 
-    def park(self, name: str, wake: Callable[[], None]) -> Parked:
-        """Call `wake` when records of the topic become visible or it is deleted, until the result is left."""
-        return Parked(self.catalog.visible(name).log, wake)
+    def park(self, name: str, wake: Callable[[], None], partition: int = 0) -> Parked:
+        """Call `wake` when records of the partition become visible or it is deleted, until the result is left."""
+        return Parked(self.catalog.visible(name).partition(partition), wake)
 
     def watch(
         self,
@@ -339,12 +372,18 @@ class Engine:
         if request.before_seq is None and request.match is None:
             raise invalid("a delete needs before_seq or match")
         topic = self.catalog.visible(request.topic)
-        deleted, s, ticket = topic.log.delete(topic.config, self._clock.now_ms(), request.before_seq, request.match)
-        self._touched[topic.log.log_id] = topic.log
+        log = topic.partition(request.partition)
+        deleted, s, ticket = log.delete(topic.config, self._clock.now_ms(), request.before_seq, request.match)
+        self._touched[log.log_id] = log
         reply = DeleteReply(
-            topic=topic.name, deleted=deleted, earliest_seq=s.earliest, head_seq=s.head, count=s.count, bytes=s.bytes
-        )
+            topic=topic.name, partition=request.partition, deleted=deleted, earliest_seq=s.earliest, head_seq=s.head,
+            count=s.count, bytes=s.bytes,
+        )  # fmt: skip
         return reply, ticket
+
+    def index(self, name: str, partition: int = 0) -> bool:
+        """Index one more block of what Kafka clients wrote. True if there are more: call it before a tag is deleted."""
+        return upkeep.index_marked(self.catalog.visible(name).partition(partition), self.writer, self._memory)
 
     # ---------------------------------------------------------------- upkeep
 
@@ -366,6 +405,7 @@ class Engine:
         if self.writer.failure is not None or self.recovered < 1.0:
             return
         now = self._clock.now_ms()
+        self.batches.producers.sweep(now, _PURGE_ROWS)
         for store in (self.writer.store, self._memory):
             batch = store.batch()
             idempotency.purge(store, batch, now, _PURGE_ROWS)
@@ -375,6 +415,7 @@ class Engine:
                 self.writer.commit(batch)
             else:
                 store.write(batch)
+        self.groups.sweep()
         topics = self.catalog.topics
         for examined, name in enumerate(topics.irange(minimum=self._ttl_cursor, inclusive=(False, True)), 1):
             self._ttl_cursor, topic = name, topics[name]
@@ -389,8 +430,8 @@ class Engine:
 
     # ------------------------------------------------------------- internals
 
-    def _state(self, topic: Topic, now: int) -> TopicState:
-        state = topic.state(topic.log.visible(topic.config, now), now)
+    def _state(self, topic: Topic, now: int, partition: int = 0) -> TopicState:
+        state = topic.state(topic.logs[partition].visible(topic.config, now), now, partition)
         if topic.config.type == "queue":
             state.queue = self.queues.state(topic)
         return state
@@ -407,30 +448,52 @@ class Engine:
         if not create:
             raise topic_not_found(request.topic)
         names.check_topic_name(request.topic)
+        if request.partition:
+            raise partition_not_found(request.topic, request.partition, 1)
         resolved = config.resolve(request.topic, given)
         checks.check_scheduled_type(request, resolved.type)
         return self.catalog.create(request.topic, resolved)
 
-    def _reconfigure(self, topic: Topic, resolved: TopicConfig) -> int:
+    def _check_growth(self, topic: Topic, count: int) -> None:
+        """Refuse a number of partitions that the topic can't have."""
+        if count == len(topic.logs):
+            return
+        self.catalog.check_partitions(topic.config, count)
+        if count < len(topic.logs):
+            raise TopicsError(
+                Reason.TOPIC_EXISTS_INCOMPATIBLE,
+                f'topic "{topic.name}" has {len(topic.logs)} partitions; they can\'t be removed',
+                {"topic": topic.name, "partition_count": len(topic.logs)},
+            )
+        if self.routers.touching(topic.name):
+            raise invalid(f'"{topic.name}" is an end of a router, which has one partition')
+        self.catalog.check_room(count - len(topic.logs))
+
+    def _reconfigure(self, topic: Topic, row: TopicRow) -> int:
         """Replace the config; tightened caps and TTL take effect in the same write."""
-        log, now = topic.log, self._clock.now_ms()
-        log.visible(topic.config, now)  # what has expired stays so under a longer TTL, also until this is durable
-        s = log.begin(topic.config, now)
-        retention.expire(s, log.blocks, resolved.ttl_ms, now)
-        if resolved.discard == "old":
-            retention.evict(s, log.blocks, resolved)
-        materialize = bool(s.volatile_from) and resolved.durability != "ephemeral"
+        now, resolved = self._clock.now_ms(), row.config
+        moved: list[Log] = []
         with Transaction(self.writer) as tx:
-            tx.batch.put(Family.TOPICS, keys.u64(topic.number), topic.row(resolved))
-            if materialize:
-                log.materialize(tx.batch, s)
+            tx.batch.put(Family.TOPICS, keys.u64(topic.number), row.encode())
+            for log, hold in zip(topic.logs, self.groups.roster.holds(topic, resolved), strict=True):
+                log.visible(
+                    topic.config, now
+                )  # what has expired stays so under a longer TTL, also until this is durable
+                s = log.begin(topic.config, now)
+                retention.expire(s, log.blocks, resolved.ttl_ms, now, hold)
+                if resolved.discard == "old":
+                    retention.evict(s, log.blocks, resolved, hold)
+                if s.volatile_from and resolved.durability != "ephemeral":
+                    log.materialize(tx.batch, s)
+                    moved.append(log)
+                log.stage(tx, s, resolved, hold=True)
             self.queues.stage_config(tx, topic, resolved)
-            log.stage(tx, s, resolved, hold=True)
             ticket = tx.commit()
-        if materialize:
+        for log in moved:
             log.dematerialize()
-        self.catalog.reconfigured(topic, resolved)
-        self._touched[log.log_id] = log
+        self.catalog.reconfigured(topic, row)
+        for log in topic.logs:
+            self._touched[log.log_id] = log
         return ticket
 
 

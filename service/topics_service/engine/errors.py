@@ -30,12 +30,15 @@ class Reason(Enum):
     FORBIDDEN = ErrorSpec("forbidden", 403, "PERMISSION_DENIED")
     TOPIC_NOT_FOUND = ErrorSpec("topic_not_found", 404, "NOT_FOUND")
     ROUTER_NOT_FOUND = ErrorSpec("router_not_found", 404, "NOT_FOUND")
+    PARTITION_NOT_FOUND = ErrorSpec("partition_not_found", 404, "NOT_FOUND")
+    GROUP_NOT_FOUND = ErrorSpec("group_not_found", 404, "NOT_FOUND")
     NOT_FOUND = ErrorSpec("not_found", 404, "NOT_FOUND")
     METHOD_NOT_ALLOWED = ErrorSpec("method_not_allowed", 405, "UNIMPLEMENTED")
     NOT_ACCEPTABLE = ErrorSpec("not_acceptable", 406, "INVALID_ARGUMENT")
     ROUTER_CYCLE = ErrorSpec("router_cycle", 409, "FAILED_PRECONDITION")
     TOPIC_EXISTS_INCOMPATIBLE = ErrorSpec("topic_exists_incompatible", 409, "FAILED_PRECONDITION")
     TOPIC_NOT_EMPTY = ErrorSpec("topic_not_empty", 409, "FAILED_PRECONDITION")
+    GROUP_NOT_EMPTY = ErrorSpec("group_not_empty", 409, "FAILED_PRECONDITION")
     NOT_A_QUEUE = ErrorSpec("not_a_queue", 409, "FAILED_PRECONDITION")
     PAYLOAD_TOO_LARGE = ErrorSpec("payload_too_large", 413, "RESOURCE_EXHAUSTED")
     UNSUPPORTED_MEDIA_TYPE = ErrorSpec("unsupported_media_type", 415, "INVALID_ARGUMENT")
@@ -85,3 +88,14 @@ def topic_not_found(name: str) -> TopicsError:
 def router_not_found(name: str) -> TopicsError:
     """The named router does not exist: 404 `router_not_found`."""
     return TopicsError(Reason.ROUTER_NOT_FOUND, f'router "{name}" does not exist', {"router": name})
+
+
+def group_not_found(name: str) -> TopicsError:
+    """The named consumer group does not exist: 404 `group_not_found`."""
+    return TopicsError(Reason.GROUP_NOT_FOUND, f'group "{name}" does not exist', {"group": name})
+
+
+def partition_not_found(name: str, partition: int, count: int) -> TopicsError:
+    """The topic has no partition of this number: 404 `partition_not_found`."""
+    detail = {"topic": name, "partition": partition, "partition_count": count}
+    return TopicsError(Reason.PARTITION_NOT_FOUND, f'topic "{name}" has {count} partitions, from 0', detail)

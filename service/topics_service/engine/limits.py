@@ -4,7 +4,7 @@ from msgspec import Struct
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Bounds of requests and resources. Zero means unlimited for the last four."""
+    """Bounds of requests and resources. Zero means unlimited for the `max_` of routers, topics, groups and bytes in all."""
 
     max_batch_records: int = 10_000
     max_record_bytes: int = 1 << 20
@@ -22,5 +22,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_claim: int = 1000
     max_routers: int = 10_000
     max_topics: int = 100_000
+    max_partitions: int = 1000
+    max_groups: int = 10_000
+    group_retention_ms: int = 604_800_000
     max_total_bytes: int = 0
     max_ephemeral_bytes: int = 0

@@ -11,14 +11,16 @@ from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
-from topics_service.storage.block import Block, build, encode
+from topics_service.storage.block import StoredBlock, build
+from topics_service.storage.kafkablock import encode
 from topics_service.storage.store import Family, Store, WriteBatch
 
 CEILING_STEP = 1 << 14
 _ROWS_OF_A_LOG = (
     Family.BLOCKS, Family.TAGS, Family.DELETES, Family.GAPS, Family.IDEMPOTENCY,
-    Family.ROUTER_COPIES, Family.LEASES, Family.JOBS,
+    Family.ROUTER_COPIES, Family.LEASES, Family.JOBS, Family.PRODUCERS,
 )  # fmt: skip
+_ROWS_IN_MEMORY = (Family.BLOCKS, Family.TAGS, Family.IDEMPOTENCY, Family.PRODUCERS)  # of an `ephemeral` log
 
 
 class Log:
@@ -43,6 +45,7 @@ class Log:
         "blocks",
         "cache",
         "ceiling",
+        "hold",
         "log_id",
         "reclaimable_from",
         "state",
@@ -68,6 +71,7 @@ class Log:
         self._parked: set[Callable[[], None]] = set()
         self._durable_head = state.head
         self._asked: tuple[int, int] | None = None  # the ticket that was asked for, and the head it covers
+        self.hold: int | None = None  # retention leaves what is above, for the groups that the topic waits for
         self.unsealed_blocks = 0  # appended since the last seal: a hint, not kept over restarts
         self.unwritten = False  # records expired that the stored row still counts
         self.reclaimable_from = 0  # no block is dead before `earliest` is here: a hint for upkeep
@@ -78,12 +82,13 @@ class Log:
         """What a reader sees now: the published state less what has expired."""
         if config.ttl_ms and self.view.count:
             s = copy(self.view)
-            if retention.expire(s, self.blocks, config.ttl_ms, now):
+            if retention.expire(s, self.blocks, config.ttl_ms, now, self.hold):
                 state = s if self.state is self.view else copy(self.state)
                 # What readers saw expire is gone from every later state too, also if the clock steps back.
                 if state is not s:
                     for _, later in self._pending:
-                        retention.expire(later if later is not self.state else state, self.blocks, config.ttl_ms, now)
+                        late = later if later is not self.state else state
+                        retention.expire(late, self.blocks, config.ttl_ms, now, self.hold)
                     self._pending[-1] = (self._pending[-1][0], state)
                 self._account(state)
                 self.state, self.view = state, s
@@ -108,7 +113,7 @@ class Log:
     def begin(self, config: TopicConfig, now: int) -> Snapshot:
         """A private copy of the newest written state, less what has expired, to change and stage."""
         s = copy(self.state)
-        retention.expire(s, self.blocks, config.ttl_ms, now)
+        retention.expire(s, self.blocks, config.ttl_ms, now, self.hold)
         return s
 
     def append(
@@ -142,7 +147,7 @@ class Log:
             idempotency.remember(home, self.log_id, remember[0], outcome)
         return block.base_seq
 
-    def append_block(self, tx: Transaction, s: Snapshot, block: Block, config: TopicConfig) -> WriteBatch:
+    def append_block(self, tx: Transaction, s: Snapshot, block: StoredBlock, config: TopicConfig) -> WriteBatch:
         """Stage a block that begins at `s.head + 1`, is not older than `s.last_ts` and counts from `s.cum_bytes`.
 
         The caller has checked limits and caps; `old` topics evict. Returns the batch that the log's rows belong in.
@@ -152,6 +157,7 @@ class Log:
         s.bytes += block.nbytes
         s.cum_bytes += block.nbytes
         s.last_ts = block.last_ts
+        s.max_ts = block.max_ts = max(s.max_ts, block.max_ts)
         home = tx.batch
         change = _Change(self, s, config, block)
         if config.durability == "ephemeral":
@@ -160,7 +166,7 @@ class Log:
         self.blocks.staged = block
         tx.stage(change)
         if config.discard == "old":
-            retention.evict(s, self.blocks, config)
+            retention.evict(s, self.blocks, config, self.hold)
         home.put(Family.BLOCKS, keys.pair(self.log_id, block.base_seq), encode(block))
         self._stage(tx, change)
         return home
@@ -256,7 +262,7 @@ class Log:
 
     def materialize(self, disk: WriteBatch, s: Snapshot) -> None:
         """Move what is only in memory into the batch: the log stops being `ephemeral`."""
-        for family in (Family.BLOCKS, Family.TAGS, Family.IDEMPOTENCY):
+        for family in _ROWS_IN_MEMORY:
             for key, value in self._memory.scan(family, *keys.log_range(self.log_id)):
                 disk.put(family, key, value)
                 if family is Family.IDEMPOTENCY:
@@ -270,7 +276,7 @@ class Log:
     def dematerialize(self) -> None:
         """Drop the rows in memory, once they are on disk or the log is deleted."""
         batch = self._memory.batch()
-        for family in (Family.BLOCKS, Family.TAGS, Family.IDEMPOTENCY):
+        for family in _ROWS_IN_MEMORY:
             batch.delete_range(family, *keys.log_range(self.log_id))
         self._memory.write(batch)
 
@@ -402,7 +408,7 @@ class _Change:
     __slots__ = ("block", "config", "hold", "log", "reserve", "s", "volatile")
 
     def __init__(
-        self, log: Log, s: Snapshot, config: TopicConfig, block: Block | None = None, *, hold: bool = False
+        self, log: Log, s: Snapshot, config: TopicConfig, block: StoredBlock | None = None, *, hold: bool = False
     ) -> None:
         self.log = log
         self.s = s

@@ -6,7 +6,7 @@ Sequence numbers are u64, `*_ts` and `*_ms` are integer milliseconds, text insid
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics_service.storage.block import Block
 
@@ -20,7 +20,7 @@ BINARY_KIND = 1
 
 
 class ConfigInput(Struct, kw_only=True, frozen=True):
-    """A topic configuration as a client sent it; None means the field was left out. See `config.resolve`."""
+    """A topic configuration as a client sent it; None, or UNSET, means the field was left out. See `config.resolve`."""
 
     type: str | None = None
     ttl_ms: int | None = None
@@ -39,10 +39,15 @@ class ConfigInput(Struct, kw_only=True, frozen=True):
     max_deliveries: int | None = None
     dead_letter: str | None = None
     leases_durable: bool | None = None
+    retain_until_acked_by: tuple[str, ...] | UnsetType = UNSET
 
 
 class TopicConfig(Struct, kw_only=True, frozen=True):
-    """A resolved topic configuration (SPEC API 0.10); the field order is the order of the JSON echo."""
+    """A resolved topic configuration (SPEC API 0.10); the field order is the order of the JSON echo.
+
+    Beyond the contract, and in no echo unless it is set: `retain_until_acked_by` are groups whose committed positions
+    retention stays behind.
+    """
 
     type: TopicType = "log"
     ttl_ms: int = 0
@@ -61,6 +66,12 @@ class TopicConfig(Struct, kw_only=True, frozen=True):
     max_deliveries: int = 0
     dead_letter: str | None = None
     leases_durable: bool = False
+    retain_until_acked_by: tuple[str, ...] | UnsetType = UNSET
+
+    @property
+    def retaining(self) -> tuple[str, ...]:
+        """The groups of `retain_until_acked_by`, none if it is not set."""
+        return self.retain_until_acked_by or ()
 
 
 class Batch(Struct):
@@ -87,12 +98,13 @@ class AppendRequest(Struct, kw_only=True):
     """Append `batch` to `topic`, atomically (SPEC API 2).
 
     `create` None follows the topic's (or the inline config's) `auto_create`. `config` counts only when this call
-    creates the topic. Beyond the contract, on a queue only: `delay_ms` hides the records from claims for that long
+    creates the topic, which then has one partition. Beyond the contract, on a queue only: `delay_ms` hides the records from claims for that long
     (clamped to 86400000), and claims serve a higher `priority`, 0 to 9, first.
     """
 
     topic: str
     batch: Batch
+    partition: int = 0
     idempotency_key: str | None = None
     create: bool | None = None
     config: ConfigInput | None = None
@@ -113,6 +125,7 @@ class AppendReply(Struct, kw_only=True):
     """
 
     topic: str
+    partition: int = 0
     first_seq: int
     count: int
     head_seq: int
@@ -141,6 +154,7 @@ class DiffRequest(Struct, kw_only=True):
     """
 
     topic: str
+    partition: int = 0
     from_seq: int = 0
     from_ts: int | None = None
     last: int | None = None
@@ -185,6 +199,7 @@ class DiffReply(Struct, kw_only=True):
     """One page of records as block slices, in seq order."""
 
     topic: str
+    partition: int = 0
     slices: Sequence[Slice]
     next_from_seq: int
     head_seq: int
@@ -214,6 +229,7 @@ class DeleteRequest(Struct, kw_only=True):
     """Delete records below `before_seq` and/or with a matching tag; both are ANDed (SPEC API 5)."""
 
     topic: str
+    partition: int = 0
     before_seq: int | None = None
     match: TagMatch | None = None
 
@@ -222,6 +238,7 @@ class DeleteReply(Struct, kw_only=True):
     """What a delete removed and the state after it."""
 
     topic: str
+    partition: int = 0
     deleted: int
     earliest_seq: int
     head_seq: int
@@ -257,9 +274,13 @@ class QueueCounters(Struct, frozen=True, kw_only=True):
 
 
 class TopicState(Struct, kw_only=True):
-    """A topic's state (SPEC API 1.2). `last_write_ts` and `last_read_ts` are None if it never happened."""
+    """A topic's state (SPEC API 1.2). `last_write_ts` and `last_read_ts` are None if it never happened.
+
+    Positions and counters are those of one partition.
+    """
 
     topic: str
+    partition: int = 0
     config: TopicConfig
     identity: Identity
     head_seq: int

@@ -10,6 +10,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}", re.ASCII)
 _ROUTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII)
 _NOT_SLUG = re.compile(r"[^a-z0-9]+")
 _SLUG_MAX = 63
+_GROUP_NAME_MAX = 255
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -35,6 +36,12 @@ def check_router_name(name: str) -> None:
     """Raise `invalid_request` unless `name` may name a router: as a topic, and `>` (SPEC API 6)."""
     if _ROUTER_NAME.fullmatch(name) is None:
         raise invalid("a router name is 1 to 255 characters from A-Z a-z 0-9 . _ : > -, the first a letter or digit")
+
+
+def check_group_name(name: str) -> None:
+    """Raise `invalid_request` unless `name` may name a group: any text of 1 to 255 characters, as in Kafka."""
+    if not 0 < len(name) <= _GROUP_NAME_MAX:
+        raise invalid(f"a group name has 1 to {_GROUP_NAME_MAX} characters")
 
 
 def narrow(prefix: str, allowed: tuple[str, ...] | None) -> list[str]:

@@ -40,6 +40,7 @@ def read(
     scan: bool = False,
     match: TagMatch | None = None,
     stores: Sequence[Store] = (),
+    partition: int = 0,
 ) -> DiffReply:
     """The records after `from_seq`: at most `limit` examined, at most `max_bytes` delivered (but always one).
 
@@ -66,6 +67,7 @@ def read(
         cursor = _Search(page, s, blocks, match, stores).fill(at, end)
     return DiffReply(
         topic=topic,
+        partition=partition,
         slices=page.slices,
         next_from_seq=cursor,
         head_seq=s.head,
@@ -78,7 +80,7 @@ def read(
 def _fill(page: "_Page", s: Snapshot, blocks: LogBlocks, at: int, end: int, *, scan: bool) -> int:
     """Fill the page with the records `at..end`; returns the cursor to go on from."""
     while at <= end and page.open:
-        block = blocks.find(at, scan=scan)
+        block = blocks.records(at, scan=scan)
         stop = min(block.end_seq, end + 1)
         page.take(block, at - block.base_seq, stop - block.base_seq)
         at = s.first_live(stop)
@@ -134,7 +136,7 @@ class _Search:
 
     def fill(self, at: int, end: int) -> int:
         """Fill the page with the matches in `at..end`; returns the cursor to go on from."""
-        sealed = min(end, self._s.sealed_to)
+        sealed = min(end, self._s.sealed_to, tags.indexed_to(self._stores, self._blocks, at))
         if at <= sealed and (self._match.op == "Eq" or sealed - at >= NEAR):
             found = tags.walk(self._stores, self._blocks.log_id, self._match, at)
             if found is not None:
@@ -168,7 +170,7 @@ class _Search:
         """Look at every record of `at..end`; returns the cursor."""
         page, s = self._page, self._s
         while at <= end:
-            block = self._blocks.find(at, scan=at <= s.sealed_to)
+            block = self._blocks.records(at, scan=at <= s.sealed_to)
             stop = min(block.end_seq, end + 1, at + self._work)
             examined, cursor = page.examined, stop - 1
             for first, last in _matching_ranges(block, at, stop, self._match):
@@ -191,7 +193,7 @@ class _Search:
         """The block that holds `seq`."""
         block = self._block
         if block is None or seq >= block.end_seq:
-            block = self._block = self._blocks.find(seq)
+            block = self._block = self._blocks.records(seq)
             self._work -= max(_BLOCK, block.nbytes >> 10)
         return block
 

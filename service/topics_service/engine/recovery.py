@@ -6,16 +6,25 @@ does not fsync goes on above its durable ceiling, and the range in between becom
 """
 
 import struct
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 
 import msgspec
+from msgspec.structs import replace
 
 from topics_service.engine import retention, snapshot
 from topics_service.engine.blocks import BlockCache, LogBlocks
 from topics_service.engine.deletes import Chunk, Deletes, decode_chunk
 from topics_service.engine.errors import TopicsError
+from topics_service.engine.group.positions import (
+    GroupRow,
+    Position,
+    decode_position,
+    is_group_row,
+    read_position_key,
+)
+from topics_service.engine.group.positions import decode_row as decode_group
 from topics_service.engine.log import Log
 from topics_service.engine.model import GapReason
 from topics_service.engine.router.router import RouterRow, cursor_key, decode_cursor
@@ -97,6 +106,40 @@ def routers(store: Store, topics: Container[str]) -> Iterator[tuple[int, RouterR
                 if end not in topics:
                     raise ValueError(f'"{row.name}" has the topic "{end}" as an end, which does not exist')
         yield number, row, cursor, forwarded
+
+
+def groups(
+    store: Store, topics: Iterable[Topic]
+) -> Iterator[tuple[int, GroupRow, Mapping[tuple[Topic, int], Position]]]:
+    """Every consumer group on disk: its number, row, and positions by topic and partition. O(groups and positions).
+
+    Raises StoreOpenError, naming the row, when one is damaged or is of a group, topic or partition that is not there.
+    """
+    by_number = {topic.number: topic for topic in topics}
+    found: dict[int, GroupRow] = {}
+    names: set[str] = set()
+    for key, value in store.scan(Family.GROUPS, *_ALL):
+        if is_group_row(key):
+            number = keys.read_u64(key)
+            with _refuse_damage(f"group {number}"):
+                row = found[number] = decode_group(value)
+                if row.name in names:
+                    raise ValueError(f'there are two groups "{row.name}"')
+                names.add(row.name)
+    positions: dict[int, dict[tuple[Topic, int], Position]] = {}
+    for key, value in store.scan(Family.POSITIONS, *_ALL):
+        with _refuse_damage(f"the position {key.hex()}"):
+            number, epoch, partition = read_position_key(key)
+            topic = by_number.get(epoch)
+            if number not in found or topic is None or partition >= len(topic.logs):
+                raise ValueError("its group or partition does not exist")
+            position = decode_position(value)
+            head = topic.logs[partition].state.head
+            if position.from_seq > head:
+                position = replace(position, from_seq=head)
+            positions.setdefault(number, {})[topic, partition] = position
+    for number, row in found.items():
+        yield number, row, positions.get(number, {})
 
 
 def close(writer: Writer, logs: Iterable[Log]) -> None:

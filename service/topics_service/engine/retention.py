@@ -8,33 +8,45 @@ from collections.abc import Iterable
 from topics_service.engine.blocks import LogBlocks
 from topics_service.engine.model import TopicConfig
 from topics_service.engine.snapshot import Snapshot
-from topics_service.storage.block import Block
+from topics_service.storage.block import StoredBlock
 
 
-def expire(s: Snapshot, blocks: LogBlocks, ttl_ms: int, now: int) -> bool:
-    """Drop the records older than `ttl_ms` (strictly) from the front; O(log n) block look-ups. True if any went."""
-    if not ttl_ms or not s.count:
+def expire(s: Snapshot, blocks: LogBlocks, ttl_ms: int, now: int, hold: int | None = None) -> bool:
+    """Drop the records older than `ttl_ms` (strictly) from the front; O(log n) block look-ups. True if any went.
+
+    Those above `hold` stay, where it is given.
+    """
+    if not ttl_ms or not s.count or (hold is not None and s.earliest > hold):
         return False
     oldest_kept = now - ttl_ms
     block = blocks.find(s.earliest)
     if block.ts_at(s.earliest - block.base_seq) >= oldest_kept:
         return False
     cut = first_at_or_after(s, blocks, oldest_kept)
+    if hold is not None:
+        cut = min(cut, hold + 1)
     s.evict_ttl = s.last_live_below(cut)
     advance(s, blocks, cut)
     return True
 
 
-def evict(s: Snapshot, blocks: LogBlocks, config: TopicConfig) -> bool:
-    """Drop the oldest live records until both caps hold, never more than the tighter one asks. True if any went."""
+def evict(s: Snapshot, blocks: LogBlocks, config: TopicConfig, hold: int | None = None) -> bool:
+    """Drop the oldest live records until both caps hold, never more than the tighter one asks. True if any went.
+
+    Those above `hold` stay, where it is given.
+    """
     cut = s.earliest
     if config.cap_records and s.count > config.cap_records:
         cut = s.nth_live(s.count - config.cap_records)
     if config.cap_bytes and s.bytes > config.cap_bytes:
         cut = max(cut, _past_bytes(s, blocks, s.bytes - config.cap_bytes))
+    last = cut - 1
+    if hold is not None and cut > hold + 1:
+        cut = max(s.earliest, hold + 1)
+        last = s.last_live_below(cut) if cut > s.earliest else 0
     if cut == s.earliest:
         return False
-    s.evict_cap = cut - 1
+    s.evict_cap = last
     advance(s, blocks, cut)
     return True
 
@@ -69,7 +81,7 @@ def size_of(blocks: LogBlocks, seq: int) -> int:
 def sizes_of(blocks: LogBlocks, seqs: Iterable[int]) -> list[tuple[int, int]]:
     """The seqs with the record bytes of each; neighbours cost one block look-up."""
     sizes: list[tuple[int, int]] = []
-    block: Block | None = None
+    block: StoredBlock | None = None
     for seq in seqs:
         if block is None or not block.base_seq <= seq < block.end_seq:
             block = blocks.find(seq)
@@ -114,6 +126,30 @@ def first_at_or_after(s: Snapshot, blocks: LogBlocks, ts: int) -> int:
             low = block.end_seq - 1
         else:
             return max(block.base_seq + block.first_at_or_after(ts), low + 1)
+    return high
+
+
+def first_block_reaching(s: Snapshot, blocks: LogBlocks, ts: int) -> int:
+    """The first seq of the first block with live records at whose end `max_ts` is at least `ts`, or `earliest` in it.
+
+    head + 1 if there is none. O(log n) block look-ups, because `max_ts` never falls from block to block.
+    """
+    if not s.count or s.max_ts < ts:
+        return s.head + 1
+    low, high = s.earliest - 1, s.head + 1  # the block with `low` does not reach `ts`, the one with `high` does
+    while high - low > 1:
+        middle = (low + high) // 2
+        while (gap := s.gap_at(middle)) is not None and gap.start - 1 > low:
+            middle = gap.start - 1
+        while (gap := s.gap_at(middle)) is not None:
+            middle = gap.stop + 1
+        if middle >= high:
+            break
+        block = blocks.find(middle)
+        if block.max_ts < ts:
+            low = block.end_seq - 1
+        else:
+            high = max(block.base_seq, low + 1)
     return high
 
 

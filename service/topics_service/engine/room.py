@@ -1,7 +1,10 @@
-"""Whether a write has room: caps of a `reject` topic, the total quota, memory of ephemeral topics."""
+"""Whether a write has room: caps that nothing may be evicted for, the total quota, memory of ephemeral topics."""
 
+from topics_service.engine import retention
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
+from topics_service.engine.log import Log
+from topics_service.engine.model import TopicConfig
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic
 from topics_service.engine.writer import Writer
@@ -19,12 +22,16 @@ class Room:
     def is_checked(self, topic: Topic) -> bool:
         """Whether a write to the topic can be refused for room at all; if not, its size need not be known."""
         cfg = topic.config
-        return cfg.discard == "reject" or cfg.durability == "ephemeral" or bool(self._limits.max_total_bytes)
+        if cfg.discard == "reject" or cfg.durability == "ephemeral" or cfg.retain_until_acked_by:
+            return True
+        return bool(self._limits.max_total_bytes)
 
-    def check(self, topic: Topic, s: Snapshot, count: int, nbytes: int, freed: int = 0) -> None:
+    def check(
+        self, topic: Topic, s: Snapshot, count: int, nbytes: int, freed: int = 0, *, log: Log | None = None
+    ) -> None:
         """Refuse `count` records of `nbytes` in all on top of `s` (SPEC DESIGN 5.3, API 11).
 
-        `freed` bytes leave another topic in the same write. Raises `topic_full`, `record_too_large` (larger than the
+        `freed` bytes leave another topic in the same write. `s` is of `log`, that of partition 0 if not given. Raises `topic_full`, `record_too_large` (larger than the
         whole cap) or `throttled`.
         """
         cfg, quota = topic.config, self._limits.max_total_bytes
@@ -34,19 +41,28 @@ class Room:
                 "ephemeral topics take as much memory as they may",
                 {"limit": "max_ephemeral_bytes", "max": most},
             )
-        if cfg.discard == "reject":
+        log = log or topic.log
+        if cfg.discard == "reject" or log.hold is not None:
             if (cfg.cap_records and count > cfg.cap_records) or (cfg.cap_bytes and nbytes > cfg.cap_bytes):
                 raise TopicsError(Reason.RECORD_TOO_LARGE, "the write is larger than the topic's whole cap")
-            full = cfg.cap_records and s.count + count > cfg.cap_records
-            if full or (cfg.cap_bytes and s.bytes + nbytes > cfg.cap_bytes):
+            records, size = (s.count, s.bytes) if cfg.discard == "reject" else _held(s, log, cfg)
+            full = cfg.cap_records and records + count > cfg.cap_records
+            if full or (cfg.cap_bytes and size + nbytes > cfg.cap_bytes):
                 detail = {
                     "topic": topic.name, "cap_records": cfg.cap_records, "cap_bytes": cfg.cap_bytes,
                     "head_seq": s.head, "earliest_seq": s.earliest,
                 }  # fmt: skip
                 raise TopicsError(Reason.TOPIC_FULL, f'topic "{topic.name}" is full', detail)
-        expired = topic.log.state.bytes - s.bytes
+        expired = log.state.bytes - s.bytes
         if quota and self._writer.total_bytes - expired - freed + nbytes > quota:
             raise TopicsError(
                 Reason.THROTTLED, "the server holds as many bytes as it may",
                 {"limit": "max_total_bytes", "max": quota},
             )  # fmt: skip
+
+
+def _held(s: Snapshot, log: Log, config: TopicConfig) -> tuple[int, int]:
+    """How many records, and how many bytes if there is a cap on them, must stay for groups that have not acked."""
+    first = max((log.hold or 0) + 1, s.earliest)
+    size = retention.live_bytes(s, log.blocks, first, s.head + 1) if config.cap_bytes else 0
+    return s.live_between(first, s.head + 1), size

@@ -10,8 +10,9 @@ from topics_service.engine.deletes import Deletes
 from topics_service.engine.model import GapReason
 from topics_service.storage import keys
 
-_ROW = struct.Struct("<B11Qq")
-_VERSION = 1
+_ROW = struct.Struct("<B11Qqq")
+_VERSION = 2
+_ROW_1 = struct.Struct("<B11Qq")  # without `max_ts`
 _start_of = attrgetter("start")
 _stop_of = attrgetter("stop")
 
@@ -31,11 +32,12 @@ class Gap(Struct, frozen=True):
 class Snapshot(Struct):
     """Everything that decides what a reader of the log sees, but for the records themselves.
 
-    `head` is the highest assigned seq, `earliest` the first live one (head + 1 if none). The `evict_*` fields are the
-    highest seqs lost to each cause; their maximum + 1 is the evict floor. `count` and `bytes` are of live records,
-    `cum_bytes` of all records ever. Blocks up to `sealed_to` are merged and tag-indexed; rows below `reclaimed_to`
-    are dropped. Records from `volatile_from` on (0: none) are in memory only. `gaps` are disjoint and in order; a topic
-    that routers write into can have many.
+        `head` is the highest assigned seq, `earliest` the first live one (head + 1 if none). The `evict_*` fields are the
+        highest seqs lost to each cause; their maximum + 1 is the evict floor. `count` and `bytes` are of live records,
+        `cum_bytes` of all records ever. Blocks up to `sealed_to` are merged and tag-indexed; rows below `reclaimed_to`
+        are dropped. Records from `volatile_from` on (0: none) are in memory only. `gaps` are disjoint and in order; a topic
+        that routers write into can have many. `last_ts` is the newest commit time, `max_ts` the highest time that any record
+    ever had (see `StoredBlock`).
     """
 
     head: int = 0
@@ -50,6 +52,7 @@ class Snapshot(Struct):
     reclaimed_to: int = 1
     volatile_from: int = 0
     last_ts: int = 0
+    max_ts: int = 0
     deletes: Deletes = Deletes()
     gaps: tuple[Gap, ...] = ()
 
@@ -85,11 +88,14 @@ class Snapshot(Struct):
         start, stop = max(start, self.earliest), min(stop, self.head + 1)
         if start >= stop:
             return 0
-        lost = 0
-        if self.gaps:
-            first, last = bisect_left(self.gaps, start, key=_stop_of), bisect_left(self.gaps, stop, key=_start_of)
-            lost = sum(min(gap.stop + 1, stop) - max(gap.start, start) for gap in self.gaps[first:last])
-        return stop - start - lost - self.deletes.count(start, stop)
+        return stop - start - self.lost_between(start, stop) - self.deletes.count(start, stop)
+
+    def lost_between(self, start: int, stop: int) -> int:
+        """How many seqs in [start, stop) lie in interior gaps."""
+        if not self.gaps:
+            return 0
+        first, last = bisect_left(self.gaps, start, key=_stop_of), bisect_left(self.gaps, stop, key=_start_of)
+        return sum(min(gap.stop + 1, stop) - max(gap.start, start) for gap in self.gaps[first:last])
 
     def first_live(self, seq: int) -> int:
         """The first live seq at or above `seq`; head + 1 if there is none."""
@@ -127,16 +133,18 @@ def encode(s: Snapshot) -> bytes:
     """The stored row of a snapshot (deletes and gaps have rows of their own)."""
     return _ROW.pack(
         _VERSION, s.head, s.earliest, s.evict_cap, s.evict_ttl, s.evict_trim, s.count, s.bytes, s.cum_bytes,
-        s.sealed_to, s.reclaimed_to, s.volatile_from, s.last_ts,
+        s.sealed_to, s.reclaimed_to, s.volatile_from, s.last_ts, s.max_ts,
     )  # fmt: skip
 
 
 def decode(row: bytes) -> Snapshot:
     """A snapshot from its stored row. Raises ValueError for a row of another version or length."""
     try:
-        version, *fields = _ROW.unpack(row)
+        version, *fields = (_ROW_1 if row[:1] == b"\x01" else _ROW).unpack(row)
     except struct.error as error:
         raise ValueError(f"log row of {len(row)} bytes") from error
-    if version != _VERSION:
+    if version == 1:
+        fields.append(fields[-1])
+    elif version != _VERSION:
         raise ValueError(f"log row of version {version}")
     return Snapshot(*fields)

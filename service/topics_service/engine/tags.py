@@ -2,6 +2,9 @@
 
 Sealed blocks are indexed by run: one row per distinct tag of a run, holding positions relative to the run's base.
 Blocks above `sealed_to` are few by construction (`upkeep`) and are looked at directly.
+
+Batches of Kafka clients would have to be decoded for it, which costs more than all the rest of their way in. So they
+are only marked as not indexed, and indexed when somebody looks for a tag (`upkeep.index_marked`).
 """
 
 import heapq
@@ -14,7 +17,7 @@ from topics_service.engine.blocks import LogBlocks
 from topics_service.engine.model import TagMatch
 from topics_service.engine.snapshot import Snapshot
 from topics_service.storage import keys
-from topics_service.storage.block import Block
+from topics_service.storage.block import Block, StoredBlock
 from topics_service.storage.store import Family, Store, WriteBatch
 
 GLOB_ROWS = 2048  # index rows of a Glob that are looked at to find where its tags stand: about 2 ms
@@ -38,18 +41,59 @@ def index(batch: WriteBatch, log_id: int, run: Iterable[Block]) -> None:
         batch.put(Family.TAGS, keys.tag(log_id, tag or b"", base or 0), array("I", found).tobytes())
 
 
+def mark(batch: WriteBatch, blocks: Iterable[StoredBlock]) -> None:
+    """Note that sealed blocks are not indexed."""
+    for block in blocks:
+        batch.put(Family.TAGS, keys.unindexed(block.log_id, block.base_seq), b"")
+
+
+def marked(store: Store, log_id: int, start: int = 0) -> Iterator[int]:
+    """The bases, from `start` on, of the sealed blocks in `store` that are not indexed."""
+    for key, _ in store.scan(Family.TAGS, *keys.unindexed_range(log_id, start)):
+        yield keys.tag_run(key)
+
+
+def is_marked(store: Store, block: StoredBlock) -> bool:
+    """Whether the block is one that is not indexed."""
+    return store.get(Family.TAGS, keys.unindexed(block.log_id, block.base_seq)) is not None
+
+
+def indexed_to(stores: Iterable[Store], blocks: LogBlocks, seq: int) -> int:
+    """How far, from `seq` on, the index may be trusted: the last seq before a block that is not indexed."""
+    end, stores = (1 << 64) - 1, tuple(stores)
+    if blocks.marked is None:
+        blocks.marked = any(True for store in stores for _ in marked(store, blocks.log_id))
+    if not blocks.marked:
+        return end
+    for store in stores:
+        found = store.floor(Family.TAGS, keys.unindexed(blocks.log_id, seq))
+        if found is not None and found[0] >= keys.unindexed_range(blocks.log_id)[0]:
+            base = keys.tag_run(found[0])
+            if blocks.find(base).end_seq > seq:
+                return seq - 1
+        end = min(end, next(marked(store, blocks.log_id, seq), end + 1) - 1)
+    return end
+
+
 def matching(
     stores: Iterable[Store], log_id: int, s: Snapshot, blocks: LogBlocks, match: TagMatch, bound: int
 ) -> list[int]:
-    """The live seqs below `bound` whose tag matches, ascending. Cost grows with the matches, not with the log."""
+    """The live seqs below `bound` whose tag matches, ascending. Cost grows with the matches, not with the log.
+
+    Every block that was marked as not indexed is decoded for it; `upkeep.index_marked` spares that.
+    """
     prefix = match.op == "Glob"
     found: set[int] = set()
     for store in stores:
         for _, run, row in _rows(store, log_id, match.value, prefix=prefix):
             found.update(run + offset for offset in array("I", row))
+        for base in marked(store, log_id) if blocks.marked is not False else ():
+            if base < bound and (end := blocks.find(base).end_seq) > s.earliest:
+                block = blocks.records(base, scan=True)
+                found.update(base + i for i in block.positions_of(match.value, prefix=prefix))
     at = max(s.sealed_to + 1, s.earliest)
     while (at := s.first_live(at)) <= s.head:
-        block = blocks.find(at)
+        block = blocks.records(at)
         found.update(block.base_seq + i for i in block.positions_of(match.value, prefix=prefix))
         at = block.end_seq
     return sorted(seq for seq in found if seq < bound and s.is_live(seq))

@@ -1,8 +1,11 @@
 """A topic: its identity, configuration, recency and logs."""
 
+from typing import Any
+
 import msgspec
 from msgspec import Struct
 
+from topics_service.engine.errors import partition_not_found
 from topics_service.engine.log import Log
 from topics_service.engine.model import Identity, TopicConfig, TopicState
 from topics_service.engine.snapshot import Snapshot
@@ -23,6 +26,7 @@ class TopicRow(Struct, kw_only=True, array_like=True):
     config: TopicConfig
     log_ids: list[int]
     created_ts: int
+    kafka_configs: dict[str, str] = {}
 
     def encode(self) -> bytes:
         """The stored form."""
@@ -38,27 +42,44 @@ class Topic:
 
     __slots__ = ("_row", "config", "identity", "last_read_ts", "logs", "name", "number", "touched_ts", "visible_after")
 
+    identity: Identity
+
     def __init__(self, number: int, row: TopicRow, logs: list[Log], visible_after: int = 0) -> None:
         self.number = number
         self._row = row
         self.name = row.name
         self.config = row.config
-        self.identity = Identity(
-            topic_id=row.topic_id, slug=row.slug, rrl=row.rrl, epoch=number, partition_count=len(logs)
-        )
-        self.logs = logs
+        self.adopt(row, logs)
         self.last_read_ts: int | None = None
         self.touched_ts: int | None = None
         self.visible_after = visible_after  # the ticket of its creation: until then readers don't see it
 
-    def row(self, config: TopicConfig) -> bytes:
-        """The catalog row with another config."""
-        return msgspec.structs.replace(self._row, config=config).encode()
+    def adopt(self, row: TopicRow, logs: list[Log]) -> None:
+        """Its catalog row is this one now, and these are its logs; name and identity stay."""
+        self._row, self.logs, self.config = row, logs, row.config
+        self.identity = Identity(
+            topic_id=row.topic_id, slug=row.slug, rrl=row.rrl, epoch=self.number, partition_count=len(logs)
+        )
+
+    def row(self, config: TopicConfig, **changed: Any) -> TopicRow:
+        """The catalog row with another config, and other fields that are given."""
+        return msgspec.structs.replace(self._row, config=config, **changed)
+
+    @property
+    def kafka_configs(self) -> dict[str, str]:
+        """Configs that only Kafka knows, by its names, as far as they were set."""
+        return self._row.kafka_configs
 
     @property
     def log(self) -> Log:
-        """The log of partition 0."""
+        """The log of partition 0, the only one of a queue and of the ends of a router."""
         return self.logs[0]
+
+    def partition(self, number: int) -> Log:
+        """The log of a partition. Raises `partition_not_found`."""
+        if not 0 <= number < len(self.logs):
+            raise partition_not_found(self.name, number, len(self.logs))
+        return self.logs[number]
 
     def touch(self, now: int, *, read: bool = True) -> None:
         """Count a consumption for recency; `read` False leaves `last_read_ts` alone (a list with touch)."""
@@ -75,10 +96,11 @@ class Topic:
         idle = max(0, now - self.touched_ts)
         return 0 if idle >= _AUTO_FLOOR_MS else round(_AUTO_MAX * 2 ** (-idle / _HALF_LIFE_MS))
 
-    def state(self, s: Snapshot, now: int) -> TopicState:
-        """The state that a client sees of the snapshot `s`."""
+    def state(self, s: Snapshot, now: int, partition: int = 0) -> TopicState:
+        """The state that a client sees of the snapshot `s`, which is one of the partition."""
         return TopicState(
             topic=self.name,
+            partition=partition,
             config=self.config,
             identity=self.identity,
             head_seq=s.head,

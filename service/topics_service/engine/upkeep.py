@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable
 from copy import copy
+from itertools import groupby
 
 from topics_service.engine import snapshot, tags
 from topics_service.engine.log import Log
 from topics_service.engine.writer import Writer
-from topics_service.storage import keys
-from topics_service.storage.block import Block, CorruptBlockError, decode, encode, merge
+from topics_service.storage import kafkablock, keys
+from topics_service.storage.block import Block, CorruptBlockError, StoredBlock
+from topics_service.storage.block import merge as merge_columns
+from topics_service.storage.kafkablock import KafkaBlock, decode, encode
 from topics_service.storage.store import Family, Store, WriteBatch
 
 SEAL_BLOCKS = 256  # appended blocks that make a seal worth it
@@ -45,7 +48,7 @@ def _seal(log: Log, writer: Writer, memory: Store) -> bool:
     volatile = bool(volatile_from) and at >= volatile_from
     store = memory if volatile else writer.store
     stop = s.head if volatile or not volatile_from else min(s.head, volatile_from - 1)
-    run_blocks: list[Block] = []
+    run_blocks: list[StoredBlock] = []
     records = 0
     while at <= stop and records < SEAL_RECORDS:
         gap = s.gap_at(at)
@@ -64,7 +67,7 @@ def _seal(log: Log, writer: Writer, memory: Store) -> bool:
         log.unsealed_blocks = 0
         return False
     batch = store.batch() if volatile else writer.begin()
-    merged = [merge(group) if len(group) > 1 else group[0] for group in _groups(run_blocks)]
+    merged = [_merged(group) if len(group) > 1 else group[0] for group in _groups(run_blocks)]
     kept = {block.base_seq: block for block in merged}
     for block in run_blocks:
         if kept.get(block.base_seq) is not block:
@@ -72,7 +75,12 @@ def _seal(log: Log, writer: Writer, memory: Store) -> bool:
     for block in merged:
         if not any(block is old for old in run_blocks):
             batch.put(Family.BLOCKS, keys.pair(log.log_id, block.base_seq), encode(block))
-    tags.index(batch, log.log_id, merged)
+    for opaque, stretch in groupby(merged, lambda block: isinstance(block, KafkaBlock)):  # runs must not overlap
+        if opaque:
+            log.blocks.marked = True
+            tags.mark(batch, stretch)
+        else:
+            tags.index(batch, log.log_id, (block for block in stretch if isinstance(block, Block)))
     _finish(log, store, writer, batch, sealed_to=at - 1)
     for block in run_blocks:
         log.cache.drop(log.log_id, block.base_seq)
@@ -82,14 +90,42 @@ def _seal(log: Log, writer: Writer, memory: Store) -> bool:
     return at <= stop
 
 
-def _groups(blocks: Iterable[Block]) -> Iterable[list[Block]]:
-    """The blocks in order, small neighbours together."""
-    group: list[Block] = []
+def index_marked(log: Log, writer: Writer, memory: Store) -> bool:
+    """Index one block that sealing has passed over, of those that are alive. True if there are more."""
+    if log.blocks.marked is False:
+        return False
+    for store in log.stores(log.state):
+        bases = tags.marked(store, log.log_id)
+        base = next(bases, None)
+        if base is None:
+            continue
+        batch = store.batch() if store is memory else writer.begin()
+        batch.delete(Family.TAGS, keys.unindexed(log.log_id, base))
+        if log.blocks.find(base).end_seq > log.view.earliest:
+            tags.index(batch, log.log_id, (log.blocks.records(base, scan=True),))
+        if store is memory:
+            store.write(batch)
+        else:
+            writer.commit(batch)
+        return True
+    log.blocks.marked = False
+    return False
+
+
+def _merged(blocks: list[StoredBlock]) -> StoredBlock:
+    """One block of several of a kind."""
+    opaque = [block for block in blocks if isinstance(block, KafkaBlock)]
+    return kafkablock.merge(opaque) if opaque else merge_columns([b for b in blocks if isinstance(b, Block)])
+
+
+def _groups(blocks: Iterable[StoredBlock]) -> Iterable[list[StoredBlock]]:
+    """The blocks in order, small neighbours of a kind together."""
+    group: list[StoredBlock] = []
     records = nbytes = 0
     for block in blocks:
         small = block.count < _SMALL_RECORDS and block.nbytes < _SMALL_BYTES
         fits = records + block.count <= _FULL_RECORDS and nbytes + block.nbytes <= _FULL_BYTES
-        if group and not (small and fits):
+        if group and not (small and fits and type(block) is type(group[0])):
             yield group
             group, records, nbytes = [], 0, 0
         if small:
@@ -128,7 +164,10 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
                 break
             dropped += 1
             reclaimed_to = block.end_seq
-            dead_tags.update(tag for tag in block.tags or () if tag is not None)
+            if isinstance(block, KafkaBlock) and tags.is_marked(store, block):
+                batch.delete(Family.TAGS, keys.unindexed(log.log_id, block.base_seq))
+            else:
+                dead_tags.update(tag for tag in block.columns().tags or () if tag is not None)
             batch.delete(Family.BLOCKS, key)
             log.cache.drop(log.log_id, block.base_seq)  # harmless should the batch fail
         if not dropped:

@@ -1,7 +1,8 @@
 """A block: the records of one or more appends, as immutable columns, and its byte form.
 
 One append becomes one block; sealing merges runs of small blocks into larger ones. A block is found by its first seq
-and holds `count` records with contiguous seqs. Layout (little-endian), version 1:
+and holds `count` records with contiguous seqs. What came from Kafka clients is kept as it came, in a block kind of its
+own (`kafkablock`); `StoredBlock` is what both have in common. Layout (little-endian):
 
     header   see `_HEADER`; the checksum is xxh3-64 over the header (with a zero checksum) and the body
     ts       if the records differ in time: u32 runs, then per run u32 count, i64 ts
@@ -9,24 +10,28 @@ and holds `count` records with contiguous seqs. Layout (little-endian), version 
     tag, node, meta   each only if a record has one: u32 lengths (2^32-1 = absent), then the bytes
     kinds    only if a record is not JSON: one byte per record
 
+Version 1 had no `max_ts` in its header and is still read.
+
 The record size that every limit, cap and counter uses is len(data) + len(meta) (contract.md, Decided, Bytes).
 """
 
 import struct
 import sys
+from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from msgspec import Raw
 from xxhash import xxh3_64
 
-# version, flags, count, log_id, base_seq, first_ts, last_ts, cum_bytes, nbytes, data_len, checksum
-_HEADER = struct.Struct("<BBxxIQQqqQQQQ")
-_CHECKSUM_AT = _HEADER.size - 8
+# version, flags, count, log_id, base_seq, first_ts, last_ts, max_ts, cum_bytes, nbytes, data_len, checksum
+_HEADER = struct.Struct("<BBxxIQQqqqQQQQ")
+_HEADER_1 = struct.Struct("<BBxxIQQqqQQQQ")
 _U64 = struct.Struct("<Q")
-_VERSION = 1
+_VERSION = 2
 _TS, _TAG, _NODE, _META, _KIND = 1, 2, 4, 8, 16
 _TS_RUN = struct.Struct("<Iq")
 _ABSENT = (1 << 32) - 1
@@ -42,31 +47,78 @@ class CorruptBlockError(Exception):
     """The stored bytes are not the block that was asked for."""
 
 
-class Block:
-    """Records `base_seq .. base_seq + count - 1` of the log `log_id`. Never changed after it is made.
+class StoredBlock(ABC):
+    """Records `base_seq .. base_seq + count - 1` of the log `log_id`, and what can be said without looking at them.
 
-    `ends[i]` is the end of record i's data in `data`; `sizes_upto(i)` the bytes of the records before i.
-    `cum_bytes` is the total of record bytes in the log before this block. `weight` is about what it costs in memory.
+    Never changed after it is stored. `sizes_upto(i)` is the bytes of the records before i; `cum_bytes` the total of
+    record bytes in the log before this block. `ts_runs` are (count, commit time), ascending. `max_ts` is the highest
+    time of any record of the log up to the end of this block; that of what Kafka clients wrote is as they gave it.
+    `weight` is about what the block costs in memory.
     """
 
     __slots__ = (
-        "_prefix",
-        "_tags",
         "base_seq",
         "count",
         "cum_bytes",
-        "data",
-        "ends",
         "first_ts",
-        "kinds",
         "last_ts",
         "log_id",
-        "metas",
+        "max_ts",
         "nbytes",
-        "nodes",
         "ts_runs",
         "weight",
     )
+
+    log_id: int
+    base_seq: int
+    count: int
+    ts_runs: Sequence[tuple[int, int]]
+    first_ts: int
+    last_ts: int
+    max_ts: int
+    cum_bytes: int
+    nbytes: int
+    weight: int
+
+    @property
+    def end_seq(self) -> int:
+        """One past the last record's seq."""
+        return self.base_seq + self.count
+
+    def ts_at(self, i: int) -> int:
+        """The commit time of the record at position i."""
+        for count, ts in self.ts_runs:
+            if i < count:
+                return ts
+            i -= count
+        raise IndexError(i)
+
+    def first_at_or_after(self, ts: int) -> int:
+        """The position of the first record whose ts is at least `ts`; `count` if there is none."""
+        position = 0
+        for count, run_ts in self.ts_runs:
+            if run_ts >= ts:
+                return position
+            position += count
+        return position
+
+    @abstractmethod
+    def sizes_upto(self, i: int) -> int:
+        """The bytes of the records at positions below i."""
+
+    @abstractmethod
+    def fit(self, start: int, budget: int) -> int:
+        """The largest stop such that the records start..stop-1 take at most `budget` bytes."""
+
+    @abstractmethod
+    def columns(self) -> "Block":
+        """The records as columns."""
+
+
+class Block(StoredBlock):
+    """Records as columns. `ends[i]` is the end of record i's data in `data`."""
+
+    __slots__ = ("_prefix", "_tags", "data", "ends", "kinds", "metas", "nodes")
 
     def __init__(
         self,
@@ -87,7 +139,7 @@ class Block:
         self.count = len(ends)
         self.ts_runs = ts_runs  # (count, ts), ascending ts
         self.first_ts = ts_runs[0][1]
-        self.last_ts = ts_runs[-1][1]
+        self.last_ts = self.max_ts = ts_runs[-1][1]  # `max_ts` is raised when it is appended, or read from its row
         self.ends = ends
         self.data = data
         self._tags = tags
@@ -100,10 +152,9 @@ class Block:
         columns = sum(column is not None for column in (tags, nodes, metas))
         self.weight = 600 + self.nbytes + self.count * (4 + 60 * columns)
 
-    @property
-    def end_seq(self) -> int:
-        """One past the last record's seq."""
-        return self.base_seq + self.count
+    def columns(self) -> "Block":
+        """See StoredBlock: they are."""
+        return self
 
     @property
     def tags(self) -> Column | None:
@@ -128,23 +179,6 @@ class Block:
     def record_data(self, i: int) -> bytes:
         """The data of the record at position i."""
         return self.data[self.ends[i - 1] if i else 0 : self.ends[i]]
-
-    def ts_at(self, i: int) -> int:
-        """The commit time of the record at position i."""
-        for count, ts in self.ts_runs:
-            if i < count:
-                return ts
-            i -= count
-        raise IndexError(i)
-
-    def first_at_or_after(self, ts: int) -> int:
-        """The position of the first record whose ts is at least `ts`; `count` if there is none."""
-        position = 0
-        for count, run_ts in self.ts_runs:
-            if run_ts >= ts:
-                return position
-            position += count
-        return position
 
     def sizes_upto(self, i: int) -> int:
         """The bytes (data and meta) of the records at positions below i."""
@@ -241,17 +275,11 @@ def merge(blocks: Sequence[Block]) -> Block:
     ends = array("I")
     for offset, block in zip(accumulate((len(b.data) for b in blocks), initial=0), blocks, strict=False):
         ends.extend(block.ends if not offset else array("I", [offset + end for end in block.ends]))
-    runs: list[tuple[int, int]] = []
-    for block in blocks:
-        for count, ts in block.ts_runs:
-            if runs and runs[-1][1] == ts:
-                runs[-1] = (runs[-1][0] + count, ts)
-            else:
-                runs.append((count, ts))
+    runs = merge_runs(blocks)
     kinds = None
     if any(b.kinds is not None for b in blocks):
         kinds = b"".join(bytes(b.count) if b.kinds is None else b.kinds for b in blocks)
-    return Block(
+    merged = Block(
         first.log_id,
         first.base_seq,
         runs,
@@ -263,6 +291,20 @@ def merge(blocks: Sequence[Block]) -> Block:
         kinds,
         first.cum_bytes,
     )
+    merged.max_ts = blocks[-1].max_ts
+    return merged
+
+
+def merge_runs(blocks: Sequence[StoredBlock]) -> list[tuple[int, int]]:
+    """The `ts_runs` of several blocks that follow each other."""
+    runs: list[tuple[int, int]] = []
+    for block in blocks:
+        for count, ts in block.ts_runs:
+            if runs and runs[-1][1] == ts:
+                runs[-1] = (runs[-1][0] + count, ts)
+            else:
+                runs.append((count, ts))
+    return runs
 
 
 def _merge_column(columns: list[Column | None], blocks: Sequence[Block]) -> Column | None:
@@ -277,12 +319,7 @@ def _merge_column(columns: list[Column | None], blocks: Sequence[Block]) -> Colu
 def encode(block: Block) -> bytes:
     """The stored form of a block."""
     flags = 0
-    parts: list[bytes] = []
-    if len(block.ts_runs) > 1:
-        flags |= _TS
-        parts.append(struct.pack("<I", len(block.ts_runs)))
-        parts += [_TS_RUN.pack(count, ts) for count, ts in block.ts_runs]
-    parts += [block.ends.tobytes(), block.data]
+    parts: list[bytes] = [block.ends.tobytes(), block.data]
     for flag, column in ((_TAG, block.tags), (_NODE, block.nodes), (_META, block.metas)):
         if column is not None:
             flags |= flag
@@ -290,46 +327,92 @@ def encode(block: Block) -> bytes:
     if block.kinds is not None:
         flags |= _KIND
         parts.append(block.kinds)
+    return sealed(block, _VERSION, flags, len(block.data), parts)
+
+
+def read_runs(head: "Head", value: bytes, at: int) -> tuple[list[tuple[int, int]], int]:
+    """The times of a block whose body begins at byte `at`, and where the rest of the body begins."""
+    if not head.flags & _TS:
+        return [(head.records, head.first_ts)], at
+    (n,) = struct.unpack_from("<I", value, at)
+    at += 4
+    return [_TS_RUN.unpack_from(value, at + i * _TS_RUN.size) for i in range(n)], at + n * _TS_RUN.size
+
+
+class Head(NamedTuple):
+    """The fields of a stored block's header."""
+
+    version: int
+    flags: int
+    records: int
+    log_id: int
+    base_seq: int
+    first_ts: int
+    last_ts: int
+    max_ts: int
+    cum_bytes: int
+    nbytes: int
+    data_len: int
+    checksum: int
+
+
+def sealed(block: StoredBlock, version: int, flags: int, data_len: int, parts: list[bytes]) -> bytes:
+    """Header, checksum, times where the records differ in them, and the parts of the body."""
+    if len(block.ts_runs) > 1:
+        flags |= _TS
+        times = (_TS_RUN.pack(count, ts) for count, ts in block.ts_runs)
+        parts = [struct.pack("<I", len(block.ts_runs)), *times, *parts]
     header = _HEADER.pack(
-        _VERSION,
+        version,
         flags,
         block.count,
         block.log_id,
         block.base_seq,
         block.first_ts,
         block.last_ts,
+        block.max_ts,
         block.cum_bytes,
         block.nbytes,
-        len(block.data),
+        data_len,
         0,
     )
     digest = xxh3_64(header)
     for part in parts:
         digest.update(part)
-    return b"".join((header[:_CHECKSUM_AT], _U64.pack(digest.intdigest()), *parts))
+    return b"".join((header[:-8], _U64.pack(digest.intdigest()), *parts))
+
+
+def unsealed(value: bytes, log_id: int, base_seq: int) -> tuple[Head, int]:
+    """The header of a stored block and where its body begins. Raises CorruptBlockError, see `decode`."""
+    layout = _HEADER_1 if value[:1] == b"\x01" else _HEADER
+    if len(value) < layout.size:
+        raise CorruptBlockError(f"block {log_id}/{base_seq}: {len(value)} bytes are too few for a header")
+    fields = layout.unpack_from(value)
+    if layout is _HEADER_1:
+        fields = (*fields[:7], fields[6], *fields[7:])
+    head = Head(*fields)
+    digest = xxh3_64(value[: layout.size - 8] + bytes(8))
+    digest.update(memoryview(value)[layout.size :])
+    if (head.log_id, head.base_seq) != (log_id, base_seq) or digest.intdigest() != head.checksum:
+        raise CorruptBlockError(f"block {log_id}/{base_seq}: checksum or identity mismatch (version {head.version})")
+    return head, layout.size
 
 
 def decode(value: bytes, log_id: int, base_seq: int) -> Block:
-    """The block stored as `value` under (log_id, base_seq).
+    """The block of columns stored as `value` under (log_id, base_seq); `kafkablock.decode` reads every kind.
 
     Raises CorruptBlockError when a byte differs from what was written, or the block belongs elsewhere.
     """
-    if len(value) < _HEADER.size:
-        raise CorruptBlockError(f"block {log_id}/{base_seq}: {len(value)} bytes are too few for a header")
-    version, flags, count, stored_log, stored_base, first_ts, _, cum_bytes, _, data_len, checksum = _HEADER.unpack_from(
-        value
-    )
-    digest = xxh3_64(value[:_CHECKSUM_AT] + bytes(8))
-    digest.update(memoryview(value)[_HEADER.size :])
-    if version != _VERSION or (stored_log, stored_base) != (log_id, base_seq) or digest.intdigest() != checksum:
-        raise CorruptBlockError(f"block {log_id}/{base_seq}: checksum or identity mismatch (version {version})")
-    at = _HEADER.size
-    runs: list[tuple[int, int]] = [(count, first_ts)]
-    if flags & _TS:
-        (n,) = struct.unpack_from("<I", value, at)
-        at += 4
-        runs = [_TS_RUN.unpack_from(value, at + i * _TS_RUN.size) for i in range(n)]
-        at += n * _TS_RUN.size
+    head, at = unsealed(value, log_id, base_seq)
+    if head.version > _VERSION:
+        raise CorruptBlockError(f"block {log_id}/{base_seq}: version {head.version} is unknown")
+    return decode_body(head, value, at)
+
+
+def decode_body(head: Head, value: bytes, at: int) -> Block:
+    """The block whose body begins at byte `at`."""
+    flags, count, data_len = head.flags, head.records, head.data_len
+    runs, at = read_runs(head, value, at)
     ends = array("I", value[at : at + 4 * count])
     at += 4 * count
     data = value[at : at + data_len]
@@ -343,7 +426,9 @@ def decode(value: bytes, log_id: int, base_seq: int) -> Block:
         column, at = _decode_column(value, at, count) if flags & flag else (None, at)
         columns.append(column)
     kinds = value[at : at + count] if flags & _KIND else None
-    return Block(log_id, base_seq, runs, ends, data, tags, columns[0], columns[1], kinds, cum_bytes)
+    block = Block(head.log_id, head.base_seq, runs, ends, data, tags, columns[0], columns[1], kinds, head.cum_bytes)
+    block.max_ts = head.max_ts
+    return block
 
 
 def _column_end(value: bytes, at: int, count: int) -> int:

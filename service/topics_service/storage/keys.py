@@ -13,6 +13,11 @@ ROUTERS              router number, kind of row
 ROUTER_COPIES        destination log id, router name, zero byte, source epoch, first source seq
 LEASES               log id, seq of a job (0: the queue's own row)
 JOBS                 log id, then what `engine.schedule` says
+PRODUCERS            log id, producer id
+GROUPS               group number, kind of row
+POSITIONS            group number, topic number, partition
+
+Below a log id, TAGS begins with the bases of blocks that are not indexed yet, each after two zero bytes.
 """
 
 import struct
@@ -20,6 +25,7 @@ import struct
 _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
 _TAG_END = b"\x00\x01"
+_UNINDEXED = b"\x00\x00"  # no escaped tag begins with it
 
 u64 = _U64.pack
 pair = _PAIR.pack
@@ -46,7 +52,19 @@ def tag_range(log_id: int, value: bytes, *, prefix: bool) -> tuple[bytes, bytes]
     start = u64(log_id) + _escape(value)
     if not prefix:
         start += _TAG_END
+    if not value and prefix:
+        return start + _TAG_END, _successor(start)
     return start, _successor(start)
+
+
+def unindexed(log_id: int, base_seq: int) -> bytes:
+    """The key that marks the block at `base_seq` as not indexed by tag."""
+    return u64(log_id) + _UNINDEXED + u64(base_seq)
+
+
+def unindexed_range(log_id: int, start_seq: int = 0) -> tuple[bytes, bytes]:
+    """The key range of the marks at and above `start_seq`."""
+    return unindexed(log_id, start_seq), u64(log_id) + _TAG_END
 
 
 def tag_run(key: bytes) -> int:

@@ -22,6 +22,9 @@ class Family(IntEnum):
     ROUTER_COPIES = 11
     LEASES = 12
     JOBS = 13
+    PRODUCERS = 14
+    GROUPS = 15
+    POSITIONS = 16
 
 
 class StoreError(Exception):

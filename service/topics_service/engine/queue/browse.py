@@ -22,7 +22,7 @@ def page(topic: Topic, queue: Queue, request: ListJobsRequest, now: int, max_byt
         if len(views) == request.limit or max_bytes <= 0:
             return ListJobsReply(topic=topic.name, jobs=views, next_after=last)
         if block is None or not block.base_seq <= seq < block.end_seq:
-            block = log.blocks.find(seq)
+            block = log.blocks.records(seq)
         last, position = seq, seq - block.base_seq
         views.append(_view(queue, block, position, request.state))
         max_bytes -= block.sizes_upto(position + 1) - block.sizes_upto(position)

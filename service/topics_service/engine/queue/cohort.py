@@ -25,7 +25,7 @@ def deal(
     base = end = at = 0
     for seq in islice(jobs, sum(wants)):
         if block is None or not base <= seq < end:
-            block = blocks.find(seq)
+            block = blocks.records(seq)
             base, end = block.base_seq, block.end_seq
         at = at if at < len(turn) else 0
         i = turn[at]

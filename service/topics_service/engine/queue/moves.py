@@ -31,7 +31,7 @@ def copies(blocks: LogBlocks, seqs: Sequence[int], new_meta: NewMeta) -> Batch:
     nbytes = 0
     for seq in seqs:
         try:
-            block = blocks.find(seq)
+            block = blocks.records(seq)
         except TopicsError:
             if not datas:
                 raise

@@ -530,7 +530,7 @@ class Queues:
         found: list[int] = []
         looks = 0
         while (at := s.first_live(at)) <= head and len(found) < most and looks < _REDRIVE_LOOKS:
-            block = blocks.find(at)
+            block = blocks.records(at)
             i = at - block.base_seq
             looks += 1
             if (

@@ -38,7 +38,7 @@ class Copies:
             if looked_at >= RECORDS or reads == BLOCKS:
                 self.cursor = at - 1
                 return
-            block = blocks.find(at, scan=True)
+            block = blocks.records(at, scan=True)
             reads += 1
             start = at - block.base_seq
             stop = min(start + RECORDS - looked_at, min(block.end_seq, end + 1) - block.base_seq)

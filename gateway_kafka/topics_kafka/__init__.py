@@ -1,0 +1,1 @@
+"""The Kafka door: a listener that unmodified Kafka clients speak to."""

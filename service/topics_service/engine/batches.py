@@ -1,0 +1,258 @@
+"""Record batches of Kafka clients: appended as they came, and what a log holds read back in batches.
+
+Kafka's offset of a record is its seq - 1. So the offset to read next is the `from_seq` of every other door.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from topics_service.engine import retention
+from topics_service.engine.blocks import LogBlocks
+from topics_service.engine.catalog import Catalog
+from topics_service.engine.clock import Clock
+from topics_service.engine.errors import topic_not_found
+from topics_service.engine.log import Log
+from topics_service.engine.model import Identity
+from topics_service.engine.producers import Producers
+from topics_service.engine.room import Room
+from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.topic import Topic
+from topics_service.engine.transaction import Transaction
+from topics_service.engine.writer import Writer
+from topics_service.storage import kafkablock, recordbatch
+from topics_service.storage.block import Block, StoredBlock
+from topics_service.storage.kafkablock import KafkaBlock
+from topics_service.storage.recordbatch import Header
+
+TIMESTAMP_TYPE: Final = "message.timestamp.type"
+LOG_APPEND_TIME: Final = "LogAppendTime"
+_RECORD_OVERHEAD: Final = 24  # of a record in a batch, beside its bytes
+
+
+class BatchRequest(Struct, kw_only=True):
+    """Append one batch, which `recordbatch.check` has let pass with `header`, to a topic that exists."""
+
+    topic: str
+    partition: int
+    header: Header
+    body: bytes
+
+
+class BatchReply(Struct, kw_only=True):
+    """Where the batch went; with `deduped`, where it went the first time.
+
+    `ts` is the time that the records got, None where they keep their own.
+    """
+
+    first_seq: int
+    count: int
+    earliest_seq: int
+    deduped: bool = False
+    ts: int | None = None
+
+
+class FetchRequest(Struct, kw_only=True):
+    """Read the batches with records after `from_seq`: at most `max_bytes`, but always one."""
+
+    topic: str
+    partition: int
+    from_seq: int
+    max_bytes: int
+
+
+class FetchPart(Struct, frozen=True):
+    """The records at positions `start` to `stop` - 1 of a block, one whole batch of a KafkaBlock.
+
+    `dead` are the positions among them whose record is gone.
+    """
+
+    block: StoredBlock
+    start: int
+    stop: int
+    dead: tuple[int, ...] = ()
+
+    @property
+    def first_seq(self) -> int:
+        """The seq of the first position."""
+        return self.block.base_seq + self.start
+
+
+class FetchReply(Struct, kw_only=True):
+    """Batches in order. `lost` says that the cursor is outside of what the log holds or ever held.
+
+    `next_from_seq` is behind all that was looked at: with `is_hole` there is nothing left to be read between the last
+    part, or the cursor, and the head. `passed_over` counts the seqs before the last part that were lost to a gap.
+    """
+
+    identity: Identity
+    parts: list[FetchPart]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    lost: bool = False
+    is_hole: bool = False
+    passed_over: int = 0
+    nbytes: int = 0
+
+
+class Batches:
+    """Appends and reads batches. All calls are atomic, synchronous, and on the engine's thread."""
+
+    def __init__(
+        self, catalog: Catalog, writer: Writer, clock: Clock, room: Room, producers: Producers,
+        touch: Callable[[Log], None],
+    ) -> None:  # fmt: skip
+        self._catalog = catalog
+        self._writer = writer
+        self._clock = clock
+        self._room = room
+        self._touch = touch
+        self.producers = producers
+
+    def append(self, request: BatchRequest) -> tuple[BatchReply, int]:
+        """Append a batch as it came; returns the reply and the ticket that its acknowledgement waits for.
+
+        A batch of an idempotent producer that was appended before is not appended again.
+
+        Raises TopicsError (`topic_not_found`, `partition_not_found`, `topic_full`, `record_too_large`, `throttled`,
+        `internal`) and SequenceError.
+        """
+        self._writer.check()
+        topic = self._catalog.find(request.topic)
+        if topic is None:
+            raise topic_not_found(request.topic)
+        now, log, header, body = self._clock.now_ms(), topic.partition(request.partition), request.header, request.body
+        known = self.producers.find(log, header.producer_id) if header.producer_id >= 0 else None
+        first = None if known is None else known.find(header)
+        if first is not None:
+            reply = BatchReply(first_seq=first.seq, count=header.count, earliest_seq=log.view.earliest, deduped=True)
+            return reply, max(log.ticket_of(first.seq + header.count - 1), self._catalog.unsynced(topic))
+        s = log.begin(topic.config, now)
+        if self._room.is_checked(topic):
+            self._room.check(topic, s, header.count, header.size, log=log)
+        ts, given = max(now, s.last_ts), None
+        if topic.kafka_configs.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME:
+            given, body = ts, recordbatch.stamped(body, ts)
+            header = recordbatch.headers(body)[0][1]
+        block = kafkablock.build(log.log_id, s.head + 1, ts, body, header, s.cum_bytes)
+        with Transaction(self._writer) as tx:
+            home = log.append_block(tx, s, block, topic.config)
+            producer = None
+            if header.producer_id >= 0:
+                producer = self.producers.after(known, header, block.base_seq, now)
+                self.producers.stage(home, log, producer)
+            ticket = tx.commit()
+        if producer is not None:
+            self.producers.written(log, producer)
+        self._touch(log)
+        reply = BatchReply(first_seq=block.base_seq, count=header.count, earliest_seq=s.earliest, ts=given)
+        return reply, max(ticket, self._catalog.unsynced(topic))
+
+    def fetch(self, request: FetchRequest) -> FetchReply:
+        """Read whole batches after a cursor. Records that were deleted are passed over, as are lost ones in between.
+
+        Raises TopicsError `topic_not_found`, `partition_not_found`, or `internal` for damage.
+        """
+        topic, log, s = self._visible(request.topic, request.partition)
+        reply = FetchReply(
+            identity=topic.identity, parts=[], next_from_seq=request.from_seq, head_seq=s.head, earliest_seq=s.earliest
+        )
+        if not s.evict_floor - 1 <= request.from_seq <= s.head:
+            reply.lost = True
+            return reply
+        topic.touch(self._clock.now_ms())
+        at = s.first_live(max(request.from_seq + 1, s.earliest))
+        while at <= s.head and (not reply.parts or reply.nbytes < request.max_bytes):
+            part, nbytes = _part(s, log.blocks.find(at), at, request.max_bytes - reply.nbytes)
+            if reply.parts and reply.nbytes + nbytes > request.max_bytes:
+                return reply
+            reply.parts.append(part)
+            reply.nbytes += nbytes
+            reply.next_from_seq = part.block.base_seq + part.stop - 1
+            at = s.first_live(reply.next_from_seq + 1)
+        if at > s.head:
+            reply.is_hole, reply.next_from_seq = reply.next_from_seq < s.head, s.head
+        reply.passed_over = s.lost_between(request.from_seq + 1, reply.next_from_seq + 1)
+        return reply
+
+    def offset_at(self, name: str, partition: int, ts: int) -> tuple[int, int] | None:
+        """Seq and time of the first live record whose time, as its writer gave it, is `ts` (ms) or later."""
+        _, log, s = self._visible(name, partition)
+        return _first_since(s, log.blocks, ts)
+
+    def newest_time(self, name: str, partition: int) -> tuple[int, int] | None:
+        """Seq and time of the first live record that has the highest time of all; None if there are no records."""
+        _, log, s = self._visible(name, partition)
+        if not s.count:
+            return None
+        found = _first_since(s, log.blocks, s.max_ts)
+        if found is not None:
+            return found
+        newest: tuple[int, int] | None = None  # the one that had it is gone: look at all
+        for seq, time in _times(s, log.blocks):
+            if newest is None or time > newest[1]:
+                newest = seq, time
+        return newest
+
+    def _visible(self, name: str, partition: int) -> tuple[Topic, Log, Snapshot]:
+        topic = self._catalog.visible(name)
+        log = topic.partition(partition)
+        return topic, log, log.visible(topic.config, self._clock.now_ms())
+
+
+def _part(s: Snapshot, block: StoredBlock, at: int, budget: int) -> tuple[FetchPart, int]:
+    """What to send of the block that holds the live seq `at`, and how many bytes that takes, about."""
+    start = at - block.base_seq
+    if isinstance(block, KafkaBlock):
+        part = block.part_at(start)
+        start, stop, nbytes = part.first, part.stop, part.header.size
+    else:
+        stop = min(block.end_seq, s.head + 1) - block.base_seq
+        stop = max(start + 1, min(stop, block.fit(start, budget), start + max(1, budget // _RECORD_OVERHEAD)))
+        nbytes = block.sizes_upto(stop) - block.sizes_upto(start) + _RECORD_OVERHEAD * (stop - start)
+    return FetchPart(block, start, stop, _dead(s, block, start, stop)), nbytes
+
+
+def _dead(s: Snapshot, block: StoredBlock, start: int, stop: int) -> tuple[int, ...]:
+    first, end = block.base_seq + start, block.base_seq + stop
+    if s.live_between(first, end) == end - first:
+        return ()
+    return tuple(i for i in range(start, stop) if not s.is_live(block.base_seq + i))
+
+
+def _first_since(s: Snapshot, blocks: LogBlocks, ts: int) -> tuple[int, int] | None:
+    at = retention.first_block_reaching(s, blocks, ts)
+    while (at := s.first_live(at)) <= s.head:
+        block = blocks.find(at)
+        for part, times in _batches_since(block, ts):
+            for i, time in enumerate(times, part.start):
+                seq = block.base_seq + i
+                if time >= ts and seq >= at and s.is_live(seq):
+                    return seq, time
+        at = block.end_seq
+    return None
+
+
+def _times(s: Snapshot, blocks: LogBlocks) -> Iterator[tuple[int, int]]:
+    """Seq and time of every live record."""
+    at = s.earliest
+    while (at := s.first_live(at)) <= s.head:
+        block = blocks.find(at)
+        for part, times in _batches_since(block, 0):
+            for i, time in enumerate(times, part.start):
+                if s.is_live(block.base_seq + i):
+                    yield block.base_seq + i, time
+        at = block.end_seq
+
+
+def _batches_since(block: StoredBlock, ts: int) -> Iterator[tuple[range, Sequence[int]]]:
+    """The parts of a block that can have a record of the time `ts` or later, with the times of their records."""
+    if isinstance(block, KafkaBlock):
+        for part in block.parts:
+            if part.header.max_ts >= ts:
+                yield range(part.first, part.stop), recordbatch.times(block.batch(part))
+    elif isinstance(block, Block) and block.last_ts >= ts:
+        start = block.first_at_or_after(ts)
+        yield range(start, block.count), [block.ts_at(i) for i in range(start, block.count)]

@@ -1,0 +1,168 @@
+"""A block kind of its own: the record batches of Kafka clients, kept as they came, one behind the other.
+
+Layout: the header of every block (`block`), with version 16; `ts` as in a block of columns; then the batches. Their
+own headers say how long each is and how many records it holds; the base offset in them means nothing, since the
+block's `base_seq` gives every record its place. Nothing is decoded before somebody asks for the columns.
+
+A record counts its share of the bytes of its batch, for limits, caps and counters alike. That is what retention.bytes
+means to Kafka, and it does not change when small blocks are merged.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from topics_service.storage import block as columnar
+from topics_service.storage import recordbatch
+from topics_service.storage.block import Block, Column, CorruptBlockError, StoredBlock, merge_runs
+from topics_service.storage.recordbatch import Header
+
+_VERSION = 16
+
+
+class Part(NamedTuple):
+    """One batch: the position of its first record, and where it lies in the body."""
+
+    first: int
+    offset: int
+    header: Header
+
+    @property
+    def stop(self) -> int:
+        """One past the position of its last record."""
+        return self.first + self.header.count
+
+
+class KafkaBlock(StoredBlock):
+    """Record batches v2, one or more, in `body`; see `StoredBlock`."""
+
+    __slots__ = ("_columns", "_starts", "body", "parts")
+
+    def __init__(
+        self,
+        log_id: int,
+        base_seq: int,
+        ts_runs: Sequence[tuple[int, int]],
+        body: bytes,
+        headers: Sequence[tuple[int, Header]],
+        cum_bytes: int,
+    ) -> None:
+        """`headers` are those of the batches, each with its place in the body."""
+        self.log_id = log_id
+        self.base_seq = base_seq
+        self.ts_runs = ts_runs
+        self.first_ts = ts_runs[0][1]
+        self.last_ts = ts_runs[-1][1]
+        self.body = body
+        firsts = accumulate((header.count for _, header in headers), initial=0)
+        self.parts = [Part(first, at, header) for first, (at, header) in zip(firsts, headers, strict=False)]
+        self.count = self.parts[-1].stop
+        self.max_ts = max(self.last_ts, *(part.header.max_ts for part in self.parts))
+        self.cum_bytes = cum_bytes
+        self.nbytes = len(body)
+        self.weight = 1000 + 300 * len(self.parts) + len(body)
+        self._starts = [part.first for part in self.parts]
+        self._columns: Block | None = None
+
+    def part_at(self, i: int) -> Part:
+        """The batch that holds the record at position i."""
+        return self.parts[bisect_right(self._starts, i) - 1]
+
+    def batch(self, part: Part) -> memoryview:
+        """The bytes of one batch, as they came."""
+        return memoryview(self.body)[part.offset : part.offset + part.header.size]
+
+    def sizes_upto(self, i: int) -> int:
+        """See StoredBlock."""
+        if i >= self.count:
+            return self.nbytes
+        part = self.part_at(i)
+        return part.offset + (i - part.first) * part.header.size // part.header.count
+
+    def fit(self, start: int, budget: int) -> int:
+        """See StoredBlock."""
+        most = self.sizes_upto(start) + budget
+        return start + bisect_right(range(start + 1, self.count + 1), most, key=self.sizes_upto)
+
+    def columns(self) -> Block:
+        """See StoredBlock: decoded when first asked for, which raises `weight`."""
+        if self._columns is None:
+            self._columns = self._decoded()
+            self.weight += self._columns.weight
+        return self._columns
+
+    def _decoded(self) -> Block:
+        pieces = [recordbatch.columns(self.batch(part)) for part in self.parts]
+        counts = [part.header.count for part in self.parts]
+        datas = [data for piece in pieces for data in piece.datas]
+        kinds = None
+        if any(piece.kinds is not None for piece in pieces):
+            kinds = b"".join(piece.kinds or bytes(count) for piece, count in zip(pieces, counts, strict=True))
+        return Block(
+            self.log_id,
+            self.base_seq,
+            self.ts_runs,
+            array("I", accumulate(map(len, datas))),
+            b"".join(datas),
+            _joined([piece.tags for piece in pieces], counts),
+            None,
+            _joined([piece.metas for piece in pieces], counts),
+            kinds,
+            self.cum_bytes,
+        )
+
+
+def _joined(found: Sequence[Column | None], counts: Sequence[int]) -> Column | None:
+    if all(column is None for column in found):
+        return None
+    joined: Column = []
+    for column, count in zip(found, counts, strict=True):
+        joined += [None] * count if column is None else column
+    return joined
+
+
+def build(log_id: int, base_seq: int, ts: int, body: bytes, header: Header, cum_bytes: int) -> KafkaBlock:
+    """The block of one batch, appended at the time `ts`."""
+    return KafkaBlock(log_id, base_seq, ((header.count, ts),), body, ((0, header),), cum_bytes)
+
+
+def merge(blocks: Sequence[KafkaBlock]) -> KafkaBlock:
+    """One block with the batches of several that follow each other without a gap."""
+    first, headers, at = blocks[0], list[tuple[int, Header]](), 0
+    for block in blocks:
+        headers += [(at + part.offset, part.header) for part in block.parts]
+        at += block.nbytes
+    body = b"".join(block.body for block in blocks)
+    merged = KafkaBlock(first.log_id, first.base_seq, merge_runs(blocks), body, headers, first.cum_bytes)
+    merged.max_ts = blocks[-1].max_ts
+    return merged
+
+
+def encode(block: StoredBlock) -> bytes:
+    """The stored form of a block of any kind."""
+    if isinstance(block, Block):
+        return columnar.encode(block)
+    assert isinstance(block, KafkaBlock), "there are two kinds"
+    return columnar.sealed(block, _VERSION, 0, len(block.body), [block.body])
+
+
+def decode(value: bytes, log_id: int, base_seq: int) -> StoredBlock:
+    """The block of any kind stored as `value` under (log_id, base_seq). Raises CorruptBlockError, see `block.decode`."""
+    if value[:1] != bytes([_VERSION]):
+        return columnar.decode(value, log_id, base_seq)
+    head, at = columnar.unsealed(value, log_id, base_seq)
+    runs, at = columnar.read_runs(head, value, at)
+    body = value[at:]
+    try:
+        headers = recordbatch.headers(body)
+    except recordbatch.InvalidBatchError as error:
+        raise CorruptBlockError(f"block {log_id}/{base_seq}: {error}") from error
+    block = KafkaBlock(log_id, base_seq, runs, body, headers, head.cum_bytes)
+    if block.count != head.records:
+        raise CorruptBlockError(
+            f"block {log_id}/{base_seq}: its batches hold {block.count} records, not {head.records}"
+        )
+    block.max_ts = head.max_ts
+    return block

@@ -1,0 +1,26 @@
+"""Everything that knows the bytes of Kafka's record batches (message format v2), as functions on bytes.
+
+What a producer sends is checked (`check`) and stored as it came; it is patched (`patched`, `stamped`) or rebuilt
+without deleted records (`rebuilt`) when it is fetched. The other doors read it as columns (`columns`, `times`), and
+what they wrote becomes a batch for Kafka's clients (`encoded`). `control` fills a hole at the end of a log.
+"""
+
+from topics_service.storage.recordbatch.columnar import Columns, columns, encoded
+from topics_service.storage.recordbatch.header import Header, InvalidBatchError, control, headers, patched, stamped
+from topics_service.storage.recordbatch.records import MAX_INFLATED, check, rebuilt, times
+
+__all__ = [
+    "MAX_INFLATED",
+    "Columns",
+    "Header",
+    "InvalidBatchError",
+    "check",
+    "columns",
+    "control",
+    "encoded",
+    "headers",
+    "patched",
+    "rebuilt",
+    "stamped",
+    "times",
+]

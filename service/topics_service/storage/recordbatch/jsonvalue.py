@@ -1,0 +1,62 @@
+"""Which values are JSON: exactly one JSON text in UTF-8, as strictly as the API takes it in an append."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+JSON: Final = 0  # the bytes of a kinds column
+BINARY: Final = 1
+
+_VALUE: Final = msgspec.json.Decoder(Raw)
+_VALUES: Final = msgspec.json.Decoder(list[Raw])
+_STARTS: Final = frozenset(b'{["-0123456789tfn \t\r\n')
+_RUN: Final = 64
+# msgspec reports bad text as any of these, depending on where it stumbles.
+_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def is_json(value: bytes) -> bool:
+    """Whether `value` is one JSON text. White space around it is allowed, lone surrogates and endless nesting not."""
+    try:
+        if not value.isascii():
+            value.decode()  # msgspec skips over string bytes when it makes a Raw
+        _VALUE.decode(value)
+    except _MALFORMED:
+        return False
+    return True
+
+
+def kinds_of(values: Sequence[bytes]) -> bytes | None:
+    """The kind of each value, one byte for each; None if all are JSON.
+
+    Mostly one pass over all of them; only runs of values with a doubtful one in it are looked at one by one.
+    """
+    if _all_json(values):
+        return None
+    kinds = bytearray([BINARY]) * len(values)
+    doubtful = [i for i, value in enumerate(values) if value and value[0] in _STARTS]
+    for at in range(0, len(doubtful), _RUN):
+        run = doubtful[at : at + _RUN]
+        if _all_json([values[i] for i in run]):
+            for i in run:
+                kinds[i] = JSON
+        else:
+            for i in run:
+                if is_json(values[i]):
+                    kinds[i] = JSON
+    return bytes(kinds) if BINARY in kinds else None
+
+
+def _all_json(values: Sequence[bytes]) -> bool:
+    joined = b"[%b]" % b",".join(values)
+    try:
+        if not joined.isascii():
+            joined.decode()
+        texts = _VALUES.decode(joined)
+    except _MALFORMED:
+        return False
+    # `1,2` + `[3` + `4]` is three values too, only not these three. Equal lengths leave no byte for white space
+    # between the values and so put each of them where its text is.
+    return list(map(len, texts)) == list(map(len, values))
