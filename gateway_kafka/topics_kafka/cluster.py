@@ -1,0 +1,25 @@
+"""The id of the cluster: one for each data directory, for ever."""
+
+import os
+from base64 import urlsafe_b64encode
+from typing import Final
+
+from topics_service.engine.transaction import Transaction
+from topics_service.engine.writer import Writer
+from topics_service.storage.store import Family
+
+_KEY: Final = b"kafka_cluster_id"
+
+
+def cluster_id(writer: Writer) -> str:
+    """The id, made at the first call for a data directory: 22 characters, as Kafka makes its own.
+
+    Raises TopicsError if it must be stored and can't be.
+    """
+    found = writer.store.get(Family.META, _KEY)
+    if found is None:
+        found = urlsafe_b64encode(os.urandom(16)).rstrip(b"=")
+        with Transaction(writer) as tx:
+            tx.batch.put(Family.META, _KEY, found)
+            tx.commit()
+    return found.decode()

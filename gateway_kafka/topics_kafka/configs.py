@@ -1,0 +1,359 @@
+"""Kafka's topic configs: which there are, what they may be, and what they mean here.
+
+The overrides of a topic are the configs that were set on it. Some are fields of the topic's own config, and are shown
+and changed from either side; the others are stored beside it (`Topic.kafka_configs`) and only kept and shown, except
+those of batches, which Produce looks at. What would promise something that is not done here is refused.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, get_args
+
+from msgspec.structs import asdict
+
+from topics_service.engine.model import ConfigInput, Discard, Durability, TopicConfig
+from topics_service.engine.topic import Topic
+
+I32_MAX: Final = (1 << 31) - 1
+I64_MAX: Final = (1 << 63) - 1
+MAX_MESSAGE_BYTES: Final = "max.message.bytes"
+TIMESTAMP_TYPE: Final = "message.timestamp.type"
+TIMESTAMP_BEFORE_MAX: Final = "message.timestamp.before.max.ms"
+TIMESTAMP_AFTER_MAX: Final = "message.timestamp.after.max.ms"
+LOG_APPEND_TIME: Final = "LogAppendTime"
+_FAILOVER: Final = "rafka.failover.enabled"
+_MOST_BATCH_BYTES: Final = 64 << 20
+
+
+class ConfigType(IntEnum):
+    """The types as DescribeConfigs names them."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+
+
+class Source(IntEnum):
+    """Where a value comes from, as DescribeConfigs names it."""
+
+    TOPIC = 1
+    STATIC_BROKER = 4
+    DEFAULT = 5
+
+
+class InvalidConfigError(Exception):
+    """A config that can't be set so. The message is for the client."""
+
+
+Check = Callable[[str], str]
+"""Gives the value as it is kept; raises InvalidConfigError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One topic config. `field` is the field of our own config that it is; `broker` is what Kafka calls its default.
+
+    `kept` says that AlterConfigs, which resets what it does not name, leaves this one; `fixed` that it can be set only
+    when the topic is created.
+    """
+
+    name: str
+    default: str
+    type: ConfigType
+    check: Check
+    field: str = ""
+    broker: str = ""
+    kept: bool = False
+    fixed: bool = False
+
+
+def _number(least: int, most: int, *, no_zero: str = "") -> Check:
+    def check(value: str) -> str:
+        try:
+            number = int(value.strip()) if value.isascii() and "_" not in value else None
+        except ValueError:
+            number = None
+        if number is None or not least <= number <= most:
+            raise InvalidConfigError(f"must be a number from {least} to {most}")
+        if number == 0 and no_zero:
+            raise InvalidConfigError(no_zero)
+        return str(number)
+
+    return check
+
+
+def _fraction(value: str) -> str:
+    try:
+        if 0 <= float(value) <= 1:
+            return value.strip()
+    except ValueError:
+        pass
+    raise InvalidConfigError("must be a number from 0 to 1")
+
+
+def _flag(value: str) -> str:
+    lower = value.strip().lower()
+    if lower not in ("true", "false"):
+        raise InvalidConfigError("must be true or false")
+    return lower
+
+
+def _one_of(*values: str) -> Check:
+    def check(value: str) -> str:
+        if value.strip() not in values:
+            raise InvalidConfigError(f"must be one of {', '.join(values)}")
+        return value.strip()
+
+    return check
+
+
+def _only(value: str, why: str) -> Check:
+    """Nothing but the default."""
+
+    def check(given: str) -> str:
+        if given.strip() != value:
+            raise InvalidConfigError(why)
+        return value
+
+    return check
+
+
+def _cleanup(value: str) -> str:
+    if items(value) != ["delete"]:
+        raise InvalidConfigError("must be delete: there is no compaction")
+    return "delete"
+
+
+_NO_ZERO: Final = "0 would keep nothing; 1 is the least, -1 keeps everything"
+_BEYOND: Final = str(I64_MAX)
+
+_ALL: Final = (
+    Config(
+        name="cleanup.policy",
+        default="delete",
+        type=ConfigType.LIST,
+        check=_cleanup,
+        broker="log.cleanup.policy",
+    ),
+    Config(
+        name="compression.type",
+        default="producer",
+        type=ConfigType.STRING,
+        check=_only("producer", "must be producer: batches are kept as they came"),
+        broker="compression.type",
+    ),
+    Config(name="delete.retention.ms", default="86400000", type=ConfigType.LONG, check=_number(0, I64_MAX)),
+    Config(name="file.delete.delay.ms", default="60000", type=ConfigType.LONG, check=_number(0, I64_MAX)),
+    Config(
+        name="flush.messages",
+        default=_BEYOND,
+        type=ConfigType.LONG,
+        check=_only(_BEYOND, "is not how durability is set here: topics.durability is"),
+    ),
+    Config(
+        name="flush.ms",
+        default=_BEYOND,
+        type=ConfigType.LONG,
+        check=_only(_BEYOND, "is not how durability is set here: topics.durability is"),
+    ),
+    Config(name="index.interval.bytes", default="4096", type=ConfigType.INT, check=_number(0, I32_MAX)),
+    Config(name="max.compaction.lag.ms", default=_BEYOND, type=ConfigType.LONG, check=_number(1, I64_MAX)),
+    Config(
+        name=MAX_MESSAGE_BYTES,
+        default="1048588",
+        type=ConfigType.INT,
+        check=_number(0, _MOST_BATCH_BYTES),
+        broker="message.max.bytes",
+    ),
+    Config(
+        name=TIMESTAMP_AFTER_MAX,
+        default=_BEYOND,
+        type=ConfigType.LONG,
+        check=_number(0, I64_MAX),
+        broker="log.message.timestamp.after.max.ms",
+    ),
+    Config(
+        name=TIMESTAMP_BEFORE_MAX,
+        default=_BEYOND,
+        type=ConfigType.LONG,
+        check=_number(0, I64_MAX),
+        broker="log.message.timestamp.before.max.ms",
+    ),
+    Config(
+        name=TIMESTAMP_TYPE,
+        default="CreateTime",
+        type=ConfigType.STRING,
+        check=_one_of("CreateTime", LOG_APPEND_TIME),
+        broker="log.message.timestamp.type",
+    ),
+    Config(name="min.cleanable.dirty.ratio", default="0.5", type=ConfigType.DOUBLE, check=_fraction),
+    Config(name="min.compaction.lag.ms", default="0", type=ConfigType.LONG, check=_number(0, I64_MAX)),
+    Config(
+        name="min.insync.replicas",
+        default="1",
+        type=ConfigType.INT,
+        check=_only("1", "must be 1: there is one broker"),
+        broker="min.insync.replicas",
+    ),
+    Config(name="preallocate", default="false", type=ConfigType.BOOLEAN, check=_flag),
+    Config(
+        name=_FAILOVER,
+        default="false",
+        type=ConfigType.BOOLEAN,
+        check=_flag,
+        kept=True,
+        fixed=True,
+    ),
+    Config(
+        name="remote.storage.enable",
+        default="false",
+        type=ConfigType.BOOLEAN,
+        check=_only("false", "must be false: there is no tiered storage"),
+    ),
+    Config(
+        name="retention.bytes",
+        default="-1",
+        type=ConfigType.LONG,
+        check=_number(-1, I64_MAX, no_zero=_NO_ZERO),
+        field="cap_bytes",
+        broker="log.retention.bytes",
+    ),
+    Config(
+        name="retention.ms",
+        default="-1",
+        type=ConfigType.LONG,
+        check=_number(-1, I64_MAX, no_zero=_NO_ZERO),
+        field="ttl_ms",
+        broker="log.retention.ms",
+    ),
+    Config(name="segment.bytes", default="1073741824", type=ConfigType.INT, check=_number(14, I32_MAX)),
+    Config(name="segment.index.bytes", default="10485760", type=ConfigType.INT, check=_number(4, I32_MAX)),
+    Config(name="segment.jitter.ms", default="0", type=ConfigType.LONG, check=_number(0, I64_MAX)),
+    Config(name="segment.ms", default="604800000", type=ConfigType.LONG, check=_number(1, I64_MAX)),
+    Config(
+        name="topics.cap.records",
+        default="-1",
+        type=ConfigType.LONG,
+        check=_number(-1, I64_MAX, no_zero=_NO_ZERO),
+        field="cap_records",
+        kept=True,
+    ),
+    Config(
+        name="topics.discard",
+        default="old",
+        type=ConfigType.STRING,
+        check=_one_of(*get_args(Discard)),
+        field="discard",
+        kept=True,
+    ),
+    Config(
+        name="topics.durability",
+        default="disk",
+        type=ConfigType.STRING,
+        check=_one_of(*get_args(Durability)),
+        field="durability",
+        kept=True,
+    ),
+    Config(name="unclean.leader.election.enable", default="false", type=ConfigType.BOOLEAN, check=_flag),
+)
+CONFIGS: Final[Mapping[str, Config]] = {config.name: config for config in _ALL}
+"""Every topic config, in the order of the names."""
+
+Overrides = dict[str, str]
+
+
+def checked(name: str, value: str | None) -> str:
+    """The value as it is kept. Raises InvalidConfigError for a name that is not known, and for what it can't be."""
+    config = CONFIGS.get(name)
+    if config is None:
+        raise InvalidConfigError(f"{name} is not a topic config that is known here")
+    if value is None:
+        raise InvalidConfigError(f"{name} has no value")
+    try:
+        return config.check(value)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"{name}={value[:100]!r}: {error}") from None
+
+
+def items(value: str) -> list[str]:
+    """The items of a list config."""
+    return [item for item in (part.strip() for part in value.split(",")) if item]
+
+
+def overrides(topic: Topic) -> Overrides:
+    """The topic's overrides."""
+    found = dict(topic.kafka_configs)
+    for config in _ALL:
+        if config.field:
+            value = _shown(getattr(topic.config, config.field))
+            if value != config.default:
+                found[config.name] = value
+    return found
+
+
+def replaced(old: Overrides, given: Mapping[str, str | None]) -> Overrides:
+    """The overrides after AlterConfigs: those that are given, and none of the others. Raises InvalidConfigError."""
+    new = {name: checked(name, value) for name, value in given.items()}
+    kept = {name: value for name, value in old.items() if CONFIGS[name].kept and name not in new}
+    return _fixed(old, {**kept, **new})
+
+
+def patched(old: Overrides, changes: Mapping[str, str | None]) -> Overrides:
+    """The overrides after some were set, and others (None) removed. Raises InvalidConfigError."""
+    new = dict(old)
+    for name, value in changes.items():
+        if value is None:
+            if name not in CONFIGS:
+                raise InvalidConfigError(f"{name} is not a topic config that is known here")
+            new.pop(name, None)
+        else:
+            new[name] = checked(name, value)
+    return _fixed(old, new)
+
+
+def created(given: Mapping[str, str | None]) -> Overrides:
+    """The overrides of a new topic. Raises InvalidConfigError."""
+    return {name: checked(name, value) for name, value in given.items()}
+
+
+def _fixed(old: Overrides, new: Overrides) -> Overrides:
+    for config in _ALL:
+        if config.fixed and old.get(config.name, config.default) != new.get(config.name, config.default):
+            raise InvalidConfigError(f"{config.name} can be set only when the topic is created")
+    return new
+
+
+def to_topic(given: Overrides, base: TopicConfig | None = None) -> tuple[ConfigInput, dict[str, str]]:
+    """Our own config and what is stored beside it, of a topic with these overrides; the rest is that of `base`."""
+    fields: dict[str, Any] = {} if base is None else asdict(base)
+    beside = {}
+    for config in _ALL:
+        if config.field:
+            fields[config.field] = _read(config, given.get(config.name, config.default))
+        elif config.name in given:
+            beside[config.name] = given[config.name]
+    fields.pop("durable", None)  # follows from durability
+    return ConfigInput(**fields), beside
+
+
+def effective(given: Mapping[str, str], name: str, max_batch_bytes: int) -> str:
+    """The value that holds, of a topic with these overrides."""
+    return given.get(name) or default_of(CONFIGS[name], max_batch_bytes)
+
+
+def default_of(config: Config, max_batch_bytes: int) -> str:
+    """The value of a topic without an override; TOPICS_KAFKA_MAX_BATCH_BYTES is one of them."""
+    return str(max_batch_bytes) if config.name == MAX_MESSAGE_BYTES else config.default
+
+
+def _shown(value: Any) -> str:
+    """A field of our own config as Kafka has it: off is -1, not 0."""
+    return "-1" if value == 0 else str(value)
+
+
+def _read(config: Config, value: str) -> Any:
+    return value if config.type is ConfigType.STRING else max(0, int(value))

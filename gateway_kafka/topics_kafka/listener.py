@@ -1,0 +1,172 @@
+"""The Kafka server: one listening socket, its connections, and their end."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from topics_gateway.transport.slow import SlowClients
+from topics_kafka.apis import all_handlers
+from topics_kafka.budget import FrameBudget
+from topics_kafka.cluster import cluster_id
+from topics_kafka.connection import Connection
+from topics_kafka.handlers import Context, Door, Handler
+from topics_kafka.protocol import ApiKey
+from topics_kafka.session import Session
+from topics_kafka.settings import KafkaSettings
+from topics_service.api.access import Gate
+from topics_service.api.auth import ANYONE, NOBODY
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.engine import Engine
+
+log: Final = logging.getLogger("topics.kafka")
+
+_SCRATCH_BYTES: Final = 64 << 10
+_CHECK_SECONDS: Final = 1.0
+_HANDSHAKE_SECONDS: Final = 15.0
+
+
+class KafkaServer:
+    """Serves Kafka's protocol for `door` on a bound TCP socket, which it owns from `start` on.
+
+    Lives on the event loop that calls `start`; starts once, when the engine is recovered: a client that comes earlier
+    would be told that its topics do not exist. With `tls` every connection is TLS.
+    """
+
+    def __init__(
+        self,
+        door: Door,
+        sock: socket.socket,
+        *,
+        tls: ssl.SSLContext | None = None,
+        handlers: Callable[[Door], Mapping[ApiKey, Handler]] = all_handlers,
+    ) -> None:
+        self._door = door
+        self._sock = sock
+        self._tls = tls
+        self._handlers = handlers(door)
+        settings = door.settings
+        self.statistics = door.statistics
+        self.budget = FrameBudget(settings.frame_bytes, self.statistics)
+        self.slow = SlowClients(settings.send_seconds)
+        self.log = door.log
+        self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self.idle_seconds = settings.idle_seconds
+        self.first_request_seconds = settings.first_request_seconds
+        self._connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._draining = False
+        self._emptied = asyncio.Event()
+
+    async def start(self, backlog: int = 2048) -> None:
+        """Listen and serve, and return at once. Raises OSError if the socket can't listen."""
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(self, self._session),
+            sock=self._sock,
+            backlog=backlog,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_SECONDS,
+        )
+
+    async def stop(self, drain_seconds: float) -> None:
+        """Take no new connection or request, let running requests finish for `drain_seconds`, cut the rest."""
+        if self._server is None:
+            self._sock.close()
+            return
+        self._server.close()
+        self._draining = self.slow.draining = True
+        self._emptied.clear()
+        for connection in list(self._connections):
+            connection.shutdown()
+        try:
+            if self._connections:
+                async with asyncio.timeout(drain_seconds):
+                    await self._emptied.wait()
+        except TimeoutError:
+            log.warning("cutting %d Kafka connections after %g s", len(self._connections), drain_seconds)
+        finally:
+            for connection in list(self._connections):
+                connection.abort()
+            if self._timer is not None:
+                self._timer.cancel()
+        if self._connections:
+            async with asyncio.timeout(1.0):
+                await self._emptied.wait()
+
+    # ------------------------------------------------- what connections share
+
+    def opened(self, connection: Connection) -> bool:
+        """Whether there is room for one more connection."""
+        most = self._door.settings.max_connections
+        if self._draining or (most and len(self._connections) >= most):
+            return False
+        self._connections.add(connection)
+        self.statistics.connections = len(self._connections)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check)
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        """The connection is gone, or was never taken in."""
+        self._connections.discard(connection)
+        self.statistics.connections = len(self._connections)
+        if not self._connections:
+            self._emptied.set()
+
+    def _session(self, connection: Connection) -> Session:
+        gate = self._door.gate
+        context = Context(
+            door=self._door,
+            peer=connection.peer,
+            principal=ANYONE if gate.open else NOBODY,
+            authenticated=gate.open,
+        )
+        return Session(context, self._handlers, self.budget, connection)
+
+    def _check(self) -> None:
+        """Look at the deadlines of all connections: one timer for all, none without connections."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in list(self._connections):
+            if connection.deadline and now > connection.deadline:
+                connection.expire()
+        self._timer = loop.call_later(_CHECK_SECONDS, self._check) if self._connections else None
+
+
+def create_kafka(
+    api: TopicsApi,
+    engine: Engine,
+    gate: Gate,
+    settings: KafkaSettings,
+    sock: socket.socket,
+    *,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None = None,
+) -> KafkaServer:
+    """The server for a recovered engine; clients are told `host` and `port`. Raises TopicsError.
+
+    What it counts is shown by the metrics of `api`.
+    """
+    door = Door(
+        api=api,
+        engine=engine,
+        gate=gate,
+        settings=settings,
+        statistics=api.metrics.kafka,
+        cluster_id=cluster_id(engine.writer),
+        host=host,
+        port=port,
+    )
+    return KafkaServer(door, sock, tls=tls)
+
+
+def tls_context(certificate: str, key: str) -> ssl.SSLContext:
+    """TLS 1.2 or later with a certificate chain and its key, PEM files. Raises OSError (ssl.SSLError is one)."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key or None)
+    return context

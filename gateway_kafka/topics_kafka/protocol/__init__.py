@@ -1,0 +1,20 @@
+"""The wire protocol of the Kafka listener: frames to messages and back, served APIs, error codes."""
+
+from topics_kafka.protocol.codec import decode_request, decode_response, encode_request, encode_response, request_header
+from topics_kafka.protocol.decoding import Message
+from topics_kafka.protocol.errors import ErrorCode, MalformedError
+from topics_kafka.protocol.versions import ADVERTISED, SUPPORTED, ApiKey
+
+__all__ = [
+    "ADVERTISED",
+    "SUPPORTED",
+    "ApiKey",
+    "ErrorCode",
+    "MalformedError",
+    "Message",
+    "decode_request",
+    "decode_response",
+    "encode_request",
+    "encode_response",
+    "request_header",
+]
