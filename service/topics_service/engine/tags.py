@@ -88,7 +88,7 @@ def matching(
         for _, run, row in _rows(store, log_id, match.value, prefix=prefix):
             found.update(run + offset for offset in array("I", row))
         for base in marked(store, log_id) if blocks.marked is not False else ():
-            if base < bound and (end := blocks.find(base).end_seq) > s.earliest:
+            if base < bound and blocks.find(base).end_seq > s.earliest:
                 block = blocks.records(base, scan=True)
                 found.update(base + i for i in block.positions_of(match.value, prefix=prefix))
     at = max(s.sealed_to + 1, s.earliest)

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 from topics_service.storage.block import Column
 from topics_service.storage.recordbatch.header import MAGIC, Buffer, Header, assembled, header_of
 from topics_service.storage.recordbatch.jsonvalue import BINARY, JSON, kinds_of
-from topics_service.storage.recordbatch.mapping import NODE_HEADER, key_and_headers, meta_of, tag_of
+from topics_service.storage.recordbatch.mapping import NODE_HEADER, key_and_headers, meta_of, meta_of_any, tag_of
 from topics_service.storage.recordbatch.records import Piece, body_of, parsed, pieces
 from topics_service.storage.recordbatch.varint import MalformedRecordError
-from topics_service.storage.recordbatch.written import HeaderFields, written
+from topics_service.storage.recordbatch.written import HeaderList, written
 
 _NULL: Final = b"null"
 
@@ -85,15 +85,15 @@ def encoded(
             None if data == _NULL and (kinds is None or kinds[i] == JSON) else data for i, data in enumerate(datas)
         ]
     keys: Column = [None] * len(datas) if tags is None else tags
-    headers: list[HeaderFields] | None = None
+    headers: list[HeaderList] | None = None
     if metas is not None:
         read = [
-            (key, ()) if meta is None else key_and_headers(key, meta) for key, meta in zip(keys, metas, strict=True)
+            (key, []) if meta is None else key_and_headers(key, meta) for key, meta in zip(keys, metas, strict=True)
         ]
         keys = [key for key, _ in read]
         headers = [fields for _, fields in read]
     if nodes is not None:
-        given = repeat((), len(nodes)) if headers is None else headers
+        given = repeat([], len(nodes)) if headers is None else headers
         headers = [
             fields if node is None else [*fields, (NODE_HEADER, node)]
             for fields, node in zip(given, nodes, strict=True)
@@ -125,4 +125,4 @@ def _read_slowly(piece: Piece, datas: list[bytes], tags: Column, metas: Column, 
         tag = None if key is None else tag_of(key)
         datas.append(_NULL if record.value is None else record.value)
         tags.append(tag)
-        metas.append(meta_of(None if tag is not None else key, record.headers))
+        metas.append(meta_of_any(None if tag is not None else key, record.headers))

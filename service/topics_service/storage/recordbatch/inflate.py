@@ -7,42 +7,57 @@ a size that the bytes merely claim is believed only as far as the format allows 
 import struct
 import zlib
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Final
 
 import cramjam
 
-from topics_service.storage.recordbatch.header import InvalidBatchError
+from topics_service.storage.recordbatch.header import Buffer, InvalidBatchError
 
-NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+
+class Codec(IntEnum):
+    """The compression types of batches, the lowest three bits of their attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
 
 _FIRST_BUFFER: Final = 64 << 10
-_GROWTH: Final = 4
+_GROWTH: Final = 4  # so all attempts together write at most 4/3 of the limit
+_FULL: Final = "whole buffer"  # how cramjam says that the output does not fit; damaged data raises the same class
+_MOST_MEMBERS: Final = 16  # producers write one; each costs a copy of those that follow
+_MOST_CHUNKS: Final = 10_000  # producers fill 32 KiB with each
 _XERIAL: Final = b"\x82SNAPPY\x00"  # the framing of snappy-java: magic, version, compatible version, chunks
 _XERIAL_HEADER: Final = 16
 _CHUNK: Final = struct.Struct(">i")
 _SNAPPY_RATIO: Final = 22  # its densest element turns 3 bytes into 64
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_ZSTD_HEADER: Final = 18  # bytes at most
 
-# raises DecompressionError if the output does not fit
 _Into = Callable[[bytes, bytearray], int]
 
 
-def inflated(codec: int, data: bytes, limit: int) -> bytes:
-    """The bytes that `data` stands for in this codec.
+def inflated(codec: int, data: memoryview, limit: int) -> Buffer:
+    """The bytes that `data` stands for in this codec: itself if there is none.
 
     Raises InvalidBatchError: codec (unknown), too_large (more than `limit` bytes), invalid (not such data).
     """
+    result: Buffer
     match codec:
-        case 0:  # NONE
+        case Codec.NONE:
             result = data
-        case 1:  # GZIP
-            result = _gzip(data, limit)
-        case 2:  # SNAPPY
-            result = _snappy(data, limit)
-        case 3:  # LZ4
-            result = _grown(cramjam.lz4.decompress_into, data, 4 * len(data), limit, "lz4")
-        case 4:  # ZSTD
-            result = _grown(cramjam.zstd.decompress_into, data, _zstd_size(data) or 4 * len(data), limit, "zstd")
+        case Codec.GZIP:
+            result = _gzip(bytes(data), limit)
+        case Codec.SNAPPY:
+            result = _snappy(bytes(data), limit)
+        case Codec.LZ4:
+            result = _grown(cramjam.lz4.decompress_into, bytes(data), 4 * len(data), limit, "lz4")
+        case Codec.ZSTD:
+            guess = _zstd_size(bytes(data[:_ZSTD_HEADER])) or 4 * len(data)
+            result = _grown(cramjam.zstd.decompress_into, bytes(data), guess, limit, "zstd")
         case _:
             raise InvalidBatchError("codec", f"unknown compression {codec}")
     if len(result) > limit:
@@ -54,6 +69,8 @@ def _gzip(data: bytes, limit: int) -> bytes:
     pieces: list[bytes] = []
     room = limit
     while data or not pieces:
+        if len(pieces) == _MOST_MEMBERS:
+            raise InvalidBatchError("invalid", f"gzip: more than {_MOST_MEMBERS} members")
         member = zlib.decompressobj(wbits=31)
         try:
             piece = member.decompress(data, room + 1)
@@ -71,7 +88,7 @@ def _gzip(data: bytes, limit: int) -> bytes:
 
 def _snappy(data: bytes, limit: int) -> bytes:
     if not data.startswith(_XERIAL):
-        return _snappy_block(data, limit)
+        return _snappy_block(data, limit, limit)
     pieces: list[bytes] = []
     room = limit
     position = _XERIAL_HEADER
@@ -83,17 +100,19 @@ def _snappy(data: bytes, limit: int) -> bytes:
         position += _CHUNK.size
         if not 0 < size <= len(data) - position:
             raise InvalidBatchError("invalid", f"snappy: a chunk of {size} bytes")
-        piece = _snappy_block(data[position : position + size], room)
+        piece = _snappy_block(data[position : position + size], room, limit)
         room -= len(piece)
         pieces.append(piece)
         position += size
+        if len(pieces) > _MOST_CHUNKS:
+            raise InvalidBatchError("invalid", f"snappy: more than {_MOST_CHUNKS} chunks")
     return b"".join(pieces)
 
 
-def _snappy_block(block: bytes, limit: int) -> bytes:
+def _snappy_block(block: bytes, room: int, limit: int) -> bytes:
     try:
         size = cramjam.snappy.decompress_raw_len(block)
-        if size > limit:
+        if size > room:
             raise _too_large(limit)
         if size > _SNAPPY_RATIO * len(block):
             raise InvalidBatchError("invalid", f"snappy: {len(block)} bytes can't hold {size}")
@@ -123,11 +142,10 @@ def _grown(into: _Into, data: bytes, guess: int, limit: int, name: str) -> bytes
         try:
             written = into(data, buffer)
         except cramjam.DecompressionError as error:
-            # Damaged data and a full buffer raise the same: only a larger buffer tells. The attempts together write
-            # at most 4/3 of the limit.
-            full = "whole buffer" in str(error)
+            if _FULL not in str(error):
+                raise InvalidBatchError("invalid", f"{name}: {error}") from None
             if size >= limit:
-                raise (_too_large(limit) if full else InvalidBatchError("invalid", f"{name}: {error}")) from None
+                raise _too_large(limit) from None
             size = min(size * _GROWTH, limit)
             continue
         return bytes(memoryview(buffer)[:written])

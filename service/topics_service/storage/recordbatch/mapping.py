@@ -16,6 +16,7 @@ a null value. Not kept: the order of headers with different names around repeate
 
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -30,8 +31,6 @@ _BROKEN_META: Final = "$meta"
 _ENCODER: Final = msgspec.json.Encoder()  # leaves less unused memory behind each text than orjson
 _TEXTS: Final = msgspec.json.Decoder(dict[str, str])
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-Headers = list[tuple[str, bytes | None]] | list[tuple[bytes, bytes | None]] | list[tuple[str | bytes, bytes | None]]
 
 
 class _Bytes(msgspec.Struct, rename={"base64": _BASE64}, forbid_unknown_fields=True):
@@ -49,19 +48,26 @@ def tag_of(key: bytes) -> bytes | None:
     return key
 
 
-def meta_of(key: bytes | None, headers: Headers) -> bytes | None:
+def meta_of(key: bytes | None, headers: list[tuple[str, bytes | None]]) -> bytes | None:
     """The meta of a record with these headers and, if it is not None, this key that does not fit into a tag."""
     if key is None:
         if not headers:
             return None
         try:  # the usual: names that come once, values that are text
             usual = {name: content.decode() for name, content in headers}  # type: ignore[union-attr]
-            meta = _ENCODER.encode(usual)
-        except (AttributeError, UnicodeDecodeError, TypeError):
+        except (AttributeError, UnicodeDecodeError):
             pass
         else:
+            meta = _ENCODER.encode(usual)
             if b'"$' not in meta and len(usual) == len(headers):
                 return meta
+    return meta_of_any(key, headers)
+
+
+def meta_of_any(key: bytes | None, headers: Sequence[tuple[str | bytes, bytes | None]]) -> bytes | None:
+    """What `meta_of` says, of header names that may be bytes."""
+    if key is None and not headers:
+        return None
     members: dict[str, Any] = {} if key is None else {KEY: _encoded(key)}
     repeated: set[str] = set()
     for raw, content in headers:

@@ -40,7 +40,7 @@ MAX_INFLATED: Final = 64 << 20
 _SMALLEST: Final = 7  # bytes of a record: one for each number, no key, no value, no headers
 _PIECE: Final = 1 << 20
 _BEHIND: Final = bytes(32)
-_STORED_LIMIT: Final = 1 << 30  # of batches that `check` let pass with whatever limit it had
+_STORED_LIMIT: Final = 1 << 30  # for batches that `check` let pass with whatever limit it had
 _MAX_ODD: Final = 10_000  # records of a batch that are worth Python's time
 _MAX_HEADERS: Final = 100_000  # of one of them
 _MIN_I64, _MAX_I64 = -(1 << 63), (1 << 63) - 1
@@ -79,7 +79,7 @@ class Piece(NamedTuple):
 
     first: int
     records: int
-    data: bytes
+    data: Buffer
 
     def can_be_read(self) -> bool:
         """Whether `read` and `timestamps` can read it, and each record is where its offset says."""
@@ -115,10 +115,11 @@ class Piece(NamedTuple):
 
     def frames(self) -> Iterator[bytes]:
         """The bytes of each record, without the length before them."""
+        data = bytes(self.data)
         begin = 0
-        for stop in _stops(self.data, self.records):
-            _, start = read_varint(self.data, begin)
-            yield self.data[start:stop]
+        for stop in _stops(data, self.records):
+            _, start = read_varint(data, begin)
+            yield data[start:stop]
             begin = stop
 
     def _reader(self, base_ts: int = 0) -> Iterator[_ReadRecord]:
@@ -129,7 +130,7 @@ class Piece(NamedTuple):
         return cast(Iterator[_ReadRecord], DefaultRecordBatch(buffer))
 
 
-def pieces(body: bytes, count: int) -> Iterator[Piece]:
+def pieces(body: Buffer, count: int) -> Iterator[Piece]:
     """The `count` records of `body` in runs of at most 1 MiB; a larger record is a piece of its own.
 
     Raises MalformedRecordError if the lengths before the records don't lead to its end. With a single piece this
@@ -138,6 +139,7 @@ def pieces(body: bytes, count: int) -> Iterator[Piece]:
     if len(body) <= _PIECE:
         yield Piece(0, count, body)
         return
+    body = bytes(body)
     stops = _stops(body, count)
     first = begin = 0
     while first < count:
@@ -154,10 +156,13 @@ def check(records: Buffer, *, max_bytes: int, max_inflated: int = MAX_INFLATED) 
     neither transactional nor control; the records inflate to at most `max_inflated` bytes, fill them exactly, can
     be read one and all, and their offset deltas are 0, 1, 2, ...
 
+    Two limits are not Kafka's: the pieces of 1 MiB with a header name that is not UTF-8 have at most 10,000 records
+    together, and a record of more than 1 MiB has at most 100,000 headers. Such records are read in Python.
+
     Raises InvalidBatchError, whose code says what is wrong, and nothing else.
     """
     header, covered = checked_header(records, max_bytes)
-    body = inflated(header.codec, covered[HEADER.size - CRC_FROM :], max_inflated)
+    body = inflated(header.codec, memoryview(covered)[HEADER.size - CRC_FROM :], min(max_inflated, _STORED_LIMIT))
     if header.count * _SMALLEST > len(body):
         raise InvalidBatchError("invalid", f"{header.count} records in {len(body)} bytes")
     try:
@@ -183,22 +188,22 @@ def times(batch: Buffer) -> "array[int]":
 
 
 def rebuilt(batch: Buffer, base_offset: int, keep: Sequence[int]) -> bytes:
-    """The batch with only the records at these ascending positions, uncompressed.
+    """The batch with only the records at these ascending positions, at least one, uncompressed.
 
     They keep their offsets, times, keys, values and headers, and the batch its last offset delta, its times and the
     fields of its producer.
     """
     header = header_of(batch)
-    body = body_of(batch, header)
+    body = bytes(body_of(batch, header))
     stops = _stops(body, header.count)
     kept = b"".join([body[stops[i - 1] if i else 0 : stops[i]] for i in keep])
     attributes = header.attributes & ~CODEC_MASK
     return assembled(header._replace(base_offset=base_offset, attributes=attributes, count=len(keep)), kept)
 
 
-def body_of(batch: Buffer, header: Header) -> bytes:
+def body_of(batch: Buffer, header: Header) -> Buffer:
     """The records of a stored batch, inflated."""
-    return inflated(header.codec, bytes(batch[HEADER.size : header.size]), _STORED_LIMIT)
+    return inflated(header.codec, memoryview(batch)[HEADER.size : header.size], _STORED_LIMIT)
 
 
 def parsed(frame: bytes) -> ParsedRecord:

@@ -12,7 +12,7 @@ from aiokafka.record._crecords.default_records import DefaultRecordBatchBuilder
 from topics_service.storage.recordbatch.header import HEADER
 from topics_service.storage.recordbatch.varint import varint
 
-HeaderFields = Sequence[tuple[str | bytes, bytes | None]]
+HeaderList = list[tuple[str | bytes, bytes | None]]
 
 _NO_LIMIT: Final = 1 << 40
 _NULL: Final = varint(-1)
@@ -23,7 +23,7 @@ def written(
     ts: Sequence[int],
     keys: Sequence[bytes | None],
     values: Sequence[bytes | None],
-    headers: Sequence[HeaderFields] | None,
+    headers: Sequence[HeaderList] | None,
 ) -> bytes:
     """The records, without the header of the batch. The first time is the one that the others count from."""
     if headers is not None and any(isinstance(name, bytes) for fields in headers for name, _ in fields):
@@ -45,7 +45,7 @@ def _written_slowly(
     ts: Sequence[int],
     keys: Sequence[bytes | None],
     values: Sequence[bytes | None],
-    headers: Sequence[HeaderFields],
+    headers: Sequence[HeaderList],
 ) -> bytes:
     chunks: list[bytes] = []
     for delta, time, key, value, fields in zip(offset_deltas, ts, keys, values, headers, strict=True):
