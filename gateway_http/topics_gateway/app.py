@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from topics_gateway.body import drain
 from topics_gateway.call import Call, ClientGoneError, Handler, ms_since
 from topics_gateway.errors import error_reply, internal
+from topics_gateway.group_endpoints import GroupEndpoints
 from topics_gateway.probe_endpoints import ProbeEndpoints
 from topics_gateway.queue_endpoints import QueueEndpoints
 from topics_gateway.record_endpoints import RecordEndpoints
@@ -63,6 +64,7 @@ def _handlers(api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) 
     watches = WatchEndpoints(api, settings, rendered)
     queues = QueueEndpoints(api, settings)
     routers = RouterEndpoints(api, settings)
+    groups = GroupEndpoints(api, settings, rendered)
     probes = ProbeEndpoints(api, settings)
     return {
         "topics.v1.TopicsService.PutTopic": topics.put,
@@ -83,6 +85,14 @@ def _handlers(api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) 
         "topics.v1.RouterService.GetRouter": routers.get,
         "topics.v1.RouterService.ListRouters": routers.list,
         "topics.v1.RouterService.DeleteRouter": routers.delete,
+        "topics.v1.GroupService.ListGroups": groups.list,
+        "topics.v1.GroupService.GetGroup": groups.get,
+        "topics.v1.GroupService.DeleteGroup": groups.delete,
+        "topics.v1.GroupService.Consume": groups.consume,
+        "topics.v1.GroupService.CommitPositions": groups.commit,
+        "topics.v1.GroupService.FetchPositions": groups.positions,
+        "topics.v1.GroupService.ResetPositions": groups.reset,
+        "topics.v1.GroupService.DeletePositions": groups.delete_positions,
         "topics.v1.WatchService.CreateWatch": watches.create,
         _OPEN_WATCH: watches.open,
         "topics.v1.AdminService.GetHealth": probes.health,

@@ -2,11 +2,14 @@
 
 from typing import Final
 
+from msgspec import UNSET, UnsetType
+
 from topics_gateway.jsonbody import Fields, JsonObject
+from topics_service.engine.errors import invalid
 from topics_service.engine.model import ConfigInput
 
 _KNOWN: Final = frozenset(ConfigInput.__struct_fields__)
-_NULLABLE: Final = frozenset({"priority", "dead_letter", "durability"})
+_NULLABLE: Final = frozenset({"priority", "dead_letter", "durability", "retain_until_acked_by"})
 _I64: Final = 1 << 63  # the engine has the true bounds of priority
 
 
@@ -31,4 +34,14 @@ def read_config(found: JsonObject) -> ConfigInput:
         max_deliveries=fields.integer("max_deliveries"),
         dead_letter=fields.text("dead_letter"),
         leases_durable=fields.boolean("leases_durable"),
+        retain_until_acked_by=_groups(fields),
     )
+
+
+def _groups(fields: Fields) -> tuple[str, ...] | UnsetType:
+    if not fields.has("retain_until_acked_by"):
+        return UNSET
+    groups = fields.value("retain_until_acked_by")
+    if not isinstance(groups, list) or not all(isinstance(group, str) for group in groups):
+        raise invalid("retain_until_acked_by must be an array of strings")
+    return tuple(groups)

@@ -80,6 +80,8 @@ def _outer_size(body: Body) -> int:
         size += len(b',"delay_ms":') + len(body.delay_ms)
     if body.priority:
         size += len(b',"priority":') + len(body.priority)
+    if body.partition:
+        size += len(b',"partition":') + len(body.partition)
     return size
 
 

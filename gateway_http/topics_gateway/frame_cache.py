@@ -1,4 +1,4 @@
-"""What was made of the last frame of records of each topic: streams that are given the same frame share it."""
+"""What was made of the last frame of records of each partition: streams that are given the same frame share it."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Final, Generic, TypeVar
 
 from topics_gateway.render import Parts
 from topics_service.engine.model import Slice
-from topics_service.engine.watch.frames import RecordsFrame
+from topics_service.engine.watch.frames import CaughtUpFrame, RecordsFrame, WatchFrame
 from topics_service.statistics import CacheStatistics
 
 T = TypeVar("T")
@@ -17,7 +17,7 @@ _SHARE: Final = 8  # what is heavier than 1/8 of all is not kept
 
 
 class FrameCache(Generic[T]):
-    """Keeps what `make` gives for a frame until the topic's next one; beyond `max_bytes` the oldest leaves."""
+    """Keeps what `make` gives for a frame until the partition's next one; beyond `max_bytes` the oldest leaves."""
 
     def __init__(self, make: Callable[[RecordsFrame, Parts], T], weigh: Callable[[T], int], max_bytes: int) -> None:
         """`weigh` says how many bytes something made holds, or will hold."""
@@ -26,7 +26,7 @@ class FrameCache(Generic[T]):
         self._weigh = weigh
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._kept: OrderedDict[tuple[str, Parts], _Entry[T]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int | None, Parts], _Entry[T]] = OrderedDict()
 
     @property
     def size(self) -> int:
@@ -37,7 +37,7 @@ class FrameCache(Generic[T]):
         """What was made of this frame, or is now."""
         if len(frame.slices) > _MOST_SLICES:
             return self._make(frame, parts)
-        name = (frame.topic, parts)
+        name = (frame.topic, frame.partition, parts)
         key = (frame.from_seq, frame.to_seq, frame.head_seq, *map(_identity, frame.slices))
         entry = self._kept.get(name)
         if entry is not None and entry.key == key:
@@ -56,10 +56,20 @@ class FrameCache(Generic[T]):
                 self._bytes -= self._kept.popitem(last=False)[1].weight
         return made
 
-    def last(self, topic: str, parts: Parts) -> T | None:
-        """What was made of the topic's last frame, if it is kept."""
-        entry = self._kept.get((topic, parts))
+    def last(self, frame: CaughtUpFrame, parts: Parts) -> T | None:
+        """What was made of the last frame before this one, if it is kept."""
+        entry = self._kept.get((frame.topic, frame.partition, parts))
         return None if entry is None else entry.made
+
+
+def partition_member(frame: WatchFrame) -> dict[str, int]:
+    """The member that frames have only where the topic has several partitions."""
+    return {} if frame.partition is None else {"partition": frame.partition}
+
+
+def partition_text(frame: WatchFrame) -> bytes:
+    """The same as JSON text, to follow another member."""
+    return b"" if frame.partition is None else b',"partition":%d' % frame.partition
 
 
 class _Entry(Generic[T]):

@@ -1,5 +1,6 @@
 """Handlers of a topic's records: append, diff, delete (SPEC API 2, 3, 5)."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from topics_gateway.body import read_json
@@ -11,15 +12,15 @@ from topics_gateway.settings import GatewaySettings
 from topics_gateway.writebody import read_append
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
-from topics_service.engine.model import AppendReply, DeleteRequest, DiffRequest, TagMatch
+from topics_service.engine.model import AppendReply, DeleteReply, DeleteRequest, DiffReply, DiffRequest, TagMatch
 
 _DIFF: Final = frozenset(
     {
         "from_seq", "limit", "node", "include_tags", "include_meta", "wait_ms", "max_batch_bytes", "from_ts", "last",
-        "filter",
+        "filter", "partition",
     }
 )  # fmt: skip
-_DELETE: Final = frozenset({"before_seq", "match"})
+_DELETE: Final = frozenset({"before_seq", "match", "partition"})
 
 
 class RecordEndpoints:
@@ -43,9 +44,10 @@ class RecordEndpoints:
     async def diff(self, call: Call) -> Reply:
         """POST /v0/topics/{topic}/diff. A client that leaves ends its wait."""
         text = await read_json(call, self._settings.max_body_bytes, optional=True)
-        fields = Fields(parse_object(text), _DIFF, frozenset({"node", "filter"}))
+        fields = Fields(parse_object(text), _DIFF, frozenset({"node", "filter", "partition"}))
         request = DiffRequest(
             topic=call.name,
+            partition=fields.integer("partition") or 0,
             from_seq=fields.integer("from_seq") or 0,
             limit=fields.amount("limit"),
             nodes=read_nodes(fields.value("node")),
@@ -58,34 +60,26 @@ class RecordEndpoints:
         parts = Parts(tags=fields.boolean("include_tags") is True, metas=fields.boolean("include_meta") is not False)
         reading = self._api.diff(request)
         reply = await (call.unless_gone(reading) if request.wait_ms else reading)
-        pieces: list[bytes | memoryview] = [b'{"topic":', encode(reply.topic), b',"records":[']
-        for i, run in enumerate(self._rendered.records(reply.slices, parts)):
-            pieces += (b",", run) if i else (run,)
-        rest = encode(
-            {
-                "next_from_seq": reply.next_from_seq,
-                "head_seq": reply.head_seq,
-                "earliest_seq": reply.earliest_seq,
-                "caught_up": reply.caught_up,
-                "tombstone": reply.tombstone,
-                "lag": reply.lag,
-                "performance": {"server_total_ms": call.elapsed_ms, "records_scanned": reply.records_scanned},
-            }
-        )
-        pieces += (b"],", memoryview(rest)[1:])
-        return Reply(200, b"".join(pieces))
+        members = {"topic": reply.topic, **partition_member(reply)}
+        return page_reply(members, reply, self._rendered.records(reply.slices, parts), call.elapsed_ms)
 
     async def delete(self, call: Call) -> Reply:
         """POST /v0/topics/{topic}/delete."""
         text = await read_json(call, self._settings.max_body_bytes)
         fields = Fields(parse_object(text), _DELETE, _DELETE)
         match = read_match(fields.value("match")) if fields.has("match") else None
-        request = DeleteRequest(topic=call.name, before_seq=fields.integer("before_seq"), match=match)
+        request = DeleteRequest(
+            topic=call.name,
+            partition=fields.integer("partition") or 0,
+            before_seq=fields.integer("before_seq"),
+            match=match,
+        )
         reply = await self._api.delete_records(request)
         return json_reply(
             200,
             {
                 "topic": reply.topic,
+                **partition_member(reply),
                 "deleted": reply.deleted,
                 "earliest_seq": reply.earliest_seq,
                 "head_seq": reply.head_seq,
@@ -96,9 +90,34 @@ class RecordEndpoints:
         )
 
 
+def page_reply(members: dict[str, Any], page: DiffReply, runs: Iterable[bytes | memoryview], total_ms: float) -> Reply:
+    """`members`, then those of a page of records, whose texts are `runs`."""
+    pieces: list[bytes | memoryview] = [encode(members)[:-1], b',"records":[']
+    for i, run in enumerate(runs):
+        pieces += (b",", run) if i else (run,)
+    rest = encode(
+        {
+            "next_from_seq": page.next_from_seq,
+            "head_seq": page.head_seq,
+            "earliest_seq": page.earliest_seq,
+            "caught_up": page.caught_up,
+            "tombstone": page.tombstone,
+            "lag": page.lag,
+            "performance": {"server_total_ms": total_ms, "records_scanned": page.records_scanned},
+        }
+    )
+    pieces += (b"],", memoryview(rest)[1:])
+    return Reply(200, b"".join(pieces))
+
+
 def append_members(reply: AppendReply, *, seqs: bool, total_ms: float) -> dict[str, Any]:
     """The members of the answer to a write."""
-    members: dict[str, Any] = {"topic": reply.topic, "first_seq": reply.first_seq, "last_seq": reply.last_seq}
+    members: dict[str, Any] = {
+        "topic": reply.topic,
+        **partition_member(reply),
+        "first_seq": reply.first_seq,
+        "last_seq": reply.last_seq,
+    }
     if seqs:
         members["seqs"] = list(range(reply.first_seq, reply.last_seq + 1))
     members |= {
@@ -114,6 +133,11 @@ def append_members(reply: AppendReply, *, seqs: bool, total_ms: float) -> dict[s
         performance["throttle_wait_ms"] = round(reply.throttle_wait_ms, 3)
     members["performance"] = performance
     return members
+
+
+def partition_member(reply: AppendReply | DiffReply | DeleteReply) -> dict[str, int]:
+    """The member that answers have only where the topic has several partitions."""
+    return {} if reply.partition_count == 1 else {"partition": reply.partition}
 
 
 def read_match(value: object, field: str = "match") -> TagMatch:

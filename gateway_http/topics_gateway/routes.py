@@ -8,6 +8,7 @@ from google.api import annotations_pb2
 
 from topics.v1 import (
     admin_service_pb2,
+    group_service_pb2,
     queue_service_pb2,
     router_service_pb2,
     topics_service_pb2,
@@ -15,13 +16,14 @@ from topics.v1 import (
 )
 from topics_gateway.call import Call, Handler
 from topics_gateway.errors import method_not_allowed, not_found
-from topics_service.api.access import NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE
+from topics_service.api.access import NO_GROUP_ROUTE, NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE
 from topics_service.engine.errors import TopicsError, invalid
 
 _FILES: Final = (
     topics_service_pb2,
     queue_service_pb2,
     router_service_pb2,
+    group_service_pb2,
     watch_service_pb2,
     admin_service_pb2,
 )
@@ -32,7 +34,7 @@ UNROUTED: Final = "unrouted"
 """Stands for the RPC of a request that met no route."""
 
 
-_NO_ROUTES: Final = {"topic": NO_TOPIC_ROUTE, "router": NO_ROUTER_ROUTE}
+_NO_ROUTES: Final = {"topic": NO_TOPIC_ROUTE, "router": NO_ROUTER_ROUTE, "group": NO_GROUP_ROUTE}
 """What leads nowhere below a path variable, by its name; NO_ROUTE elsewhere."""
 
 

@@ -13,14 +13,15 @@ from topics_service.engine.errors import TopicsError, invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendRequest
 from topics_service.engine.watch.frames import WatchRequest, WatchTopic
+from topics_service.engine.watch.scope import by_place
 
 _ENVELOPE: Final = frozenset({"op", "request_id"})
 _SUBSCRIBE: Final = _ENVELOPE | {
     "topic", "topics", "from_seq", "tail", "node", "filter", "limit", "max_batch_bytes", "include_data", "include_meta",
-    "include_tags", "lenient", "consistency",
+    "include_tags", "lenient", "consistency", "partition",
 }  # fmt: skip
-_UNSUBSCRIBE: Final = _ENVELOPE | {"topic", "topics"}
-_NULLABLE: Final = frozenset({"request_id", "node", "filter"})
+_UNSUBSCRIBE: Final = _ENVELOPE | {"topic", "topics", "partition"}
+_NULLABLE: Final = frozenset({"request_id", "node", "filter", "partition"})
 _LIMIT: Final = 1000
 
 
@@ -104,10 +105,9 @@ def _subscription(fields: Fields) -> WatchRequest:
     topics = {}
     if fields.has("topics") and (not isinstance(given := fields.value("topics"), JsonObject) or given.members):
         topics = read_topics(given)
-    topic = fields.text("topic")
     start = WatchTopic(from_seq=fields.integer("from_seq") or 0, tail=fields.boolean("tail") is True)
-    if topic is not None:
-        topics.setdefault(topic, start)
+    if (place := _place(fields)) is not None:
+        topics.setdefault(place, start)
     request = read_subscription(fields, topics)
     request.limit = request.limit or _LIMIT
     request.max_batch_bytes = request.max_batch_bytes or 0
@@ -115,8 +115,14 @@ def _subscription(fields: Fields) -> WatchRequest:
     return request
 
 
+def _place(fields: Fields) -> str | None:
+    """What the members `topic` and `partition` stand for."""
+    topic, partition = fields.text("topic"), fields.integer("partition") or 0
+    return None if topic is None else next(iter(by_place([(topic, partition, WatchTopic())])))
+
+
 def _names(fields: Fields) -> list[str]:
-    names = [] if (topic := fields.text("topic")) is None else [topic]
+    names = [] if (place := _place(fields)) is None else [place]
     if fields.has("topics"):
         match fields.value("topics"):
             case JsonObject(members=members):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from topics_gateway.frame_cache import FrameCache
+from topics_gateway.frame_cache import FrameCache, partition_member, partition_text
 from topics_gateway.record_endpoints import append_members
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.reply import encode
@@ -74,12 +74,14 @@ class SocketFrames:
             case RecordsFrame():
                 return self.cache.get(frame, parts)
             case CaughtUpFrame():
-                return b'{"op":"caught_up","topic":%b,"head_seq":%d}' % (encode(frame.topic), frame.head_seq)
+                name = encode(frame.topic) + partition_text(frame)
+                return b'{"op":"caught_up","topic":%b,"head_seq":%d}' % (name, frame.head_seq)
             case TombstoneFrame(topic=topic, tombstone=lost):
                 return encode(
                     {
                         "op": "tombstone",
                         "topic": topic,
+                        **partition_member(frame),
                         "reason": lost.reason,
                         "gap_from": lost.gap_from,
                         "gap_to": lost.gap_to,
@@ -88,7 +90,8 @@ class SocketFrames:
                     }
                 )
             case TopicDeletedFrame():  # it has no head any more, and the contract shows 0
-                return encode({"op": "topic_deleted", "topic": frame.topic, "head_seq": 0, "reason": frame.reason})
+                ended = {"op": "topic_deleted", "topic": frame.topic, **partition_member(frame)}
+                return encode(ended | {"head_seq": 0, "reason": frame.reason})
             case ErrorFrame():
                 return encode(_error(frame))
             case _:
@@ -98,7 +101,7 @@ class SocketFrames:
         place = frame.from_seq, frame.to_seq, frame.head_seq
         pieces: list[bytes | memoryview] = [
             b'{"op":"record","topic":%b,"from_seq":%d,"to_seq":%d,"head_seq":%d,"records":['
-            % (encode(frame.topic), *place)
+            % (encode(frame.topic) + partition_text(frame), *place)
         ]
         for i, run in enumerate(self._rendered.records(frame.slices, parts)):
             pieces += (b",", run) if i else (run,)

@@ -70,7 +70,7 @@ class SocketSession:
         self._written = 0  # the newest ticket of its writes
         self._outbox = Outbox()
         self._sending = asyncio.Lock()
-        self._followed: dict[str, _Subscription] = {}  # by topic or pattern
+        self._followed: dict[str, _Subscription] = {}  # by place or pattern
         self._subscriptions: set[_Subscription] = set()
         self._tasks: asyncio.TaskGroup
         self._pumps: set[asyncio.Task[None]] = set()
@@ -277,7 +277,7 @@ class SocketSession:
 
 
 class _Subscription:
-    """What one `subscribe` follows. `keys` are the topics and patterns it was asked for and still has."""
+    """What one `subscribe` follows. `keys` are the places and patterns it was asked for and still has."""
 
     __slots__ = ("held", "keys", "parts", "stream")
 
@@ -289,9 +289,9 @@ class _Subscription:
 
 
 def _ended(frame: Frame) -> Sequence[str]:
-    """The topics that the stream follows no longer after `frame`."""
+    """The places that the stream follows no longer after `frame`."""
     if isinstance(frame, TopicDeletedFrame):
-        return (frame.topic,)
+        return (frame.place,)
     if isinstance(frame, ErrorFrame) and frame.reason is not Reason.THROTTLED:
         return frame.topics
     return ()

@@ -5,15 +5,17 @@ from typing import Any, Final
 from topics_gateway.body import read_json
 from topics_gateway.call import Call, flag
 from topics_gateway.config import read_config
-from topics_gateway.jsonbody import parse_object
+from topics_gateway.jsonbody import Fields, parse_object
 from topics_gateway.reply import Reply, json_reply
 from topics_gateway.settings import GatewaySettings
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.topics import TopicsApi
+from topics_service.engine.errors import invalid
 from topics_service.engine.model import Identity, ListTopicsRequest, TopicState
 
 _PAGE_SIZE: Final = 100
 _PAGE_SIZE_MAX: Final = 1000
+_PARTITIONS: Final = frozenset({"partition_count"})
 
 
 class TopicEndpoints:
@@ -26,8 +28,13 @@ class TopicEndpoints:
     async def put(self, call: Call) -> Reply:
         """PUT /v0/topics/{topic}."""
         text = await read_json(call, self._settings.max_body_bytes, optional=True)
-        config = read_config(parse_object(text))
-        reply = await self._api.put_topic(call.name, config, principal=call.principal)
+        found = parse_object(text)
+        reply = await self._api.put_topic(
+            call.name,
+            read_config(found),
+            principal=call.principal,
+            partition_count=Fields(found, _PARTITIONS, _PARTITIONS).integer("partition_count", low=1),
+        )
         return json_reply(
             201 if reply.created else 200,
             {
@@ -41,13 +48,17 @@ class TopicEndpoints:
 
     async def get(self, call: Call) -> Reply:
         """GET /v0/topics/{topic}."""
-        state = await self._api.get_topic(call.name, touch=flag(call.query(), "touch", True))
+        query = call.query()
+        partition = _number(query["partition"]) if "partition" in query else 0
+        state = await self._api.get_topic(call.name, touch=flag(query, "touch", True), partition=partition)
         queue = {} if state.queue is None else {"queue": state.queue}
+        several = {"partition": state.partition, "partitions": state.partitions} if state.partitions else {}
         return json_reply(
             200,
             {
                 "topic": state.topic,
                 "type": state.config.type,
+                **several,
                 "head_seq": state.head_seq,
                 "earliest_seq": state.earliest_seq,
                 "next_seq": state.next_seq,
@@ -107,12 +118,31 @@ def _summary(state: TopicState) -> dict[str, Any]:
         "topic": state.topic,
         "head_seq": state.head_seq,
         "earliest_seq": state.earliest_seq,
-        "count": state.count,
-        "bytes": state.bytes,
+        "count": state.total_count,
+        "bytes": state.total_bytes,
         "durable": state.config.durable,
         "effective_priority": state.effective_priority,
+        **_partition_count(state.identity),
     }
 
 
 def _identity(identity: Identity) -> dict[str, Any]:
-    return {"topic_id": identity.topic_id, "slug": identity.slug, "rrl": identity.rrl, "epoch": identity.epoch}
+    return {
+        "topic_id": identity.topic_id,
+        "slug": identity.slug,
+        "rrl": identity.rrl,
+        "epoch": identity.epoch,
+        **_partition_count(identity),
+    }
+
+
+def _partition_count(identity: Identity) -> dict[str, int]:
+    """The member that only topics with several partitions have."""
+    return {} if identity.partition_count == 1 else {"partition_count": identity.partition_count}
+
+
+def _number(text: str) -> int:
+    """A partition in a query. Raises `invalid_request`."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise invalid("partition must be an integer of at least 0")
+    return int(text)

@@ -16,6 +16,7 @@ from topics_gateway.watch_events import EventSource, WatchEvents, read_cursor_id
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
 from topics_service.engine.watch.frames import WatchRequest, WatchTopic
+from topics_service.engine.watch.scope import by_place
 
 _WATCH: Final = frozenset(
     {
@@ -24,7 +25,8 @@ _WATCH: Final = frozenset(
     }
 )  # fmt: skip
 _NULLABLE: Final = frozenset({"node", "cursor", "filter"})
-_TOPIC: Final = frozenset({"from_seq", "tail"})
+_TOPIC: Final = frozenset({"from_seq", "tail", "partition"})
+_PARTITION: Final = frozenset({"partition"})
 _HEARTBEAT_MS: Final = 15_000
 
 
@@ -101,18 +103,18 @@ def read_subscription(fields: Fields, topics: dict[str, WatchTopic]) -> WatchReq
 
 
 def read_topics(value: Any) -> dict[str, WatchTopic]:
-    """A map of topics to where each starts. Raises `invalid_request` if it is none, or empty."""
+    """A map of topics, or places, to where each starts. Raises `invalid_request` if it is none, or empty."""
     if not isinstance(value, JsonObject) or not value.members:
         raise invalid("topics must be an object with at least one topic")
-    topics: dict[str, WatchTopic] = {}
-    for name, options in value.members:
-        if name in topics:
-            raise invalid(f'duplicate topic "{name}"')
-        if not isinstance(options, JsonObject):
-            raise invalid(f'the value of topic "{name}" must be an object')
-        fields = Fields(options, _TOPIC)
-        topics[name] = WatchTopic(from_seq=fields.integer("from_seq") or 0, tail=fields.boolean("tail") is True)
-    return topics
+    return by_place(_start(name, options) for name, options in value.members)
+
+
+def _start(name: str, options: Any) -> tuple[str, int, WatchTopic]:
+    if not isinstance(options, JsonObject):
+        raise invalid(f'the value of topic "{name}" must be an object')
+    fields = Fields(options, _TOPIC, _PARTITION)
+    start = WatchTopic(from_seq=fields.integer("from_seq") or 0, tail=fields.boolean("tail") is True)
+    return name, fields.integer("partition") or 0, start
 
 
 def _resume_from(call: Call) -> dict[str, int]:

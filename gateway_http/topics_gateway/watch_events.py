@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from topics_gateway.frame_cache import FrameCache
+from topics_gateway.frame_cache import FrameCache, partition_member, partition_text
 from topics_gateway.jsonbody import parse_object
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.reply import encode
@@ -117,22 +117,23 @@ class WatchEvents:
         made = self.cache.get(frame, parts)
         if len(cursors) > 1:
             return event(b"record", made.data, cursor_id(cursors))
-        at = cursors[frame.topic]
+        at = cursors[frame.place]
         if made.event_at != at:
             made.event_at, made.event = at, event(b"record", made.data, cursor_id(cursors))
         return made.event
 
     def _caught_up(self, frame: CaughtUpFrame, parts: Parts, cursors: Mapping[str, int]) -> bytes:
-        made = self.cache.last(frame.topic, parts) if len(cursors) == 1 else None
+        made = self.cache.last(frame, parts) if len(cursors) == 1 else None
         if made is not None and made.caught_up_at == frame.head_seq:
             return made.caught_up
-        text = event(b"caught-up", encode({"topic": frame.topic, "head_seq": frame.head_seq}), cursor_id(cursors))
-        if made is not None and cursors[frame.topic] == frame.head_seq:
+        data = {"topic": frame.topic, **partition_member(frame), "head_seq": frame.head_seq}
+        text = event(b"caught-up", encode(data), cursor_id(cursors))
+        if made is not None and cursors[frame.place] == frame.head_seq:
             made.caught_up_at, made.caught_up = frame.head_seq, text
         return text
 
     def _make(self, frame: RecordsFrame, parts: Parts) -> "_Made":
-        pieces: list[bytes | memoryview] = [b'{"topic":', encode(frame.topic), b',"records":[']
+        pieces: list[bytes | memoryview] = [b'{"topic":', encode(frame.topic), partition_text(frame), b',"records":[']
         for i, run in enumerate(self._rendered.records(frame.slices, parts)):
             pieces += (b",", run) if i else (run,)
         pieces.append(b'],"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (frame.from_seq, frame.to_seq, frame.head_seq))
@@ -155,7 +156,12 @@ def _rare(frame: TombstoneFrame | TopicDeletedFrame | HeartbeatFrame | ErrorFram
         case TombstoneFrame():
             return event(b"tombstone", encode(_tombstone(frame)), cursor_id(cursors))
         case TopicDeletedFrame():
-            data = {"topic": frame.topic, "head_seq": frame.head_seq, "reason": frame.reason}
+            data = {
+                "topic": frame.topic,
+                **partition_member(frame),
+                "head_seq": frame.head_seq,
+                "reason": frame.reason,
+            }
             return event(b"topic-deleted", encode(data), cursor_id(cursors))
         case HeartbeatFrame():
             return heartbeat(frame)
@@ -167,6 +173,7 @@ def _tombstone(frame: TombstoneFrame) -> dict[str, Any]:
     lost = frame.tombstone
     return {
         "topic": frame.topic,
+        **partition_member(frame),
         "reason": "from_seq_too_old" if frame.too_old else lost.reason,
         "gap_from": lost.gap_from,
         "gap_to": lost.gap_to,

@@ -26,6 +26,7 @@ class Options(NamedTuple):
     config: ConfigInput | None
     delay_ms: int
     priority: int
+    partition: int
 
 
 def read_append(topic: str, text: bytes, limits: Limits) -> AppendRequest:
@@ -58,6 +59,7 @@ def read_options(body: Body) -> Options:
         config=_config(bytes(body.config)),
         delay_ms=_number("delay_ms", body.delay_ms).amount("delay_ms") if body.delay_ms else 0,
         priority=(_number("priority", body.priority).integer("priority") or 0) if body.priority else 0,
+        partition=_partition(bytes(body.partition)),
     )
 
 
@@ -86,6 +88,7 @@ def to_append(topic: str, text: bytes, body: Body, options: Options, limits: Lim
         disable_backpressure=body.disable_backpressure is True,
         delay_ms=options.delay_ms,
         priority=options.priority,
+        partition=options.partition,
     )
 
 
@@ -117,6 +120,10 @@ def _with_default(nodes: list[bytes | None] | None, default: Text, count: int) -
 
 def _number(name: str, text: Raw) -> Fields:
     return Fields(parse_object(b'{"%b":%b}' % (name.encode(), bytes(text))), frozenset((name,)))
+
+
+def _partition(text: bytes) -> int:
+    return (_number("partition", Raw(text)).integer("partition") or 0) if text not in (b"", b"null") else 0
 
 
 def _config(text: bytes) -> ConfigInput | None:

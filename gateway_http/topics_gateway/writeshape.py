@@ -12,8 +12,11 @@ Text = str | UnsetType | None
 
 RECORD_MEMBERS: Final = frozenset({"data", "tag", "node", "meta"})
 BODY_MEMBERS: Final = frozenset(
-    {"records", "node", "idempotency_key", "create", "config", "disable_backpressure", "delay_ms", "priority"}
-)
+    {
+        "records", "node", "idempotency_key", "create", "config", "disable_backpressure", "delay_ms", "priority",
+        "partition",
+    }
+)  # fmt: skip
 
 
 class Record(Struct, gc=False):
@@ -38,6 +41,7 @@ class Body(Struct):
     disable_backpressure: bool | UnsetType = UNSET
     delay_ms: Raw = Raw()
     priority: Raw = Raw()
+    partition: Raw = Raw()
 
     @property
     def envelope_size(self) -> int:

@@ -4,8 +4,9 @@ Nothing here knows how metrics are shown; `api.metrics` does.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class Histogram:
@@ -82,3 +83,23 @@ class RequestStatistics:
             histogram = self.finished[key] = Histogram(_REQUEST_BOUNDS_SECONDS)
         histogram.sum += seconds  # as Histogram.observe, without its call
         histogram.counts[bisect_left(_REQUEST_BOUNDS_SECONDS, seconds)] += 1
+
+
+@dataclass(slots=True)
+class KafkaStatistics:
+    """The Kafka door since the start: its requests by API and outcome, the error codes it answered with by API and name
+    of the error, bytes both ways, and connections that it refused or closed, by reason.
+
+    `connections` are open now, `frame_bytes` the memory of requests that are being received or served. `out_of_range` are
+    fetches of offsets that are not there (any more), `gap_records` offsets that fetches passed over because of a gap.
+    """
+
+    requests: RequestStatistics = field(default_factory=RequestStatistics)
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    closed: Counter[str] = field(default_factory=Counter)
+    connections: int = 0
+    frame_bytes: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    out_of_range: int = 0
+    gap_records: int = 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from topics.v1 import (
     admin_service_pb2,
+    group_service_pb2,
     queue_service_pb2,
     router_service_pb2,
     topics_service_pb2,
@@ -236,11 +237,20 @@ def test_names() -> None:
 
 # ------------------------------------------------------------------------- rules
 
-MODULES = (topics_service_pb2, queue_service_pb2, router_service_pb2, watch_service_pb2, admin_service_pb2)
+MODULES = (
+    topics_service_pb2, queue_service_pb2, router_service_pb2, group_service_pb2, watch_service_pb2, admin_service_pb2,
+)  # fmt: skip
 NAMES_IN_BODIES = {
-    "topics.v1.TopicsService.PutTopic": {"config.dead_letter"},
-    "topics.v1.TopicsService.Append": {"config.dead_letter"},
-    "topics.v1.TopicsService.AppendStream": {"append.topic", "append.config.dead_letter"},
+    "topics.v1.TopicsService.PutTopic": {"config.dead_letter", "config.retain_until_acked_by"},
+    "topics.v1.TopicsService.Append": {"config.dead_letter", "config.retain_until_acked_by"},
+    "topics.v1.TopicsService.AppendStream": {
+        "append.topic", "append.config.dead_letter", "append.config.retain_until_acked_by",
+    },  # fmt: skip
+    "topics.v1.GroupService.Consume": {"topic"},
+    "topics.v1.GroupService.CommitPositions": {"positions.topic"},
+    "topics.v1.GroupService.FetchPositions": {"topic"},
+    "topics.v1.GroupService.ResetPositions": {"topics.topic"},
+    "topics.v1.GroupService.DeletePositions": {"topics.topic"},
     # Not built yet: who builds them checks these names, with access.check_names.
     "topics.v1.RouterService.PutRouter": {"config.source", "config.dest"},
     "topics.v1.RouterService.ListRouters": {"source", "dest"},
@@ -255,14 +265,14 @@ def rpcs() -> Iterator[MethodDescriptor]:
 
 def name_fields(message: Descriptor, path: str = "") -> Iterator[str]:
     for field in message.fields:
-        if field.name in ("topic", "router", "source", "dest", "dead_letter"):
+        if field.name in ("topic", "router", "source", "dest", "dead_letter", "group", "retain_until_acked_by"):
             yield path + field.name
         elif field.message_type is not None and not path.count(".") > 2:
             yield from name_fields(field.message_type, f"{path}{field.name}.")
 
 
 def test_every_rpc_has_a_rule_and_every_rule_an_rpc() -> None:
-    paths = {access.NO_ROUTE, access.NO_TOPIC_ROUTE, access.NO_ROUTER_ROUTE}
+    paths = {access.NO_ROUTE, access.NO_TOPIC_ROUTE, access.NO_ROUTER_ROUTE, access.NO_GROUP_ROUTE}
     assert set(RULES) == {rpc.full_name for rpc in rpcs()} | paths
 
 

@@ -19,6 +19,7 @@ from topics_service.engine.model import (
     DeleteTopicReply,
     Identity,
     ListTopicsReply,
+    PartitionState,
     PutTopicReply,
     QueueCounters,
     TagMatch,
@@ -45,6 +46,7 @@ FULL = TopicConfig(
     max_deliveries=8,
     dead_letter="dead",
     leases_durable=True,
+    retain_until_acked_by=("g", "h"),
 )
 
 
@@ -102,15 +104,11 @@ def test_config_refuses_enum_numbers_from_the_future(field: str) -> None:
 
 
 def test_put_topic() -> None:
-    assert convert.put_topic_config(pb.PutTopicRequest(topic="t")) == ConfigInput()
-    request = pb.PutTopicRequest(topic="t", config=topic_pb2.TopicConfig(ttl_ms=5), partition_count=1)
-    assert convert.put_topic_config(request) == ConfigInput(ttl_ms=5)
-    with _refused():
-        convert.put_topic_config(pb.PutTopicRequest(topic="t", partition_count=2))
     response = convert.put_topic_response(PutTopicReply(topic="t", created=True, config=FULL, identity=IDENTITY))
     assert response == pb.PutTopicResponse(
-        topic="t", created=True, config=config_message(FULL), topic_id="top_1", slug="t", rrl=IDENTITY.rrl, epoch=3
-    )
+        topic="t", created=True, config=config_message(FULL), topic_id="top_1", slug="t", rrl=IDENTITY.rrl, epoch=3,
+        partition_count=1,
+    )  # fmt: skip
 
 
 def test_topic_state() -> None:
@@ -209,11 +207,13 @@ def test_delete() -> None:
     assert gone == pb.DeleteTopicResponse(topic="t", deleted=True, routers_removed=["a", "b"])
 
 
-def test_only_partition_zero_exists() -> None:
-    for call in (
-        lambda: convert.append_request(pb.AppendRequest(partition=1), Limits()),
-        lambda: convert.diff_request(pb.DiffRequest(partition=1)),
-        lambda: convert.delete_records_request(pb.DeleteRecordsRequest(partition=1)),
-    ):
-        with _refused(match="partition"):
-            call()
+def test_partitions() -> None:
+    assert convert.append_request(pb.AppendRequest(partition=1), Limits()).partition == 1
+    assert convert.diff_request(pb.DiffRequest(partition=1)).partition == 1
+    assert convert.delete_records_request(pb.DeleteRecordsRequest(partition=1)).partition == 1
+    second = PartitionState(partition=1, head_seq=4, earliest_seq=3, next_seq=5, count=2, bytes=6, last_write_ts=None)
+    state = convert.topic_state(_state("t", partition=1, partitions=[second]))
+    assert state.partition == 1
+    assert list(state.partitions) == [
+        topic_pb2.PartitionState(partition=1, head_seq=4, earliest_seq=3, next_seq=5, count=2, bytes=6)
+    ]

@@ -64,7 +64,7 @@ async def test_append_and_its_timing(api: Any, channel: Channel) -> None:
 async def test_touch_is_true_unless_said(api: Any, channel: Channel, asked: dict[str, bool], given: bool) -> None:
     api.replies["get_topic"] = topic_not_found("t")
     await _error(_topics(channel).GetTopic(pb.GetTopicRequest(topic="t", **asked)))
-    assert api.calls == [("get_topic", ("t",), {"touch": given})]
+    assert api.calls == [("get_topic", ("t",), {"touch": given, "partition": 0})]
 
 
 async def test_error_details(api: Any, channel: Channel) -> None:

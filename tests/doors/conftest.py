@@ -18,6 +18,7 @@ from support.server import ServerProcess
 from support.ws import WebSocket
 from topics.v1 import (
     admin_service_pb2,
+    group_service_pb2,
     queue_service_pb2,
     record_pb2,
     router_service_pb2,
@@ -35,6 +36,7 @@ SMALL = {
     "TOPICS_MAX_NODE_BYTES": 6,
     "TOPICS_MAX_LIMIT": 5,
     "TOPICS_MAX_TOPICS": 4,
+    "TOPICS_MAX_PARTITIONS": 3,
     "TOPICS_MAX_CLAIM": 2,
     "TOPICS_MAX_TOTAL_BYTES": 2000,
 }
@@ -51,7 +53,7 @@ KEYS = {
     "multi": "sekret-multi:read+write:t42:|shared.",
 }
 SECRETS = {name: entry.partition(":")[0] for name, entry in KEYS.items()} | {"unknown": "sekret-unknown"}
-MODULES = (pb, queue_service_pb2, router_service_pb2, watch_service_pb2, admin_service_pb2)
+MODULES = (pb, queue_service_pb2, router_service_pb2, group_service_pb2, watch_service_pb2, admin_service_pb2)
 RPCS = [
     rpc
     for module in MODULES
@@ -188,7 +190,7 @@ class Grpc:
     def any(self, rpc: MethodDescriptor) -> Refusal | None:
         """One call of any RPC, on absent topics; None if it succeeds."""
         message = message_factory.GetMessageClass(rpc.input_type)()
-        for field in ("topic", "router"):
+        for field in ("topic", "router", "group"):
             if field in rpc.input_type.fields_by_name:
                 setattr(message, field, "absent")
         method = f"/{rpc.containing_service.full_name}/{rpc.name}"

@@ -113,6 +113,7 @@ CONFIG = {
     "dead_letter": st.sampled_from([None, "dead", "t42:dead", "a", ""]),
     "leases_durable": st.booleans(),
 }
+PARTITION = st.sampled_from([0, 0, 0, 1, 1, 2, None, U64])
 RECORD = {"data": DATA, "tag": TAGS | st.none(), "node": NODES | st.none(), "meta": META}
 MATCH = st.builds(lambda tag: ["tag", "Eq", tag], TAGS) | st.builds(lambda tag: ["tag", "Glob", tag + "*"], TAGS) | TAGS
 WRITE = {
@@ -121,6 +122,7 @@ WRITE = {
     "create": st.booleans() | st.none(),
     "config": st.deferred(lambda: some_of(CONFIG)) | st.none(),
     "disable_backpressure": st.booleans(),
+    "partition": PARTITION,
 }
 WAITS = st.sampled_from([0, 0, 0, 1, 10, 30, 30_000, U64])
 DIFF = {
@@ -133,8 +135,9 @@ DIFF = {
     "max_batch_bytes": NUMBERS,
     "from_ts": st.sampled_from([0, 1, 1 << 41, U64]),
     "last": NUMBERS,
+    "partition": PARTITION,
 }
-DELETE = {"before_seq": NUMBERS, "match": MATCH}
+DELETE = {"before_seq": NUMBERS, "match": MATCH, "partition": PARTITION}
 
 # Built once: large bodies are to cost the server something, not the drawing.
 HEAVY = [
@@ -203,6 +206,7 @@ QUERY = {
     "prefix": st.sampled_from(["", "t42:", "a", "é", "\0"]),
     "page_size": st.sampled_from(["0", "1", "2", "1000", "99999", "-1", "x", ""]),
     "cursor": st.sampled_from(["", "x", "YQ", "YQ==", "====", "é"]),
+    "partition": st.sampled_from(["0", "1", "2", "x", "", "-1", "9" * 30]),
 }
 PATHS = [
     "/", "*", "/v0", "/v0/", "/v0/topics/", "/v0/topics/a/xyz", "/metrics", "/v0/ws", "//v0//topics", "/v0/topics/%ff",
@@ -236,7 +240,7 @@ def authorization(draw: Draw[Any], keyed: bool) -> str | None:
 def body_of(draw: Draw[Any], kind: str) -> dict[str, Any] | None:
     """A fitting body for a call of this kind."""
     if kind == "put":
-        return draw(some_of(CONFIG))
+        return draw(some_of(CONFIG | {"partition_count": st.sampled_from([1, 2, 2, 3, None])}))
     if kind == "write":
         records = [{"data": draw(DATA)} | draw(some_of(RECORD, 2)) for _ in range(draw(st.integers(1, 4)))]
         return {"records": records} | draw(some_of(WRITE, 2))

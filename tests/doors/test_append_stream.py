@@ -142,11 +142,12 @@ async def test_a_refused_batch_does_not_stop_the_others(door: Door) -> None:
     names = [errors_pb2.ErrorReason.Name(ack.error.reason)[13:] if ack.HasField("error") else "" for ack in acks]
     assert names == [
         "", "INVALID_REQUEST", "TOPIC_NOT_FOUND", "INVALID_REQUEST", "INVALID_REQUEST", "INVALID_REQUEST",
-        "INVALID_REQUEST", "INVALID_REQUEST", *[""] * 19, "THROTTLED", "",
+        "INVALID_REQUEST", "PARTITION_NOT_FOUND", *[""] * 19, "THROTTLED", "",
     ]  # fmt: skip
     assert "columns.data[0]" in acks[1].error.message
     assert dict(acks[2].error.detail) == {"topic": "missing"}
     assert not acks[2].error.HasField("retry_after_ms")
+    assert dict(acks[7].error.detail) == {"topic": "t", "partition": "3", "partition_count": "1"}
     throttled = acks[27].error
     assert dict(throttled.detail) == {"limit": "max_topics", "max": "20"}
     assert throttled.retry_after_ms == 1000

@@ -21,6 +21,7 @@ from topics.v1 import errors_pb2, record_pb2, topic_pb2, topics_service_pb2, top
 
 Answer = dict[str, Any]
 _runs = itertools.count(1)
+_PARTITION = ("partition", "head_seq", "earliest_seq", "next_seq", "count", "bytes")
 _RULES = {
     value.GetOptions().Extensions[errors_pb2.rule].code: value.GetOptions().Extensions[errors_pb2.rule]
     for value in errors_pb2.ErrorReason.DESCRIPTOR.values
@@ -54,7 +55,7 @@ class HttpDoor:
     def ask(self, step: Step) -> Answer:
         call = {
             "put": ("PUT", "", ("config",)),
-            "get": ("GET", "", ("touch",)),
+            "get": ("GET", "", ("touch", "partition")),
             "list": ("GET", "", ("prefix", "page_size", "cursor", "touch")),
             "drop": ("DELETE", "", ("if_empty",)),
             "append": ("POST", "", ("return_seqs",)),
@@ -66,7 +67,7 @@ class HttpDoor:
         params = {name: _query(value) for name, value in step.request.items() if name in query}
         body = None
         if method == "PUT":
-            body, params = json.dumps(step.request["config"]), {}
+            body, params = json.dumps({**step.request["config"], **_counted(step.request)}), {}
         elif method == "POST":
             body = _body({name: value for name, value in step.request.items() if name not in query})
         response = self._api.send(method, path, body, params=params)
@@ -77,13 +78,21 @@ class HttpDoor:
         reply = response.json()
         assert (response.status_code == 201) == reply.get("created", False)
         performance = reply.pop("performance")
+        if step.op in ("put", "get"):
+            reply.setdefault("partition_count", 1)
+        if step.op in ("get", "append", "diff", "delete"):
+            reply.setdefault("partition", 0)
         if step.op == "list":
+            for topic in reply["topics"]:
+                topic.setdefault("partition_count", 1)
             reply.setdefault("next_cursor", "")
         elif step.op == "append":
             reply.setdefault("seqs", [])
         elif step.op == "get":
             for name in ("last_write_ts", "last_read_ts"):
                 reply[name] = reply[name] is not None
+            for each in reply.setdefault("partitions", []):
+                each["last_write_ts"] = each["last_write_ts"] is not None
         elif step.op == "diff":
             raws = msgspec.json.decode(response.content, type=_Page).records
             reply["records"] = [_record(raw) for raw in raws]
@@ -107,11 +116,12 @@ class GrpcDoor:
             return _failure(error)
 
     def _put(self, topic: str, request: Answer) -> Answer:
-        reply = self._call("PutTopic", topic=topic, config=_config(request["config"]))
+        reply = self._call("PutTopic", topic=topic, config=_config(request["config"]), **_counted(request))
         return _settle(
             {
                 "topic": reply.topic,
                 "created": reply.created,
+                "partition_count": reply.partition_count,
                 "config": _read_config(reply.config),
                 **{name: getattr(reply, name) for name in ("topic_id", "slug", "rrl", "epoch")},
             },
@@ -121,10 +131,15 @@ class GrpcDoor:
     def _get(self, topic: str, request: Answer) -> Answer:
         reply = self._call("GetTopic", topic=topic, **request)
         state = reply.state
-        names = ("topic", "head_seq", "earliest_seq", "next_seq", "count", "bytes", "effective_priority")
+        names = ("topic", "head_seq", "earliest_seq", "next_seq", "count", "bytes", "effective_priority", "partition")
         return _settle(
-            {name: getattr(state, name) for name in (*names, "topic_id", "slug", "rrl", "epoch")}
+            {name: getattr(state, name) for name in (*names, "topic_id", "slug", "rrl", "epoch", "partition_count")}
             | {
+                "partitions": [
+                    {name: getattr(each, name) for name in _PARTITION}
+                    | {"last_write_ts": each.HasField("last_write_ts_ms")}
+                    for each in state.partitions
+                ],
                 "type": _name(topic_pb2.TopicType, state.type),
                 "config": _read_config(state.config),
                 "last_write_ts": state.HasField("last_write_ts_ms"),
@@ -136,7 +151,9 @@ class GrpcDoor:
 
     def _list(self, _: str, request: Answer) -> Answer:
         reply = self._call("ListTopics", **request)
-        names = ("topic", "head_seq", "earliest_seq", "count", "bytes", "durable", "effective_priority")
+        names = (
+            "topic", "head_seq", "earliest_seq", "count", "bytes", "durable", "effective_priority", "partition_count",
+        )  # fmt: skip
         topics = [{name: getattr(topic, name) for name in names} for topic in reply.topics]
         return _settle({"topics": topics, "next_cursor": reply.next_cursor}, _timings(reply))
 
@@ -155,12 +172,12 @@ class GrpcDoor:
         if "config" in request:
             request["config"] = _config(request["config"])
         reply = self._call("Append", topic=topic, records=records, **request)
-        names = ("topic", "first_seq", "last_seq", "head_seq", "count", "created", "deduped")
+        names = ("topic", "partition", "first_seq", "last_seq", "head_seq", "count", "created", "deduped")
         return _settle({name: getattr(reply, name) for name in names} | {"seqs": list(reply.seqs)}, _timings(reply))
 
     def _diff(self, topic: str, request: Answer) -> Answer:
         reply = self._call("Diff", topic=topic, **request)
-        names = ("topic", "next_from_seq", "head_seq", "earliest_seq", "caught_up", "lag")
+        names = ("topic", "partition", "next_from_seq", "head_seq", "earliest_seq", "caught_up", "lag")
         tombstone = None
         if reply.HasField("tombstone"):
             tombstone = {
@@ -181,7 +198,7 @@ class GrpcDoor:
         if match := request.pop("match", None):
             request["match"] = record_pb2.TagMatch(**{match[0]: match[1]})
         reply = self._call("DeleteRecords", topic=topic, **request)
-        names = ("topic", "deleted", "earliest_seq", "head_seq", "count", "bytes")
+        names = ("topic", "partition", "deleted", "earliest_seq", "head_seq", "count", "bytes")
         return _settle({name: getattr(reply, name) for name in names}, _timings(reply))
 
     def _call(self, method: str, **fields: Any) -> Any:
@@ -230,6 +247,10 @@ def _body(request: dict[str, Any]) -> str:
         rule, value = request["match"]
         members["match"] = json.dumps(["tag", "Eq", value] if rule == "eq" else ["tag", "Glob", value + "*"])
     return _members(members)
+
+
+def _counted(request: dict[str, Any]) -> dict[str, Any]:
+    return {"partition_count": request["partition_count"]} if "partition_count" in request else {}
 
 
 def _query(value: Any) -> str:

@@ -137,14 +137,15 @@ async def test_where_it_begins_and_ends(door: Door, asked: dict[str, int], got: 
 
 async def test_refusals(door: Door) -> None:
     await _append(door, b"1")
-    for asked in ({"from_seq": 1, "last": 1}, {"from_ts_ms": 1, "last": 1}, {"from_ts_ms": -1}, {"partition": 1}):
+    for asked in ({"from_seq": 1, "last": 1}, {"from_ts_ms": 1, "last": 1}, {"from_ts_ms": -1}):
         frames, code, reason = await _broken(door.stub.BulkDiff(pb.BulkDiffRequest(topic="t", **asked)))
         assert (frames, code, reason) == ([], grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
-        if "partition" not in asked:
-            call = door.stub.Diff(pb.DiffRequest(topic="t", **asked))
-            assert await _refused(call) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
+        call = door.stub.Diff(pb.DiffRequest(topic="t", **asked))
+        assert await _refused(call) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
     frames, code, reason = await _broken(door.stub.BulkDiff(pb.BulkDiffRequest(topic="no")))
     assert (frames, code, reason) == ([], grpc.StatusCode.NOT_FOUND, "TOPIC_NOT_FOUND")
+    frames, code, reason = await _broken(door.stub.BulkDiff(pb.BulkDiffRequest(topic="t", partition=1)))
+    assert (frames, code, reason) == ([], grpc.StatusCode.NOT_FOUND, "PARTITION_NOT_FOUND")
 
 
 async def test_locate_time_and_the_starts_of_diff(door: Door) -> None:

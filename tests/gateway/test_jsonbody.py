@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from topics_gateway.config import read_config
 from topics_gateway.jsonbody import Fields, parse_object
@@ -86,11 +87,21 @@ def test_booleans_and_texts() -> None:
         assert refused(error)
 
 
+def test_config_groups() -> None:
+    for text, groups in ((b'["g","h"]', ("g", "h")), (b"[]", ()), (b"null", UNSET)):
+        given = read_config(parse_object(b'{"retain_until_acked_by":%b}' % text))
+        assert given == ConfigInput(retain_until_acked_by=groups)
+    for text in (b'"g"', b"[1]", b"{}", b'["g",null]'):
+        with pytest.raises(TopicsError, match="retain_until_acked_by"):
+            read_config(parse_object(b'{"retain_until_acked_by":%b}' % text))
+
+
 def test_config_nulls_and_types() -> None:
     assert read_config(parse_object(b'{"priority":null,"dead_letter":null,"durability":null}')) == ConfigInput()
     given = read_config(parse_object(b'{"type":"queue","ttl_ms":5,"durable":true,"priority":-7,"unknown":{"a":[]}}'))
     assert given == ConfigInput(type="queue", ttl_ms=5, durable=True, priority=-7)
-    for name in sorted(set(ConfigInput.__struct_fields__) - {"priority", "dead_letter", "durability"}):
+    nullable = {"priority", "dead_letter", "durability", "retain_until_acked_by"}
+    for name in sorted(set(ConfigInput.__struct_fields__) - nullable):
         for value in ("null", "[]", "1.5"):
             with pytest.raises(TopicsError) as error:
                 read_config(parse_object(f'{{"{name}":{value}}}'.encode()))

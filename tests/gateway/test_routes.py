@@ -12,7 +12,7 @@ from topics_gateway.call import Call
 from topics_gateway.reply import Reply
 from topics_gateway.routes import Route, RouteTable, annotated_routes, split_path
 from topics_gateway.stalls import StallWatch
-from topics_service.api.access import NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE, Gate
+from topics_service.api.access import NO_GROUP_ROUTE, NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE, Gate
 from topics_service.api.auth import KeyRing
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
@@ -77,7 +77,8 @@ async def test_rpcs_without_a_handler_are_not_found(api: TopicsApi, settings: Ga
     assert await refusal(find("PUT", "/v0/topics/t/diff")) == (NO_TOPIC_ROUTE, Reason.METHOD_NOT_ALLOWED)
     for rpc, method, path in annotated_routes():
         if rpc != DIFF:
-            below = NO_TOPIC_ROUTE if "{topic}" in path else NO_ROUTER_ROUTE if "{router}" in path else NO_ROUTE
+            kinds = {"{topic}": NO_TOPIC_ROUTE, "{router}": NO_ROUTER_ROUTE, "{group}": NO_GROUP_ROUTE}
+            below = next((rule for variable, rule in kinds.items() if variable in path), NO_ROUTE)
             path = path.replace("{", "").replace("}", "")
             assert await refusal(find(method, path)) == (rpc, Reason.NOT_FOUND)
             assert await refusal(find("PATCH", path)) == (below, Reason.NOT_FOUND)

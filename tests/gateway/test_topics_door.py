@@ -65,8 +65,8 @@ async def test_a_state_with_queue_counters(settings: GatewaySettings, api: Topic
     class QueueApi:
         metrics = api.metrics
 
-        async def get_topic(self, name: str, *, touch: bool) -> TopicState:
-            state = await api.get_topic(name, touch=touch)
+        async def get_topic(self, name: str, *, touch: bool, partition: int) -> TopicState:
+            state = await api.get_topic(name, touch=touch, partition=partition)
             state.queue = QueueCounters(ready=842, in_flight=288, dead_lettered=4)
             return state
 

@@ -30,6 +30,7 @@ def compact(**members: Any) -> bytes:
         {"return_seqs": False},
         {"node": "n", "create": True, "idempotency_key": "k" * 50, "disable_backpressure": False},
         {"delay_ms": 5, "priority": 3, "config": {"ttl_ms": 5}},
+        {"partition": 12345678},
     ],
 )
 @pytest.mark.parametrize("topic", ["t", "tenant:é", "x" * 300])
@@ -42,6 +43,7 @@ def test_a_compact_publish_is_not_parsed_again(more: Any, topic: str, monkeypatc
     assert list(map(bytes, request.batch.datas)) == [b'{"a":1}', b"null"]
     assert request.batch.tags == ["é".encode(), None]
     assert (request.delay_ms, request.priority) == (more.get("delay_ms", 0), more.get("priority", 0))
+    assert request.partition == more.get("partition", 0)
     assert command.request_id == json.dumps(more.get("request_id"), separators=(",", ":"), ensure_ascii=False).encode()
 
 

@@ -17,8 +17,8 @@ from topics_service.engine.model import AppendRequest, ConfigInput
 class Rule(NamedTuple):
     """What one RPC asks of its caller.
 
-    `scopes` are needed all together. `field` is the request field, and the path variable, that names the topic or
-    router called upon; empty if there is none. `slot` says that a call counts against the cap of its key.
+    `scopes` are needed all together. `field` is the request field, and the path variable, that names the topic, router
+    or group called upon; empty if there is none. `slot` says that a call counts against the cap of its key.
     """
 
     scopes: frozenset[Scope]
@@ -35,6 +35,7 @@ _ADMIN: Final = frozenset({Scope.ADMIN})
 NO_ROUTE: Final = "no route"
 NO_TOPIC_ROUTE: Final = "no route below a topic"
 NO_ROUTER_ROUTE: Final = "no route below a router"
+NO_GROUP_ROUTE: Final = "no route below a group"
 
 PROBES: Final = frozenset({"topics.v1.AdminService.GetHealth", "topics.v1.AdminService.GetReady"})
 
@@ -60,6 +61,14 @@ RULES: Final[Mapping[str, Rule]] = {
     "topics.v1.RouterService.GetRouter": Rule(_READ, "router"),
     "topics.v1.RouterService.ListRouters": Rule(_READ),
     "topics.v1.RouterService.DeleteRouter": Rule(_DELETE, "router"),
+    "topics.v1.GroupService.ListGroups": Rule(_READ),
+    "topics.v1.GroupService.GetGroup": Rule(_READ, "group"),
+    "topics.v1.GroupService.DeleteGroup": Rule(_DELETE, "group"),
+    "topics.v1.GroupService.Consume": Rule(_READ, "group"),
+    "topics.v1.GroupService.CommitPositions": Rule(_READ, "group"),
+    "topics.v1.GroupService.FetchPositions": Rule(_READ, "group"),
+    "topics.v1.GroupService.ResetPositions": Rule(_DELETE, "group"),
+    "topics.v1.GroupService.DeletePositions": Rule(_DELETE, "group"),
     "topics.v1.WatchService.CreateWatch": Rule(_READ),
     "topics.v1.WatchService.OpenWatch": Rule(_READ, slot=False),
     "topics.v1.WatchService.Watch": Rule(_READ, slot=False),
@@ -70,6 +79,45 @@ RULES: Final[Mapping[str, Rule]] = {
     NO_ROUTE: Rule(_NONE),
     NO_TOPIC_ROUTE: Rule(_WRITE, "topic"),
     NO_ROUTER_ROUTE: Rule(_ADMIN, "router"),
+    NO_GROUP_ROUTE: Rule(_READ, "group"),
+}
+
+# The requests of Kafka clients, by API key. Names are those of topics, or of groups in the APIs of groups. Metadata and
+# what comes before it take any key, as Kafka's Describe, which every other permission implies: a producer needs it
+# too. What waits for others (a fetch, members of a group) takes no slot: a connection has one such request at most.
+KAFKA_RULES: Final[Mapping[int, Rule]] = {
+    0: Rule(_WRITE, "topic"),  # Produce
+    1: Rule(_READ, "topic", slot=False),  # Fetch
+    2: Rule(_READ, "topic"),  # ListOffsets
+    3: Rule(_NONE, "topic"),  # Metadata; to create what is missing takes `write`, as an append does
+    8: Rule(_READ, "group"),  # OffsetCommit; and `read` of the topics
+    9: Rule(_READ, "group"),  # OffsetFetch
+    10: Rule(_NONE, "group"),  # FindCoordinator
+    11: Rule(_READ, "group", slot=False),  # JoinGroup
+    12: Rule(_READ, "group", slot=False),  # Heartbeat
+    13: Rule(_READ, "group", slot=False),  # LeaveGroup
+    14: Rule(_READ, "group", slot=False),  # SyncGroup
+    15: Rule(_READ, "group"),  # DescribeGroups
+    16: Rule(_READ),  # ListGroups: those that the key may touch
+    17: Rule(_NONE, slot=False),  # SaslHandshake
+    18: Rule(_NONE, slot=False),  # ApiVersions
+    19: Rule(_ADMIN, "topic"),  # CreateTopics
+    20: Rule(_DELETE, "topic"),  # DeleteTopics
+    21: Rule(_DELETE, "topic"),  # DeleteRecords
+    22: Rule(_WRITE),  # InitProducerId
+    23: Rule(_READ, "topic"),  # OffsetForLeaderEpoch
+    32: Rule(_READ, "topic"),  # DescribeConfigs
+    33: Rule(_ADMIN, "topic"),  # AlterConfigs
+    35: Rule(_READ, "topic"),  # DescribeLogDirs
+    36: Rule(_NONE, slot=False),  # SaslAuthenticate
+    37: Rule(_ADMIN, "topic"),  # CreatePartitions
+    42: Rule(_DELETE, "group"),  # DeleteGroups
+    44: Rule(_ADMIN, "topic"),  # IncrementalAlterConfigs
+    47: Rule(_DELETE, "group"),  # OffsetDelete
+    60: Rule(_NONE),  # DescribeCluster
+    61: Rule(_READ, "topic"),  # DescribeProducers
+    68: Rule(_READ, "group", slot=False),  # ConsumerGroupHeartbeat
+    69: Rule(_READ, "group"),  # ConsumerGroupDescribe
 }
 
 
@@ -103,6 +151,15 @@ class Gate:
             raise TopicsError(Reason.UNAUTHORIZED, "missing or unknown API key")
         return principal
 
+    def find(self, password: bytes) -> Principal | None:
+        """Who has this key; everyone, whatever it is, where no key is asked for. None for an unknown key."""
+        return ANYONE if self._keys is None else self._keys.find(password)
+
+    @property
+    def open(self) -> bool:
+        """Whether no key is asked for."""
+        return self._keys is None
+
     def slot(self, rpc: str, principal: Principal) -> AbstractContextManager[None]:
         """Holds one of the key's slots while entered. Entering raises `throttled` when none is free."""
         if not principal.key_id or not self._max_inflight or not rule_of(rpc).slot:
@@ -111,18 +168,28 @@ class Gate:
 
     @contextmanager
     def _hold(self, key_id: str) -> Iterator[None]:
-        running = self._inflight.get(key_id, 0)
-        if running >= self._max_inflight:
+        if not self.acquire(key_id):
             raise TopicsError(
                 Reason.THROTTLED,
                 "this API key has as many requests in flight as it may",
                 {"limit": "max_inflight_per_key", "max": self._max_inflight},
             )
-        self._inflight[key_id] = running + 1
         try:
             yield
         finally:
-            self._inflight[key_id] -= 1
+            self.release(key_id)
+
+    def acquire(self, key_id: str) -> bool:
+        """Take one of the key's slots, which must be released; False when none is free."""
+        running = self._inflight.get(key_id, 0)
+        if self._max_inflight and running >= self._max_inflight:
+            return False
+        self._inflight[key_id] = running + 1
+        return True
+
+    def release(self, key_id: str) -> None:
+        """Give a slot back."""
+        self._inflight[key_id] -= 1
 
 
 _FREE: Final = nullcontext()
@@ -156,6 +223,8 @@ def check_put(principal: Principal, config: ConfigInput) -> None:
     """Raise `forbidden` unless the caller may give a topic this config: jobs must not leave its names."""
     if config.dead_letter is not None:
         check_names(principal, (config.dead_letter,))
+    if config.retain_until_acked_by:
+        check_names(principal, config.retain_until_acked_by)
 
 
 def check_append(principal: Principal, request: AppendRequest, *, exists: bool) -> None:

@@ -33,5 +33,6 @@ async def read_bulk(
         cursor.from_seq = reply.next_from_seq
         reply, _ = await api.bulk(cursor)
         while reply.next_from_seq == cursor.from_seq == reply.head_seq:
-            await api.news(request.topic)  # parked at once: nothing can come between the read and the wait
+            # Parked at once: nothing can come between the read and the wait.
+            await api.news(request.topic, request.partition)
             reply, _ = await api.bulk(cursor)

@@ -13,16 +13,23 @@ import msgspec
 from prometheus_client.metrics_core import Metric
 
 from topics_service.api.commit import CommitStatistics
-from topics_service.api.exposition import counter, gauge, gauges, histogram, render
+from topics_service.api.exposition import counter, gauge, gauges, histogram, labelled, render
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import QueueCounters
-from topics_service.statistics import CacheStatistics, Histogram, RequestStatistics, WatchStatistics
+from topics_service.statistics import (
+    CacheStatistics,
+    Histogram,
+    KafkaStatistics,
+    RequestStatistics,
+    WatchStatistics,
+)
 
 TEXT_TYPE: Final = "text/plain; version=0.0.4"
 JSON_TYPE: Final = "application/json"
 TOPICS_SHOWN: Final = 1000
 ROUTERS_SHOWN: Final = 1000
+POSITIONS_SHOWN: Final = 1000
 
 
 class Lag(Protocol):
@@ -55,7 +62,7 @@ class _Still:
 class Metrics:
     """Reads the counters of the engine, the commit thread and the doors. Answers in every state of the server.
 
-    The doors count into `http` and `grpc`, streams into `watch`. Whoever builds the server sets `lag` and
+    The doors count into `http`, `grpc` and `kafka`, streams into `watch`. Whoever builds the server sets `lag` and
     `wal_switches`, and a door that has a cache adds it to `caches`. All calls belong on the event loop.
     """
 
@@ -65,6 +72,7 @@ class Metrics:
         self._started = time.monotonic()
         self.http = RequestStatistics()
         self.grpc = RequestStatistics()
+        self.kafka = KafkaStatistics()
         self.watch = WatchStatistics()
         self.lag: Lag = _Still()
         self.wal_switches: Callable[[], int] = lambda: 0
@@ -74,11 +82,11 @@ class Metrics:
         """The Prometheus text exposition, of type TEXT_TYPE. All of it is read at once, most is written on a thread.
 
         Series per topic are those of names that start with one of `allowed`, where it is given; series per router
-        those of routers whose name, source and destination do.
+        those of routers whose name, source and destination do; series per position those whose group and topic do.
         """
         per_topic, families = self._per_topic(allowed), list(self._families())  # the first finds what has expired
-        per_router = self._per_router(allowed)
-        return await asyncio.to_thread(render, families) + per_topic + per_router
+        per_router, per_position = self._per_router(allowed), self._per_position(allowed)
+        return await asyncio.to_thread(render, families) + per_topic + per_router + per_position
 
     def json(self) -> bytes:
         """The aggregates as one JSON object, without a block per topic."""
@@ -131,6 +139,10 @@ class Metrics:
         yield gauge("routers_blocked", "Routers that stand still for an error.", self._engine.routers.blocked)
         routers_truncated = now["routers"] > ROUTERS_SHOWN
         yield gauge("router_metrics_truncated", "1 when there are more routers than series.", routers_truncated)
+        groups = self._engine.groups
+        yield gauge("groups", "Consumer groups that exist.", len(groups))
+        positions_truncated = groups.roster.positions > POSITIONS_SHOWN
+        yield gauge("group_metrics_truncated", "1 when there are more positions than series.", positions_truncated)
         yield gauge("records_live", "Live records in all topics.", now["records_live"])
         yield gauge("bytes_live", "Bytes of the live records, data and meta.", now["bytes_live"])
         yield gauge("queue_topics", "Topics of type queue.", now["queue_topics"])
@@ -169,6 +181,12 @@ class Metrics:
         )
         return gauges("router", [router.name for router in shown], columns)
 
+    def _per_position(self, allowed: tuple[str, ...] | None) -> bytes:
+        shown = list(self._engine.groups.roster.lags(POSITIONS_SHOWN, allowed))
+        series = [(group, topic, str(partition)) for group, topic, partition, _ in shown]
+        column = ("group_lag_records", "Seqs behind the position of a group.", [lag for *_, lag in shown])
+        return labelled(("group", "topic", "partition"), series, [column])
+
     def _queue(self, name: str) -> QueueCounters | None:
         """The counters of a topic that is a queue, if they can be had."""
         engine, topic = self._engine, self._engine.catalog.find(name)
@@ -201,6 +219,7 @@ class Metrics:
         door, finished = self.grpc, self.grpc.finished.items()
         yield histogram("grpc_call_seconds", "Duration of gRPC calls.", finished, ("rpc", "code"))
         yield gauge("grpc_calls_in_flight", "gRPC calls under way.", door.in_flight)
+        yield from self._kafka()
         watch = self.watch
         yield gauge("watch_streams", "Subscriptions that are followed.", watch.streams)
         yield counter("watch_frames", "Frames that streams were given, heartbeats too.", watch.frames)
@@ -218,3 +237,19 @@ class Metrics:
         yield counter("cache_misses", "Look-ups that a cache could not answer.", misses, ("cache",))
         sizes = [(labels, cache.size) for labels, cache in caches]
         yield gauge("cache_bytes", "Memory that a cache uses.", sizes, ("cache",))
+
+    def _kafka(self) -> Iterator[Metric]:
+        door = self.kafka
+        finished = door.requests.finished.items()
+        yield histogram("kafka_request_seconds", "Duration of Kafka requests.", finished, ("api", "outcome"))
+        yield gauge("kafka_requests_in_flight", "Kafka requests under way.", door.requests.in_flight)
+        errors = list(door.errors.items())
+        yield counter("kafka_errors", "Error codes in responses to Kafka clients.", errors, ("api", "error"))
+        yield gauge("kafka_connections", "Open connections of Kafka clients.", door.connections)
+        closed = [((reason,), count) for reason, count in door.closed.items()]
+        yield counter("kafka_connections_closed", "Kafka connections that the server ended.", closed, ("reason",))
+        yield gauge("kafka_frame_bytes", "Memory of Kafka requests that arrive or are served.", door.frame_bytes)
+        yield counter("kafka_received_bytes", "Bytes of requests from Kafka clients.", door.bytes_in)
+        yield counter("kafka_sent_bytes", "Bytes of responses to Kafka clients.", door.bytes_out)
+        yield counter("kafka_out_of_range", "Fetches of offsets that are not there.", door.out_of_range)
+        yield counter("kafka_gap_records", "Lost records that fetches have passed over.", door.gap_records)

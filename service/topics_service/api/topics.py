@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.watch import WatchApi, WatchCaps
 from topics_service.engine.batches import BatchReply, BatchRequest, FetchReply, FetchRequest
-from topics_service.engine.engine import Engine
+from topics_service.engine.engine import Engine, Parked
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
@@ -37,6 +38,14 @@ from topics_service.engine.model import (
     ReadyState,
     TopicState,
 )
+from topics_service.engine.producers import Producer
+
+
+class Settable(Protocol):
+    """What can be told once that something has happened, such as an asyncio.Event."""
+
+    def set(self) -> None:
+        """It has happened."""
 
 
 class Submitted(Struct, kw_only=True):
@@ -66,7 +75,7 @@ class TopicsApi:
         self._engine = engine
         self._commit = commit
         self._pressure = pressure or Pressure()
-        self._waiting: set[asyncio.Event] = set()
+        self._waiting: set[Settable] = set()
         self.metrics = Metrics(engine, commit.statistics)
         self.watches = WatchApi(
             self._admit, engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
@@ -190,6 +199,36 @@ class TopicsApi:
         """Return once all writes up to `ticket` are visible. Raises `internal` if they can't be made durable."""
         await self._settle(ticket)
 
+    def is_durable(self, ticket: int) -> bool:
+        """Whether `settled` returns without waiting."""
+        return self._commit.covers(ticket)
+
+    def extent(self, topic: str, partition: int) -> tuple[int, int]:
+        """The partition's earliest and head seq."""
+        state = self._admit().get_topic(topic, touch=False, partition=partition)
+        return state.earliest_seq, state.head_seq
+
+    def offset_at(self, topic: str, partition: int, ts: int) -> tuple[int, int] | None:
+        """See `Batches.offset_at`."""
+        return self._admit().batches.offset_at(topic, partition, ts)
+
+    def newest_time(self, topic: str, partition: int) -> tuple[int, int] | None:
+        """See `Batches.newest_time`."""
+        return self._admit().batches.newest_time(topic, partition)
+
+    def new_producer_id(self) -> tuple[int, int]:
+        """See `Producers.new_id`."""
+        return self._admit().batches.producers.new_id()
+
+    def producers(self, topic: str, partition: int) -> Sequence[Producer]:
+        """The idempotent producers that the partition knows, at most 1000 of them."""
+        engine = self._admit()
+        return engine.batches.producers.of(engine.catalog.visible(topic).partition(partition))
+
+    def park(self, topic: str, wake: Callable[[], None], partition: int = 0) -> Parked:
+        """See `Engine.park`."""
+        return self._engine.park(topic, wake, partition)
+
     async def diff(self, request: DiffRequest) -> DiffReply:
         """Read from a cursor, waiting up to `wait_ms` for a first record (SPEC API 3).
 
@@ -223,7 +262,7 @@ class TopicsApi:
             park.leave()
 
     @contextmanager
-    def told_of_drain(self, event: asyncio.Event) -> Iterator[None]:
+    def told_of_drain(self, event: Settable) -> Iterator[None]:
         """Set `event` should the server start to drain meanwhile."""
         self._waiting.add(event)
         try:
@@ -245,8 +284,11 @@ class TopicsApi:
 
         Before it goes by tag in what Kafka clients wrote, that is indexed, in slices between other requests.
         """
-        while request.match is not None and self._admit().index(request.topic, request.partition):
-            await asyncio.sleep(0)
+        more = request.match is not None
+        while more:
+            more = self._admit().index(request.topic, request.partition)
+            if more:
+                await asyncio.sleep(0)
         reply, ticket = self._admit().delete_records(request)
         await self._settle(ticket)
         return reply

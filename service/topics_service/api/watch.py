@@ -20,6 +20,7 @@ from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.watch.core import Watch
 from topics_service.engine.watch.frames import ErrorFrame, WatchRequest
+from topics_service.engine.watch.places import split_place
 from topics_service.statistics import WatchStatistics
 
 _MOST_HEARTBEAT_MS: Final = 60_000
@@ -55,13 +56,13 @@ class WatchApi:
         *,
         clock: Clock | None = None,
     ) -> None:
-        """`admit` gives the engine unless the server is starting or stopping; see Dispatcher for the next two."""
+        """`admit` gives the engine unless the server is starting or stopping; `priority` is that of a topic."""
         caps = caps or WatchCaps()
         loop = asyncio.get_running_loop()
         self._admit = admit
         self._statistics = statistics
         self._clock = clock or SystemClock()
-        self._dispatcher = Dispatcher(priority, overload_ms)
+        self._dispatcher = Dispatcher(lambda place: priority(split_place(place)[0]), overload_ms)
         self._least_heartbeat_ms = caps.least_heartbeat_ms
         self._sessions = Sessions(statistics, loop.time, most=caps.max_sessions)
         self._connections = Connections(

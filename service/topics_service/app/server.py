@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ import uvloop
 from topics_gateway.app import create_app
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.transport.server import HttpServer
+from topics_kafka.listener import KafkaServer, create_kafka, tls_context
 from topics_service import __version__
 from topics_service.api.access import Gate
 from topics_service.api.commit import GroupCommit
@@ -26,9 +28,10 @@ from topics_service.api.topics import TopicsApi
 from topics_service.app.disk import FreeSpace
 from topics_service.app.forwarder import Forwarder
 from topics_service.app.lag import LoopLag
-from topics_service.app.settings import Settings
+from topics_service.app.settings import Settings, split_host
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
+from topics_service.engine.errors import TopicsError
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
 
@@ -59,27 +62,42 @@ def run(settings: Settings) -> None:
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     _raise_file_limit()
+    tls = _tls(settings)
     http_socket = _bind(settings.host, settings.port)
+    try:
+        kafka_socket = _bind(settings.host, int(settings.kafka_port)) if settings.kafka_port else None
+    except StartError:
+        http_socket.close()
+        raise
+    sockets = [sock for sock in (http_socket, kafka_socket) if sock is not None]
     try:
         memory = settings.memory
         store = RocksStore(
             settings.data_path, block_cache_bytes=memory.store_cache, write_buffer_bytes=memory.write_buffers
         )
     except StoreError as error:
-        http_socket.close()
+        for sock in sockets:
+            sock.close()
         raise StartError(str(error)) from error
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, store, http_socket))
+            runner.run(_serve(settings, store, http_socket, kafka_socket, tls))
     except StoreError as error:
         raise StartError(str(error)) from error
     finally:
-        http_socket.close()
+        for sock in sockets:
+            sock.close()
         with contextlib.suppress(StoreError):  # a read-only store can't flush: what was acknowledged is durable
             store.close()
 
 
-async def _serve(settings: Settings, store: RocksStore, http_socket: socket.socket) -> None:
+async def _serve(
+    settings: Settings,
+    store: RocksStore,
+    http_socket: socket.socket,
+    kafka_socket: socket.socket | None,
+    tls: ssl.SSLContext | None,
+) -> None:
     engine = Engine(
         store,
         SystemClock(),
@@ -125,6 +143,7 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
         loop.add_signal_handler(signum, stop.set)
     work = (_upkeep(engine, disk, grpc), Forwarder(engine.routers).run(), lag.run())
     background = [asyncio.create_task(each) for each in work]
+    kafka: KafkaServer | None = None
     try:
         try:
             grpc_port = await grpc.start()
@@ -135,12 +154,21 @@ async def _serve(settings: Settings, store: RocksStore, http_socket: socket.sock
         await _recover(engine, stop)
         _tune_collector()
         grpc.set_serving(engine.ready().ready)
+        if kafka_socket is not None and not stop.is_set():
+            host, port = _advertised(settings, kafka_socket)
+            try:
+                kafka = create_kafka(api, engine, gate, settings.kafka, kafka_socket, host=host, port=port, tls=tls)
+                await kafka.start()
+            except (OSError, TopicsError) as error:
+                raise StartError(f"Kafka: {error}") from error
+            _announce_kafka(settings, kafka_socket.getsockname()[1], f"{host}:{port}")
         await stop.wait()
         log.info("stopping: draining for up to %d s", settings.drain_seconds)
     finally:
         grpc.set_serving(False)
         api.drain()
-        await asyncio.gather(http.stop(settings.drain_seconds), grpc.stop(settings.drain_seconds))
+        doors = (http, grpc) if kafka is None else (http, grpc, kafka)
+        await asyncio.gather(*(door.stop(settings.drain_seconds) for door in doors))
         for task in background:
             task.cancel()
         await asyncio.wait(background)
@@ -197,6 +225,31 @@ def _announce(settings: Settings, http_port: int, grpc_port: int) -> None:
         log.warning("authentication is OFF: whoever reaches the server may do everything")
     else:
         log.info("authentication is on, with %d API keys", len(settings.api_keys))
+
+
+def _announce_kafka(settings: Settings, port: int, advertised: str) -> None:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    if settings.kafka_port_file:
+        _write_atomically(Path(settings.kafka_port_file), f"{host}:{port}")
+    log.info("Kafka %s:%d, clients are told %s", host, port, advertised)
+
+
+def _advertised(settings: Settings, kafka_socket: socket.socket) -> tuple[str, int]:
+    """What Kafka clients are told to connect to: where nobody can, at a wildcard, the name of the machine stands in."""
+    host, port = split_host(settings.kafka_advertised)
+    if not host:
+        host = socket.gethostname() if settings.host in ("0.0.0.0", "::", "") else settings.host
+    return host, int(port or kafka_socket.getsockname()[1])
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    """The TLS of the Kafka port. Raises StartError for files that can't be read or do not belong together."""
+    if not settings.kafka_port or not settings.kafka_tls_cert:
+        return None
+    try:
+        return tls_context(settings.kafka_tls_cert, settings.kafka_tls_key)
+    except OSError as error:
+        raise StartError(f"TOPICS_KAFKA_TLS_CERT, TOPICS_KAFKA_TLS_KEY: {error}") from error
 
 
 def _write_atomically(path: Path, text: str) -> None:

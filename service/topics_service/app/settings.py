@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from topics_kafka.settings import KafkaSettings
 from topics_service.api.auth import KeyRing, KeySyntaxError, parse_keys
 from topics_service.api.watch import WatchCaps
 from topics_service.engine.limits import Limits
@@ -18,6 +19,8 @@ from topics_service.engine.names import Place
 log = logging.getLogger("topics.settings")
 
 _TRUE = ("1", "true")
+_MAX_I32 = (1 << 31) - 1
+_MAX_PORT = 65535
 
 
 class SettingsError(Exception):
@@ -40,6 +43,19 @@ class Settings:
     port_file: str = _setting("TOPICS_PORT_FILE", "", "file that receives host:port of HTTP once it is bound")
     grpc_port: int = _setting("TOPICS_GRPC_PORT", 4001, "gRPC port; 0 picks a free one")
     grpc_port_file: str = _setting("TOPICS_GRPC_PORT_FILE", "", "file that receives host:port of gRPC once it is bound")
+    kafka_port: str = _setting("TOPICS_KAFKA_PORT", "", "Kafka port; 0 picks a free one, none: no Kafka")
+    kafka_port_file: str = _setting(
+        "TOPICS_KAFKA_PORT_FILE", "", "file that receives host:port of Kafka once it takes connections"
+    )
+    kafka_advertised: str = _setting(
+        "TOPICS_KAFKA_ADVERTISED", "", "host or host:port that Kafka clients are told to connect to; none: as bound"
+    )
+    kafka_tls_cert: str = _setting(
+        "TOPICS_KAFKA_TLS_CERT", "", "certificate chain of the Kafka port, a PEM file; none: no TLS"
+    )
+    kafka_tls_key: str = _setting(
+        "TOPICS_KAFKA_TLS_KEY", "", "key of the certificate, a PEM file; none: it is in the certificate's file"
+    )
     data_dir: str = _setting("TOPICS_DATA_DIR", "./topics-data", "directory of the database; one process at a time")
     api_keys: KeyRing | None = _setting(  # noqa: RUF009  # a KeyRing does not change
         "TOPICS_API_KEYS",
@@ -82,8 +98,13 @@ class Settings:
     )
     max_watch_topics: int = _setting("TOPICS_MAX_WATCH_TOPICS", 256, "most topics that one watch follows")
     max_claim: int = _setting("TOPICS_MAX_CLAIM", 1000, "most jobs in one claim, ack, nack or extend")
-    max_topics: int = _setting("TOPICS_MAX_TOPICS", 100_000, "most topics; 0 is unlimited")
+    max_topics: int = _setting("TOPICS_MAX_TOPICS", 100_000, "most topics, counted by partitions; 0 is unlimited")
+    max_partitions: int = _setting("TOPICS_MAX_PARTITIONS", 1000, "most partitions of one topic")
     max_routers: int = _setting("TOPICS_MAX_ROUTERS", 10_000, "most routers; 0 is unlimited")
+    max_groups: int = _setting("TOPICS_MAX_GROUPS", 10_000, "most consumer groups; 0 is unlimited")
+    group_retention_ms: int = _setting(
+        "TOPICS_GROUP_RETENTION_MS", 604_800_000, "how long a consumer group stays that nobody uses; 0 is for ever"
+    )
     max_watch_sessions: int = _setting("TOPICS_MAX_WATCH_SESSIONS", 10_000, "most watch sessions; 0 is unlimited")
     max_sse_connections: int = _setting(
         "TOPICS_MAX_SSE_CONNECTIONS", 10_000, "most open streams: SSE, WebSocket and gRPC together; 0 is unlimited"
@@ -97,6 +118,28 @@ class Settings:
     max_total_bytes: int = _setting("TOPICS_MAX_TOTAL_BYTES", 0, "most live record bytes in all; 0 is unlimited")
     max_inflight_per_key: int = _setting(
         "TOPICS_MAX_INFLIGHT_PER_KEY", 1000, "most requests of one API key at a time, long polls too; 0 is unlimited"
+    )
+    kafka_max_connections: int = _setting(
+        "TOPICS_KAFKA_MAX_CONNECTIONS", 2000, "most open connections of Kafka clients; 0 is unlimited"
+    )
+    kafka_max_batch_bytes: int = _setting(
+        "TOPICS_KAFKA_MAX_BATCH_BYTES", 1_048_588, "largest record batch of a topic without its own max.message.bytes"
+    )
+    kafka_auto_create: int = _setting(
+        "TOPICS_KAFKA_AUTO_CREATE", 1, "whether a Kafka client's Metadata may create the topics it asks for: 1 or 0"
+    )
+    kafka_num_partitions: int = _setting(
+        "TOPICS_KAFKA_NUM_PARTITIONS", 1, "partitions of a topic that a Kafka client creates without saying how many"
+    )
+    kafka_node_id: int = _setting("TOPICS_KAFKA_NODE_ID", 1, "id of this server as a Kafka broker")
+    kafka_initial_rebalance_ms: int = _setting(
+        "TOPICS_KAFKA_INITIAL_REBALANCE_MS", 3000, "how long an empty classic group waits for more members to join"
+    )
+    kafka_min_session_timeout_ms: int = _setting(
+        "TOPICS_KAFKA_MIN_SESSION_TIMEOUT_MS", 6000, "least session timeout of a member of a classic group"
+    )
+    kafka_max_session_timeout_ms: int = _setting(
+        "TOPICS_KAFKA_MAX_SESSION_TIMEOUT_MS", 1_800_000, "longest session timeout of a member of a classic group"
     )
 
     @property
@@ -121,7 +164,10 @@ class Settings:
             max_watch_topics=max(1, self.max_watch_topics),
             max_claim=max(1, self.max_claim),
             max_routers=self.max_routers,
+            max_groups=self.max_groups,
+            group_retention_ms=self.group_retention_ms,
             max_topics=self.max_topics,
+            max_partitions=max(1, self.max_partitions),
             max_total_bytes=self.max_total_bytes,
             max_ephemeral_bytes=self.memory.ephemeral,
         )
@@ -134,6 +180,21 @@ class Settings:
             max_connections=self.max_sse_connections,
             max_connections_per_key=self.max_sse_connections_per_key,
             least_heartbeat_ms=min(max(1, self.test_min_heartbeat_ms), WatchCaps().least_heartbeat_ms),
+        )
+
+    @property
+    def kafka(self) -> KafkaSettings:
+        """What the Kafka door is told."""
+        return KafkaSettings(
+            max_batch_bytes=self.kafka_max_batch_bytes,
+            auto_create=bool(self.kafka_auto_create),
+            num_partitions=max(1, self.kafka_num_partitions),
+            node_id=min(self.kafka_node_id, _MAX_I32),
+            max_connections=self.kafka_max_connections,
+            initial_rebalance_ms=self.kafka_initial_rebalance_ms,
+            min_session_timeout_ms=self.kafka_min_session_timeout_ms,
+            max_session_timeout_ms=self.kafka_max_session_timeout_ms,
+            frame_bytes=self.memory_bytes // 4,
         )
 
     @property
@@ -209,8 +270,21 @@ def _check(settings: Settings) -> None:
             "and delete everything. Set TOPICS_API_KEYS, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 if that is what you want"
         )
     for name in ("port", "grpc_port"):
-        if getattr(settings, name) > 65535:
-            raise SettingsError(f"{name} must be at most 65535")
+        if getattr(settings, name) > _MAX_PORT:
+            raise SettingsError(f"{name} must be at most {_MAX_PORT}")
+    for name, text in (("port", settings.kafka_port), ("advertised port", split_host(settings.kafka_advertised)[1])):
+        if text and not (text.isascii() and text.isdigit() and int(text) <= _MAX_PORT):
+            raise SettingsError(f"the Kafka {name} must be a number of at most {_MAX_PORT}, not {text!r}")
+    if settings.kafka_tls_key and not settings.kafka_tls_cert:
+        raise SettingsError("TOPICS_KAFKA_TLS_KEY needs TOPICS_KAFKA_TLS_CERT")
+
+
+def split_host(text: str) -> tuple[str, str]:
+    """Host and port of `host`, `host:port` or `[v6 address]:port`; the port is empty where there is none."""
+    if text.count(":") == 1 or (text.startswith("[") and not text.endswith("]")):
+        host, _, port = text.rpartition(":")
+        return host.strip("[]"), port
+    return text.strip("[]"), ""
 
 
 def _is_loopback(host: str) -> bool:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
+from msgspec import Struct
 from ulid import ULID
 
 from topics_service.engine import checks, config, idempotency, names, reader, recovery, retention, upkeep
@@ -31,6 +32,7 @@ from topics_service.engine.model import (
     DiffRequest,
     ListTopicsReply,
     ListTopicsRequest,
+    PartitionState,
     PutTopicReply,
     ReadyState,
     TopicState,
@@ -53,6 +55,16 @@ from topics_service.storage.store import Family, Store
 _PURGE_ROWS = 1000
 _TTL_TOPICS_A_SWEEP = 1000
 _LOGS_A_SLICE = 1000
+_LOGS_A_PAGE = 10_000  # of a list of topics: 10 ms
+
+
+class Totals(Struct, frozen=True, kw_only=True):
+    """Figures of a topic, each the sum over its partitions."""
+
+    head: int
+    earliest: int
+    count: int
+    bytes: int
 
 
 class Parked:
@@ -157,15 +169,19 @@ class Engine:
             reason = "read_only"
         return ReadyState(ready=not reason, reason=reason, topics=len(self.catalog), replay_progress=self.recovered)
 
-    def sample(self, most: int, allowed: tuple[str, ...] | None = None) -> Iterator[tuple[str, Snapshot]]:
+    def sample(self, most: int, allowed: tuple[str, ...] | None = None) -> Iterator[tuple[str, Totals]]:
         """The first topics by name, at most `most`, as readers saw them last: nothing is read, expired or touched.
 
-        Only names that start with one of `allowed`, where it is given.
+        Only names that start with one of `allowed`, where it is given. Figures are sums over the partitions.
         """
         for name in islice(self.catalog.under(names.narrow("", allowed)), most):
             topic = self.catalog.topics[name]
             if not self.catalog.unsynced(topic):
-                yield topic.name, topic.log.view
+                views = [log.view for log in topic.logs]
+                yield topic.name, Totals(
+                    head=sum(s.head for s in views), earliest=sum(s.earliest for s in views),
+                    count=sum(s.count for s in views), bytes=sum(s.bytes for s in views),
+                )  # fmt: skip
 
     # ---------------------------------------------------------------- topics
 
@@ -219,13 +235,14 @@ class Engine:
 
     def list_topics(self, request: ListTopicsRequest, allowed: tuple[str, ...] | None = None) -> ListTopicsReply:
         """One page of topics in name order, only those that start with one of `allowed`. See TopicsApi.list_topics."""
-        now = self._clock.now_ms()
+        now, logs = self._clock.now_ms(), 0
         page: list[TopicState] = []
         for name in self.catalog.under(names.narrow(request.prefix, allowed), request.after):
             topic = self.catalog.topics[name]
             if self.catalog.unsynced(topic):
                 continue
-            if len(page) == request.page_size:
+            logs += len(topic.logs)
+            if len(page) == request.page_size or (page and logs > _LOGS_A_PAGE):
                 return ListTopicsReply(topics=page, next_after=page[-1].topic)
             if request.touch:
                 topic.touch(now, read=False)
@@ -279,8 +296,8 @@ class Engine:
             first = log.remembered(key, topic.config, now)
             if first is not None:
                 reply = AppendReply(
-                    topic=topic.name, partition=request.partition, first_seq=first.first_seq, count=first.count, head_seq=first.head_seq,
-                    created=False, deduped=True,
+                    topic=topic.name, partition=request.partition, partition_count=len(topic.logs),
+                    first_seq=first.first_seq, count=first.count, head_seq=first.head_seq, created=False, deduped=True,
                 )  # fmt: skip
                 return reply, max(log.ticket_of(reply.last_seq), self.catalog.unsynced(topic))
         s = log.begin(topic.config, now)
@@ -295,8 +312,9 @@ class Engine:
             self.queues.added(topic, jobs)
         self._touched[log.log_id] = log
         reply = AppendReply(
-            topic=topic.name, partition=request.partition, first_seq=first_seq, count=len(batch.datas), head_seq=s.head,
-            created=created, deduped=False, fsync_gated=topic.config.durability == "fsync",
+            topic=topic.name, partition=request.partition, partition_count=len(topic.logs), first_seq=first_seq,
+            count=len(batch.datas), head_seq=s.head, created=created, deduped=False,
+            fsync_gated=topic.config.durability == "fsync",
         )  # fmt: skip
         return reply, max(ticket, self.catalog.unsynced(topic))
 
@@ -310,7 +328,7 @@ class Engine:
         if request.from_ts is not None or request.last is not None:
             from_seq = reader.start(s, log.blocks, request)
             limit = limit or request.last or 0
-        return reader.read(
+        reply = reader.read(
             topic.name,
             s,
             log.blocks,
@@ -322,6 +340,8 @@ class Engine:
             stores=log.stores(s),
             partition=request.partition,
         )
+        reply.partition_count = len(topic.logs)
+        return reply
 
     def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
         """One page of a long read, and the topic's epoch for the next. See `api.bulk`; this call never waits."""
@@ -376,8 +396,8 @@ class Engine:
         deleted, s, ticket = log.delete(topic.config, self._clock.now_ms(), request.before_seq, request.match)
         self._touched[log.log_id] = log
         reply = DeleteReply(
-            topic=topic.name, partition=request.partition, deleted=deleted, earliest_seq=s.earliest, head_seq=s.head,
-            count=s.count, bytes=s.bytes,
+            topic=topic.name, partition=request.partition, partition_count=len(topic.logs), deleted=deleted,
+            earliest_seq=s.earliest, head_seq=s.head, count=s.count, bytes=s.bytes,
         )  # fmt: skip
         return reply, ticket
 
@@ -434,6 +454,10 @@ class Engine:
         state = topic.state(topic.logs[partition].visible(topic.config, now), now, partition)
         if topic.config.type == "queue":
             state.queue = self.queues.state(topic)
+        if len(topic.logs) > 1:
+            state.partitions = [
+                _partition_state(number, log.visible(topic.config, now)) for number, log in enumerate(topic.logs)
+            ]
         return state
 
     def _touch(self, log: Log) -> None:
@@ -495,6 +519,13 @@ class Engine:
         for log in topic.logs:
             self._touched[log.log_id] = log
         return ticket
+
+
+def _partition_state(number: int, s: Snapshot) -> PartitionState:
+    return PartitionState(
+        partition=number, head_seq=s.head, earliest_seq=s.earliest, next_seq=s.head + 1, count=s.count, bytes=s.bytes,
+        last_write_ts=s.last_ts or None,
+    )  # fmt: skip
 
 
 def _put_reply(topic: Topic, *, created: bool) -> PutTopicReply:

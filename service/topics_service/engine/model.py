@@ -126,6 +126,7 @@ class AppendReply(Struct, kw_only=True):
 
     topic: str
     partition: int = 0
+    partition_count: int = 1
     first_seq: int
     count: int
     head_seq: int
@@ -200,6 +201,7 @@ class DiffReply(Struct, kw_only=True):
 
     topic: str
     partition: int = 0
+    partition_count: int = 1
     slices: Sequence[Slice]
     next_from_seq: int
     head_seq: int
@@ -239,6 +241,7 @@ class DeleteReply(Struct, kw_only=True):
 
     topic: str
     partition: int = 0
+    partition_count: int = 1
     deleted: int
     earliest_seq: int
     head_seq: int
@@ -273,10 +276,22 @@ class QueueCounters(Struct, frozen=True, kw_only=True):
     dead_lettered: int
 
 
+class PartitionState(Struct, frozen=True, kw_only=True):
+    """Where one partition of a topic stands; the field order is the order of the JSON."""
+
+    partition: int
+    head_seq: int
+    earliest_seq: int
+    next_seq: int
+    count: int
+    bytes: int
+    last_write_ts: int | None
+
+
 class TopicState(Struct, kw_only=True):
     """A topic's state (SPEC API 1.2). `last_write_ts` and `last_read_ts` are None if it never happened.
 
-    Positions and counters are those of one partition.
+    Positions and counters are those of one partition. `partitions` has those of all, and is empty where there is one.
     """
 
     topic: str
@@ -291,15 +306,29 @@ class TopicState(Struct, kw_only=True):
     last_write_ts: int | None
     last_read_ts: int | None
     queue: QueueCounters | None = None
+    partitions: Sequence[PartitionState] = ()
 
     @property
     def next_seq(self) -> int:
         """The seq that the next append will get, unless a crash burns some."""
         return self.head_seq + 1
 
+    @property
+    def total_count(self) -> int:
+        """The live records of all partitions."""
+        return sum(each.count for each in self.partitions) if self.partitions else self.count
+
+    @property
+    def total_bytes(self) -> int:
+        """The live bytes of all partitions."""
+        return sum(each.bytes for each in self.partitions) if self.partitions else self.bytes
+
 
 class ListTopicsRequest(Struct, kw_only=True):
-    """A page of topics in name order. `after` is the last name of the page before; `page_size` is 1..1000."""
+    """A page of topics in name order. `after` is the last name of the page before; `page_size` is 1..1000.
+
+    A page may hold fewer when they have many partitions.
+    """
 
     prefix: str = ""
     after: str | None = None

@@ -7,7 +7,7 @@ from typing import Final
 
 from topics.v1 import record_pb2
 from topics.v1 import topics_service_pb2 as pb
-from topics_service.api.grpc.convert import checked_time, only_partition, tombstone_message
+from topics_service.api.grpc.convert import checked_time, tombstone_message
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import BulkRequest, DiffReply, Slice
 from topics_service.storage.block import lengths
@@ -24,11 +24,11 @@ _Column = Sequence[bytes | None] | None
 
 def bulk_request(request: pb.BulkDiffRequest, limits: Limits) -> BulkRequest:
     """A long read whose pages fit into frames."""
-    only_partition(request.partition)
     budget = min(max(request.frame_bytes or _DEFAULT_BYTES, _LEAST_BYTES), _MOST_BYTES)
     most = _RECORD_BYTES + limits.max_node_bytes + (limits.max_tag_bytes if request.include_tags else 0)
     return BulkRequest(
         topic=request.topic,
+        partition=request.partition,
         from_seq=request.from_seq,
         from_ts=checked_time(request.from_ts_ms) if request.HasField("from_ts_ms") else None,
         last=request.last if request.HasField("last") else None,
@@ -47,6 +47,7 @@ def bulk_frame(reply: DiffReply, *, done: bool, include_tags: bool, include_meta
         earliest_seq=reply.earliest_seq,
         tombstone=None if reply.tombstone is None else tombstone_message(reply.tombstone),
         done=done,
+        partition=reply.partition,
     )
     if reply.slices:
         _fill(frame.records, reply.slices, include_tags=include_tags, include_meta=include_meta)

@@ -32,10 +32,12 @@ def config_input(message: topic_pb2.TopicConfig) -> ConfigInput:
 
     Raises `invalid_request` for an enum number that this version does not know.
     """
-    given: dict[str, int | bool | str] = {}
+    given: dict[str, int | bool | str | tuple[str, ...]] = {}
     for field, value in message.ListFields():  # lists an optional field exactly when it was set
         names = _ENUM_NAMES.get(field.name)
-        if names is None:
+        if field.name == "retain_until_acked_by":
+            given[field.name] = tuple(value)
+        elif names is None:
             given[field.name] = value
         elif value:
             if value not in names:
@@ -64,4 +66,5 @@ def config_message(config: TopicConfig) -> topic_pb2.TopicConfig:
         max_deliveries=config.max_deliveries,
         dead_letter=config.dead_letter,
         leases_durable=config.leases_durable,
+        retain_until_acked_by=config.retaining,
     )

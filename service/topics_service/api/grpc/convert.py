@@ -15,7 +15,6 @@ from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
     AppendReply,
     AppendRequest,
-    ConfigInput,
     DeleteReply,
     DeleteRequest,
     DeleteTopicReply,
@@ -23,6 +22,7 @@ from topics_service.engine.model import (
     DiffRequest,
     ListTopicsReply,
     ListTopicsRequest,
+    PartitionState,
     PutTopicReply,
     QueueCounters,
     TagMatch,
@@ -39,13 +39,6 @@ _REASONS = {
 }
 
 
-def put_topic_config(request: pb.PutTopicRequest) -> ConfigInput:
-    """The config of a PutTopic; absent is the same as empty."""
-    if request.partition_count > 1:
-        raise invalid("partition_count: a topic has one partition", {"partition_count": request.partition_count})
-    return config_input(request.config)
-
-
 def put_topic_response(reply: PutTopicReply) -> pb.PutTopicResponse:
     """The outcome of a PutTopic."""
     identity = reply.identity
@@ -57,6 +50,7 @@ def put_topic_response(reply: PutTopicReply) -> pb.PutTopicResponse:
         slug=identity.slug,
         rrl=identity.rrl,
         epoch=identity.epoch,
+        partition_count=identity.partition_count,
     )
 
 
@@ -81,6 +75,8 @@ def topic_state(state: TopicState) -> topic_pb2.TopicState:
         rrl=identity.rrl,
         epoch=identity.epoch,
         partition_count=identity.partition_count,
+        partition=state.partition,
+        partitions=map(_partition_state, state.partitions),
     )
 
 
@@ -102,12 +98,13 @@ def list_topics_response(reply: ListTopicsReply) -> pb.ListTopicsResponse:
             topic=state.topic,
             head_seq=state.head_seq,
             earliest_seq=state.earliest_seq,
-            count=state.count,
-            bytes=state.bytes,
+            count=state.total_count,
+            bytes=state.total_bytes,
             durable=state.config.durable,
             effective_priority=state.effective_priority,
             type=TYPES[state.config.type],
             topic_id=state.identity.topic_id,
+            partition_count=state.identity.partition_count,
         )
         for state in reply.topics
     ]
@@ -121,7 +118,6 @@ def delete_topic_response(reply: DeleteTopicReply) -> pb.DeleteTopicResponse:
 
 def append_request(request: pb.AppendRequest, limits: Limits) -> AppendRequest:
     """An append; see `records.batch` and `columns.columnar_batch` for what is checked here."""
-    only_partition(request.partition)
     if request.HasField("columns"):
         if request.records:
             raise invalid("records and columns exclude each other")
@@ -131,6 +127,7 @@ def append_request(request: pb.AppendRequest, limits: Limits) -> AppendRequest:
     return AppendRequest(
         topic=request.topic,
         batch=records,
+        partition=request.partition,
         idempotency_key=request.idempotency_key if request.HasField("idempotency_key") else None,
         create=request.create if request.HasField("create") else None,
         config=config_input(request.config) if request.HasField("config") else None,
@@ -149,6 +146,7 @@ def append_response(reply: AppendReply, *, return_seqs: bool) -> pb.AppendRespon
         performance.throttle_wait_ms = reply.throttle_wait_ms
     return pb.AppendResponse(
         topic=reply.topic,
+        partition=reply.partition,
         first_seq=reply.first_seq,
         last_seq=reply.last_seq,
         seqs=range(reply.first_seq, reply.last_seq + 1) if return_seqs else (),
@@ -162,9 +160,9 @@ def append_response(reply: AppendReply, *, return_seqs: bool) -> pb.AppendRespon
 
 def diff_request(request: pb.DiffRequest) -> DiffRequest:
     """A read; the engine clamps its numbers."""
-    only_partition(request.partition)
     return DiffRequest(
         topic=request.topic,
+        partition=request.partition,
         from_seq=request.from_seq,
         limit=request.limit,
         nodes=tuple(node.encode() for node in request.node),
@@ -187,6 +185,7 @@ def diff_response(reply: DiffReply, *, include_tags: bool, include_meta: bool) -
     """A page of records."""
     response = pb.DiffResponse(
         topic=reply.topic,
+        partition=reply.partition,
         next_from_seq=reply.next_from_seq,
         head_seq=reply.head_seq,
         earliest_seq=reply.earliest_seq,
@@ -201,9 +200,9 @@ def diff_response(reply: DiffReply, *, include_tags: bool, include_meta: bool) -
 
 def delete_records_request(request: pb.DeleteRecordsRequest) -> DeleteRequest:
     """A deletion; the engine refuses one without a selector."""
-    only_partition(request.partition)
     return DeleteRequest(
         topic=request.topic,
+        partition=request.partition,
         before_seq=request.before_seq if request.HasField("before_seq") else None,
         match=tag_match(request.match, "match") if request.HasField("match") else None,
     )
@@ -213,11 +212,24 @@ def delete_records_response(reply: DeleteReply) -> pb.DeleteRecordsResponse:
     """What a deletion removed, and what is left."""
     return pb.DeleteRecordsResponse(
         topic=reply.topic,
+        partition=reply.partition,
         deleted=reply.deleted,
         earliest_seq=reply.earliest_seq,
         head_seq=reply.head_seq,
         count=reply.count,
         bytes=reply.bytes,
+    )
+
+
+def _partition_state(state: PartitionState) -> topic_pb2.PartitionState:
+    return topic_pb2.PartitionState(
+        partition=state.partition,
+        head_seq=state.head_seq,
+        earliest_seq=state.earliest_seq,
+        next_seq=state.next_seq,
+        count=state.count,
+        bytes=state.bytes,
+        last_write_ts_ms=state.last_write_ts,
     )
 
 
@@ -243,9 +255,3 @@ def tag_match(match: record_pb2.TagMatch, field: str) -> TagMatch:
     if rule is None:
         raise invalid(f"{field}: no rule is set")
     return TagMatch("Eq", match.eq.encode()) if rule == "eq" else TagMatch("Glob", match.prefix.encode())
-
-
-def only_partition(partition: int) -> None:
-    """Raise `invalid_request` for any partition but the one there is."""
-    if partition:
-        raise invalid(f"partition {partition} does not exist", {"partition": partition})

@@ -58,11 +58,11 @@ class FrameWriter:
             from_seq = frame.from_seq
             for slices in first:
                 to_seq = slices[-1].block.base_seq + slices[-1].stop - 1
-                yield _message(self._records(frame, slices, from_seq, to_seq), {frame.topic: to_seq})
+                yield _message(self._records(frame, slices, from_seq, to_seq), {frame.place: to_seq})
                 from_seq = to_seq
             yield _message(self._records(frame, last, from_seq, frame.to_seq), moved)
         elif isinstance(frame, TopicDeletedFrame):
-            yield _message(_body(_rare(frame)), self._departed(frame.topic))
+            yield _message(_body(_rare(frame)), self._departed(frame.place))
         else:
             yield _message(_body(_rare(frame)), self._moved())
 
@@ -91,6 +91,8 @@ class FrameWriter:
         runs = self._runs.records(slices, self._parts)
         head = b"\x0a%b%b" % (_varint(len(topic)), topic)
         tail = b"\x18%b\x20%b\x28%b" % (_varint(from_seq), _varint(to_seq), _varint(frame.head_seq))
+        if frame.partition:
+            tail += b"\x30" + _varint(frame.partition)
         size = len(head) + sum(map(len, runs)) + len(tail)
         return [b"\x12%b%b" % (_varint(size), head), *runs, tail]
 
@@ -123,11 +125,15 @@ def _rare(
             tombstone = tombstone_message(frame.tombstone)
             if frame.too_old:
                 tombstone.reason = record_pb2.GAP_REASON_FROM_SEQ_TOO_OLD
-            return stream_pb2.Frame(tombstone=stream_pb2.TopicTombstone(topic=frame.topic, tombstone=tombstone))
+            lost = stream_pb2.TopicTombstone(topic=frame.topic, tombstone=tombstone, partition=frame.partition or 0)
+            return stream_pb2.Frame(tombstone=lost)
         case CaughtUpFrame():
-            return stream_pb2.Frame(caught_up=stream_pb2.CaughtUp(topic=frame.topic, head_seq=frame.head_seq))
+            drained = stream_pb2.CaughtUp(topic=frame.topic, head_seq=frame.head_seq, partition=frame.partition or 0)
+            return stream_pb2.Frame(caught_up=drained)
         case TopicDeletedFrame():
-            deleted = stream_pb2.TopicDeleted(topic=frame.topic, head_seq=frame.head_seq, reason=frame.reason)
+            deleted = stream_pb2.TopicDeleted(
+                topic=frame.topic, head_seq=frame.head_seq, reason=frame.reason, partition=frame.partition or 0
+            )
             return stream_pb2.Frame(topic_deleted=deleted)
         case HeartbeatFrame():
             return stream_pb2.Frame(heartbeat=stream_pb2.Heartbeat(ts_ms=frame.ts))

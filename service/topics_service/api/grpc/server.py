@@ -10,6 +10,8 @@ from grpc_reflection.v1alpha import reflection
 from topics.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
+    group_service_pb2,
+    group_service_pb2_grpc,
     queue_service_pb2,
     queue_service_pb2_grpc,
     router_service_pb2,
@@ -21,6 +23,7 @@ from topics.v1 import (
 from topics_service.api.access import Gate
 from topics_service.api.grpc import health
 from topics_service.api.grpc.admin_servicer import AdminServicer
+from topics_service.api.grpc.group_servicer import GroupServicer
 from topics_service.api.grpc.guard import Guard
 from topics_service.api.grpc.meter import CallMeter
 from topics_service.api.grpc.queue_servicer import QueueServicer
@@ -40,6 +43,7 @@ SERVICE_NAMES: Final = tuple(
         (watch_service_pb2, "WatchService"),
         (queue_service_pb2, "QueueService"),
         (router_service_pb2, "RouterService"),
+        (group_service_pb2, "GroupService"),
         (admin_service_pb2, "AdminService"),
     )
 )
@@ -82,6 +86,7 @@ class GrpcServer:
         topics_service_pb2_grpc.add_TopicsServiceServicer_to_server(TopicsServicer(self._api), server)
         queue_service_pb2_grpc.add_QueueServiceServicer_to_server(QueueServicer(self._api), server)
         router_service_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(self._api), server)
+        group_service_pb2_grpc.add_GroupServiceServicer_to_server(GroupServicer(self._api), server)
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self._api), server)
         WatchServicer(self._api).register(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

@@ -14,6 +14,7 @@ from topics_service.api.bulk import read_bulk
 from topics_service.api.grpc import convert
 from topics_service.api.grpc.append_stream import AppendPipe
 from topics_service.api.grpc.bulk_diff import bulk_frame, bulk_request
+from topics_service.api.grpc.configs import config_input
 from topics_service.api.grpc.guard import caller
 from topics_service.api.topics import TopicsApi
 
@@ -44,13 +45,18 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
     async def PutTopic(self, request: pb.PutTopicRequest, context: Context) -> pb.PutTopicResponse:
         """See proto/topics/v1/topics_service.proto, as for every method here."""
         started = time.perf_counter()
-        reply = await self._api.put_topic(request.topic, convert.put_topic_config(request), principal=caller())
+        reply = await self._api.put_topic(
+            request.topic,
+            config_input(request.config),
+            principal=caller(),
+            partition_count=request.partition_count or None,
+        )
         return _timed(convert.put_topic_response(reply), started)
 
     async def GetTopic(self, request: pb.GetTopicRequest, context: Context) -> pb.GetTopicResponse:
         started = time.perf_counter()
         touch = request.touch if request.HasField("touch") else True
-        state = await self._api.get_topic(request.topic, touch=touch)
+        state = await self._api.get_topic(request.topic, touch=touch, partition=request.partition)
         return _timed(pb.GetTopicResponse(state=convert.topic_state(state)), started)
 
     async def ListTopics(self, request: pb.ListTopicsRequest, context: Context) -> pb.ListTopicsResponse:
@@ -93,9 +99,10 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
 
     async def LocateTime(self, request: pb.LocateTimeRequest, context: Context) -> pb.LocateTimeResponse:
         started = time.perf_counter()
-        convert.only_partition(request.partition)
-        seq, head = await self._api.locate(request.topic, convert.checked_time(request.ts_ms))
-        return _timed(pb.LocateTimeResponse(topic=request.topic, seq=seq, head_seq=head), started)
+        partition = request.partition
+        seq, head = await self._api.locate(request.topic, convert.checked_time(request.ts_ms), partition)
+        response = pb.LocateTimeResponse(topic=request.topic, partition=partition, seq=seq, head_seq=head)
+        return _timed(response, started)
 
     async def DeleteRecords(self, request: pb.DeleteRecordsRequest, context: Context) -> pb.DeleteRecordsResponse:
         started = time.perf_counter()

@@ -2,7 +2,7 @@
 # ruff: noqa: N802  # methods carry the names of the proto
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from topics_service.api.topics import TopicsApi
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.errors import TopicsError, invalid
 from topics_service.engine.watch.frames import ErrorFrame, WatchRequest, WatchTopic
+from topics_service.engine.watch.scope import by_place
 
 Context = ServicerContext[Any, Any]
 
@@ -103,7 +104,7 @@ def watch_request(asked: pb.WatchSubscription, *, lenient: bool) -> WatchRequest
     if strong is None:
         raise invalid(f"consistency: unknown value {asked.consistency}")
     return WatchRequest(
-        topics={name: WatchTopic(from_seq=start.from_seq, tail=start.tail) for name, start in asked.topics.items()},
+        topics=_topics(asked.topics),
         cursor=dict(asked.cursor),
         nodes=tuple(node.encode() for node in asked.node),
         filter=tag_match(asked.filter, "filter") if asked.HasField("filter") else None,
@@ -115,4 +116,10 @@ def watch_request(asked: pb.WatchSubscription, *, lenient: bool) -> WatchRequest
         include_tags=asked.include_tags,
         include_metas=asked.include_meta if asked.HasField("include_meta") else True,
         include_data=asked.include_data if asked.HasField("include_data") else True,
+    )
+
+
+def _topics(given: Mapping[str, pb.WatchTopic]) -> dict[str, WatchTopic]:
+    return by_place(
+        (name, start.partition, WatchTopic(from_seq=start.from_seq, tail=start.tail)) for name, start in given.items()
     )

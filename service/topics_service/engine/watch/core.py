@@ -7,6 +7,7 @@ from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
+from topics_service.engine.log import Log
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic
 from topics_service.engine.watch.frames import (
@@ -19,6 +20,7 @@ from topics_service.engine.watch.frames import (
     WatchFrame,
     WatchRequest,
 )
+from topics_service.engine.watch.places import split_place
 from topics_service.engine.watch.scope import Scope
 from topics_service.engine.watch.turns import Turn, Turns
 
@@ -33,7 +35,7 @@ class Watch:
     """One subscriber's place in many logs. It reads when it is asked and keeps no records: being slow costs nothing.
 
     `next` gives the next frame that is due. None means that there is nothing to tell until `wake` is called with the
-    name of a topic; that can happen within `next` itself, which stops early when it passes much in silence: forget
+    place of a log; that can happen within `next` itself, which stops early when it passes much in silence: forget
     earlier calls of `wake` before asking, and let others run before asking again.
 
     Each topic's frames are what `diff` from its cursor gives: a tombstone for every loss, then records in seq order,
@@ -41,7 +43,9 @@ class Watch:
     deleted, or deleted and made again, ends with a `TopicDeletedFrame`; one that can't be read ends with an
     `ErrorFrame` that names it. Nothing is told twice.
 
-    `positions` are the topics found at the start, in name order. `cursors` are where all topics of the watch stand
+    A log is named by its place (`places`): the topic's name, and the partition unless it is 0.
+
+    `positions` are the logs found at the start, in the order of places. `cursors` are where all logs of the watch stand
     now, after the frame given last; a deleted one stays, but if it was followed through a pattern only until the next
     call of `next`. `epochs` are the numbers of the instances that the cursors belong to.
     """
@@ -65,8 +69,8 @@ class Watch:
     ) -> None:
         """Start to follow. `wake` is called often and must be cheap; all that is found is due at first, without it.
 
-        Raises `invalid_request` for no topics, too many or a bad pattern, `topic_not_found` for an unknown name
-        unless `request.lenient`; nothing is followed then.
+        Raises `invalid_request` for no topics, too many or a bad pattern, `topic_not_found` or `partition_not_found`
+        for an unknown name or partition unless `request.lenient`; nothing is followed then.
 
         A session that is opened again passes what its last `Watch` said in `epochs` and `heads`. A topic with another
         number is another instance: it is told as recreated and read from its earliest record. Of the names in
@@ -105,9 +109,9 @@ class Watch:
                 if epochs is not None and name in epochs:
                     self.epochs[name] = epochs[name]
                 continue
-            s = _look(topic, now)
-            cursor = scope.start(name, s.head)
-            follow = self._follow(topic, cursor, now, joined=name not in request.topics)
+            follow = self._follow(name, topic, now, joined=name not in request.topics)
+            s = _look(topic, follow.log, now)
+            cursor = self.cursors[name] = scope.start(name, s.head)
             follow.opening = True
             if epochs is not None and epochs.get(name, topic.number) != topic.number:
                 follow.foreign = True
@@ -125,7 +129,7 @@ class Watch:
     @property
     def heads(self) -> dict[str, int]:
         """The highest visible seq that is known of each topic in `cursors`."""
-        return self._departed | {name: follow.topic.log.view.head for name, follow in self._follows.items()}
+        return self._departed | {name: follow.log.view.head for name, follow in self._follows.items()}
 
     def next(self) -> WatchFrame | ErrorFrame | None:
         """The next frame that is due, after which `cursors` have moved; None if there is none for now."""
@@ -136,7 +140,8 @@ class Watch:
             if name not in self._named:
                 self._leaving = name
             self._succeed(name)
-            return TopicDeletedFrame(topic=name, head_seq=head)
+            topic, partition = split_place(name)
+            return TopicDeletedFrame(topic=topic, partition=partition or None, head_seq=head)
         if self._refused:
             return self._refusal()
         now, patience = self._clock.now_ms(), self._patience
@@ -198,10 +203,10 @@ class Watch:
     def _step(self, follow: "_Follow", now: int, *, fresh: bool) -> WatchFrame | None:
         """Go on with one topic. Not `fresh` means that its last frame was of the same turn."""
         topic, name = follow.topic, follow.name
-        if self._catalog.topics.get(name) is not topic:
+        if self._catalog.topics.get(topic.name) is not topic:
             return self._deleted(follow)
         topic.touch(now)
-        log, config, cursor = topic.log, topic.config, self.cursors[name]
+        log, config, cursor = follow.log, topic.config, self.cursors[name]
         s = log.visible(config, now)
         end = s.head
         if self._strong and config.durability != "ephemeral":
@@ -217,10 +222,10 @@ class Watch:
         nodes = self._nodes if config.dedupe_node else _NO_NODES
         end_seq = end if end < s.head else None
         if self._match is None:
-            reply = reader.read(name, s, log.blocks, from_seq, self._limit, self._max_bytes, nodes, end_seq)
+            reply = reader.read(topic.name, s, log.blocks, from_seq, self._limit, self._max_bytes, nodes, end_seq)
         else:
             reply = reader.read(
-                name, s, log.blocks, from_seq, self._limit, self._max_bytes, nodes, end_seq,
+                topic.name, s, log.blocks, from_seq, self._limit, self._max_bytes, nodes, end_seq,
                 match=self._match, stores=log.stores(s),
             )  # fmt: skip
         opening, follow.opening = follow.opening, False
@@ -234,7 +239,7 @@ class Watch:
                 self._turn = follow
             else:
                 self._again(follow, now)
-            return TombstoneFrame(topic=name, tombstone=lost, opening=opening)
+            return TombstoneFrame(topic=topic.name, partition=follow.partition, tombstone=lost, opening=opening)
         start = cursor if follow.stale is None else follow.stale
         follow.stale = None
         at = self.cursors[name] = reply.next_from_seq
@@ -248,7 +253,10 @@ class Watch:
             self._turn = follow
         else:
             self._again(follow, now)
-        return RecordsFrame(topic=name, slices=reply.slices, from_seq=start, to_seq=at, head_seq=s.head)
+        return RecordsFrame(
+            topic=topic.name, partition=follow.partition, slices=reply.slices, from_seq=start, to_seq=at,
+            head_seq=s.head,
+        )  # fmt: skip
 
     def _drained(self, follow: "_Follow", end: int, head: int) -> CaughtUpFrame | None:
         """What is up to `end` was read, and no more can be now: what is behind it waits for an fsync."""
@@ -257,7 +265,7 @@ class Watch:
         if end < head or follow.live:
             return None
         follow.live = True
-        return CaughtUpFrame(topic=follow.name, head_seq=head)
+        return CaughtUpFrame(topic=follow.topic.name, partition=follow.partition, head_seq=head)
 
     def _again(self, follow: "_Follow", now: int) -> None:
         """More is to be read, in a later turn."""
@@ -265,19 +273,19 @@ class Watch:
         self._turns.add(follow)
 
     def _deleted(self, follow: "_Follow") -> TopicDeletedFrame:
-        name, head = follow.name, follow.topic.log.view.head
+        name, head = follow.name, follow.log.view.head
         self._unfollow(follow)
         self._departed[name] = head
         if name not in self._named:
             self._leaving = name
         self._succeed(name)
-        return TopicDeletedFrame(topic=name, head_seq=head)
+        return TopicDeletedFrame(topic=follow.topic.name, partition=follow.partition, head_seq=head)
 
     def _failed(self, follow: "_Follow", error: TopicsError) -> ErrorFrame:
         """The topic can't be read: the others go on without it."""
         name = follow.name
         self._unfollow(follow)
-        self._departed[name] = follow.topic.log.view.head
+        self._departed[name] = follow.log.view.head
         return ErrorFrame(
             reason=error.reason, code=error.reason.value.http_status, message=error.message,
             retry_after_ms=error.retry_after_ms, topics=(name,), terminal=False,
@@ -296,7 +304,7 @@ class Watch:
             if len(self._refused) < self._max_topics:
                 self._refused.append(name)
         else:
-            self._turns.join(self._follow(topic, 0, self._clock.now_ms(), joined=True))
+            self._turns.join(self._follow(name, topic, self._clock.now_ms(), joined=True))
         self._wake(name)
 
     def _succeed(self, name: str) -> None:
@@ -305,17 +313,17 @@ class Watch:
         if successor is not None and not self._catalog.unsynced(successor):
             self._created(successor)
 
-    def _follow(self, topic: Topic, cursor: int, now: int, *, joined: bool) -> "_Follow":
-        name = topic.name
-        follow = self._follows[name] = _Follow(self, topic, now, joined=joined)
-        self.cursors[name], self.epochs[name] = cursor, topic.number
+    def _follow(self, name: str, topic: Topic, now: int, *, joined: bool) -> "_Follow":
+        """Follow the log at a place, from its first record."""
+        follow = self._follows[name] = _Follow(self, name, topic, split_place(name)[1], now, joined=joined)
+        self.cursors[name], self.epochs[name] = 0, topic.number
         if self._leaving == name:
             self._leaving = None
-        topic.log.park(follow.woken)
+        follow.log.park(follow.woken)
         return follow
 
     def _unfollow(self, follow: "_Follow") -> None:
-        follow.topic.log.leave(follow.woken)
+        follow.log.leave(follow.woken)
         follow.due, follow.watch = False, None
         del self._follows[follow.name]
         if self._turn is follow:
@@ -337,19 +345,25 @@ class Watch:
 
 
 class _Follow(Turn):
-    """One topic that is followed."""
+    """One log that is followed: `number` is that of its partition, `name` its place."""
 
-    __slots__ = ("foreign", "joined", "live", "name", "opening", "stale", "watch")
+    __slots__ = ("foreign", "joined", "live", "name", "number", "opening", "stale", "watch")
 
-    def __init__(self, watch: Watch, topic: Topic, now: int, *, joined: bool) -> None:
-        super().__init__(topic, now)
+    def __init__(self, watch: Watch, name: str, topic: Topic, number: int, now: int, *, joined: bool) -> None:
+        super().__init__(topic, topic.logs[number], now)
         self.watch: Watch | None = watch
-        self.name = topic.name
+        self.name = name
+        self.number = number
         self.joined = joined  # through a pattern
         self.live = False  # its backlog has ended, and that was told
         self.foreign = False  # the cursor belongs to an earlier instance of the topic
         self.opening = False  # not read yet since the client gave its cursor
         self.stale: int | None = None  # the cursor before the tombstone that was given last
+
+    @property
+    def partition(self) -> int | None:
+        """The partition as frames name it: None where the topic has no other."""
+        return self.number if len(self.topic.logs) > 1 else None
 
     def woken(self) -> None:
         """The log has grown, or is gone."""
@@ -357,9 +371,9 @@ class _Follow(Turn):
             self.watch.woken(self)
 
 
-def _look(topic: Topic, now: int) -> Snapshot:
-    """What a reader sees of the topic. Damage is met, and told, when the topic is read."""
+def _look(topic: Topic, log: Log, now: int) -> Snapshot:
+    """What a reader sees of one of the topic's logs. Damage is met, and told, when it is read."""
     try:
-        return topic.log.visible(topic.config, now)
+        return log.visible(topic.config, now)
     except TopicsError:
-        return topic.log.view
+        return log.view

@@ -7,8 +7,21 @@ from msgspec import Struct
 
 from topics_service.engine.errors import Reason
 from topics_service.engine.model import Slice, TagMatch, Tombstone
+from topics_service.engine.watch.places import place_of
 
 _INVOLUNTARY: Final = frozenset({"cap", "ttl", "mixed"})
+
+
+class _OfTopic(Struct, frozen=True, kw_only=True):
+    """A frame about one partition of a topic: `partition` is None where the topic has no other."""
+
+    topic: str
+    partition: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The key of its cursor, see `places`."""
+        return place_of(self.topic, self.partition or 0)
 
 
 class WatchTopic(Struct, frozen=True, kw_only=True):
@@ -22,9 +35,10 @@ class WatchRequest(Struct, kw_only=True):
     """Follow many topics (SPEC API 7.2).
 
     The keys of `topics` are names or, beyond the contract, a prefix and a `*` (`tenant42:*`, or `*` for everything):
-    every topic that starts with it, also those created later, which are followed from their first record. `cursor`
-    maps topics to the last seq dealt with and replaces their start; a topic that it lacks though it has others of the
-    same pattern is new since, and is read from its first record too. `limit` and `max_batch_bytes` bound one frame of
+    every topic that starts with it, also those created later, which are followed from their first record. `topic@3` is
+    partition 3 of a topic (see `places`); names and prefixes mean partition 0. `cursor` maps the same to the last seq
+    dealt with and replaces their start; a topic that it lacks though it has others of the same pattern is new since,
+    and is read from its first record too. `limit` and `max_batch_bytes` bound one frame of
     records: a limit of 0 means 256 and is clamped to 1000, None bytes mean 262144 and 0 means 1 MiB, clamped to 8 MiB.
     `heartbeat_ms` None means no heartbeats. `nodes` drops records written by these nodes, `filter` keeps only those
     with a matching tag. `strong` holds records back until they are durable by fsync. `lenient` leaves unknown topics
@@ -54,24 +68,22 @@ class Position(Struct, frozen=True, kw_only=True):
     earliest_seq: int
 
 
-class RecordsFrame(Struct, frozen=True, kw_only=True):
+class RecordsFrame(_OfTopic, frozen=True, kw_only=True):
     """New records of one topic, as block slices in seq order.
 
     `from_seq` is the cursor before the read; `to_seq` the one after it, which can lie beyond the last record when
     those behind it were filtered out.
     """
 
-    topic: str
     slices: Sequence[Slice]
     from_seq: int
     to_seq: int
     head_seq: int
 
 
-class TombstoneFrame(Struct, frozen=True, kw_only=True):
+class TombstoneFrame(_OfTopic, frozen=True, kw_only=True):
     """A gap in one topic. `opening` says that the stream had not read the topic before: the cursor was stale."""
 
-    topic: str
     tombstone: Tombstone
     opening: bool
 
@@ -81,17 +93,15 @@ class TombstoneFrame(Struct, frozen=True, kw_only=True):
         return self.opening and self.tombstone.reason in _INVOLUNTARY
 
 
-class CaughtUpFrame(Struct, frozen=True, kw_only=True):
+class CaughtUpFrame(_OfTopic, frozen=True, kw_only=True):
     """One topic is drained to `head_seq`: once for each change from backlog to live."""
 
-    topic: str
     head_seq: int
 
 
-class TopicDeletedFrame(Struct, frozen=True, kw_only=True):
+class TopicDeletedFrame(_OfTopic, frozen=True, kw_only=True):
     """One topic is gone: its last frame. `head_seq` is the highest seq it had."""
 
-    topic: str
     head_seq: int
     reason: str = "deleted"
 
@@ -105,8 +115,8 @@ class HeartbeatFrame(Struct, frozen=True, kw_only=True):
 class ErrorFrame(Struct, frozen=True, kw_only=True):
     """Something about the stream itself; a `terminal` one is its last frame. No topics means the whole stream.
 
-    `code` is HTTP-aligned: 409 not a queue any more, 410 session removed, 429 paced or too many topics, 500 a topic
-    that can't be read, 503 shutting down.
+    `topics` are places. `code` is HTTP-aligned: 409 not a queue any more, 410 session removed, 429 paced or too many
+    topics, 500 a topic that can't be read, 503 shutting down.
     """
 
     reason: Reason

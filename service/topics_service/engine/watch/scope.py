@@ -1,13 +1,33 @@
 """What a subscription covers when it begins: topics by name and by pattern, and where to start in each."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.errors import TopicsError, invalid
 from topics_service.engine.names import is_topic_name, narrow
 from topics_service.engine.topic import Topic
 from topics_service.engine.watch.frames import WatchRequest, WatchTopic
+from topics_service.engine.watch.places import place_of, split_place
+
+
+def by_place(starts: Iterable[tuple[str, int, WatchTopic]]) -> dict[str, WatchTopic]:
+    """The topics of a request as keys of `WatchRequest.topics`, each given by key, partition (0: none said) and start.
+
+    Raises `invalid_request` where both say a partition but not the same, for a pattern with one, and for doubles.
+    """
+    topics: dict[str, WatchTopic] = {}
+    for key, partition, start in starts:
+        place = key
+        if partition:
+            name, number = split_place(key)
+            if "*" in key or number not in (0, partition):
+                raise invalid(f'"{key}" has no partition {partition}')
+            place = place_of(name, partition)
+        if place in topics:
+            raise invalid(f'duplicate topic "{place}"')
+        topics[place] = start
+    return topics
 
 
 def prefix_of(key: str) -> str | None:
@@ -25,15 +45,16 @@ def prefix_of(key: str) -> str | None:
 
 
 class Scope:
-    """The topics of a subscription: `topics` to follow and `departed`, which are gone, with their last heads.
+    """The places of a subscription: `topics` to follow and `departed`, which are gone, with their last heads.
 
-    `prefixes` are those of the patterns; `refused` are topics that match but are too many.
+    A topic that has come to be without the partition is gone too. `prefixes` are those of the patterns; `refused` are
+    topics that match but are too many.
     """
 
     def __init__(
         self, catalog: Catalog, request: WatchRequest, max_topics: int, heads: Mapping[str, int] | None = None
     ) -> None:
-        """See Watch. Raises `invalid_request` and `topic_not_found`."""
+        """See Watch. Raises `invalid_request`, `topic_not_found` and `partition_not_found`."""
         if not request.topics and heads is None:  # a session may have none that exists
             raise invalid("a watch needs at least one topic")
         if len(request.topics) > max_topics:
@@ -64,7 +85,7 @@ class Scope:
                 break
 
     def start(self, name: str, head: int) -> int:
-        """The cursor to start at in one of the topics, whose head is given.
+        """The cursor to start at in one of the places, whose head is given.
 
         A topic that matches a pattern and is new since is read from its first record: one that a session does not know,
         or one without a cursor where there are some for the pattern.
@@ -85,20 +106,24 @@ class Scope:
     def _find_named(self, catalog: Catalog) -> None:
         for key in self._request.topics:
             if "*" not in key:
+                name, partition = split_place(key)
                 try:
-                    self.topics[key] = catalog.visible(key)
+                    topic = catalog.visible(name)
+                    topic.partition(partition)
+                    self.topics[key] = topic
                 except TopicsError:
                     if not self._request.lenient:
                         raise
 
     def _find_known(self, catalog: Catalog, known: Mapping[str, int]) -> None:
-        for name, head in known.items():
-            if name in self._request.topics or name.startswith(self.prefixes):
+        for key, head in known.items():
+            if key in self._request.topics or key.startswith(self.prefixes):
+                name, partition = split_place(key)
                 topic = catalog.find(name)
-                if topic is None or catalog.unsynced(topic):
-                    self.departed[name] = head
+                if topic is None or catalog.unsynced(topic) or partition >= len(topic.logs):
+                    self.departed[key] = head
                 else:
-                    self.topics[name] = topic
+                    self.topics[key] = topic
 
     def _matches(self, catalog: Catalog) -> Iterator[Topic]:
         """The visible topics that patterns add."""

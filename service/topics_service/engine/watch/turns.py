@@ -2,6 +2,7 @@
 
 from heapq import heapify, heappop, heappush
 
+from topics_service.engine.log import Log
 from topics_service.engine.topic import Topic
 from topics_service.engine.watch.priority import effective
 
@@ -11,12 +12,13 @@ _Rank = tuple[float, str, int, "Turn"]
 
 
 class Turn:
-    """One topic's place in the order. It is `due`, since `due_ts` (ms), as long as there may be something to serve."""
+    """One log's place in the order. It is `due`, since `due_ts` (ms), as long as there may be something to serve."""
 
-    __slots__ = ("due", "due_ts", "served", "topic")
+    __slots__ = ("due", "due_ts", "log", "served", "topic")
 
-    def __init__(self, topic: Topic, now: int) -> None:
+    def __init__(self, topic: Topic, log: Log, now: int) -> None:
         self.topic = topic
+        self.log = log
         self.due = True
         self.due_ts = now
         self.served = 0  # the round in which it was served last
@@ -34,7 +36,7 @@ class Turns:
 
     def __init__(self, turns: list[Turn], now: int) -> None:
         self._round = 1
-        self._ranked: list[_Rank] = sorted((-float("inf"), turn.topic.name, turn.topic.number, turn) for turn in turns)
+        self._ranked: list[_Rank] = sorted((-float("inf"), turn.topic.name, turn.log.log_id, turn) for turn in turns)
         self._ranked_at = now
         self._arrived: list[Turn] = []
         self._later: list[Turn] = []
@@ -85,4 +87,4 @@ class Turns:
 
 def _rank(turn: Turn, now: int) -> _Rank:
     topic = turn.topic
-    return -effective(topic, now, turn.due_ts), topic.name, topic.number, turn
+    return -effective(topic, now, turn.due_ts), topic.name, turn.log.log_id, turn

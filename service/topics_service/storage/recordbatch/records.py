@@ -35,7 +35,7 @@ from topics_service.storage.recordbatch.header import (
 from topics_service.storage.recordbatch.inflate import inflated
 from topics_service.storage.recordbatch.varint import MalformedRecordError, read_varint
 
-MAX_INFLATED: Final = 64 << 20
+MAX_INFLATED: Final = 16 << 20
 
 _SMALLEST: Final = 7  # bytes of a record: one for each number, no key, no value, no headers
 _PIECE: Final = 1 << 20

@@ -73,8 +73,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     HTTP 409, gRPC FAILED_PRECONDITION.
     """
     ERROR_REASON_TOPIC_EXISTS_INCOMPATIBLE: _ErrorReason.ValueType  # 12
-    """The topic exists with another type, or the destination is already fed by another source. Detail: `topic` with
-    `existing_type` and `requested_type`, or with `reason` = `router_dest_fan_in`.
+    """The topic exists with another type, or with more partitions, or the destination is already fed by another source.
+    Detail: `topic` with `existing_type` and `requested_type`, with `partition_count`, or with `reason` =
+    `router_dest_fan_in`.
     HTTP 409, gRPC FAILED_PRECONDITION.
     """
     ERROR_REASON_TOPIC_NOT_EMPTY: _ErrorReason.ValueType  # 13
@@ -127,6 +128,18 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_SERVER_SHUTTING_DOWN: _ErrorReason.ValueType  # 24
     """Stream frames only: the server drains and ends this stream. Resume elsewhere or later from the last cursor.
     HTTP 503, gRPC UNAVAILABLE, retryable.
+    """
+    ERROR_REASON_PARTITION_NOT_FOUND: _ErrorReason.ValueType  # 25
+    """The topic has no such partition. Detail: `topic`, `partition`, `partition_count`.
+    HTTP 404, gRPC NOT_FOUND.
+    """
+    ERROR_REASON_GROUP_NOT_FOUND: _ErrorReason.ValueType  # 26
+    """The consumer group does not exist. Detail: `group`.
+    HTTP 404, gRPC NOT_FOUND.
+    """
+    ERROR_REASON_GROUP_NOT_EMPTY: _ErrorReason.ValueType  # 27
+    """The group has members, and the call is for one that nobody reads with. Detail: `group`.
+    HTTP 409, gRPC FAILED_PRECONDITION.
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
@@ -182,8 +195,9 @@ ERROR_REASON_ROUTER_CYCLE: ErrorReason.ValueType  # 11
 HTTP 409, gRPC FAILED_PRECONDITION.
 """
 ERROR_REASON_TOPIC_EXISTS_INCOMPATIBLE: ErrorReason.ValueType  # 12
-"""The topic exists with another type, or the destination is already fed by another source. Detail: `topic` with
-`existing_type` and `requested_type`, or with `reason` = `router_dest_fan_in`.
+"""The topic exists with another type, or with more partitions, or the destination is already fed by another source.
+Detail: `topic` with `existing_type` and `requested_type`, with `partition_count`, or with `reason` =
+`router_dest_fan_in`.
 HTTP 409, gRPC FAILED_PRECONDITION.
 """
 ERROR_REASON_TOPIC_NOT_EMPTY: ErrorReason.ValueType  # 13
@@ -236,6 +250,18 @@ HTTP 400, gRPC INVALID_ARGUMENT.
 ERROR_REASON_SERVER_SHUTTING_DOWN: ErrorReason.ValueType  # 24
 """Stream frames only: the server drains and ends this stream. Resume elsewhere or later from the last cursor.
 HTTP 503, gRPC UNAVAILABLE, retryable.
+"""
+ERROR_REASON_PARTITION_NOT_FOUND: ErrorReason.ValueType  # 25
+"""The topic has no such partition. Detail: `topic`, `partition`, `partition_count`.
+HTTP 404, gRPC NOT_FOUND.
+"""
+ERROR_REASON_GROUP_NOT_FOUND: ErrorReason.ValueType  # 26
+"""The consumer group does not exist. Detail: `group`.
+HTTP 404, gRPC NOT_FOUND.
+"""
+ERROR_REASON_GROUP_NOT_EMPTY: ErrorReason.ValueType  # 27
+"""The group has members, and the call is for one that nobody reads with. Detail: `group`.
+HTTP 409, gRPC FAILED_PRECONDITION.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 

@@ -32,8 +32,7 @@ class QueueServiceStub:
     and among equals lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
-    A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
-    partition 0 stays the default.
+    A job is named by queue and seq: a queue has one partition.
     """
 
     def __init__(self, channel):
@@ -86,8 +85,7 @@ class QueueServiceServicer:
     and among equals lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
-    A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
-    partition 0 stays the default.
+    A job is named by queue and seq: a queue has one partition.
     """
 
     def Claim(self, request, context):
@@ -208,8 +206,7 @@ class QueueService:
     and among equals lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
-    A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
-    partition 0 stays the default.
+    A job is named by queue and seq: a queue has one partition.
     """
 
     @staticmethod

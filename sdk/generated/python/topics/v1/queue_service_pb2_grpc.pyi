@@ -33,8 +33,7 @@ class QueueServiceStub:
     and among equals lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
-    A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
-    partition 0 stays the default.
+    A job is named by queue and seq: a queue has one partition.
     """
 
     @_typing.overload
@@ -87,8 +86,7 @@ class QueueServiceAsyncStub(QueueServiceStub):
     and among equals lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
-    A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
-    partition 0 stays the default.
+    A job is named by queue and seq: a queue has one partition.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -137,8 +135,7 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
     and among equals lowest seq first.
 
     Every call answers topic_not_found for an absent topic and not_a_queue for a log; none creates a topic.
-    A job is named by queue and seq. When topics have more partitions, the requests get a `partition` field and
-    partition 0 stays the default.
+    A job is named by queue and seq: a queue has one partition.
     """
 
     @_abc_1.abstractmethod

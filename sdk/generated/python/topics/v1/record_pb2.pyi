@@ -5,8 +5,7 @@ One stored record, and the marker that stands where records were lost.
 
 Limits named in these files are the defaults of the server; each can be configured (TOPICS_MAX_*).
 
-Room left on purpose: partitions (a seq orders one partition of a topic; every topic has one today, number
-0) and further record kinds.
+A seq orders one partition of a topic. Room left on purpose: further record kinds.
 """
 
 from collections import abc as _abc
@@ -111,11 +110,11 @@ class Record(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
-    """Position in the log, assigned by the server: starts at 1, grows by 1 per append, is never used twice
-    within one life of the topic. JSON name `$seq`.
+    """Position in the log of its partition, assigned by the server: starts at 1, grows by 1 per append, is never used
+    twice within one life of the topic. JSON name `$seq`.
     """
     ts_ms: _builtins.int
-    """Time of the commit in milliseconds since the Unix epoch; never decreases within a topic. JSON name `$ts`."""
+    """Time of the commit in milliseconds since the Unix epoch; never decreases within a partition. JSON name `$ts`."""
     node: _builtins.str
     """Node that wrote the record, at most 128 bytes; absent when the writer gave none. Readers that present the
     same node do not get the record (loop prevention). JSON name `$node`.

@@ -27,7 +27,7 @@ from topics.v1 import job_pb2 as topics_dot_v1_dot_job__pb2
 from topics.v1 import record_pb2 as topics_dot_v1_dot_record__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16topics/v1/stream.proto\x12\ttopics.v1\x1a\x16topics/v1/errors.proto\x1a\x13topics/v1/job.proto\x1a\x16topics/v1/record.proto\"\xad\x04\n\x05\x46rame\x12\x37\n\nsubscribed\x18\x01 \x01(\x0b\x32\x15.topics.v1.SubscribedH\x00R\nsubscribed\x12\x32\n\x07records\x18\x02 \x01(\x0b\x32\x16.topics.v1.RecordBatchH\x00R\x07records\x12\x39\n\ttombstone\x18\x03 \x01(\x0b\x32\x19.topics.v1.TopicTombstoneH\x00R\ttombstone\x12\x32\n\tcaught_up\x18\x04 \x01(\x0b\x32\x13.topics.v1.CaughtUpH\x00R\x08\x63\x61ughtUp\x12\x34\n\theartbeat\x18\x05 \x01(\x0b\x32\x14.topics.v1.HeartbeatH\x00R\theartbeat\x12>\n\rtopic_deleted\x18\x06 \x01(\x0b\x32\x17.topics.v1.TopicDeletedH\x00R\x0ctopicDeleted\x12.\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x16.topics.v1.StreamErrorH\x00R\x05\x65rror\x12)\n\x04jobs\x18\x08 \x01(\x0b\x32\x13.topics.v1.JobBatchH\x00R\x04jobs\x12\x34\n\x06\x63ursor\x18\t \x03(\x0b\x32\x1c.topics.v1.Frame.CursorEntryR\x06\x63ursor\x1a\x39\n\x0b\x43ursorEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x04R\x05value:\x02\x38\x01\x42\x06\n\x04kind\"\x9c\x01\n\nSubscribed\x12\x39\n\x06topics\x18\x01 \x03(\x0b\x32!.topics.v1.Subscribed.TopicsEntryR\x06topics\x1aS\n\x0bTopicsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12.\n\x05value\x18\x02 \x01(\x0b\x32\x18.topics.v1.TopicPositionR\x05value:\x02\x38\x01\"h\n\rTopicPosition\x12\x19\n\x08\x66rom_seq\x18\x01 \x01(\x04R\x07\x66romSeq\x12\x19\n\x08head_seq\x18\x02 \x01(\x04R\x07headSeq\x12!\n\x0c\x65\x61rliest_seq\x18\x03 \x01(\x04R\x0b\x65\x61rliestSeq\"\x9d\x01\n\x0bRecordBatch\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12+\n\x07records\x18\x02 \x03(\x0b\x32\x11.topics.v1.RecordR\x07records\x12\x19\n\x08\x66rom_seq\x18\x03 \x01(\x04R\x07\x66romSeq\x12\x15\n\x06to_seq\x18\x04 \x01(\x04R\x05toSeq\x12\x19\n\x08head_seq\x18\x05 \x01(\x04R\x07headSeq\"Z\n\x0eTopicTombstone\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x32\n\ttombstone\x18\x02 \x01(\x0b\x32\x14.topics.v1.TombstoneR\ttombstone\";\n\x08\x43\x61ughtUp\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n\x08head_seq\x18\x02 \x01(\x04R\x07headSeq\" \n\tHeartbeat\x12\x13\n\x05ts_ms\x18\x01 \x01(\x03R\x04tsMs\"W\n\x0cTopicDeleted\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n\x08head_seq\x18\x02 \x01(\x04R\x07headSeq\x12\x16\n\x06reason\x18\x03 \x01(\tR\x06reason\"\xdd\x01\n\x0bStreamError\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x16.topics.v1.ErrorReasonR\x06reason\x12\x12\n\x04\x63ode\x18\x02 \x01(\rR\x04\x63ode\x12\x18\n\x07message\x18\x03 \x01(\tR\x07message\x12)\n\x0eretry_after_ms\x18\x04 \x01(\x04H\x00R\x0cretryAfterMs\x88\x01\x01\x12\x16\n\x06topics\x18\x05 \x03(\tR\x06topics\x12\x1a\n\x08terminal\x18\x06 \x01(\x08R\x08terminalB\x11\n\x0f_retry_after_ms\"D\n\x08JobBatch\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\"\n\x04jobs\x18\x02 \x03(\x0b\x32\x0e.topics.v1.JobR\x04jobsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16topics/v1/stream.proto\x12\ttopics.v1\x1a\x16topics/v1/errors.proto\x1a\x13topics/v1/job.proto\x1a\x16topics/v1/record.proto\"\xad\x04\n\x05\x46rame\x12\x37\n\nsubscribed\x18\x01 \x01(\x0b\x32\x15.topics.v1.SubscribedH\x00R\nsubscribed\x12\x32\n\x07records\x18\x02 \x01(\x0b\x32\x16.topics.v1.RecordBatchH\x00R\x07records\x12\x39\n\ttombstone\x18\x03 \x01(\x0b\x32\x19.topics.v1.TopicTombstoneH\x00R\ttombstone\x12\x32\n\tcaught_up\x18\x04 \x01(\x0b\x32\x13.topics.v1.CaughtUpH\x00R\x08\x63\x61ughtUp\x12\x34\n\theartbeat\x18\x05 \x01(\x0b\x32\x14.topics.v1.HeartbeatH\x00R\theartbeat\x12>\n\rtopic_deleted\x18\x06 \x01(\x0b\x32\x17.topics.v1.TopicDeletedH\x00R\x0ctopicDeleted\x12.\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x16.topics.v1.StreamErrorH\x00R\x05\x65rror\x12)\n\x04jobs\x18\x08 \x01(\x0b\x32\x13.topics.v1.JobBatchH\x00R\x04jobs\x12\x34\n\x06\x63ursor\x18\t \x03(\x0b\x32\x1c.topics.v1.Frame.CursorEntryR\x06\x63ursor\x1a\x39\n\x0b\x43ursorEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x04R\x05value:\x02\x38\x01\x42\x06\n\x04kind\"\x9c\x01\n\nSubscribed\x12\x39\n\x06topics\x18\x01 \x03(\x0b\x32!.topics.v1.Subscribed.TopicsEntryR\x06topics\x1aS\n\x0bTopicsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12.\n\x05value\x18\x02 \x01(\x0b\x32\x18.topics.v1.TopicPositionR\x05value:\x02\x38\x01\"h\n\rTopicPosition\x12\x19\n\x08\x66rom_seq\x18\x01 \x01(\x04R\x07\x66romSeq\x12\x19\n\x08head_seq\x18\x02 \x01(\x04R\x07headSeq\x12!\n\x0c\x65\x61rliest_seq\x18\x03 \x01(\x04R\x0b\x65\x61rliestSeq\"\xbb\x01\n\x0bRecordBatch\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12+\n\x07records\x18\x02 \x03(\x0b\x32\x11.topics.v1.RecordR\x07records\x12\x19\n\x08\x66rom_seq\x18\x03 \x01(\x04R\x07\x66romSeq\x12\x15\n\x06to_seq\x18\x04 \x01(\x04R\x05toSeq\x12\x19\n\x08head_seq\x18\x05 \x01(\x04R\x07headSeq\x12\x1c\n\tpartition\x18\x06 \x01(\rR\tpartition\"x\n\x0eTopicTombstone\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x32\n\ttombstone\x18\x02 \x01(\x0b\x32\x14.topics.v1.TombstoneR\ttombstone\x12\x1c\n\tpartition\x18\x03 \x01(\rR\tpartition\"Y\n\x08\x43\x61ughtUp\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n\x08head_seq\x18\x02 \x01(\x04R\x07headSeq\x12\x1c\n\tpartition\x18\x03 \x01(\rR\tpartition\" \n\tHeartbeat\x12\x13\n\x05ts_ms\x18\x01 \x01(\x03R\x04tsMs\"u\n\x0cTopicDeleted\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n\x08head_seq\x18\x02 \x01(\x04R\x07headSeq\x12\x16\n\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1c\n\tpartition\x18\x04 \x01(\rR\tpartition\"\xdd\x01\n\x0bStreamError\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x16.topics.v1.ErrorReasonR\x06reason\x12\x12\n\x04\x63ode\x18\x02 \x01(\rR\x04\x63ode\x12\x18\n\x07message\x18\x03 \x01(\tR\x07message\x12)\n\x0eretry_after_ms\x18\x04 \x01(\x04H\x00R\x0cretryAfterMs\x88\x01\x01\x12\x16\n\x06topics\x18\x05 \x03(\tR\x06topics\x12\x1a\n\x08terminal\x18\x06 \x01(\x08R\x08terminalB\x11\n\x0f_retry_after_ms\"D\n\x08JobBatch\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\"\n\x04jobs\x18\x02 \x03(\x0b\x32\x0e.topics.v1.JobR\x04jobsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,17 +49,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOPICPOSITION']._serialized_start=825
   _globals['_TOPICPOSITION']._serialized_end=929
   _globals['_RECORDBATCH']._serialized_start=932
-  _globals['_RECORDBATCH']._serialized_end=1089
-  _globals['_TOPICTOMBSTONE']._serialized_start=1091
-  _globals['_TOPICTOMBSTONE']._serialized_end=1181
-  _globals['_CAUGHTUP']._serialized_start=1183
-  _globals['_CAUGHTUP']._serialized_end=1242
-  _globals['_HEARTBEAT']._serialized_start=1244
-  _globals['_HEARTBEAT']._serialized_end=1276
-  _globals['_TOPICDELETED']._serialized_start=1278
-  _globals['_TOPICDELETED']._serialized_end=1365
-  _globals['_STREAMERROR']._serialized_start=1368
-  _globals['_STREAMERROR']._serialized_end=1589
-  _globals['_JOBBATCH']._serialized_start=1591
-  _globals['_JOBBATCH']._serialized_end=1659
+  _globals['_RECORDBATCH']._serialized_end=1119
+  _globals['_TOPICTOMBSTONE']._serialized_start=1121
+  _globals['_TOPICTOMBSTONE']._serialized_end=1241
+  _globals['_CAUGHTUP']._serialized_start=1243
+  _globals['_CAUGHTUP']._serialized_end=1332
+  _globals['_HEARTBEAT']._serialized_start=1334
+  _globals['_HEARTBEAT']._serialized_end=1366
+  _globals['_TOPICDELETED']._serialized_start=1368
+  _globals['_TOPICDELETED']._serialized_end=1485
+  _globals['_STREAMERROR']._serialized_start=1488
+  _globals['_STREAMERROR']._serialized_end=1709
+  _globals['_JOBBATCH']._serialized_start=1711
+  _globals['_JOBBATCH']._serialized_end=1779
 # @@protoc_insertion_point(module_scope)

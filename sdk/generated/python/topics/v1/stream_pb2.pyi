@@ -23,7 +23,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Frame(_message.Message):
-    """One message of a stream. Frames of one topic arrive in order of seq; frames of different topics interleave.
+    """One message of a stream. Frames of one partition arrive in order of seq; frames of different ones interleave.
     A client ignores a kind it does not know, but still takes in its cursor.
     """
 
@@ -95,8 +95,8 @@ class Frame(_message.Message):
         """Positions to resume from, topic to last seq dealt with, after this frame. Holds every topic in `subscribed`
         and afterwards only topics that moved since the frame before (filtered records move a topic too): merge
         each into your own map once the frame is processed, and give that map back as `cursor` to resume without
-        loss. Before the cursor of a topic_deleted frame is merged, the topic leaves the map. Empty in Work. Once topics have more than one partition, the key of partition N > 0 will be
-        `<topic>@<N>`, which no topic name can be.
+        loss. The key of partition N > 0 of a topic is its place, `<topic>@<N>`, which no topic name can be. Before the
+        cursor of a topic_deleted frame is merged, that key leaves the map. Empty in Work.
         """
 
     def __init__(
@@ -152,7 +152,7 @@ class Subscribed(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def topics(self) -> _containers.MessageMap[_builtins.str, Global___TopicPosition]:
-        """Start position by topic."""
+        """Start position by topic, or by place (see Frame.cursor) for a partition other than 0."""
 
     def __init__(
         self,
@@ -210,6 +210,7 @@ class RecordBatch(_message.Message):
     FROM_SEQ_FIELD_NUMBER: _builtins.int
     TO_SEQ_FIELD_NUMBER: _builtins.int
     HEAD_SEQ_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic."""
     from_seq: _builtins.int
@@ -218,6 +219,8 @@ class RecordBatch(_message.Message):
     """Cursor after the read; may lie beyond the last record when records behind it were filtered out."""
     head_seq: _builtins.int
     """Highest seq of the topic; the reader is head_seq - to_seq behind."""
+    partition: _builtins.int
+    """Partition of the topic. In JSON, here as in the other frames, only where the topic has several."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
         """Records in ascending order of seq; at least one, at most `limit`."""
@@ -230,10 +233,11 @@ class RecordBatch(_message.Message):
         from_seq: _builtins.int = ...,
         to_seq: _builtins.int = ...,
         head_seq: _builtins.int = ...,
+        partition: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_seq", b"from_seq", "head_seq", b"head_seq", "records", b"records", "to_seq", b"to_seq", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_seq", b"from_seq", "head_seq", b"head_seq", "partition", b"partition", "records", b"records", "to_seq", b"to_seq", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -247,8 +251,11 @@ class TopicTombstone(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     TOMBSTONE_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic."""
+    partition: _builtins.int
+    """Partition of the topic."""
     @_builtins.property
     def tombstone(self) -> _record_pb2.Tombstone:
         """The lost range and its reason."""
@@ -258,10 +265,11 @@ class TopicTombstone(_message.Message):
         *,
         topic: _builtins.str = ...,
         tombstone: _record_pb2.Tombstone | None = ...,
+        partition: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tombstone", b"tombstone"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tombstone", b"tombstone", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "tombstone", b"tombstone", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -275,19 +283,23 @@ class CaughtUp(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     HEAD_SEQ_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic."""
     head_seq: _builtins.int
     """Seq the reader has reached."""
+    partition: _builtins.int
+    """Partition of the topic."""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         head_seq: _builtins.int = ...,
+        partition: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_seq", b"head_seq", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_seq", b"head_seq", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -327,22 +339,26 @@ class TopicDeleted(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     HEAD_SEQ_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic."""
     head_seq: _builtins.int
     """Highest seq the topic had."""
     reason: _builtins.str
     """Why it left the stream; `deleted` today."""
+    partition: _builtins.int
+    """Partition that was followed. A topic that was made again without it counts as deleted, too."""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         head_seq: _builtins.int = ...,
         reason: _builtins.str = ...,
+        partition: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_seq", b"head_seq", "reason", b"reason", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_seq", b"head_seq", "partition", b"partition", "reason", b"reason", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -374,7 +390,7 @@ class StreamError(_message.Message):
     """True when the stream ends with this frame; false for advice, such as pacing under load."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Topics concerned; empty means the whole stream."""
+        """Topics concerned, or places (see Frame.cursor) for partitions other than 0; empty means the whole stream."""
 
     def __init__(
         self,

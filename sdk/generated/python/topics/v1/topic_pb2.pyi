@@ -3,12 +3,15 @@
 isort:skip_file
 Configuration and state of a topic.
 
-Room left on purpose: partitions (partition_count is 1 for every topic today) and named consumer groups with
-durable offsets, which will get their own GroupService in group_service.proto and no field here.
+A topic has one partition or several. Each is a log of its own, with its own seqs, records, caps and age: what these
+files say of the seqs and records of "a topic" holds for each partition. Queues and the ends of routers have exactly
+one.
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -133,6 +136,7 @@ class TopicConfig(_message.Message):
     MAX_DELIVERIES_FIELD_NUMBER: _builtins.int
     DEAD_LETTER_FIELD_NUMBER: _builtins.int
     LEASES_DURABLE_FIELD_NUMBER: _builtins.int
+    RETAIN_UNTIL_ACKED_BY_FIELD_NUMBER: _builtins.int
     type: Global___TopicType.ValueType
     """Kind of topic. Default: log. Cannot be changed: another type on an existing topic is
     topic_exists_incompatible. An explicit TOPIC_TYPE_UNSPECIFIED counts as absent.
@@ -187,6 +191,13 @@ class TopicConfig(_message.Message):
     """Queue only: whether leases and delivery counts survive a restart. Default false: after a restart every job
     without an ack is ready again.
     """
+    @_builtins.property
+    def retain_until_acked_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Groups that retention waits for, at most 16: neither age nor a cap removes a record that one of them has not
+        committed past in its partition (a group that does not exist has committed nothing). When a cap is reached and
+        nothing may go, an append is refused with topic_full. Default: none. Absent from JSON replies where there is none.
+        """
+
     def __init__(
         self,
         *,
@@ -207,10 +218,11 @@ class TopicConfig(_message.Message):
         max_deliveries: _builtins.int | None = ...,
         dead_letter: _builtins.str | None = ...,
         leases_durable: _builtins.bool | None = ...,
+        retain_until_acked_by: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_auto_create", b"_auto_create", "_auto_priority", b"_auto_priority", "_cap_bytes", b"_cap_bytes", "_cap_records", b"_cap_records", "_claim_jitter_ms", b"_claim_jitter_ms", "_dead_letter", b"_dead_letter", "_dedupe_node", b"_dedupe_node", "_discard", b"_discard", "_durability", b"_durability", "_durable", b"_durable", "_idempotency_window_ms", b"_idempotency_window_ms", "_lease_ms", b"_lease_ms", "_leases_durable", b"_leases_durable", "_max_deliveries", b"_max_deliveries", "_priority", b"_priority", "_ttl_ms", b"_ttl_ms", "_type", b"_type", "auto_create", b"auto_create", "auto_priority", b"auto_priority", "cap_bytes", b"cap_bytes", "cap_records", b"cap_records", "claim_jitter_ms", b"claim_jitter_ms", "dead_letter", b"dead_letter", "dedupe_node", b"dedupe_node", "discard", b"discard", "durability", b"durability", "durable", b"durable", "idempotency_window_ms", b"idempotency_window_ms", "lease_ms", b"lease_ms", "leases_durable", b"leases_durable", "max_deliveries", b"max_deliveries", "priority", b"priority", "ttl_ms", b"ttl_ms", "type", b"type"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_auto_create", b"_auto_create", "_auto_priority", b"_auto_priority", "_cap_bytes", b"_cap_bytes", "_cap_records", b"_cap_records", "_claim_jitter_ms", b"_claim_jitter_ms", "_dead_letter", b"_dead_letter", "_dedupe_node", b"_dedupe_node", "_discard", b"_discard", "_durability", b"_durability", "_durable", b"_durable", "_idempotency_window_ms", b"_idempotency_window_ms", "_lease_ms", b"_lease_ms", "_leases_durable", b"_leases_durable", "_max_deliveries", b"_max_deliveries", "_priority", b"_priority", "_ttl_ms", b"_ttl_ms", "_type", b"_type", "auto_create", b"auto_create", "auto_priority", b"auto_priority", "cap_bytes", b"cap_bytes", "cap_records", b"cap_records", "claim_jitter_ms", b"claim_jitter_ms", "dead_letter", b"dead_letter", "dedupe_node", b"dedupe_node", "discard", b"discard", "durability", b"durability", "durable", b"durable", "idempotency_window_ms", b"idempotency_window_ms", "lease_ms", b"lease_ms", "leases_durable", b"leases_durable", "max_deliveries", b"max_deliveries", "priority", b"priority", "ttl_ms", b"ttl_ms", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_auto_create", b"_auto_create", "_auto_priority", b"_auto_priority", "_cap_bytes", b"_cap_bytes", "_cap_records", b"_cap_records", "_claim_jitter_ms", b"_claim_jitter_ms", "_dead_letter", b"_dead_letter", "_dedupe_node", b"_dedupe_node", "_discard", b"_discard", "_durability", b"_durability", "_durable", b"_durable", "_idempotency_window_ms", b"_idempotency_window_ms", "_lease_ms", b"_lease_ms", "_leases_durable", b"_leases_durable", "_max_deliveries", b"_max_deliveries", "_priority", b"_priority", "_ttl_ms", b"_ttl_ms", "_type", b"_type", "auto_create", b"auto_create", "auto_priority", b"auto_priority", "cap_bytes", b"cap_bytes", "cap_records", b"cap_records", "claim_jitter_ms", b"claim_jitter_ms", "dead_letter", b"dead_letter", "dedupe_node", b"dedupe_node", "discard", b"discard", "durability", b"durability", "durable", b"durable", "idempotency_window_ms", b"idempotency_window_ms", "lease_ms", b"lease_ms", "leases_durable", b"leases_durable", "max_deliveries", b"max_deliveries", "priority", b"priority", "retain_until_acked_by", b"retain_until_acked_by", "ttl_ms", b"ttl_ms", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__auto_create: _TypeAlias = _typing.Literal["auto_create"]  # noqa: Y015
     _WhichOneofArgType__auto_create: _TypeAlias = _typing.Literal["_auto_create", b"_auto_create"]  # noqa: Y015
@@ -336,6 +348,8 @@ class TopicState(_message.Message):
     RRL_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     PARTITION_COUNT_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name, as created."""
     type: Global___TopicType.ValueType
@@ -365,7 +379,11 @@ class TopicState(_message.Message):
     epoch: _builtins.int
     """How many times a topic of this name has been created; 1 for the first life."""
     partition_count: _builtins.int
-    """Partitions of the topic; 1 today."""
+    """Partitions of the topic. On HTTP only where there are several."""
+    partition: _builtins.int
+    """Partition that head_seq to bytes and last_write_ts_ms are about: the one asked for. On HTTP only where there are
+    several.
+    """
     @_builtins.property
     def config(self) -> Global___TopicConfig:
         """Configuration in force, with every default filled in."""
@@ -373,6 +391,10 @@ class TopicState(_message.Message):
     @_builtins.property
     def queue(self) -> Global___QueueState:
         """Queue counters; present exactly when type is TOPIC_TYPE_QUEUE."""
+
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionState]:
+        """Where every partition stands, in order of number; empty where there is one."""
 
     def __init__(
         self,
@@ -394,10 +416,12 @@ class TopicState(_message.Message):
         rrl: _builtins.str = ...,
         epoch: _builtins.int = ...,
         partition_count: _builtins.int = ...,
+        partition: _builtins.int = ...,
+        partitions: _abc.Iterable[Global___PartitionState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_read_ts_ms", b"_last_read_ts_ms", "_last_write_ts_ms", b"_last_write_ts_ms", "_queue", b"_queue", "config", b"config", "last_read_ts_ms", b"last_read_ts_ms", "last_write_ts_ms", b"last_write_ts_ms", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_read_ts_ms", b"_last_read_ts_ms", "_last_write_ts_ms", b"_last_write_ts_ms", "_queue", b"_queue", "bytes", b"bytes", "config", b"config", "count", b"count", "earliest_seq", b"earliest_seq", "effective_priority", b"effective_priority", "epoch", b"epoch", "head_seq", b"head_seq", "last_read_ts_ms", b"last_read_ts_ms", "last_write_ts_ms", b"last_write_ts_ms", "next_seq", b"next_seq", "partition_count", b"partition_count", "queue", b"queue", "rrl", b"rrl", "slug", b"slug", "topic", b"topic", "topic_id", b"topic_id", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_read_ts_ms", b"_last_read_ts_ms", "_last_write_ts_ms", b"_last_write_ts_ms", "_queue", b"_queue", "bytes", b"bytes", "config", b"config", "count", b"count", "earliest_seq", b"earliest_seq", "effective_priority", b"effective_priority", "epoch", b"epoch", "head_seq", b"head_seq", "last_read_ts_ms", b"last_read_ts_ms", "last_write_ts_ms", b"last_write_ts_ms", "next_seq", b"next_seq", "partition", b"partition", "partition_count", b"partition_count", "partitions", b"partitions", "queue", b"queue", "rrl", b"rrl", "slug", b"slug", "topic", b"topic", "topic_id", b"topic_id", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_read_ts_ms: _TypeAlias = _typing.Literal["last_read_ts_ms"]  # noqa: Y015
     _WhichOneofArgType__last_read_ts_ms: _TypeAlias = _typing.Literal["_last_read_ts_ms", b"_last_read_ts_ms"]  # noqa: Y015
@@ -415,6 +439,54 @@ class TopicState(_message.Message):
 Global___TopicState: _TypeAlias = TopicState  # noqa: Y015
 
 @_typing.final
+class PartitionState(_message.Message):
+    """Where one partition of a topic stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    HEAD_SEQ_FIELD_NUMBER: _builtins.int
+    EARLIEST_SEQ_FIELD_NUMBER: _builtins.int
+    NEXT_SEQ_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    LAST_WRITE_TS_MS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """Number of the partition, from 0."""
+    head_seq: _builtins.int
+    """Highest seq that readers can see; 0 before the first append."""
+    earliest_seq: _builtins.int
+    """Seq of the first live record; head_seq + 1 when there is none."""
+    next_seq: _builtins.int
+    """Seq of the next append."""
+    count: _builtins.int
+    """Live records."""
+    bytes: _builtins.int
+    """Live bytes: data + meta as stored."""
+    last_write_ts_ms: _builtins.int
+    """Time of the last append in milliseconds since the Unix epoch; absent if never. JSON name `last_write_ts`."""
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        head_seq: _builtins.int = ...,
+        earliest_seq: _builtins.int = ...,
+        next_seq: _builtins.int = ...,
+        count: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        last_write_ts_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_write_ts_ms", b"_last_write_ts_ms", "last_write_ts_ms", b"last_write_ts_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_write_ts_ms", b"_last_write_ts_ms", "bytes", b"bytes", "count", b"count", "earliest_seq", b"earliest_seq", "head_seq", b"head_seq", "last_write_ts_ms", b"last_write_ts_ms", "next_seq", b"next_seq", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_write_ts_ms: _TypeAlias = _typing.Literal["last_write_ts_ms"]  # noqa: Y015
+    _WhichOneofArgType__last_write_ts_ms: _TypeAlias = _typing.Literal["_last_write_ts_ms", b"_last_write_ts_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_write_ts_ms) -> _WhichOneofReturnType__last_write_ts_ms | None: ...
+
+Global___PartitionState: _TypeAlias = PartitionState  # noqa: Y015
+
+@_typing.final
 class TopicSummary(_message.Message):
     """One line of a topic listing."""
 
@@ -429,16 +501,17 @@ class TopicSummary(_message.Message):
     EFFECTIVE_PRIORITY_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_COUNT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name, as created."""
     head_seq: _builtins.int
-    """Highest seq that readers can see; 0 before the first append."""
+    """Highest seq that readers can see in partition 0; 0 before the first append."""
     earliest_seq: _builtins.int
-    """Seq of the first live record; head_seq + 1 when there is none."""
+    """Seq of the first live record of partition 0; head_seq + 1 when there is none."""
     count: _builtins.int
-    """Live records."""
+    """Live records of all partitions."""
     bytes: _builtins.int
-    """Live bytes: data + meta as stored."""
+    """Live bytes of all partitions: data + meta as stored."""
     durable: _builtins.bool
     """True exactly when the durability class is DURABILITY_FSYNC."""
     effective_priority: _builtins.int
@@ -447,6 +520,8 @@ class TopicSummary(_message.Message):
     """Kind of topic. Not part of the JSON listing."""
     topic_id: _builtins.str
     """Identity of this life of the topic (see TopicState.topic_id). Not part of the JSON listing."""
+    partition_count: _builtins.int
+    """Partitions of the topic. On HTTP only where there are several."""
     def __init__(
         self,
         *,
@@ -459,10 +534,11 @@ class TopicSummary(_message.Message):
         effective_priority: _builtins.int = ...,
         type: Global___TopicType.ValueType = ...,
         topic_id: _builtins.str = ...,
+        partition_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "count", b"count", "durable", b"durable", "earliest_seq", b"earliest_seq", "effective_priority", b"effective_priority", "head_seq", b"head_seq", "topic", b"topic", "topic_id", b"topic_id", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "count", b"count", "durable", b"durable", "earliest_seq", b"earliest_seq", "effective_priority", b"effective_priority", "head_seq", b"head_seq", "partition_count", b"partition_count", "topic", b"topic", "topic_id", b"topic_id", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

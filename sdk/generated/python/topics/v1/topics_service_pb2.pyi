@@ -34,7 +34,11 @@ class PutTopicRequest(_message.Message):
     topic: _builtins.str
     """Name of the topic; required. Path parameter."""
     partition_count: _builtins.int
-    """Partitions to create. Only 0 (default, meaning 1) and 1 are accepted today, else invalid_request."""
+    """How many partitions the topic is to have, up to 1000 (TOPICS_MAX_PARTITIONS), else invalid_request. Default 0: one
+    for a new topic, no change for an old one. More can be added at any time; none can be removed, which is
+    topic_exists_incompatible. Above 1 for a queue or an end of a router: invalid_request. On HTTP a member of the body
+    beside those of the config.
+    """
     @_builtins.property
     def config(self) -> _topic_pb2.TopicConfig:
         """Whole configuration; absent means every default. The JSON body is this message."""
@@ -68,6 +72,7 @@ class PutTopicResponse(_message.Message):
     RRL_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     PERFORMANCE_FIELD_NUMBER: _builtins.int
+    PARTITION_COUNT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic."""
     created: _builtins.bool
@@ -80,6 +85,8 @@ class PutTopicResponse(_message.Message):
     """Label that places the topic (see TopicState.rrl)."""
     epoch: _builtins.int
     """How many times a topic of this name has been created."""
+    partition_count: _builtins.int
+    """Partitions that the topic now has. On HTTP only where there are several."""
     @_builtins.property
     def config(self) -> _topic_pb2.TopicConfig:
         """Configuration now in force, with every default filled in."""
@@ -99,10 +106,11 @@ class PutTopicResponse(_message.Message):
         rrl: _builtins.str = ...,
         epoch: _builtins.int = ...,
         performance: _performance_pb2.Performance | None = ...,
+        partition_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "performance", b"performance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "created", b"created", "epoch", b"epoch", "performance", b"performance", "rrl", b"rrl", "slug", b"slug", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "created", b"created", "epoch", b"epoch", "partition_count", b"partition_count", "performance", b"performance", "rrl", b"rrl", "slug", b"slug", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -116,21 +124,25 @@ class GetTopicRequest(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     TOUCH_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic; required. Path parameter."""
     touch: _builtins.bool
     """Whether this call counts as a read for auto-priority and last_read_ts_ms. Default true; monitoring passes
     false.
     """
+    partition: _builtins.int
+    """Partition whose positions and counters the state is to have. Default 0. On HTTP a query parameter."""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         touch: _builtins.bool | None = ...,
+        partition: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_touch", b"_touch", "touch", b"touch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_touch", b"_touch", "topic", b"topic", "touch", b"touch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_touch", b"_touch", "partition", b"partition", "topic", b"topic", "touch", b"touch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__touch: _TypeAlias = _typing.Literal["touch"]  # noqa: Y015
     _WhichOneofArgType__touch: _TypeAlias = _typing.Literal["_touch", b"_touch"]  # noqa: Y015
@@ -333,7 +345,7 @@ class AppendRequest(_message.Message):
     """Origin node of every record that names none, at most 128 bytes. Default: none."""
     idempotency_key: _builtins.str
     """Makes a retry safe: a second append with the same key within idempotency_window_ms stores nothing and
-    returns the seqs of the first. Scoped to the topic, at most 256 Unicode characters; the empty string is a
+    returns the seqs of the first. Scoped to the partition, at most 256 Unicode characters; the empty string is a
     key. A retry that meets the first append still in flight waits for it. Default: none. HTTP also takes it
     as the header Idempotency-Key.
     """
@@ -346,7 +358,7 @@ class AppendRequest(_message.Message):
     return_seqs: _builtins.bool
     """Whether `seqs` is filled in the reply. Default true; in AppendStream false. On HTTP a query parameter."""
     partition: _builtins.int
-    """Partition to write to. Only 0 is accepted today, else invalid_request."""
+    """Partition to write to. Default 0. One that the topic does not have, or a new one would not: partition_not_found."""
     delay_ms: _builtins.int
     """Queue only: how long the records stay hidden from claims, in milliseconds, clamped to 86400000. Applies to every
     record of this write, rows or columns. Readers see them at once. Default 0: not at all. Above 0 on a topic of type
@@ -424,6 +436,7 @@ class AppendResponse(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     DEDUPED_FIELD_NUMBER: _builtins.int
     PERFORMANCE_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic."""
     first_seq: _builtins.int
@@ -438,6 +451,8 @@ class AppendResponse(_message.Message):
     """True when this write created the topic."""
     deduped: _builtins.bool
     """True when idempotency_key matched an earlier write: nothing was appended and the seqs are the earlier ones."""
+    partition: _builtins.int
+    """Partition that was written to. On HTTP, here as in the other answers, only where the topic has several."""
     @_builtins.property
     def seqs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Seq of each record in request order; empty when return_seqs was false."""
@@ -458,10 +473,11 @@ class AppendResponse(_message.Message):
         created: _builtins.bool = ...,
         deduped: _builtins.bool = ...,
         performance: _performance_pb2.Performance | None = ...,
+        partition: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["performance", b"performance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "created", b"created", "deduped", b"deduped", "first_seq", b"first_seq", "head_seq", b"head_seq", "last_seq", b"last_seq", "performance", b"performance", "seqs", b"seqs", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "created", b"created", "deduped", b"deduped", "first_seq", b"first_seq", "head_seq", b"head_seq", "last_seq", b"last_seq", "partition", b"partition", "performance", b"performance", "seqs", b"seqs", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -654,7 +670,7 @@ class BulkDiffRequest(_message.Message):
     whole.
     """
     partition: _builtins.int
-    """Partition to read. Only 0 is accepted today, else invalid_request."""
+    """Partition to read. Default 0."""
     @_builtins.property
     def node(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Own nodes of the reader, whose records are left out (see DiffRequest.node). Default: none."""
@@ -709,6 +725,7 @@ class BulkDiffResponse(_message.Message):
     HEAD_SEQ_FIELD_NUMBER: _builtins.int
     EARLIEST_SEQ_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     next_from_seq: _builtins.int
     """Cursor behind this frame: what to give as from_seq to go on from here."""
     head_seq: _builtins.int
@@ -717,6 +734,8 @@ class BulkDiffResponse(_message.Message):
     """First live seq of the topic now, or head_seq + 1 when it is empty."""
     done: _builtins.bool
     """True in the last frame, and only there. It may hold no records."""
+    partition: _builtins.int
+    """Partition that was read."""
     @_builtins.property
     def records(self) -> _record_pb2.RecordColumns:
         """Records in ascending order of seq; behind the gap if there is a tombstone. Absent when there are none."""
@@ -734,10 +753,11 @@ class BulkDiffResponse(_message.Message):
         head_seq: _builtins.int = ...,
         earliest_seq: _builtins.int = ...,
         done: _builtins.bool = ...,
+        partition: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone", "records", b"records", "tombstone", b"tombstone"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone", "done", b"done", "earliest_seq", b"earliest_seq", "head_seq", b"head_seq", "next_from_seq", b"next_from_seq", "records", b"records", "tombstone", b"tombstone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone", "done", b"done", "earliest_seq", b"earliest_seq", "head_seq", b"head_seq", "next_from_seq", b"next_from_seq", "partition", b"partition", "records", b"records", "tombstone", b"tombstone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tombstone: _TypeAlias = _typing.Literal["tombstone"]  # noqa: Y015
     _WhichOneofArgType__tombstone: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone"]  # noqa: Y015
@@ -759,7 +779,7 @@ class LocateTimeRequest(_message.Message):
     ts_ms: _builtins.int
     """Time in milliseconds since the Unix epoch. Default 0: the first live record."""
     partition: _builtins.int
-    """Partition to look in. Only 0 is accepted today, else invalid_request."""
+    """Partition to look in. Default 0."""
     def __init__(
         self,
         *,
@@ -785,6 +805,7 @@ class LocateTimeResponse(_message.Message):
     SEQ_FIELD_NUMBER: _builtins.int
     HEAD_SEQ_FIELD_NUMBER: _builtins.int
     PERFORMANCE_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic."""
     seq: _builtins.int
@@ -793,6 +814,8 @@ class LocateTimeResponse(_message.Message):
     """
     head_seq: _builtins.int
     """Highest seq of the topic."""
+    partition: _builtins.int
+    """Partition that was looked in."""
     @_builtins.property
     def performance(self) -> _performance_pb2.Performance:
         """Server-side timings."""
@@ -804,10 +827,11 @@ class LocateTimeResponse(_message.Message):
         seq: _builtins.int = ...,
         head_seq: _builtins.int = ...,
         performance: _performance_pb2.Performance | None = ...,
+        partition: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["performance", b"performance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_seq", b"head_seq", "performance", b"performance", "seq", b"seq", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_seq", b"head_seq", "partition", b"partition", "performance", b"performance", "seq", b"seq", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -852,7 +876,7 @@ class DiffRequest(_message.Message):
     returned even if it alone is larger.
     """
     partition: _builtins.int
-    """Partition to read. Only 0 is accepted today, else invalid_request."""
+    """Partition to read. Default 0."""
     from_ts_ms: _builtins.int
     """Instead of from_seq: start at the first live record of this time or later, in milliseconds since the Unix epoch.
     Together with from_seq or `last` invalid_request, as is a negative one. Default: none. JSON name `from_ts`.
@@ -926,6 +950,7 @@ class DiffResponse(_message.Message):
     TOMBSTONE_FIELD_NUMBER: _builtins.int
     LAG_FIELD_NUMBER: _builtins.int
     PERFORMANCE_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic."""
     next_from_seq: _builtins.int
@@ -938,6 +963,8 @@ class DiffResponse(_message.Message):
     """True when next_from_seq equals head_seq: nothing more for now."""
     lag: _builtins.int
     """Seqs between the cursor and the end: head_seq - next_from_seq."""
+    partition: _builtins.int
+    """Partition that was read."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
         """Live records behind the cursor in ascending order of seq; behind the gap if there is a tombstone."""
@@ -962,10 +989,11 @@ class DiffResponse(_message.Message):
         tombstone: _record_pb2.Tombstone | None = ...,
         lag: _builtins.int = ...,
         performance: _performance_pb2.Performance | None = ...,
+        partition: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone", "performance", b"performance", "tombstone", b"tombstone"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone", "caught_up", b"caught_up", "earliest_seq", b"earliest_seq", "head_seq", b"head_seq", "lag", b"lag", "next_from_seq", b"next_from_seq", "performance", b"performance", "records", b"records", "tombstone", b"tombstone", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone", "caught_up", b"caught_up", "earliest_seq", b"earliest_seq", "head_seq", b"head_seq", "lag", b"lag", "next_from_seq", b"next_from_seq", "partition", b"partition", "performance", b"performance", "records", b"records", "tombstone", b"tombstone", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tombstone: _TypeAlias = _typing.Literal["tombstone"]  # noqa: Y015
     _WhichOneofArgType__tombstone: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone"]  # noqa: Y015
@@ -988,7 +1016,7 @@ class DeleteRecordsRequest(_message.Message):
     before_seq: _builtins.int
     """Only records with a seq below this one. Absent: up to the head at the time of the call. 0 and 1 match none."""
     partition: _builtins.int
-    """Partition to delete from. Only 0 is accepted today, else invalid_request."""
+    """Partition to delete from. Default 0."""
     @_builtins.property
     def match(self) -> _record_pb2.TagMatch:
         """Only records whose tag matches. Absent: any record, tagged or not."""
@@ -1024,6 +1052,7 @@ class DeleteRecordsResponse(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     PERFORMANCE_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic."""
     deleted: _builtins.int
@@ -1036,6 +1065,8 @@ class DeleteRecordsResponse(_message.Message):
     """Live records left."""
     bytes: _builtins.int
     """Live bytes left."""
+    partition: _builtins.int
+    """Partition that was deleted from."""
     @_builtins.property
     def performance(self) -> _performance_pb2.Performance:
         """Server-side timings."""
@@ -1050,10 +1081,11 @@ class DeleteRecordsResponse(_message.Message):
         count: _builtins.int = ...,
         bytes: _builtins.int = ...,
         performance: _performance_pb2.Performance | None = ...,
+        partition: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["performance", b"performance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "count", b"count", "deleted", b"deleted", "earliest_seq", b"earliest_seq", "head_seq", b"head_seq", "performance", b"performance", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "count", b"count", "deleted", b"deleted", "earliest_seq", b"earliest_seq", "head_seq", b"head_seq", "partition", b"partition", "performance", b"performance", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,7 +31,7 @@ class TopicsServiceStub:
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
 
-    Room left on purpose: Arrow batches in BulkDiff, and a GroupService for named consumer groups in its own file.
+    Room left on purpose: Arrow batches in BulkDiff.
     """
 
     def __init__(self, channel):
@@ -98,14 +98,14 @@ class TopicsServiceServicer:
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
 
-    Room left on purpose: Arrow batches in BulkDiff, and a GroupService for named consumer groups in its own file.
+    Room left on purpose: Arrow batches in BulkDiff.
     """
 
     def PutTopic(self, request, context):
         """Creates a topic or replaces its configuration. Idempotent: the same call again changes nothing. A new
         configuration rules what comes later; tightened caps and TTL act on stored records at once. HTTP answers
         201 when the topic was created, else 200. Scope: admin. Errors: invalid_request,
-        topic_exists_incompatible (another type), throttled (max_topics).
+        topic_exists_incompatible (another type, fewer partitions), throttled (max_topics).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,7 +113,7 @@ class TopicsServiceServicer:
 
     def GetTopic(self, request, context):
         """Reads the state of a topic. Never creates it. Reading a router destination first waits for forwarding up to
-        the source's head of this moment. Scope: read. Errors: topic_not_found.
+        the source's head of this moment. Scope: read. Errors: topic_not_found, partition_not_found.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,8 +141,8 @@ class TopicsServiceServicer:
         """Appends 1 to 10000 records, all or none, with contiguous seqs in the order given. Creates the topic if it
         is absent and that is allowed. Safe to retry only with an idempotency_key. HTTP answers 201 when the topic
         was created, else 200. Scope: write; with a config for a topic yet to be created also admin.
-        Errors: invalid_request, batch_too_large, record_too_large, topic_not_found, payload_too_large, topic_full,
-        throttled.
+        Errors: invalid_request, batch_too_large, record_too_large, topic_not_found, partition_not_found,
+        payload_too_large, topic_full, throttled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,7 +152,7 @@ class TopicsServiceServicer:
         """Reads what lies behind a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
         router destination first waits for forwarding up to the source's head of this moment. Whether there is more
         is told by caught_up, never by the number of records. Scope: read. Errors: invalid_request,
-        topic_not_found, throttled.
+        topic_not_found, partition_not_found, throttled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,15 +176,15 @@ class TopicsServiceServicer:
         """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
         same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
         wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
-        topic_not_found (also when the topic is deleted meanwhile), shutting_down. gRPC only.
+        topic_not_found (also when the topic is deleted meanwhile), partition_not_found, shutting_down. gRPC only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LocateTime(self, request, context):
-        """Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found. gRPC
-        only; on HTTP a diff takes `from_ts`.
+        """Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found,
+        partition_not_found. gRPC only; on HTTP a diff takes `from_ts`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -193,7 +193,7 @@ class TopicsServiceServicer:
     def DeleteRecords(self, request, context):
         """Removes records for good by seq, by tag or by both. Acts at once for every reader, only on records that
         exist now, and leaves no tombstone. Idempotent. As durable as the topic. Scope: delete.
-        Errors: invalid_request (no selector, bad rule), topic_not_found.
+        Errors: invalid_request (no selector, bad rule), topic_not_found, partition_not_found.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -266,7 +266,7 @@ class TopicsService:
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
 
-    Room left on purpose: Arrow batches in BulkDiff, and a GroupService for named consumer groups in its own file.
+    Room left on purpose: Arrow batches in BulkDiff.
     """
 
     @staticmethod

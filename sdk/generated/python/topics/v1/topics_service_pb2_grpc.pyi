@@ -32,7 +32,7 @@ class TopicsServiceStub:
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
 
-    Room left on purpose: Arrow batches in BulkDiff, and a GroupService for named consumer groups in its own file.
+    Room left on purpose: Arrow batches in BulkDiff.
     """
 
     @_typing.overload
@@ -43,11 +43,11 @@ class TopicsServiceStub:
     """Creates a topic or replaces its configuration. Idempotent: the same call again changes nothing. A new
     configuration rules what comes later; tightened caps and TTL act on stored records at once. HTTP answers
     201 when the topic was created, else 200. Scope: admin. Errors: invalid_request,
-    topic_exists_incompatible (another type), throttled (max_topics).
+    topic_exists_incompatible (another type, fewer partitions), throttled (max_topics).
     """
     GetTopic: _grpc.UnaryUnaryMultiCallable[_topics_service_pb2.GetTopicRequest, _topics_service_pb2.GetTopicResponse]
     """Reads the state of a topic. Never creates it. Reading a router destination first waits for forwarding up to
-    the source's head of this moment. Scope: read. Errors: topic_not_found.
+    the source's head of this moment. Scope: read. Errors: topic_not_found, partition_not_found.
     """
     ListTopics: _grpc.UnaryUnaryMultiCallable[_topics_service_pb2.ListTopicsRequest, _topics_service_pb2.ListTopicsResponse]
     """Lists topics in byte order of their names, a page at a time, limited to the names the key may touch. A
@@ -63,14 +63,14 @@ class TopicsServiceStub:
     """Appends 1 to 10000 records, all or none, with contiguous seqs in the order given. Creates the topic if it
     is absent and that is allowed. Safe to retry only with an idempotency_key. HTTP answers 201 when the topic
     was created, else 200. Scope: write; with a config for a topic yet to be created also admin.
-    Errors: invalid_request, batch_too_large, record_too_large, topic_not_found, payload_too_large, topic_full,
-    throttled.
+    Errors: invalid_request, batch_too_large, record_too_large, topic_not_found, partition_not_found,
+    payload_too_large, topic_full, throttled.
     """
     Diff: _grpc.UnaryUnaryMultiCallable[_topics_service_pb2.DiffRequest, _topics_service_pb2.DiffResponse]
     """Reads what lies behind a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
     router destination first waits for forwarding up to the source's head of this moment. Whether there is more
     is told by caught_up, never by the number of records. Scope: read. Errors: invalid_request,
-    topic_not_found, throttled.
+    topic_not_found, partition_not_found, throttled.
     """
     AppendStream: _grpc.StreamStreamMultiCallable[_topics_service_pb2.AppendStreamRequest, _topics_service_pb2.AppendStreamResponse]
     """Appends many batches, to one topic or several, without waiting for each: batches take effect in the order they
@@ -86,16 +86,16 @@ class TopicsServiceStub:
     """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
     same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
     wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
-    topic_not_found (also when the topic is deleted meanwhile), shutting_down. gRPC only.
+    topic_not_found (also when the topic is deleted meanwhile), partition_not_found, shutting_down. gRPC only.
     """
     LocateTime: _grpc.UnaryUnaryMultiCallable[_topics_service_pb2.LocateTimeRequest, _topics_service_pb2.LocateTimeResponse]
-    """Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found. gRPC
-    only; on HTTP a diff takes `from_ts`.
+    """Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found,
+    partition_not_found. gRPC only; on HTTP a diff takes `from_ts`.
     """
     DeleteRecords: _grpc.UnaryUnaryMultiCallable[_topics_service_pb2.DeleteRecordsRequest, _topics_service_pb2.DeleteRecordsResponse]
     """Removes records for good by seq, by tag or by both. Acts at once for every reader, only on records that
     exist now, and leaves no tombstone. Idempotent. As durable as the topic. Scope: delete.
-    Errors: invalid_request (no selector, bad rule), topic_not_found.
+    Errors: invalid_request (no selector, bad rule), topic_not_found, partition_not_found.
     """
 
 @_typing.type_check_only
@@ -105,7 +105,7 @@ class TopicsServiceAsyncStub(TopicsServiceStub):
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
 
-    Room left on purpose: Arrow batches in BulkDiff, and a GroupService for named consumer groups in its own file.
+    Room left on purpose: Arrow batches in BulkDiff.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -113,11 +113,11 @@ class TopicsServiceAsyncStub(TopicsServiceStub):
     """Creates a topic or replaces its configuration. Idempotent: the same call again changes nothing. A new
     configuration rules what comes later; tightened caps and TTL act on stored records at once. HTTP answers
     201 when the topic was created, else 200. Scope: admin. Errors: invalid_request,
-    topic_exists_incompatible (another type), throttled (max_topics).
+    topic_exists_incompatible (another type, fewer partitions), throttled (max_topics).
     """
     GetTopic: _aio.UnaryUnaryMultiCallable[_topics_service_pb2.GetTopicRequest, _topics_service_pb2.GetTopicResponse]  # type: ignore[assignment]
     """Reads the state of a topic. Never creates it. Reading a router destination first waits for forwarding up to
-    the source's head of this moment. Scope: read. Errors: topic_not_found.
+    the source's head of this moment. Scope: read. Errors: topic_not_found, partition_not_found.
     """
     ListTopics: _aio.UnaryUnaryMultiCallable[_topics_service_pb2.ListTopicsRequest, _topics_service_pb2.ListTopicsResponse]  # type: ignore[assignment]
     """Lists topics in byte order of their names, a page at a time, limited to the names the key may touch. A
@@ -133,14 +133,14 @@ class TopicsServiceAsyncStub(TopicsServiceStub):
     """Appends 1 to 10000 records, all or none, with contiguous seqs in the order given. Creates the topic if it
     is absent and that is allowed. Safe to retry only with an idempotency_key. HTTP answers 201 when the topic
     was created, else 200. Scope: write; with a config for a topic yet to be created also admin.
-    Errors: invalid_request, batch_too_large, record_too_large, topic_not_found, payload_too_large, topic_full,
-    throttled.
+    Errors: invalid_request, batch_too_large, record_too_large, topic_not_found, partition_not_found,
+    payload_too_large, topic_full, throttled.
     """
     Diff: _aio.UnaryUnaryMultiCallable[_topics_service_pb2.DiffRequest, _topics_service_pb2.DiffResponse]  # type: ignore[assignment]
     """Reads what lies behind a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
     router destination first waits for forwarding up to the source's head of this moment. Whether there is more
     is told by caught_up, never by the number of records. Scope: read. Errors: invalid_request,
-    topic_not_found, throttled.
+    topic_not_found, partition_not_found, throttled.
     """
     AppendStream: _aio.StreamStreamMultiCallable[_topics_service_pb2.AppendStreamRequest, _topics_service_pb2.AppendStreamResponse]  # type: ignore[assignment]
     """Appends many batches, to one topic or several, without waiting for each: batches take effect in the order they
@@ -156,16 +156,16 @@ class TopicsServiceAsyncStub(TopicsServiceStub):
     """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
     same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
     wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
-    topic_not_found (also when the topic is deleted meanwhile), shutting_down. gRPC only.
+    topic_not_found (also when the topic is deleted meanwhile), partition_not_found, shutting_down. gRPC only.
     """
     LocateTime: _aio.UnaryUnaryMultiCallable[_topics_service_pb2.LocateTimeRequest, _topics_service_pb2.LocateTimeResponse]  # type: ignore[assignment]
-    """Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found. gRPC
-    only; on HTTP a diff takes `from_ts`.
+    """Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found,
+    partition_not_found. gRPC only; on HTTP a diff takes `from_ts`.
     """
     DeleteRecords: _aio.UnaryUnaryMultiCallable[_topics_service_pb2.DeleteRecordsRequest, _topics_service_pb2.DeleteRecordsResponse]  # type: ignore[assignment]
     """Removes records for good by seq, by tag or by both. Acts at once for every reader, only on records that
     exist now, and leaves no tombstone. Idempotent. As durable as the topic. Scope: delete.
-    Errors: invalid_request (no selector, bad rule), topic_not_found.
+    Errors: invalid_request (no selector, bad rule), topic_not_found, partition_not_found.
     """
 
 class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -174,7 +174,7 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
 
-    Room left on purpose: Arrow batches in BulkDiff, and a GroupService for named consumer groups in its own file.
+    Room left on purpose: Arrow batches in BulkDiff.
     """
 
     @_abc_1.abstractmethod
@@ -186,7 +186,7 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
         """Creates a topic or replaces its configuration. Idempotent: the same call again changes nothing. A new
         configuration rules what comes later; tightened caps and TTL act on stored records at once. HTTP answers
         201 when the topic was created, else 200. Scope: admin. Errors: invalid_request,
-        topic_exists_incompatible (another type), throttled (max_topics).
+        topic_exists_incompatible (another type, fewer partitions), throttled (max_topics).
         """
 
     @_abc_1.abstractmethod
@@ -196,7 +196,7 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_topics_service_pb2.GetTopicResponse, _abc.Awaitable[_topics_service_pb2.GetTopicResponse]]:
         """Reads the state of a topic. Never creates it. Reading a router destination first waits for forwarding up to
-        the source's head of this moment. Scope: read. Errors: topic_not_found.
+        the source's head of this moment. Scope: read. Errors: topic_not_found, partition_not_found.
         """
 
     @_abc_1.abstractmethod
@@ -230,8 +230,8 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
         """Appends 1 to 10000 records, all or none, with contiguous seqs in the order given. Creates the topic if it
         is absent and that is allowed. Safe to retry only with an idempotency_key. HTTP answers 201 when the topic
         was created, else 200. Scope: write; with a config for a topic yet to be created also admin.
-        Errors: invalid_request, batch_too_large, record_too_large, topic_not_found, payload_too_large, topic_full,
-        throttled.
+        Errors: invalid_request, batch_too_large, record_too_large, topic_not_found, partition_not_found,
+        payload_too_large, topic_full, throttled.
         """
 
     @_abc_1.abstractmethod
@@ -243,7 +243,7 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
         """Reads what lies behind a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
         router destination first waits for forwarding up to the source's head of this moment. Whether there is more
         is told by caught_up, never by the number of records. Scope: read. Errors: invalid_request,
-        topic_not_found, throttled.
+        topic_not_found, partition_not_found, throttled.
         """
 
     @_abc_1.abstractmethod
@@ -271,7 +271,7 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
         """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
         same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
         wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
-        topic_not_found (also when the topic is deleted meanwhile), shutting_down. gRPC only.
+        topic_not_found (also when the topic is deleted meanwhile), partition_not_found, shutting_down. gRPC only.
         """
 
     @_abc_1.abstractmethod
@@ -280,8 +280,8 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _topics_service_pb2.LocateTimeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_topics_service_pb2.LocateTimeResponse, _abc.Awaitable[_topics_service_pb2.LocateTimeResponse]]:
-        """Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found. gRPC
-        only; on HTTP a diff takes `from_ts`.
+        """Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found,
+        partition_not_found. gRPC only; on HTTP a diff takes `from_ts`.
         """
 
     @_abc_1.abstractmethod
@@ -292,7 +292,7 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_topics_service_pb2.DeleteRecordsResponse, _abc.Awaitable[_topics_service_pb2.DeleteRecordsResponse]]:
         """Removes records for good by seq, by tag or by both. Acts at once for every reader, only on records that
         exist now, and leaves no tombstone. Idempotent. As durable as the topic. Scope: delete.
-        Errors: invalid_request (no selector, bad rule), topic_not_found.
+        Errors: invalid_request (no selector, bad rule), topic_not_found, partition_not_found.
         """
 
 def add_TopicsServiceServicer_to_server(servicer: TopicsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -28,7 +28,7 @@ from topics.v1 import record_pb2 as topics_dot_v1_dot_record__pb2
 from topics.v1 import stream_pb2 as topics_dot_v1_dot_stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtopics/v1/watch_service.proto\x12\ttopics.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1btopics/v1/performance.proto\x1a\x16topics/v1/record.proto\x1a\x16topics/v1/stream.proto\";\n\nWatchTopic\x12\x19\n\x08\x66rom_seq\x18\x01 \x01(\x04R\x07\x66romSeq\x12\x12\n\x04tail\x18\x02 \x01(\x08R\x04tail\"\xc9\x05\n\x11WatchSubscription\x12@\n\x06topics\x18\x01 \x03(\x0b\x32(.topics.v1.WatchSubscription.TopicsEntryR\x06topics\x12@\n\x06\x63ursor\x18\x02 \x03(\x0b\x32(.topics.v1.WatchSubscription.CursorEntryR\x06\x63ursor\x12\x12\n\x04node\x18\x03 \x03(\tR\x04node\x12\x14\n\x05limit\x18\x04 \x01(\rR\x05limit\x12+\n\x0fmax_batch_bytes\x18\x05 \x01(\x04H\x00R\rmaxBatchBytes\x88\x01\x01\x12&\n\x0cheartbeat_ms\x18\x06 \x01(\x04H\x01R\x0bheartbeatMs\x88\x01\x01\x12&\n\x0cinclude_meta\x18\x07 \x01(\x08H\x02R\x0bincludeMeta\x88\x01\x01\x12!\n\x0cinclude_tags\x18\x08 \x01(\x08R\x0bincludeTags\x12&\n\x0cinclude_data\x18\t \x01(\x08H\x03R\x0bincludeData\x88\x01\x01\x12=\n\x0b\x63onsistency\x18\n \x01(\x0e\x32\x1b.topics.v1.WatchConsistencyR\x0b\x63onsistency\x12+\n\x06\x66ilter\x18\x0b \x01(\x0b\x32\x13.topics.v1.TagMatchR\x06\x66ilter\x1aP\n\x0bTopicsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x15.topics.v1.WatchTopicR\x05value:\x02\x38\x01\x1a\x39\n\x0b\x43ursorEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x04R\x05value:\x02\x38\x01\x42\x12\n\x10_max_batch_bytesB\x0f\n\r_heartbeat_msB\x0f\n\r_include_metaB\x0f\n\r_include_data\"p\n\x12\x43reateWatchRequest\x12@\n\x0csubscription\x18\x01 \x01(\x0b\x32\x1c.topics.v1.WatchSubscriptionR\x0csubscription\x12\x18\n\x07lenient\x18\x02 \x01(\x08R\x07lenient\"\xbf\x02\n\x13\x43reateWatchResponse\x12\x10\n\x03wid\x18\x01 \x01(\tR\x03wid\x12\x1d\n\nstream_url\x18\x02 \x01(\tR\tstreamUrl\x12$\n\x0esession_ttl_ms\x18\x03 \x01(\x04R\x0csessionTtlMs\x12\x42\n\x06topics\x18\x04 \x03(\x0b\x32*.topics.v1.CreateWatchResponse.TopicsEntryR\x06topics\x12\x38\n\x0bperformance\x18\x05 \x01(\x0b\x32\x16.topics.v1.PerformanceR\x0bperformance\x1aS\n\x0bTopicsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12.\n\x05value\x18\x02 \x01(\x0b\x32\x18.topics.v1.TopicPositionR\x05value:\x02\x38\x01\"\xa0\x01\n\x10OpenWatchRequest\x12\x10\n\x03wid\x18\x01 \x01(\tR\x03wid\x12?\n\x06\x63ursor\x18\x02 \x03(\x0b\x32\'.topics.v1.OpenWatchRequest.CursorEntryR\x06\x63ursor\x1a\x39\n\x0b\x43ursorEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x04R\x05value:\x02\x38\x01\";\n\x11OpenWatchResponse\x12&\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x10.topics.v1.FrameR\x05\x66rame\"j\n\x0cWatchRequest\x12@\n\x0csubscription\x18\x01 \x01(\x0b\x32\x1c.topics.v1.WatchSubscriptionR\x0csubscription\x12\x18\n\x07lenient\x18\x02 \x01(\x08R\x07lenient\"7\n\rWatchResponse\x12&\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x10.topics.v1.FrameR\x05\x66rame*s\n\x10WatchConsistency\x12!\n\x1dWATCH_CONSISTENCY_UNSPECIFIED\x10\x00\x12\x1e\n\x1aWATCH_CONSISTENCY_EVENTUAL\x10\x01\x12\x1c\n\x18WATCH_CONSISTENCY_STRONG\x10\x02\x32\x9e\x02\n\x0cWatchService\x12m\n\x0b\x43reateWatch\x12\x1d.topics.v1.CreateWatchRequest\x1a\x1e.topics.v1.CreateWatchResponse\"\x1f\x82\xd3\xe4\x93\x02\x19\"\t/v0/watch:\x0csubscription\x12\x61\n\tOpenWatch\x12\x1b.topics.v1.OpenWatchRequest\x1a\x1c.topics.v1.OpenWatchResponse\"\x17\x82\xd3\xe4\x93\x02\x11\x12\x0f/v0/watch/{wid}0\x01\x12<\n\x05Watch\x12\x17.topics.v1.WatchRequest\x1a\x18.topics.v1.WatchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtopics/v1/watch_service.proto\x12\ttopics.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1btopics/v1/performance.proto\x1a\x16topics/v1/record.proto\x1a\x16topics/v1/stream.proto\"Y\n\nWatchTopic\x12\x19\n\x08\x66rom_seq\x18\x01 \x01(\x04R\x07\x66romSeq\x12\x12\n\x04tail\x18\x02 \x01(\x08R\x04tail\x12\x1c\n\tpartition\x18\x03 \x01(\rR\tpartition\"\xc9\x05\n\x11WatchSubscription\x12@\n\x06topics\x18\x01 \x03(\x0b\x32(.topics.v1.WatchSubscription.TopicsEntryR\x06topics\x12@\n\x06\x63ursor\x18\x02 \x03(\x0b\x32(.topics.v1.WatchSubscription.CursorEntryR\x06\x63ursor\x12\x12\n\x04node\x18\x03 \x03(\tR\x04node\x12\x14\n\x05limit\x18\x04 \x01(\rR\x05limit\x12+\n\x0fmax_batch_bytes\x18\x05 \x01(\x04H\x00R\rmaxBatchBytes\x88\x01\x01\x12&\n\x0cheartbeat_ms\x18\x06 \x01(\x04H\x01R\x0bheartbeatMs\x88\x01\x01\x12&\n\x0cinclude_meta\x18\x07 \x01(\x08H\x02R\x0bincludeMeta\x88\x01\x01\x12!\n\x0cinclude_tags\x18\x08 \x01(\x08R\x0bincludeTags\x12&\n\x0cinclude_data\x18\t \x01(\x08H\x03R\x0bincludeData\x88\x01\x01\x12=\n\x0b\x63onsistency\x18\n \x01(\x0e\x32\x1b.topics.v1.WatchConsistencyR\x0b\x63onsistency\x12+\n\x06\x66ilter\x18\x0b \x01(\x0b\x32\x13.topics.v1.TagMatchR\x06\x66ilter\x1aP\n\x0bTopicsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x15.topics.v1.WatchTopicR\x05value:\x02\x38\x01\x1a\x39\n\x0b\x43ursorEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x04R\x05value:\x02\x38\x01\x42\x12\n\x10_max_batch_bytesB\x0f\n\r_heartbeat_msB\x0f\n\r_include_metaB\x0f\n\r_include_data\"p\n\x12\x43reateWatchRequest\x12@\n\x0csubscription\x18\x01 \x01(\x0b\x32\x1c.topics.v1.WatchSubscriptionR\x0csubscription\x12\x18\n\x07lenient\x18\x02 \x01(\x08R\x07lenient\"\xbf\x02\n\x13\x43reateWatchResponse\x12\x10\n\x03wid\x18\x01 \x01(\tR\x03wid\x12\x1d\n\nstream_url\x18\x02 \x01(\tR\tstreamUrl\x12$\n\x0esession_ttl_ms\x18\x03 \x01(\x04R\x0csessionTtlMs\x12\x42\n\x06topics\x18\x04 \x03(\x0b\x32*.topics.v1.CreateWatchResponse.TopicsEntryR\x06topics\x12\x38\n\x0bperformance\x18\x05 \x01(\x0b\x32\x16.topics.v1.PerformanceR\x0bperformance\x1aS\n\x0bTopicsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12.\n\x05value\x18\x02 \x01(\x0b\x32\x18.topics.v1.TopicPositionR\x05value:\x02\x38\x01\"\xa0\x01\n\x10OpenWatchRequest\x12\x10\n\x03wid\x18\x01 \x01(\tR\x03wid\x12?\n\x06\x63ursor\x18\x02 \x03(\x0b\x32\'.topics.v1.OpenWatchRequest.CursorEntryR\x06\x63ursor\x1a\x39\n\x0b\x43ursorEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x04R\x05value:\x02\x38\x01\";\n\x11OpenWatchResponse\x12&\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x10.topics.v1.FrameR\x05\x66rame\"j\n\x0cWatchRequest\x12@\n\x0csubscription\x18\x01 \x01(\x0b\x32\x1c.topics.v1.WatchSubscriptionR\x0csubscription\x12\x18\n\x07lenient\x18\x02 \x01(\x08R\x07lenient\"7\n\rWatchResponse\x12&\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x10.topics.v1.FrameR\x05\x66rame*s\n\x10WatchConsistency\x12!\n\x1dWATCH_CONSISTENCY_UNSPECIFIED\x10\x00\x12\x1e\n\x1aWATCH_CONSISTENCY_EVENTUAL\x10\x01\x12\x1c\n\x18WATCH_CONSISTENCY_STRONG\x10\x02\x32\x9e\x02\n\x0cWatchService\x12m\n\x0b\x43reateWatch\x12\x1d.topics.v1.CreateWatchRequest\x1a\x1e.topics.v1.CreateWatchResponse\"\x1f\x82\xd3\xe4\x93\x02\x19\"\t/v0/watch:\x0csubscription\x12\x61\n\tOpenWatch\x12\x1b.topics.v1.OpenWatchRequest\x1a\x1c.topics.v1.OpenWatchResponse\"\x17\x82\xd3\xe4\x93\x02\x11\x12\x0f/v0/watch/{wid}0\x01\x12<\n\x05Watch\x12\x17.topics.v1.WatchRequest\x1a\x18.topics.v1.WatchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,32 +47,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHSERVICE'].methods_by_name['CreateWatch']._serialized_options = b'\202\323\344\223\002\031\"\t/v0/watch:\014subscription'
   _globals['_WATCHSERVICE'].methods_by_name['OpenWatch']._loaded_options = None
   _globals['_WATCHSERVICE'].methods_by_name['OpenWatch']._serialized_options = b'\202\323\344\223\002\021\022\017/v0/watch/{wid}'
-  _globals['_WATCHCONSISTENCY']._serialized_start=1753
-  _globals['_WATCHCONSISTENCY']._serialized_end=1868
+  _globals['_WATCHCONSISTENCY']._serialized_start=1783
+  _globals['_WATCHCONSISTENCY']._serialized_end=1898
   _globals['_WATCHTOPIC']._serialized_start=151
-  _globals['_WATCHTOPIC']._serialized_end=210
-  _globals['_WATCHSUBSCRIPTION']._serialized_start=213
-  _globals['_WATCHSUBSCRIPTION']._serialized_end=926
-  _globals['_WATCHSUBSCRIPTION_TOPICSENTRY']._serialized_start=716
-  _globals['_WATCHSUBSCRIPTION_TOPICSENTRY']._serialized_end=796
-  _globals['_WATCHSUBSCRIPTION_CURSORENTRY']._serialized_start=798
-  _globals['_WATCHSUBSCRIPTION_CURSORENTRY']._serialized_end=855
-  _globals['_CREATEWATCHREQUEST']._serialized_start=928
-  _globals['_CREATEWATCHREQUEST']._serialized_end=1040
-  _globals['_CREATEWATCHRESPONSE']._serialized_start=1043
-  _globals['_CREATEWATCHRESPONSE']._serialized_end=1362
-  _globals['_CREATEWATCHRESPONSE_TOPICSENTRY']._serialized_start=1279
-  _globals['_CREATEWATCHRESPONSE_TOPICSENTRY']._serialized_end=1362
-  _globals['_OPENWATCHREQUEST']._serialized_start=1365
-  _globals['_OPENWATCHREQUEST']._serialized_end=1525
-  _globals['_OPENWATCHREQUEST_CURSORENTRY']._serialized_start=798
-  _globals['_OPENWATCHREQUEST_CURSORENTRY']._serialized_end=855
-  _globals['_OPENWATCHRESPONSE']._serialized_start=1527
-  _globals['_OPENWATCHRESPONSE']._serialized_end=1586
-  _globals['_WATCHREQUEST']._serialized_start=1588
-  _globals['_WATCHREQUEST']._serialized_end=1694
-  _globals['_WATCHRESPONSE']._serialized_start=1696
-  _globals['_WATCHRESPONSE']._serialized_end=1751
-  _globals['_WATCHSERVICE']._serialized_start=1871
-  _globals['_WATCHSERVICE']._serialized_end=2157
+  _globals['_WATCHTOPIC']._serialized_end=240
+  _globals['_WATCHSUBSCRIPTION']._serialized_start=243
+  _globals['_WATCHSUBSCRIPTION']._serialized_end=956
+  _globals['_WATCHSUBSCRIPTION_TOPICSENTRY']._serialized_start=746
+  _globals['_WATCHSUBSCRIPTION_TOPICSENTRY']._serialized_end=826
+  _globals['_WATCHSUBSCRIPTION_CURSORENTRY']._serialized_start=828
+  _globals['_WATCHSUBSCRIPTION_CURSORENTRY']._serialized_end=885
+  _globals['_CREATEWATCHREQUEST']._serialized_start=958
+  _globals['_CREATEWATCHREQUEST']._serialized_end=1070
+  _globals['_CREATEWATCHRESPONSE']._serialized_start=1073
+  _globals['_CREATEWATCHRESPONSE']._serialized_end=1392
+  _globals['_CREATEWATCHRESPONSE_TOPICSENTRY']._serialized_start=1309
+  _globals['_CREATEWATCHRESPONSE_TOPICSENTRY']._serialized_end=1392
+  _globals['_OPENWATCHREQUEST']._serialized_start=1395
+  _globals['_OPENWATCHREQUEST']._serialized_end=1555
+  _globals['_OPENWATCHREQUEST_CURSORENTRY']._serialized_start=828
+  _globals['_OPENWATCHREQUEST_CURSORENTRY']._serialized_end=885
+  _globals['_OPENWATCHRESPONSE']._serialized_start=1557
+  _globals['_OPENWATCHRESPONSE']._serialized_end=1616
+  _globals['_WATCHREQUEST']._serialized_start=1618
+  _globals['_WATCHREQUEST']._serialized_end=1724
+  _globals['_WATCHRESPONSE']._serialized_start=1726
+  _globals['_WATCHRESPONSE']._serialized_end=1781
+  _globals['_WATCHSERVICE']._serialized_start=1901
+  _globals['_WATCHSERVICE']._serialized_end=2187
 # @@protoc_insertion_point(module_scope)

@@ -54,19 +54,23 @@ class WatchTopic(_message.Message):
 
     FROM_SEQ_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     from_seq: _builtins.int
     """Cursor, exclusive: records with a greater seq are delivered. Default 0: from the earliest retained record."""
     tail: _builtins.bool
     """Start at the head of this moment and ignore from_seq. Default false."""
+    partition: _builtins.int
+    """Partition to follow. Default 0. Only for a key that is a name, else invalid_request."""
     def __init__(
         self,
         *,
         from_seq: _builtins.int = ...,
         tail: _builtins.bool = ...,
+        partition: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_seq", b"from_seq", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_seq", b"from_seq", "partition", b"partition", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -148,11 +152,14 @@ class WatchSubscription(_message.Message):
     """When a record may be sent. Default: eventual."""
     @_builtins.property
     def topics(self) -> _containers.MessageMap[_builtins.str, Global___WatchTopic]:
-        """Topics by name; 1 to 256, else invalid_request. A key that ends in `*` stands for every topic whose name starts
+        """Topics by name; 1 to 256, else invalid_request. `<topic>@<N>` is partition N of a topic, the same as its name with
+        `partition` N; with such keys one stream follows several partitions of a topic, each of which counts as a topic
+        here, has its own place in the cursor, and is named so in `subscribed` and in errors. A key that ends in `*` stands for every topic whose name starts
         with what is before the star, also those created while the stream is open: these are followed from their first
         record, without a word before it, and have their place in the cursor. More than 256 topics in all when the stream
         opens: invalid_request; a later one beyond them is not followed, and a StreamError that is not terminal says so,
-        with reason throttled. A prefix must lie within the prefixes of the key, else forbidden.
+        with reason throttled. A prefix stands for partition 0 of its topics. It must lie within the prefixes of the key,
+        else forbidden.
         """
 
     @_builtins.property
@@ -216,7 +223,9 @@ class CreateWatchRequest(_message.Message):
     SUBSCRIPTION_FIELD_NUMBER: _builtins.int
     LENIENT_FIELD_NUMBER: _builtins.int
     lenient: _builtins.bool
-    """Leave out topics that do not exist instead of answering topic_not_found. Default false. Query parameter."""
+    """Leave out topics and partitions that do not exist instead of answering topic_not_found or partition_not_found.
+    Default false. Query parameter.
+    """
     @_builtins.property
     def subscription(self) -> Global___WatchSubscription:
         """The subscription to store; required. The JSON body is this message."""
@@ -383,7 +392,9 @@ class WatchRequest(_message.Message):
     SUBSCRIPTION_FIELD_NUMBER: _builtins.int
     LENIENT_FIELD_NUMBER: _builtins.int
     lenient: _builtins.bool
-    """Leave out topics that do not exist instead of answering topic_not_found. Default false."""
+    """Leave out topics and partitions that do not exist instead of answering topic_not_found or partition_not_found.
+    Default false.
+    """
     @_builtins.property
     def subscription(self) -> Global___WatchSubscription:
         """The subscription; required."""

@@ -73,8 +73,8 @@ class WatchServiceServicer:
     def CreateWatch(self, request, context):
         """Stores a subscription as a session that GET /v0/watch/{wid} opens; for browsers, whose EventSource can send
         neither a body nor headers. The session keeps the cursors and is removed after 300000 ms without a
-        stream. Bound to the creating key. Scope: read on every topic named. Errors: invalid_request,
-        topic_not_found (unless lenient), forbidden, throttled (max_watch_sessions).
+        stream. Bound to the creating key. Scope: read on every topic named. Errors: invalid_request, topic_not_found and
+        partition_not_found (unless lenient), forbidden, throttled (max_watch_sessions).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,8 +44,8 @@ class WatchServiceStub:
     CreateWatch: _grpc.UnaryUnaryMultiCallable[_watch_service_pb2.CreateWatchRequest, _watch_service_pb2.CreateWatchResponse]
     """Stores a subscription as a session that GET /v0/watch/{wid} opens; for browsers, whose EventSource can send
     neither a body nor headers. The session keeps the cursors and is removed after 300000 ms without a
-    stream. Bound to the creating key. Scope: read on every topic named. Errors: invalid_request,
-    topic_not_found (unless lenient), forbidden, throttled (max_watch_sessions).
+    stream. Bound to the creating key. Scope: read on every topic named. Errors: invalid_request, topic_not_found and
+    partition_not_found (unless lenient), forbidden, throttled (max_watch_sessions).
     """
     OpenWatch: _grpc.UnaryStreamMultiCallable[_watch_service_pb2.OpenWatchRequest, _watch_service_pb2.OpenWatchResponse]
     """Opens the stream of a session; SSE on HTTP. Continues at the session's cursors, which a given cursor can
@@ -74,8 +74,8 @@ class WatchServiceAsyncStub(WatchServiceStub):
     CreateWatch: _aio.UnaryUnaryMultiCallable[_watch_service_pb2.CreateWatchRequest, _watch_service_pb2.CreateWatchResponse]  # type: ignore[assignment]
     """Stores a subscription as a session that GET /v0/watch/{wid} opens; for browsers, whose EventSource can send
     neither a body nor headers. The session keeps the cursors and is removed after 300000 ms without a
-    stream. Bound to the creating key. Scope: read on every topic named. Errors: invalid_request,
-    topic_not_found (unless lenient), forbidden, throttled (max_watch_sessions).
+    stream. Bound to the creating key. Scope: read on every topic named. Errors: invalid_request, topic_not_found and
+    partition_not_found (unless lenient), forbidden, throttled (max_watch_sessions).
     """
     OpenWatch: _aio.UnaryStreamMultiCallable[_watch_service_pb2.OpenWatchRequest, _watch_service_pb2.OpenWatchResponse]  # type: ignore[assignment]
     """Opens the stream of a session; SSE on HTTP. Continues at the session's cursors, which a given cursor can
@@ -107,8 +107,8 @@ class WatchServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_watch_service_pb2.CreateWatchResponse, _abc.Awaitable[_watch_service_pb2.CreateWatchResponse]]:
         """Stores a subscription as a session that GET /v0/watch/{wid} opens; for browsers, whose EventSource can send
         neither a body nor headers. The session keeps the cursors and is removed after 300000 ms without a
-        stream. Bound to the creating key. Scope: read on every topic named. Errors: invalid_request,
-        topic_not_found (unless lenient), forbidden, throttled (max_watch_sessions).
+        stream. Bound to the creating key. Scope: read on every topic named. Errors: invalid_request, topic_not_found and
+        partition_not_found (unless lenient), forbidden, throttled (max_watch_sessions).
         """
 
     @_abc_1.abstractmethod

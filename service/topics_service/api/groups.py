@@ -1,0 +1,139 @@
+"""The group service: every call on consumer groups, once, for gRPC and HTTP alike."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from topics_service.api.access import check_names
+from topics_service.api.auth import Principal
+from topics_service.engine import names
+from topics_service.engine.engine import Engine
+from topics_service.engine.errors import Reason, TopicsError, invalid
+from topics_service.engine.group.positions import (
+    CommitItem,
+    DeleteGroupReply,
+    GroupState,
+    ListGroupsReply,
+    ListGroupsRequest,
+    PositionState,
+    ResetRequest,
+    Target,
+)
+from topics_service.engine.model import DiffReply, DiffRequest
+
+
+class ConsumeRequest(Struct, kw_only=True):
+    """Read `page` from the group's position, or from `start` while it has none; the cursor in `page` is ignored."""
+
+    group: str
+    page: DiffRequest
+    start: Literal["earliest", "latest"] | int = "earliest"
+
+
+class ConsumeReply(Struct, kw_only=True):
+    """The page, and the position that it was read from; None if there is none."""
+
+    committed: int | None
+    page: DiffReply
+
+
+class CommitReply(Struct, kw_only=True):
+    """The positions that were set; `created` when the group is new."""
+
+    group: str
+    created: bool
+    positions: list[PositionState]
+
+
+class GroupsApi:
+    """Runs calls on groups and answers when their effect is as durable as promised.
+
+    Every method raises TopicsError. All of them run on the event loop that owns the engine. The doors have authorized
+    the call on the group; here it is checked for the topics.
+    """
+
+    def __init__(
+        self,
+        admit: Callable[[], Engine],
+        settle: Callable[[int], Awaitable[None]],
+        diff: Callable[[DiffRequest], Awaitable[DiffReply]],
+    ) -> None:
+        """`admit` gives the engine or refuses every call, `settle` waits until a ticket is durable, `diff` reads."""
+        self._admit = admit
+        self._settle = settle
+        self._diff = diff
+
+    async def page(self, request: ListGroupsRequest, *, principal: Principal) -> ListGroupsReply:
+        """One page, in name order, of the groups that the caller may know of."""
+        return self._admit().groups.page(request, principal.prefixes)
+
+    async def get(self, name: str, *, principal: Principal) -> GroupState:
+        """All about a group, as far as the topics are the caller's to know."""
+        return self._admit().groups.describe(name, principal.prefixes)
+
+    async def delete(self, name: str, *, principal: Principal) -> DeleteGroupReply:
+        """Remove a group and its positions; durable before it is acknowledged."""
+        groups = self._admit().groups
+        check_names(principal, groups.topics(name))
+        reply, ticket = groups.delete(name)
+        await self._settle(ticket)
+        return reply
+
+    async def consume(self, request: ConsumeRequest, *, principal: Principal) -> ConsumeReply:
+        """Read from where the group stands, waiting like a diff; commits nothing. Cancelling it ends the wait."""
+        engine, page = self._admit(), request.page
+        check_names(principal, (page.topic,))
+        names.check_group_name(request.group)
+        position = engine.groups.position(request.group, page.topic, page.partition)
+        engine.groups.touch(request.group)
+        if position is not None:
+            page = replace(page, from_seq=position.from_seq)
+        elif request.start == "earliest":
+            page = replace(page, from_seq=0, from_ts=0)
+        elif request.start == "latest":
+            page = replace(page, from_seq=0, last=0)
+        else:
+            page = replace(page, from_seq=request.start)
+        reply = await self._diff(page)
+        return ConsumeReply(committed=None if position is None else position.from_seq, page=reply)
+
+    async def commit(self, name: str, items: Sequence[CommitItem], *, principal: Principal) -> CommitReply:
+        """Set positions, all or none; as durable as their topics before it is acknowledged."""
+        engine = self._admit()
+        check_names(principal, (item.topic for item in items))
+        if not items:
+            raise invalid("there is no position to commit")
+        if len(items) > engine.limits.max_batch_records:
+            raise TopicsError(Reason.BATCH_TOO_LARGE, f"at most {engine.limits.max_batch_records} positions at a time")
+        created = engine.groups.find(name) is None
+        _, ticket = engine.groups.commit(name, items, whole=True)
+        places = sorted({(item.topic, item.partition) for item in items})
+        reply = CommitReply(
+            group=name, created=created, positions=[engine.groups.position_state(name, *place) for place in places]
+        )
+        await self._settle(ticket)
+        return reply
+
+    async def positions(self, name: str, topic: str | None, *, principal: Principal) -> list[PositionState]:
+        """The group's positions, all or those in one topic, as far as the topics are the caller's to know."""
+        return self._admit().groups.positions(name, topic, principal.prefixes)
+
+    async def reset(self, request: ResetRequest, *, principal: Principal) -> list[PositionState]:
+        """Move positions, all or none; durable before it is acknowledged."""
+        groups = self._admit().groups
+        check_names(principal, [target.topic for target in request.targets] or groups.topics(request.group))
+        moved, ticket = groups.reset(request)
+        await self._settle(ticket)
+        return moved
+
+    async def delete_positions(self, name: str, targets: Sequence[Target], *, principal: Principal) -> int:
+        """Forget positions, durably; returns how many there were."""
+        groups = self._admit().groups
+        check_names(principal, (target.topic for target in targets))
+        if not targets:
+            raise invalid("a delete of positions needs a topic")
+        gone, ticket = groups.delete_positions(name, targets)
+        await self._settle(ticket)
+        return len(gone)

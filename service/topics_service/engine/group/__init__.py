@@ -1,0 +1,1 @@
+"""Named groups of consumers: where they stand, and who belongs to them."""
