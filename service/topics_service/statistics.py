@@ -90,8 +90,8 @@ class KafkaStatistics:
     """The Kafka door since the start: its requests by API and outcome, the error codes it answered with by API and name
     of the error, bytes both ways, and connections that it refused or closed, by reason.
 
-    `connections` are open now, `frame_bytes` the memory of requests that are being received or served. `out_of_range` are
-    fetches of offsets that are not there (any more), `gap_records` offsets that fetches passed over because of a gap.
+    `connections` are open now, `frame_bytes` the memory of requests that are being received or served. `out_of_range`
+    are fetches of offsets that are not there (any more), `gap_records` offsets that fetches passed over for a gap.
     """
 
     requests: RequestStatistics = field(default_factory=RequestStatistics)

@@ -160,7 +160,7 @@ def test_expiry_is_written_by_upkeep_and_not_told_twice() -> None:
 
 
 def test_a_sweep_looks_at_every_topic_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics_service.engine.engine._TTL_TOPICS_A_SWEEP", 2)
+    monkeypatch.setattr("topics_service.engine.engine._TTL_LOGS_A_SWEEP", 2)
     world = World(CrashStore())
     for name in "abcde":
         world.put(name, ttl_ms=10)

@@ -120,7 +120,7 @@ async def _serve(
     gateway = GatewaySettings(
         max_body_bytes=settings.max_body_bytes,
         body_timeout_seconds=settings.body_timeout_seconds,
-        render_cache_bytes=settings.memory.renderings,
+        render_cache_bytes=settings.memory.renderings // (2 if settings.kafka_port else 1),
         limits=settings.limits,
     )
     gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, max_inflight=settings.max_inflight_per_key)

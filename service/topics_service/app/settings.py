@@ -195,6 +195,7 @@ class Settings:
             min_session_timeout_ms=self.kafka_min_session_timeout_ms,
             max_session_timeout_ms=self.kafka_max_session_timeout_ms,
             frame_bytes=self.memory_bytes // 4,
+            render_cache_bytes=self.memory.renderings // 2,
         )
 
     @property

@@ -53,7 +53,7 @@ from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family, Store
 
 _PURGE_ROWS = 1000
-_TTL_TOPICS_A_SWEEP = 1000
+_TTL_LOGS_A_SWEEP = 1000
 _LOGS_A_SLICE = 1000
 _LOGS_A_PAGE = 10_000  # of a list of topics: 10 ms
 
@@ -436,15 +436,16 @@ class Engine:
             else:
                 store.write(batch)
         self.groups.sweep()
-        topics = self.catalog.topics
-        for examined, name in enumerate(topics.irange(minimum=self._ttl_cursor, inclusive=(False, True)), 1):
+        topics, examined = self.catalog.topics, 0
+        for name in topics.irange(minimum=self._ttl_cursor, inclusive=(False, True)):
             self._ttl_cursor, topic = name, topics[name]
+            examined += len(topic.logs)
             if topic.config.ttl_ms:
                 for log in topic.logs:
                     log.visible(topic.config, now)
                     if log.unwritten:
                         self._touched[log.log_id] = log
-            if examined == _TTL_TOPICS_A_SWEEP:
+            if examined >= _TTL_LOGS_A_SWEEP:
                 return
         self._ttl_cursor = ""
 

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Bounds of requests and resources. Zero means unlimited for the `max_` of routers, topics, groups and bytes in all."""
+    """Bounds of requests and resources. Zero means unlimited for those of routers, topics, groups and bytes in all."""
 
     max_batch_records: int = 10_000
     max_record_bytes: int = 1 << 20

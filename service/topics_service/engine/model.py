@@ -98,8 +98,8 @@ class AppendRequest(Struct, kw_only=True):
     """Append `batch` to `topic`, atomically (SPEC API 2).
 
     `create` None follows the topic's (or the inline config's) `auto_create`. `config` counts only when this call
-    creates the topic, which then has one partition. Beyond the contract, on a queue only: `delay_ms` hides the records from claims for that long
-    (clamped to 86400000), and claims serve a higher `priority`, 0 to 9, first.
+    creates the topic, which then has one partition. Beyond the contract, on a queue only: `delay_ms` hides the
+    records from claims for that long (clamped to 86400000), and claims serve a higher `priority`, 0 to 9, first.
     """
 
     topic: str

@@ -31,8 +31,9 @@ class Room:
     ) -> None:
         """Refuse `count` records of `nbytes` in all on top of `s` (SPEC DESIGN 5.3, API 11).
 
-        `freed` bytes leave another topic in the same write. `s` is of `log`, that of partition 0 if not given. Raises `topic_full`, `record_too_large` (larger than the
-        whole cap) or `throttled`.
+        `freed` bytes leave another topic in the same write. `s` is of `log`, that of partition 0 if not given.
+
+        Raises `topic_full`, `record_too_large` (larger than the whole cap) or `throttled`.
         """
         cfg, quota = topic.config, self._limits.max_total_bytes
         if cfg.durability == "ephemeral" and self._memory.nbytes > (most := self._limits.max_ephemeral_bytes) > 0:

@@ -32,12 +32,12 @@ class Gap(Struct, frozen=True):
 class Snapshot(Struct):
     """Everything that decides what a reader of the log sees, but for the records themselves.
 
-        `head` is the highest assigned seq, `earliest` the first live one (head + 1 if none). The `evict_*` fields are the
-        highest seqs lost to each cause; their maximum + 1 is the evict floor. `count` and `bytes` are of live records,
-        `cum_bytes` of all records ever. Blocks up to `sealed_to` are merged and tag-indexed; rows below `reclaimed_to`
-        are dropped. Records from `volatile_from` on (0: none) are in memory only. `gaps` are disjoint and in order; a topic
-        that routers write into can have many. `last_ts` is the newest commit time, `max_ts` the highest time that any record
-    ever had (see `StoredBlock`).
+    `head` is the highest assigned seq, `earliest` the first live one (head + 1 if none). The `evict_*` fields are the
+    highest seqs lost to each cause; their maximum + 1 is the evict floor. `count` and `bytes` are of live records,
+    `cum_bytes` of all records ever. Blocks up to `sealed_to` are merged and tag-indexed; rows below `reclaimed_to`
+    are dropped. Records from `volatile_from` on (0: none) are in memory only. `gaps` are disjoint and in order; a topic
+    that routers write into can have many. `last_ts` is the newest commit time, `max_ts` the highest time that any
+    record ever had (see `StoredBlock`).
     """
 
     head: int = 0

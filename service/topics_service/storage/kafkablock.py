@@ -149,7 +149,7 @@ def encode(block: StoredBlock) -> bytes:
 
 
 def decode(value: bytes, log_id: int, base_seq: int) -> StoredBlock:
-    """The block, of any kind, stored as `value` under (log_id, base_seq). Raises CorruptBlockError as `block.decode`."""
+    """The block of any kind that is stored as `value`; see `block.decode`."""
     if value[:1] != bytes([_VERSION]):
         return columnar.decode(value, log_id, base_seq)
     head, at = columnar.unsealed(value, log_id, base_seq)
