@@ -2,15 +2,44 @@
 
 from collections.abc import Mapping
 
-from topics_kafka.handlers import Door, Handler, configs, metadata, records_admin, sasl, topics, versions
-from topics_kafka.protocol import ApiKey
+from topics_kafka.handlers import (
+    Door,
+    Handler,
+    configs,
+    fetch,
+    groups,
+    groups_admin,
+    list_offsets,
+    metadata,
+    offsets,
+    produce,
+    producer_ids,
+    records_admin,
+    sasl,
+    topics,
+    versions,
+)
 
-_MODULES = (versions, sasl, metadata, topics, configs, records_admin)
+_MODULES = (
+    versions,
+    sasl,
+    metadata,
+    produce,
+    fetch,
+    list_offsets,
+    producer_ids,
+    groups,
+    groups_admin,
+    offsets,
+    topics,
+    configs,
+    records_admin,
+)
 
 
-def all_handlers(door: Door) -> Mapping[ApiKey, Handler]:
+def all_handlers(door: Door) -> Mapping[int, Handler]:
     """The handlers of every module, made for `door`."""
-    table: dict[ApiKey, Handler] = {}
+    table: dict[int, Handler] = {}
     for module in _MODULES:
         table |= module.handlers(door)
     return table

@@ -171,7 +171,7 @@ _ALL: Final = (
     ),
     Config(
         name=TIMESTAMP_AFTER_MAX,
-        default=_BEYOND,
+        default="3600000",
         type=ConfigType.LONG,
         check=_number(0, I64_MAX),
         broker="log.message.timestamp.after.max.ms",
@@ -298,7 +298,7 @@ def overrides(topic: Topic) -> Overrides:
 def replaced(old: Overrides, given: Mapping[str, str | None]) -> Overrides:
     """The overrides after AlterConfigs: those that are given, and none of the others. Raises InvalidConfigError."""
     new = {name: checked(name, value) for name, value in given.items()}
-    kept = {name: value for name, value in old.items() if CONFIGS[name].kept and name not in new}
+    kept = {config.name: old[config.name] for config in _ALL if config.kept and config.name in old}
     return _fixed(old, {**kept, **new})
 
 

@@ -13,7 +13,6 @@ from topics_kafka.budget import FrameBudget
 from topics_kafka.cluster import cluster_id
 from topics_kafka.connection import Connection
 from topics_kafka.handlers import Context, Door, Handler
-from topics_kafka.protocol import ApiKey
 from topics_kafka.session import Session
 from topics_kafka.settings import KafkaSettings
 from topics_service.api.access import Gate
@@ -26,6 +25,7 @@ log: Final = logging.getLogger("topics.kafka")
 _SCRATCH_BYTES: Final = 64 << 10
 _CHECK_SECONDS: Final = 1.0
 _HANDSHAKE_SECONDS: Final = 15.0
+_GOODBYE_SECONDS: Final = 1.0  # that TLS waits for the other side to say it
 
 
 class KafkaServer:
@@ -41,15 +41,16 @@ class KafkaServer:
         sock: socket.socket,
         *,
         tls: ssl.SSLContext | None = None,
-        handlers: Callable[[Door], Mapping[ApiKey, Handler]] = all_handlers,
+        handlers: Callable[[Door], Mapping[int, Handler]] = all_handlers,
     ) -> None:
-        self._door = door
+        self.door = door
         self._sock = sock
         self._tls = tls
         self._handlers = handlers(door)
         settings = door.settings
         self.statistics = door.statistics
         self.budget = FrameBudget(settings.frame_bytes, self.statistics)
+        self.unsent = 0
         self.slow = SlowClients(settings.send_seconds)
         self.log = door.log
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -69,6 +70,7 @@ class KafkaServer:
             backlog=backlog,
             ssl=self._tls,
             ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_SECONDS,
+            ssl_shutdown_timeout=None if self._tls is None else _GOODBYE_SECONDS,
         )
 
     async def stop(self, drain_seconds: float) -> None:
@@ -100,7 +102,7 @@ class KafkaServer:
 
     def opened(self, connection: Connection) -> bool:
         """Whether there is room for one more connection."""
-        most = self._door.settings.max_connections
+        most = self.door.settings.max_connections
         if self._draining or (most and len(self._connections) >= most):
             return False
         self._connections.add(connection)
@@ -117,20 +119,26 @@ class KafkaServer:
             self._emptied.set()
 
     def _session(self, connection: Connection) -> Session:
-        gate = self._door.gate
+        gate = self.door.gate
         context = Context(
-            door=self._door,
+            door=self.door,
             peer=connection.peer,
             principal=ANYONE if gate.open else NOBODY,
             authenticated=gate.open,
         )
-        return Session(context, self._handlers, self.budget, connection)
+        return Session(context, self._handlers, self.budget, connection, self._is_congested)
+
+    def _is_congested(self) -> bool:
+        """Whether responses that clients do not take fill as much memory as requests may."""
+        return self.unsent > self.door.settings.frame_bytes
 
     def _check(self) -> None:
         """Look at the deadlines of all connections: one timer for all, none without connections."""
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        now, short = loop.time(), self.budget.is_short
         for connection in list(self._connections):
+            if short:
+                connection.tell_shortage()
             if connection.deadline and now > connection.deadline:
                 connection.expire()
         self._timer = loop.call_later(_CHECK_SECONDS, self._check) if self._connections else None

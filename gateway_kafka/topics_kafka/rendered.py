@@ -42,19 +42,16 @@ class BatchCache:
         """What the kept batches weigh."""
         return self._bytes
 
-    def batches(self, part: FetchPart) -> Iterator[Buffers]:
-        """The part as one batch after the other, each in pieces. All its dead records are left out.
+    def stored(self, block: KafkaBlock, part: FetchPart) -> Buffers:
+        """A batch that a Kafka client sent, without its dead records, in pieces. If none is dead it is not copied."""
+        batch = block.batch(block.part_at(part.start))
+        if part.dead:
+            return (self._rebuilt(part, batch),)
+        return recordbatch.patched(batch, part.first_seq - 1)
 
-        What Kafka clients sent is not copied, unless records of it are dead.
-        """
+    def made(self, part: FetchPart) -> Iterator[bytes]:
+        """Records that other doors wrote, without the dead ones, as one batch after the other."""
         block = part.block
-        if isinstance(block, KafkaBlock):
-            batch = block.batch(block.part_at(part.start))
-            if not part.dead:
-                yield recordbatch.patched(batch, part.first_seq - 1)
-                return
-            yield (self._rebuilt(part, batch),)
-            return
         assert isinstance(block, Block), "there are two kinds"
         dead = set(part.dead)
         step = _step(block)
@@ -63,7 +60,7 @@ class BatchCache:
             stop = min(start - start % step + step, part.stop)
             gone = tuple(i for i in range(start, stop) if i in dead) if dead else ()
             if len(gone) < stop - start:
-                yield (self._encoded(block, start, stop, gone),)
+                yield self._encoded(block, start, stop, gone)
             start = stop
 
     def _rebuilt(self, part: FetchPart, batch: memoryview) -> bytes:

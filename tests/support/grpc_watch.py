@@ -38,7 +38,8 @@ class Follower:
         frame = response.frame
         assert isinstance(frame, stream_pb2.Frame)
         if frame.WhichOneof("kind") == "topic_deleted":
-            self.cursor.pop(frame.topic_deleted.topic, None)
+            gone = frame.topic_deleted
+            self.cursor.pop(f"{gone.topic}@{gone.partition}" if gone.partition else gone.topic, None)
         self.last_cursor = dict(frame.cursor)
         self.cursor |= self.last_cursor
         if frame.WhichOneof("kind") == "records":

@@ -28,6 +28,7 @@ class ServerProcess:
     """Runs `topics serve`; only ever signals the process group that it started.
 
     `data_dir` stays over restarts. `prefix` is put in front of the command (a tracer). `env` wins over the defaults.
+    With `kafka` it has a Kafka port too.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class ServerProcess:
         data_dir: Path | None = None,
         env: Mapping[str, object] = {},
         prefix: Sequence[str] = (),
+        kafka: bool = False,
     ) -> None:
         self.work_dir = work_dir
         self.work_dir.mkdir(parents=True, exist_ok=True)
@@ -44,9 +46,11 @@ class ServerProcess:
         self.log_file = work_dir / "server.log"
         self._env = {name: str(value) for name, value in env.items()}
         self._prefix = list(prefix)
+        self._kafka = kafka
         self._process: subprocess.Popen[bytes] | None = None
         self.http_port = 0
         self.grpc_target = ""
+        self.kafka_port = 0
 
     @property
     def pid(self) -> int:
@@ -78,9 +82,10 @@ class ServerProcess:
         except AssertionError:
             self.kill()
             raise
-        http, grpc = (file.read_text() for file in files)
+        http, grpc, *kafka = (file.read_text() for file in files)
         assert re.fullmatch(r"127\.0\.0\.1:\d+", http), http
         self.http_port, self.grpc_target = int(http.rpartition(":")[2]), grpc
+        self.kafka_port = int(kafka[0].rpartition(":")[2]) if kafka else 0
         poll(self._recovered, START_SECONDS, "readiness")
         return self
 
@@ -94,11 +99,11 @@ class ServerProcess:
                 raise
             return error.code == 401  # TOPICS_PROBE_AUTH: whoever sets it waits for readiness with a key
 
-    def spawn(self) -> tuple[Path, Path]:
+    def spawn(self) -> tuple[Path, ...]:
         """Start without waiting; returns the port files to expect."""
         assert not self.alive(), "it runs already"
         mark = uuid.uuid4().hex[:8]
-        files = self.work_dir / f"http-{mark}", self.work_dir / f"grpc-{mark}"
+        files = [self.work_dir / f"{door}-{mark}" for door in ("http", "grpc", *(["kafka"] if self._kafka else []))]
         env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
         env |= {
             "TOPICS_PORT": "0",
@@ -108,6 +113,8 @@ class ServerProcess:
             "TOPICS_DATA_DIR": str(self.data_dir),
             "TOPICS_MAX_LAG_MS": "0",  # a busy machine must not turn writes into 429
         }
+        if self._kafka:
+            env |= {"TOPICS_KAFKA_PORT": "0", "TOPICS_KAFKA_PORT_FILE": str(files[2])}
         with self.log_file.open("ab") as out:
             self._process = subprocess.Popen(
                 [*_DIE_WITH_US, *self._prefix, str(TOPICS), "serve"],
@@ -117,7 +124,7 @@ class ServerProcess:
                 stderr=out,
                 start_new_session=True,
             )
-        return files
+        return tuple(files)
 
     def alive(self) -> bool:
         """Whether the process runs."""

@@ -1,0 +1,247 @@
+"""The coordinator of consumer groups at work: with the engine's topics, its store, and a timer of the event loop."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, TypeVar
+from uuid import UUID
+
+from ulid import ULID
+
+from topics_kafka.handlers import Door
+from topics_kafka.topicids import uuid_of
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.group.coordinator import Coordinator
+from topics_service.engine.group.members import (
+    Beat,
+    BeatReply,
+    GroupError,
+    GroupSettings,
+    JoinReply,
+    JoinRequest,
+    Leaving,
+    SyncReply,
+    SyncRequest,
+    TopicFacts,
+)
+from topics_service.engine.group.positions import Membership
+
+log: Final = logging.getLogger("topics.kafka")
+
+_Reply = TypeVar("_Reply", JoinReply, SyncReply)
+
+
+class EngineTopics:
+    """The topics of an engine as groups see them: those that readers see."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def facts(self, name: str) -> TopicFacts | None:
+        """See TopicsView."""
+        topic = self._door.find(name)
+        return None if topic is None else TopicFacts(uuid_of(topic.identity.topic_id).bytes, len(topic.logs))
+
+    def name_of(self, topic_id: bytes) -> str | None:
+        """See TopicsView."""
+        topic = self._door.ids.find(UUID(bytes=topic_id))
+        return None if topic is None else topic.name
+
+    def names(self) -> Iterable[str]:
+        """See TopicsView."""
+        catalog = self._door.catalog
+        return [name for name, topic in catalog.topics.items() if not catalog.unsynced(topic)]
+
+
+class Coordination:
+    """One for each engine, whatever doors it has; `of` finds it. Lives on the event loop that owns the engine.
+
+    A reply is given when everything that it rests on is durable. Methods raise TopicsError: the server does not take
+    work, or what they would answer can't be stored, which the next request about the group tries again.
+    """
+
+    def __init__(self, door: Door) -> None:
+        self._api = door.api
+        self._engine = door.engine
+        self._groups = door.engine.groups
+        self._tickets: dict[str, int] = {}
+        self._unstored: set[str] = set()
+        self._held: set[asyncio.Future[JoinReply] | asyncio.Future[SyncReply]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0
+        self._is_closed = False
+        settings = door.settings
+        self.coordinator = Coordinator(
+            EngineTopics(door),
+            now=_now_ms,
+            new_id=lambda: str(ULID()).lower(),
+            settings=GroupSettings(
+                initial_delay_ms=settings.initial_rebalance_ms,
+                min_session_ms=settings.min_session_timeout_ms,
+                max_session_ms=settings.max_session_timeout_ms,
+            ),
+            changed=self._changed,
+            admit=self._admit,
+        )
+        self._load()
+        door.catalog.on_changed.append(self.coordinator.topics_changed)
+        self._groups.on_deleted.append(self._deleted)
+
+    @classmethod
+    def of(cls, door: Door) -> "Coordination":
+        """The one of the door's engine; made, with what is stored of its groups, by the first door."""
+        groups = door.engine.groups
+        if not isinstance(groups.coordinator, cls):
+            groups.coordinator = cls(door)
+        return groups.coordinator
+
+    def close(self) -> None:
+        """End: held requests fail with `shutting_down`, and nothing expires any more."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for future in self._held:
+            if not future.done():
+                future.set_exception(TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down"))
+
+    # --- what the engine asks
+
+    def is_empty(self, group: str) -> bool:
+        """See `positions.Coordinator`."""
+        return self.coordinator.is_empty(group)
+
+    def membership(self, group: str) -> Membership:
+        """See `positions.Coordinator`."""
+        return self.coordinator.membership(group)
+
+    # --- requests
+
+    async def join(self, request: JoinRequest) -> JoinReply:
+        """See Coordinator. Cancelling it gives up the answer, not the membership."""
+        return await self._answer(request.group, lambda respond: self.coordinator.join(request, respond))
+
+    async def sync(self, request: SyncRequest) -> SyncReply:
+        """See Coordinator. Cancelling it gives up the answer, not the membership."""
+        return await self._answer(request.group, lambda respond: self.coordinator.sync(request, respond))
+
+    def heartbeat(self, group: str, member_id: str, generation: int, instance_id: str | None) -> GroupError:
+        """See Coordinator."""
+        self.check(group)
+        error = self.coordinator.heartbeat(group, member_id, generation, instance_id)
+        self._arm()
+        return error
+
+    def leave(self, group: str, members: Sequence[Leaving]) -> tuple[list[GroupError], Awaitable[None] | None]:
+        """See Coordinator; and what to wait for before answering, if anything."""
+        self.check(group)
+        errors = self.coordinator.leave(group, members)
+        self._arm()
+        return errors, self.stored(group)
+
+    def beat(self, beat: Beat) -> tuple[BeatReply, Awaitable[None] | None]:
+        """See Coordinator; and what to wait for before answering, if anything."""
+        self.check(beat.group)
+        reply = self.coordinator.consumer_heartbeat(beat)
+        self._arm()
+        return reply, self.stored(beat.group)
+
+    def stored(self, group: str) -> Awaitable[None] | None:
+        """What to wait for before a client may be told how the group is; None if nothing."""
+        if group in self._unstored:
+            raise TopicsError(Reason.NOT_READY, "the state of the group can't be stored")
+        ticket = self._tickets.get(group)
+        if ticket is None:
+            return None
+        if self._api.is_durable(ticket):
+            del self._tickets[group]
+            return None
+        return self._api.settled(ticket)
+
+    def check(self, group: str = "") -> None:
+        """Raise TopicsError if the server takes no work, or none about this group."""
+        if self._engine.draining or self._is_closed:
+            raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
+        if self._engine.recovered < 1.0:
+            raise TopicsError(Reason.NOT_READY, "the server is starting")
+        if group in self._unstored:
+            self._store(group)
+
+    async def _answer(self, group: str, ask: Callable[[Callable[[_Reply], None]], None]) -> _Reply:
+        self.check(group)
+        future: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
+
+        def respond(reply: _Reply) -> None:
+            if not future.done():
+                future.set_result(reply)
+
+        ask(respond)
+        self._arm()
+        self._held.add(future)
+        try:
+            reply = await future
+        except (asyncio.CancelledError, TopicsError):
+            self.coordinator.forget(respond)
+            self._arm()
+            raise
+        finally:
+            self._held.discard(future)
+        waiting = self.stored(group)
+        if waiting is not None:
+            await waiting
+        return reply
+
+    # --- the store
+
+    def _load(self) -> None:
+        for name, row in self._groups.states():
+            try:
+                self.coordinator.load(name, row)
+            except ValueError:
+                log.exception("the members of group %r have to join anew", name)
+        self._arm()
+
+    def _admit(self, name: str) -> None:
+        self._groups.create(name)
+
+    def _changed(self, name: str) -> None:
+        try:
+            self._store(name)
+        except TopicsError as error:
+            log.warning("the state of group %r can't be stored: %s", name, error.message)
+            self._unstored.add(name)
+
+    def _store(self, name: str) -> None:
+        self._tickets[name] = self._groups.put_state(name, self.coordinator.dump(name))
+        self._unstored.discard(name)
+
+    def _deleted(self, name: str) -> None:
+        self.coordinator.delete(name)
+        self._tickets.pop(name, None)
+        self._unstored.discard(name)
+
+    # --- time
+
+    def _arm(self) -> None:
+        """Have the timer ring when something is due next. One that rings too early does nothing."""
+        due = self.coordinator.next_due()
+        if due is None or self._is_closed or (self._timer is not None and self._timer_due <= due):
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # it is being made; the first request comes here again
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = loop.call_later(max(due - _now_ms(), 0) / 1e3, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if not self._engine.draining:
+            self.coordinator.tick()
+            self._arm()
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

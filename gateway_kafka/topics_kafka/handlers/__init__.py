@@ -1,0 +1,122 @@
+"""What the handlers of Kafka's APIs share: the door they belong to, and the connection they answer.
+
+A module of handlers has `handlers(door) -> HandlerTable`, which `topics_kafka.apis` collects. A handler
+gets the connection's context, the request's version and its decoded body, and gives one of:
+
+- a message: the response body, sent at once. A member that the version does not have is left out of it, an absent one
+  takes the schema's default;
+- None: no response is sent, ever (Produce with acks=0);
+- an awaitable of either: sent when it is done, cancelled when the connection is gone. Requests of a connection are
+  answered in order and one at a time, except Produce: the next one is taken in while those before it wait.
+
+Handlers put what is refused into the response, with `errors.error_of`. An exception that leaves a handler is a bug:
+it is logged and counted, and closes the connection.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from topics_kafka.protocol import ApiKey, Message
+from topics_kafka.quiet import QuietLog
+from topics_kafka.settings import KafkaSettings
+from topics_kafka.topicids import TopicIds
+from topics_service.api.access import KAFKA_RULES, Gate
+from topics_service.api.auth import NOBODY, Principal, Scope
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.catalog import Catalog
+from topics_service.engine.engine import Engine
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.topic import Topic
+from topics_service.statistics import KafkaStatistics
+
+Answer = Message | None | Awaitable[Message | None]
+Handler = Callable[["Context", int, Message], Answer]
+
+
+@dataclass(slots=True, kw_only=True)
+class Door:
+    """One Kafka listener: what all its connections share. What writes goes through `api`, which asks whether the server
+    takes work; `engine` is there for what is only looked at.
+
+    `host` and `port` are what clients are told to connect to, `cluster_id` never changes for a data directory.
+    """
+
+    api: TopicsApi
+    engine: Engine
+    gate: Gate
+    settings: KafkaSettings
+    statistics: KafkaStatistics
+    cluster_id: str
+    host: str = "127.0.0.1"
+    port: int = 9092
+    log: QuietLog = field(default_factory=lambda: QuietLog(logging.getLogger("topics.kafka")))
+    ids: TopicIds = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ids = TopicIds(self.catalog)
+
+    @property
+    def catalog(self) -> Catalog:
+        """The topics there are."""
+        return self.engine.catalog
+
+    def find(self, name: str | None, topic_id: UUID | None = None) -> Topic | None:
+        """The topic as readers see it, by name or, where that is empty, by id; None if there is none."""
+        if not name:
+            return None if topic_id is None else self.ids.find(topic_id)
+        try:
+            return self.catalog.visible(name)
+        except TopicsError:
+            return None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Context:
+    """One connection, as its handlers see it.
+
+    `client_id` is that of the request at hand, `zone` what it says as `zone_id=`, and `software` the name and version
+    that the client gave in ApiVersions, empty without. `peer` is its address. `mechanism` is that of SASL once the
+    client chose one; with `raw_tokens` its next frame is a token without a request around it. A handler that sets
+    `closing` has the connection closed behind its response.
+    """
+
+    door: Door
+    peer: str = ""
+    principal: Principal = NOBODY
+    client_id: str | None = None
+    software: str = ""
+    authenticated: bool = False
+    mechanism: str = ""
+    raw_tokens: bool = False
+    closing: bool = False
+    gone: bool = False
+    on_gone: list[Callable[[], None]] = field(default_factory=list)
+    """Called once when the connection is lost, after its running requests were cancelled."""
+
+    @property
+    def zone(self) -> str | None:
+        """The availability zone that the client is in, if it says so."""
+        return zone_of(self.client_id)
+
+    def allows(self, scope: Scope) -> bool:
+        """Whether the caller has `scope`."""
+        return self.principal.allows(scope)
+
+    def may(self, api: ApiKey, name: str | None = None) -> bool:
+        """Whether the caller has the scopes of `api`, and may touch the topic or group `name` where one is given."""
+        scopes = KAFKA_RULES[api].scopes
+        return scopes <= self.principal.scopes and (name is None or self.principal.allows_name(name))
+
+
+def zone_of(client_id: str | None) -> str | None:
+    """The `zone_id` in a client id of the form `zone_id=<zone>,key=value`; None without one."""
+    for pair in (client_id or "").split(","):
+        key, equals, value = pair.partition("=")
+        if equals and key.strip() == "zone_id":
+            return value.strip() or None
+    return None
+
+
+HandlerTable = Mapping[int, Handler]

@@ -1,0 +1,73 @@
+"""Configs as responses show them."""
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+from topics_kafka.configs import CONFIGS, Config, ConfigType, Source, default_of
+from topics_kafka.settings import KafkaSettings
+
+
+def entries(
+    given: Mapping[str, str], settings: KafkaSettings, names: Container[str] | None = None
+) -> list[dict[str, Any]]:
+    """The configs of a topic with these overrides, all or those of `names`."""
+    return [_entry(config, given, settings) for name, config in CONFIGS.items() if names is None or name in names]
+
+
+def _entry(config: Config, given: Mapping[str, str], settings: KafkaSettings) -> dict[str, Any]:
+    default = default_of(config, settings.max_batch_bytes)
+    source = Source.DEFAULT if default == config.default else Source.STATIC_BROKER
+    synonyms = [{"name": config.broker, "value": default, "source": source}] if config.broker else []
+    value = default
+    if config.name in given:
+        value, source = given[config.name], Source.TOPIC
+        synonyms.insert(0, {"name": config.name, "value": value, "source": source})
+    return {
+        "name": config.name,
+        "value": value,
+        "read_only": False,
+        "config_source": source,
+        "is_sensitive": False,
+        "synonyms": synonyms,
+        "config_type": config.type,
+        "documentation": None,
+    }
+
+
+def broker_entries(
+    settings: KafkaSettings, host: str, port: int, names: Container[str] | None = None
+) -> list[dict[str, Any]]:
+    """What the server was told, by Kafka's names; nothing of it can be changed while it runs."""
+    shown = [
+        ("advertised.listeners", f"{host}:{port}", ConfigType.STRING),
+        ("auto.create.topics.enable", str(settings.auto_create).lower(), ConfigType.BOOLEAN),
+        ("broker.id", str(settings.node_id), ConfigType.INT),
+        ("connections.max.idle.ms", str(round(settings.idle_seconds * 1000)), ConfigType.LONG),
+        ("default.replication.factor", "1", ConfigType.INT),
+        ("group.initial.rebalance.delay.ms", str(settings.initial_rebalance_ms), ConfigType.INT),
+        ("group.max.session.timeout.ms", str(settings.max_session_timeout_ms), ConfigType.INT),
+        ("group.min.session.timeout.ms", str(settings.min_session_timeout_ms), ConfigType.INT),
+        ("log.cleanup.policy", "delete", ConfigType.LIST),
+        ("log.message.timestamp.type", "CreateTime", ConfigType.STRING),
+        ("log.retention.bytes", "-1", ConfigType.LONG),
+        ("log.retention.ms", "-1", ConfigType.LONG),
+        ("max.connections", str(settings.max_connections), ConfigType.INT),
+        ("message.max.bytes", str(settings.max_batch_bytes), ConfigType.INT),
+        ("min.insync.replicas", "1", ConfigType.INT),
+        ("node.id", str(settings.node_id), ConfigType.INT),
+        ("num.partitions", str(settings.num_partitions), ConfigType.INT),
+    ]
+    return [
+        {
+            "name": name,
+            "value": value,
+            "read_only": True,
+            "config_source": Source.STATIC_BROKER,
+            "is_sensitive": False,
+            "synonyms": [{"name": name, "value": value, "source": Source.STATIC_BROKER}],
+            "config_type": kind,
+            "documentation": None,
+        }
+        for name, value, kind in shown
+        if names is None or name in names
+    ]

@@ -1,0 +1,167 @@
+"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs."""
+
+from collections import Counter
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Final
+
+from topics_kafka import configs
+from topics_kafka.configs import CONFIGS, ConfigType, InvalidConfigError, Overrides
+from topics_kafka.handlers import Context, Door, HandlerTable
+from topics_kafka.handlers.config_entries import broker_entries, entries
+from topics_kafka.handlers.errors import RefusedError, admin_error_of
+from topics_kafka.handlers.waves import in_waves
+from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.topic import Topic
+
+_TOPIC: Final = 2
+_BROKER: Final = 4
+
+Change = Callable[[Overrides, Message], Overrides]
+
+
+class Operation(IntEnum):
+    """What IncrementalAlterConfigs does with one config."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+def handlers(door: Door) -> HandlerTable:
+    """The APIs of configs."""
+    made = ConfigHandlers(door)
+    return {
+        ApiKey.DESCRIBE_CONFIGS: made.describe,
+        ApiKey.ALTER_CONFIGS: made.alter,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS: made.alter_some,
+    }
+
+
+class ConfigHandlers:
+    """Topics have configs that can be changed; those of the broker are only shown."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def describe(self, context: Context, version: int, request: Message) -> Message:
+        """The configs of topics and of the broker, with where each value comes from."""
+        results = []
+        asked = {(each["resource_type"], each["resource_name"]): each for each in request["resources"]}
+        for (kind, name), resource in asked.items():
+            shown = {"resource_type": kind, "resource_name": name}
+            try:
+                found = self._described(context, kind, name, resource["configuration_keys"])
+            except RefusedError as error:
+                results.append({**shown, **error.result})
+                continue
+            if not request["include_synonyms"]:
+                found = [{**entry, "synonyms": []} for entry in found]
+            results.append({**shown, "error_code": ErrorCode.NONE, "configs": found})
+        return {"results": results}
+
+    def _described(self, context: Context, kind: int, name: str, names: list[str] | None) -> list[Message]:
+        settings = self._door.settings
+        if kind == _TOPIC:
+            topic = self._topic(context, ApiKey.DESCRIBE_CONFIGS, name)
+            return entries(configs.overrides(topic), settings, names)
+        if kind != _BROKER:
+            raise RefusedError(ErrorCode.INVALID_REQUEST, f"there are no resources of type {kind}")
+        if not context.may(ApiKey.DESCRIBE_CONFIGS):
+            raise RefusedError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the API key may not see the broker's configs")
+        if name not in ("", str(settings.node_id)):
+            raise RefusedError(ErrorCode.INVALID_REQUEST, f"the broker is {settings.node_id}")
+        return broker_entries(settings, self._door.host, self._door.port, names)
+
+    async def alter(self, context: Context, version: int, request: Message) -> Message:
+        """Replace all overrides of topics: a config that is not named goes back to its default."""
+        return await self._alter(context, ApiKey.ALTER_CONFIGS, request, _replace)
+
+    async def alter_some(self, context: Context, version: int, request: Message) -> Message:
+        """Change those overrides of topics that are named."""
+        return await self._alter(context, ApiKey.INCREMENTAL_ALTER_CONFIGS, request, _patch)
+
+    async def _alter(self, context: Context, api: ApiKey, request: Message, change: Change) -> Message:
+        resources = [(each["resource_type"], each["resource_name"]) for each in request["resources"]]
+        counts = Counter(resources)
+        by_resource = dict(zip(resources, request["resources"], strict=True))
+        work = (
+            self._alter_one(context, api, resource, change, twice=counts[key] > 1, only_check=request["validate_only"])
+            for key, resource in by_resource.items()
+        )
+        return {"responses": await in_waves(work)}
+
+    async def _alter_one(
+        self, context: Context, api: ApiKey, resource: Message, change: Change, *, twice: bool, only_check: bool
+    ) -> Message:
+        kind, name = resource["resource_type"], resource["resource_name"]
+        shown = {"resource_type": kind, "resource_name": name}
+        try:
+            if twice:
+                raise RefusedError(ErrorCode.INVALID_REQUEST, "the resource is in the request more than once")
+            topic = self._alterable(context, api, kind, name)
+            config, beside = configs.to_topic(change(configs.overrides(topic), resource), topic.config)
+            if not only_check:
+                await self._door.api.put_topic(name, config, principal=context.principal, kafka_configs=beside)
+        except RefusedError as error:
+            return {**shown, **error.result}
+        except InvalidConfigError as error:
+            return {**shown, "error_code": ErrorCode.INVALID_CONFIG, "error_message": str(error)}
+        except TopicsError as error:
+            return {**shown, "error_code": admin_error_of(error), "error_message": error.message}
+        return {**shown, "error_code": ErrorCode.NONE}
+
+    def _alterable(self, context: Context, api: ApiKey, kind: int, name: str) -> Topic:
+        if kind == _TOPIC:
+            return self._topic(context, api, name)
+        if kind == _BROKER:
+            if not context.may(api):
+                raise RefusedError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the API key may not change the broker")
+            raise RefusedError(ErrorCode.INVALID_REQUEST, "the broker's configs are settings of the server")
+        raise RefusedError(ErrorCode.INVALID_REQUEST, f"there are no resources of type {kind}")
+
+    def _topic(self, context: Context, api: ApiKey, name: str) -> Topic:
+        if not context.may(api, name):
+            raise RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not do this with this topic")
+        topic = self._door.find(name)
+        if topic is None:
+            raise RefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
+        return topic
+
+
+def _replace(old: Overrides, resource: Message) -> Overrides:
+    return configs.replaced(old, {config["name"]: config["value"] for config in resource["configs"]})
+
+
+def _patch(old: Overrides, resource: Message) -> Overrides:
+    changes: dict[str, str | None] = {}
+    for config in resource["configs"]:
+        name, value = config["name"], config["value"]
+        if name in changes:
+            raise RefusedError(ErrorCode.INVALID_REQUEST, f"{name} is changed more than once")
+        try:
+            operation = Operation(config["config_operation"])
+        except ValueError:
+            raise RefusedError(ErrorCode.INVALID_REQUEST, f"{name}: unknown operation") from None
+        if operation is Operation.DELETE:
+            changes[name] = None
+        elif value is None:
+            raise RefusedError(ErrorCode.INVALID_REQUEST, f"{name}: a value is missing")
+        elif operation is Operation.SET:
+            changes[name] = value
+        else:
+            changes[name] = _listed(old, name, value, operation)
+    return configs.patched(old, changes)
+
+
+def _listed(old: Overrides, name: str, value: str, operation: Operation) -> str:
+    """The value of a list config with some items more or fewer."""
+    config = CONFIGS.get(name)
+    if config is None or config.type is not ConfigType.LIST:
+        raise InvalidConfigError(f"{name} is not a list: items can't be added or taken away")
+    now, given = configs.items(old.get(name, config.default)), configs.items(value)
+    if operation is Operation.APPEND:
+        return ",".join([*now, *(item for item in given if item not in now)])
+    return ",".join(item for item in now if item not in given)

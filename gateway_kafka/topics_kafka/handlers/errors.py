@@ -1,0 +1,73 @@
+"""From the errors of the topics service to Kafka's error codes."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from topics_kafka.protocol import ErrorCode
+from topics_service.engine.errors import Reason, TopicsError
+
+# By the reason's code, so that one that is new here is simply unknown.
+#
+# `throttled` and `topic_full` must make producers wait and send again, which is what Kafka has for backpressure.
+# NOT_ENOUGH_REPLICAS is the one code that every client retries and takes for "was not written": librdkafka counts a
+# record behind REQUEST_TIMED_OUT as possibly written, and most clients do not retry THROTTLING_QUOTA_EXCEEDED on
+# Produce. How long they retry is theirs to say (delivery.timeout.ms).
+_CODES: Final[Mapping[str, ErrorCode]] = {
+    "invalid_request": ErrorCode.INVALID_REQUEST,
+    "batch_too_large": ErrorCode.MESSAGE_TOO_LARGE,
+    "record_too_large": ErrorCode.MESSAGE_TOO_LARGE,
+    "payload_too_large": ErrorCode.MESSAGE_TOO_LARGE,
+    "unauthorized": ErrorCode.SASL_AUTHENTICATION_FAILED,
+    "forbidden": ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    "topic_not_found": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    "partition_not_found": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    "group_not_found": ErrorCode.GROUP_ID_NOT_FOUND,
+    "topic_exists_incompatible": ErrorCode.INVALID_REQUEST,
+    "topic_full": ErrorCode.NOT_ENOUGH_REPLICAS,
+    "throttled": ErrorCode.NOT_ENOUGH_REPLICAS,
+    "internal": ErrorCode.KAFKA_STORAGE_ERROR,
+    "not_ready": ErrorCode.LEADER_NOT_AVAILABLE,
+    "shutting_down": ErrorCode.NOT_LEADER_OR_FOLLOWER,
+}
+_GROUP_CODES: Final[Mapping[str, ErrorCode]] = {
+    "forbidden": ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    "throttled": ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    "internal": ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    "not_ready": ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    "shutting_down": ErrorCode.NOT_COORDINATOR,
+}
+_ADMIN_CODES: Final[Mapping[str, ErrorCode]] = {
+    "throttled": ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+    "topic_full": ErrorCode.POLICY_VIOLATION,
+    "not_ready": ErrorCode.NOT_CONTROLLER,
+    "shutting_down": ErrorCode.NOT_CONTROLLER,
+}
+
+
+def error_of(error: TopicsError) -> ErrorCode:
+    """The code of a partition's or topic's error in Produce, Fetch and the like. Retriable where a retry may help."""
+    return _CODES.get(error.reason.code, ErrorCode.UNKNOWN_SERVER_ERROR)
+
+
+def group_error_of(error: TopicsError) -> ErrorCode:
+    """The code of an error in the APIs of groups."""
+    return _GROUP_CODES.get(error.reason.code) or error_of(error)
+
+
+def admin_error_of(error: TopicsError) -> ErrorCode:
+    """The code of an error in the APIs that make, change and remove topics.
+
+    A limit of the server that no retry lifts is POLICY_VIOLATION.
+    """
+    if error.reason is Reason.THROTTLED and (error.detail or {}).get("limit") == "max_topics":
+        return ErrorCode.POLICY_VIOLATION
+    return _ADMIN_CODES.get(error.reason.code) or error_of(error)
+
+
+class RefusedError(Exception):
+    """One topic, or whatever a request lists, is refused: its error code, and why."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.result = {"error_code": code, "error_message": message}
+        """The members of a response that tell it."""

@@ -1,0 +1,368 @@
+"""Fetch: batches of many partitions after their cursors, at once or when there are some.
+
+Kafka's fetch sessions are not kept: every request names all its partitions and gets all of them.
+"""
+
+import asyncio
+import time
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from enum import Enum, auto
+from functools import partial
+from typing import Any, Final
+
+from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers.errors import error_of
+from topics_kafka.handlers.producer_ids import epoch_error
+from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_kafka.rendered import BatchCache, aligned
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.batches import FetchReply, FetchRequest
+from topics_service.engine.engine import Parked
+from topics_service.engine.errors import TopicsError
+from topics_service.storage import recordbatch
+from topics_service.storage.kafkablock import KafkaBlock
+
+TURN_SECONDS: Final = 0.002
+"""How long one fetch may keep the loop before others get their turn."""
+MOST_MADE_BYTES: Final = 8 << 20
+"""Batches that are made for one response, beside those that are there: they are memory of this response alone."""
+
+
+def handlers(door: Door) -> HandlerTable:
+    """Fetch. What it makes of records that other doors wrote is kept for all its readers."""
+    cache = BatchCache(door.settings.render_cache_bytes)
+    door.api.metrics.caches["kafka_batches"] = cache
+    return {ApiKey.FETCH: partial(_fetch, cache)}
+
+
+def _fetch(cache: BatchCache, context: Context, version: int, body: Message) -> Answer:
+    if body.get("session_id") and body["session_epoch"] > 0:
+        # It goes on with a session that somebody else gave, and would name only what has changed.
+        return {"error_code": ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "session_id": 0, "responses": []}
+    return Fetch(cache, context, body).serve()
+
+
+class _Pause(Enum):
+    """Why a fetch stops for now."""
+
+    TURN = auto()  # it may go on at once, if it is not for too long already
+    NEWS = auto()  # there is nothing to do before it is woken
+
+
+class _Target:
+    """A partition of a request: where it is read from, what was found, and its part of the response."""
+
+    __slots__ = ("answer", "by_id", "cursor", "limit", "name", "number", "offset", "reply", "topic_id")
+
+    def __init__(self, name: str, topic_id: str, partition: Message, *, by_id: bool) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.by_id = by_id
+        self.number: int = partition["partition"]
+        self.offset: int = partition["fetch_offset"]
+        self.limit: int = partition["partition_max_bytes"]
+        self.answer: dict[str, Any] = {"partition_index": self.number}
+        self.reply: FetchReply | None = None
+        self.cursor = 0  # behind what was found
+
+
+class Fetch:
+    """One request. It is a state machine on the loop's callbacks: a fetch that waits costs no task.
+
+    `serve` answers at once, or with a future; cancelling that ends the wait.
+    """
+
+    def __init__(self, cache: BatchCache, context: Context, body: Message) -> None:
+        door = context.door
+        self._api: TopicsApi = door.api
+        self._cache = cache
+        self._context = context
+        self._statistics = door.statistics
+        self._max_bytes = min(body["max_bytes"], door.settings.fetch_max_bytes)
+        self._wanted = min(body["min_bytes"], self._max_bytes)
+        self._wait_seconds = body["max_wait"] / 1000
+        self._nbytes = 0  # found so far
+        self._due = False  # there is something that the client must know now
+        self._targets: list[_Target] = []
+        self._response: Message = {"error_code": 0, "session_id": 0, "responses": self._topics(body)}
+        self._steps = self._run()
+        self._future: asyncio.Future[Message | None] | None = None
+        self._sleeping = False
+        self._over = False  # the time is up, or the server drains
+        self._woken: dict[_Target, None] = {}
+        self._parked: list[Parked] = []
+        self._drain: ExitStack | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def serve(self) -> Answer:
+        """The response, or a future of it."""
+        try:
+            if self._advance():
+                return self._response
+        except BaseException:
+            self._leave()
+            raise
+        self._future = asyncio.get_running_loop().create_future()
+        self._future.add_done_callback(self._ended)
+        return self._future
+
+    # ---------------------------------------------------------------- driving
+
+    def _advance(self) -> bool:
+        """Go on for a turn; True once the response is complete."""
+        turn_ends = time.perf_counter() + TURN_SECONDS
+        for pause in self._steps:
+            if pause is _Pause.NEWS:
+                self._sleeping = True
+                return False
+            if time.perf_counter() >= turn_ends:
+                asyncio.get_running_loop().call_soon(self._go_on)
+                return False
+        return True
+
+    def _go_on(self) -> None:
+        future = self._future
+        assert future is not None, "it has had its first turn"
+        if future.done():
+            return
+        try:
+            if self._advance():
+                future.set_result(self._response)
+        except Exception as error:  # the connection logs it
+            future.set_exception(error)
+
+    def _ended(self, _: "asyncio.Future[Message | None]") -> None:
+        self._leave()
+        self._steps.close()
+
+    def _wake(self, target: _Target | None) -> None:
+        """The target has news; None: the time is up."""
+        if target is None:
+            self._over = True
+        else:
+            self._woken[target] = None
+        if self._sleeping:
+            self._sleeping = False
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def set(self) -> None:
+        """The server drains."""
+        self._wake(None)
+
+    # ------------------------------------------------------------ what it does
+
+    def _run(self) -> Generator[_Pause, None, None]:
+        for target in self._targets:
+            if self._wait_seconds > 0 and not self._is_enough():
+                self._park(target)  # before it is read: nothing is missed if others have their turn in between
+            self._read(target)
+            yield _Pause.TURN
+        if self._targets and not self._is_enough() and self._wait_seconds > 0:
+            yield from self._wait()
+        self._leave()
+        yield from self._render()
+
+    def _topics(self, body: Message) -> list[dict[str, Any]]:
+        """The responses of all topics, to be filled in; and the targets of those that can be read."""
+        responses: list[dict[str, Any]] = []
+        for asked in body["topics"]:
+            name, topic_id = asked.get("topic"), asked.get("topic_id")
+            topic = self._context.door.find(name, topic_id)
+            known = name or (None if topic is None else topic.name)
+            code = ErrorCode.NONE
+            if not self._context.may(ApiKey.FETCH, known):
+                code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            elif topic is None:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID
+            identity = "" if topic is None else topic.identity.topic_id
+            answers: list[dict[str, Any]] = []
+            for partition in asked["partitions"]:
+                target = _Target(known or "", identity, partition, by_id=not name)
+                answers.append(target.answer)
+                wrong = code or epoch_error(partition.get("current_leader_epoch", -1))
+                if wrong:
+                    self._fail(target, wrong)
+                else:
+                    self._targets.append(target)
+            responses.append({"topic": name, "topic_id": topic_id, "partitions": answers})
+        return responses
+
+    def _is_enough(self) -> bool:
+        return self._due or self._nbytes >= self._wanted
+
+    def _read(self, target: _Target) -> None:
+        """Read what is there, and fill in the answer but for its records."""
+        budget = min(target.limit, self._max_bytes - self._nbytes)
+        if self._nbytes and budget <= 0:
+            self._look(target)
+            return
+        try:
+            reply = self._api.fetch(
+                FetchRequest(topic=target.name, partition=target.number, from_seq=target.offset, max_bytes=budget)
+            )
+        except TopicsError as error:
+            self._fail(target, self._code(target, error))
+            return
+        if reply.identity.topic_id != target.topic_id:
+            self._fail(target, ErrorCode.UNKNOWN_TOPIC_ID if target.by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return
+        if reply.lost:
+            self._statistics.out_of_range += 1
+            self._fail(target, ErrorCode.OFFSET_OUT_OF_RANGE)
+            return
+        self._describe(target, reply.head_seq, reply.earliest_seq)
+        if self._nbytes and reply.nbytes > budget:  # only the first batch of a response may be too large
+            self._due = True
+            return
+        target.reply = reply
+        target.cursor = reply.next_from_seq
+        self._nbytes += reply.nbytes
+        # There is more than fits, which more waiting does not help; or nothing is left before the head.
+        if reply.is_hole or reply.next_from_seq < reply.head_seq:
+            self._due = True
+
+    def _look(self, target: _Target) -> None:
+        """There is no room for records: say how far the partition goes."""
+        target.reply = None
+        try:
+            earliest, head = self._api.extent(target.name, target.number)
+        except TopicsError as error:
+            self._fail(target, self._code(target, error))
+            return
+        if target.offset > head:
+            self._statistics.out_of_range += 1
+            self._fail(target, ErrorCode.OFFSET_OUT_OF_RANGE)
+        else:
+            self._describe(target, head, earliest)
+
+    def _describe(self, target: _Target, head: int, earliest: int) -> None:
+        target.answer |= {
+            "error_code": 0,
+            "high_watermark": head,
+            "last_stable_offset": head,
+            "log_start_offset": earliest - 1,
+            "aborted_transactions": None,
+            "records": b"",
+        }
+
+    def _fail(self, target: _Target, code: ErrorCode) -> None:
+        self._due = True
+        target.reply = None
+        target.answer |= {
+            "error_code": code,
+            "high_watermark": -1,
+            "last_stable_offset": -1,
+            "log_start_offset": -1,
+            "aborted_transactions": None,
+            "records": b"",
+        }
+
+    def _code(self, target: _Target, error: TopicsError) -> ErrorCode:
+        code = error_of(error)
+        if target.by_id and code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and error.reason.code == "topic_not_found":
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        return code
+
+    # ---------------------------------------------------------------- waiting
+
+    def _wait(self) -> Iterator[_Pause]:
+        """Until there is enough, the time is up, or the server drains. Only partitions with news are looked at."""
+        self._timer = asyncio.get_running_loop().call_later(self._wait_seconds, self._wake, None)
+        self._drain = ExitStack()
+        self._drain.enter_context(self._api.told_of_drain(self))
+        old = False
+        while not self._is_enough():
+            if not self._woken:
+                old = self._nbytes > 0
+                yield _Pause.NEWS
+            if self._over:
+                break
+            woken, self._woken = self._woken, {}
+            for target in woken:
+                self._read_on(target)
+                yield _Pause.TURN
+        self._leave()
+        if old and not self._api.draining:
+            # What was found before the wait may be deleted by now.
+            found = [target for target in self._targets if target.reply is not None and target.reply.parts]
+            self._nbytes = 0
+            for target in found:
+                self._read(target)
+                yield _Pause.TURN
+
+    def _park(self, target: _Target) -> None:
+        try:
+            self._parked.append(self._api.park(target.name, partial(self._wake, target), target.number))
+        except TopicsError as error:
+            self._fail(target, self._code(target, error))
+
+    def _leave(self) -> None:
+        """Nothing is waited for any more."""
+        for parked in self._parked:
+            parked.leave()
+        self._parked.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._drain is not None:
+            self._drain.close()
+
+    def _read_on(self, target: _Target) -> None:
+        """Read a partition that has news; where something was found before, only count what came since."""
+        found = target.reply
+        if found is None or not found.parts or self._api.draining:
+            self._read(target)
+            return
+        try:
+            reply = self._api.fetch(
+                FetchRequest(
+                    topic=target.name,
+                    partition=target.number,
+                    from_seq=target.cursor,
+                    max_bytes=min(target.limit, self._max_bytes) - found.nbytes,
+                )
+            )
+        except TopicsError:
+            self._due = True
+            return
+        target.cursor = reply.next_from_seq
+        self._nbytes += reply.nbytes
+        if reply.lost or reply.is_hole or reply.next_from_seq < reply.head_seq:
+            self._due = True
+
+    # -------------------------------------------------------------- rendering
+
+    def _render(self) -> Iterator[_Pause]:
+        """Fill in the records."""
+        most_made = self._cache.made_bytes + MOST_MADE_BYTES
+        turns = 0
+        for target in self._targets:
+            reply = target.reply
+            if reply is None or not (reply.parts or reply.is_hole):
+                continue
+            self._statistics.gap_records += reply.passed_over
+            pieces: list[bytes | memoryview] = []
+            target.answer["records"] = pieces
+            whole = True
+            for part in reply.parts:
+                if isinstance(part.block, KafkaBlock):
+                    pieces += self._cache.stored(part.block, part)
+                else:
+                    cut = aligned(part)
+                    whole = cut is part
+                    for batch in self._cache.made(cut):
+                        pieces.append(batch)
+                        yield _Pause.TURN
+                        if self._cache.made_bytes > most_made:
+                            break
+                if self._cache.made_bytes > most_made:
+                    whole = False
+                if not whole:
+                    break
+                if not (turns := turns + 1) % 16:
+                    yield _Pause.TURN
+            if reply.is_hole and whole:
+                last_ts = reply.parts[-1].block.last_ts if reply.parts else 0
+                pieces.append(recordbatch.control(reply.head_seq - 1, last_ts))
+            if self._cache.made_bytes > most_made:
+                return

@@ -1,0 +1,178 @@
+"""Consumer groups as admins see them: DescribeGroups, ConsumerGroupDescribe, ListGroups and DeleteGroups."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from topics_kafka.coordination import Coordination
+from topics_kafka.handlers import Context, Door, HandlerTable, operations
+from topics_kafka.handlers.errors import group_error_of
+from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_kafka.topicids import uuid_of
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.group.members import GroupView, MemberView
+
+_EMPTY: Final = "Empty"
+_DEAD: Final = "Dead"
+_CONSUMER_MEMBER: Final = 1
+
+
+def handlers(door: Door) -> HandlerTable:
+    """The APIs of admins."""
+    groups = GroupAdminHandlers(door, Coordination.of(door))
+    return {
+        ApiKey.DESCRIBE_GROUPS: groups.describe,
+        ApiKey.CONSUMER_GROUP_DESCRIBE: groups.describe_consumer,
+        ApiKey.LIST_GROUPS: groups.list,
+        ApiKey.DELETE_GROUPS: groups.delete,
+    }
+
+
+class GroupAdminHandlers:
+    """A group without members that has positions is a classic one, whoever committed them."""
+
+    def __init__(self, door: Door, coordination: Coordination) -> None:
+        self._door = door
+        self._coordination = coordination
+
+    # --- describe
+
+    def describe(self, context: Context, version: int, request: Message) -> Message:
+        """Classic groups. One that there is none of is `Dead`; from version 6 on it is an error too."""
+        return {"groups": [self._classic(context, version, request, name) for name in request["groups"]]}
+
+    def _classic(self, context: Context, version: int, request: Message, name: str) -> Message:
+        described: dict[str, Any] = {"group_id": name, "group_state": "", "protocol_type": "", "protocol_data": ""}
+        described |= {"error_code": ErrorCode.NONE, "members": []}
+        described["authorized_operations"] = _operations(context, request)
+        try:
+            view = self._view(context, ApiKey.DESCRIBE_GROUPS, name)
+        except TopicsError as error:
+            return {**described, "error_code": group_error_of(error), "error_message": error.message}
+        if view is not None and view.type == "classic":
+            described |= {"group_state": view.state, "protocol_type": view.protocol_type}
+            described["protocol_data"] = view.protocol
+            described["members"] = [_classic_member(member) for member in view.members]
+        elif view is None and self._door.engine.groups.find(name) is not None:
+            described["group_state"] = _EMPTY
+        else:
+            described["group_state"] = _DEAD
+            if version >= 6:
+                described |= {"error_code": ErrorCode.GROUP_ID_NOT_FOUND}
+                described["error_message"] = f"group {name} is not a classic group"
+        return described
+
+    def describe_consumer(self, context: Context, _version: int, request: Message) -> Message:
+        """`consumer` groups."""
+        return {"groups": [self._consumer(context, request, name) for name in request["group_ids"]]}
+
+    def _consumer(self, context: Context, request: Message, name: str) -> Message:
+        nothing: dict[str, Any] = {"group_id": name, "group_state": "", "assignor_name": "", "members": []}
+        nothing |= {"group_epoch": 0, "assignment_epoch": 0}
+        nothing["authorized_operations"] = _operations(context, request)
+        try:
+            view = self._view(context, ApiKey.CONSUMER_GROUP_DESCRIBE, name)
+        except TopicsError as error:
+            return {**nothing, "error_code": group_error_of(error), "error_message": error.message}
+        if view is None or view.type != "consumer":
+            message = f"group {name} is not a consumer group"
+            return {**nothing, "error_code": ErrorCode.GROUP_ID_NOT_FOUND, "error_message": message}
+        return {
+            **nothing,
+            "error_code": ErrorCode.NONE,
+            "group_state": view.state,
+            "group_epoch": view.epoch,
+            "assignment_epoch": view.assignment_epoch,
+            "assignor_name": view.protocol,
+            "members": [self._consumer_member(context, member) for member in view.members],
+        }
+
+    def _view(self, context: Context, api: ApiKey, name: str) -> GroupView | None:
+        if not context.may(api, name):
+            raise TopicsError(Reason.FORBIDDEN, "the API key may not touch this group")
+        self._coordination.check()
+        return self._coordination.coordinator.describe(name)
+
+    def _consumer_member(self, context: Context, member: MemberView) -> Message:
+        return {
+            "member_id": member.member_id,
+            "instance_id": member.instance_id,
+            "rack_id": member.rack,
+            "member_epoch": member.epoch,
+            "client_id": member.client.client_id,
+            "client_host": member.client.host,
+            "subscribed_topic_names": list(filter(context.principal.allows_name, member.names)),
+            "subscribed_topic_regex": member.regex,
+            "assignment": {"topic_partitions": self._partitions(context, member.partitions)},
+            "target_assignment": {"topic_partitions": self._partitions(context, member.target)},
+            "member_type": _CONSUMER_MEMBER,
+        }
+
+    def _partitions(self, context: Context, parts: Mapping[str, Sequence[int]] | None) -> list[Message]:
+        """Partitions with the names and ids of their topics, as far as these are the caller's to know."""
+        found = []
+        for name, partitions in (parts or {}).items():
+            topic = self._door.find(name)
+            if topic is not None and context.principal.allows_name(name):
+                topic_id = uuid_of(topic.identity.topic_id)
+                found.append({"topic_id": topic_id, "topic_name": name, "partitions": list(partitions)})
+        return found
+
+    # --- list and delete
+
+    def list(self, context: Context, _version: int, request: Message) -> Message:
+        """The groups that the caller may touch, of the states and types that are asked for; none named means all."""
+        if not context.may(ApiKey.LIST_GROUPS):
+            return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "groups": []}
+        try:
+            self._coordination.check()
+        except TopicsError as error:
+            return {"error_code": group_error_of(error), "groups": []}
+        states = {state.casefold() for state in request.get("states_filter") or ()}
+        types = {each.casefold() for each in request.get("types_filter") or ()}
+        known = {name: rest for name, *rest in self._coordination.coordinator.summaries()}
+        groups = []
+        for name in self._door.engine.groups.roster.by_name:
+            if not context.principal.allows_name(name):
+                continue
+            kind, state, protocol_type = known.get(name, ("classic", _EMPTY, ""))
+            if (not states or state.casefold() in states) and (not types or kind in types):
+                groups.append(
+                    {"group_id": name, "protocol_type": protocol_type, "group_state": state, "group_type": kind}
+                )
+        return {"error_code": ErrorCode.NONE, "groups": groups}
+
+    async def delete(self, context: Context, _version: int, request: Message) -> Message:
+        """Remove groups without members, and their positions."""
+        work = [self._delete(context, name) for name in request["groups_names"]]
+        return {"results": await asyncio.gather(*work)}
+
+    async def _delete(self, context: Context, name: str) -> Message:
+        if not context.may(ApiKey.DELETE_GROUPS, name):
+            error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        elif not self._coordination.is_empty(name):
+            error = ErrorCode.NON_EMPTY_GROUP
+        else:
+            try:
+                reply = await self._door.api.groups.delete(name, principal=context.principal)
+            except TopicsError as refusal:
+                error = group_error_of(refusal)
+            else:
+                error = ErrorCode.NONE if reply.deleted else ErrorCode.GROUP_ID_NOT_FOUND
+        return {"group_id": name, "error_code": error}
+
+
+def _operations(context: Context, request: Message) -> int:
+    asked = request.get("include_authorized_operations", False)
+    return operations.on_groups(context) if asked else operations.NOT_ASKED
+
+
+def _classic_member(member: MemberView) -> Message:
+    return {
+        "member_id": member.member_id,
+        "group_instance_id": member.instance_id,
+        "client_id": member.client.client_id,
+        "client_host": member.client.host,
+        "member_metadata": member.metadata,
+        "member_assignment": member.assigned,
+    }

@@ -1,0 +1,76 @@
+"""ListOffsets: where a partition begins and ends, and which record is the first one since a time."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers.errors import error_of
+from topics_kafka.handlers.producer_ids import LEADER_EPOCH, epoch_error
+from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.errors import TopicsError
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING_UPLOAD: Final = -6
+
+_SINCE: Final[Mapping[int, int]] = {
+    LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11,
+}  # fmt: skip
+"""The times that mean something else, and the versions that have them."""
+
+_NONE: Final = -1
+
+
+def handlers(door: Door) -> HandlerTable:
+    """ListOffsets."""
+    return {ApiKey.LIST_OFFSETS: partial(_list_offsets, door.api)}
+
+
+def _list_offsets(api: TopicsApi, context: Context, version: int, body: Message) -> Answer:
+    topics: list[dict[str, Any]] = []
+    for asked in body["topics"]:
+        name = asked["name"]
+        allowed = context.may(ApiKey.LIST_OFFSETS, name)
+        partitions: list[dict[str, Any]] = []
+        for partition in asked["partitions"]:
+            number, ts = partition["partition_index"], partition["timestamp"]
+            answer: dict[str, Any] = {"partition_index": number, "error_code": 0}
+            partitions.append(answer)
+            if not allowed:
+                answer["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            elif ts < 0 and version < _SINCE.get(ts, version + 1):
+                answer["error_code"] = ErrorCode.UNSUPPORTED_VERSION
+            else:
+                try:
+                    offset, time = _offset(api, name, number, ts)
+                except TopicsError as error:
+                    answer["error_code"] = error_of(error)
+                    continue
+                answer["error_code"] = epoch_error(partition.get("current_leader_epoch", -1))
+                if not answer["error_code"]:
+                    answer |= {"offset": offset, "timestamp": time}
+                    answer["leader_epoch"] = _NONE if offset == _NONE else LEADER_EPOCH
+        topics.append({"name": name, "partitions": partitions})
+    return {"topics": topics}
+
+
+def _offset(api: TopicsApi, topic: str, partition: int, ts: int) -> tuple[int, int]:
+    """An offset and the time of its record, -1 for what there is not."""
+    if ts >= 0:
+        found = api.offset_at(topic, partition, ts)
+    elif ts == MAX_TIMESTAMP:
+        found = api.newest_time(topic, partition)
+    else:
+        earliest, head = api.extent(topic, partition)
+        if ts in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):  # no record is anywhere but here
+            return _NONE, _NONE
+        return (head if ts == LATEST else earliest - 1), _NONE
+    if found is None:
+        return _NONE, _NONE
+    seq, time = found
+    return seq - 1, time

@@ -1,0 +1,168 @@
+"""Metadata and DescribeCluster: which topics there are, and where. Metadata may create what it is asked for."""
+
+from collections.abc import Awaitable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Final
+from uuid import UUID
+
+from topics_kafka.handlers import Context, Door, HandlerTable, operations
+from topics_kafka.handlers.waves import in_waves
+from topics_kafka.names import is_kafka_name
+from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_kafka.topicids import uuid_of
+from topics_service.api.auth import Scope
+from topics_service.engine import names
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.model import ConfigInput
+from topics_service.engine.topic import Topic
+
+LEADER_EPOCH: Final = 0
+_BROKERS: Final = 1  # endpoint type
+
+
+def handlers(door: Door) -> HandlerTable:
+    """Metadata and DescribeCluster."""
+    places = MetadataHandlers(door)
+    return {ApiKey.METADATA: places.metadata, ApiKey.DESCRIBE_CLUSTER: places.describe_cluster}
+
+
+class MetadataHandlers:
+    """There is one broker: it leads every partition and coordinates every group, in whatever zone the client is."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def metadata(self, context: Context, version: int, request: Message) -> Message | Awaitable[Message]:
+        """The topics that are asked for, or all that the caller may touch.
+
+        A topic that is missing is created where the request allows it (before version 4 every request does), with one
+        partition, by a caller with the scope `write`; else it is UNKNOWN_TOPIC_OR_PARTITION.
+        """
+        asked = request["topics"]
+        if asked is None or (version == 0 and not asked):
+            found = [self._described(context, topic, request) for topic in self._all(context)]
+            return self._response(context, request, found)
+        missing = self._missing(context, asked) if self._may_create(context, request) else []
+        if missing:
+            return self._create(context, version, request, missing)
+        return self._response(context, request, self._asked(context, version, request, {}))
+
+    def describe_cluster(self, context: Context, version: int, request: Message) -> Message:
+        """The one broker."""
+        if version >= 1 and request["endpoint_type"] != _BROKERS:
+            return {"error_code": ErrorCode.INVALID_REQUEST, "error_message": "there are no separate controllers"}
+        door = self._door
+        asked = request["include_cluster_authorized_operations"]
+        return {
+            "error_code": ErrorCode.NONE,
+            "endpoint_type": _BROKERS,
+            "cluster_id": door.cluster_id,
+            "controller_id": door.settings.node_id,
+            "brokers": [{"broker_id": door.settings.node_id, "host": door.host, "port": door.port}],
+            "cluster_authorized_operations": operations.on_cluster(context) if asked else operations.NOT_ASKED,
+        }
+
+    def _all(self, context: Context) -> Iterable[Topic]:
+        catalog = self._door.catalog
+        for name in catalog.under(names.narrow("", context.principal.prefixes)):
+            topic = catalog.topics[name]
+            if not catalog.unsynced(topic):
+                yield topic
+
+    def _may_create(self, context: Context, request: Message) -> bool:
+        return (
+            self._door.settings.auto_create
+            and request.get("allow_auto_topic_creation", True)
+            and context.allows(Scope.WRITE)
+        )
+
+    def _missing(self, context: Context, asked: list[Message]) -> list[str]:
+        asked_for = dict.fromkeys(entry["name"] for entry in asked)
+        return [
+            name
+            for name in asked_for
+            if name and is_kafka_name(name) and context.may(ApiKey.METADATA, name) and self._door.find(name) is None
+        ]
+
+    async def _create(self, context: Context, version: int, request: Message, missing: list[str]) -> Message:
+        codes = await in_waves(self._create_one(context, name) for name in missing)
+        failed = {name: code for name, code in zip(missing, codes, strict=True) if code}
+        return self._response(context, request, self._asked(context, version, request, failed))
+
+    async def _create_one(self, context: Context, name: str) -> ErrorCode:
+        door = self._door
+        try:
+            if door.engine.has_topic(name):  # somebody else makes it at this moment: with a config, perhaps
+                await door.api.settled(door.engine.creation_ticket(name))
+            else:
+                await door.api.put_topic(name, ConfigInput(), principal=context.principal)
+        except TopicsError as error:
+            limited = error.reason is Reason.THROTTLED and "limit" in (error.detail or {})
+            return ErrorCode.POLICY_VIOLATION if limited else ErrorCode.LEADER_NOT_AVAILABLE
+        return ErrorCode.NONE
+
+    def _asked(
+        self, context: Context, version: int, request: Message, failed: Mapping[str, ErrorCode]
+    ) -> list[Message]:
+        found: dict[str | UUID | None, Message] = {}
+        for entry in request["topics"]:
+            name, topic_id = entry["name"], entry.get("topic_id")
+            if name is None:
+                found[topic_id] = self._by_id(context, version, topic_id, request)
+            elif name not in found:
+                found[name] = self._by_name(context, name, failed, request)
+        return list(found.values())
+
+    def _by_name(self, context: Context, name: str, failed: Mapping[str, ErrorCode], request: Message) -> Message:
+        if not context.may(ApiKey.METADATA, name):
+            return {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED, "name": name}
+        topic = self._door.find(name)
+        if topic is not None:
+            return self._described(context, topic, request)
+        if not is_kafka_name(name):
+            return {"error_code": ErrorCode.INVALID_TOPIC_EXCEPTION, "name": name}
+        return {"error_code": failed.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "name": name}
+
+    def _by_id(self, context: Context, version: int, topic_id: UUID | None, request: Message) -> Message:
+        topic = self._door.find(None, topic_id)
+        if topic is not None and context.may(ApiKey.METADATA, topic.name):
+            return self._described(context, topic, request)
+        code = ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return {"error_code": code, "name": None if version >= 12 else "", "topic_id": topic_id}
+
+    def _described(self, context: Context, topic: Topic, request: Message) -> Message:
+        asked = request.get("include_topic_authorized_operations", False)
+        return {
+            "error_code": ErrorCode.NONE,
+            "name": topic.name,
+            "topic_id": uuid_of(topic.identity.topic_id),
+            "partitions": _partitions(self._door.settings.node_id, topic.identity.partition_count),
+            "topic_authorized_operations": operations.on_topics(context) if asked else operations.NOT_ASKED,
+        }
+
+    def _response(self, context: Context, request: Message, topics: list[Message]) -> Message:
+        door = self._door
+        asked = request.get("include_cluster_authorized_operations", False)
+        return {
+            "brokers": [{"node_id": door.settings.node_id, "host": door.host, "port": door.port}],
+            "cluster_id": door.cluster_id,
+            "controller_id": door.settings.node_id,
+            "topics": topics,
+            "cluster_authorized_operations": operations.on_cluster(context) if asked else operations.NOT_ASKED,
+        }
+
+
+@lru_cache(maxsize=64)
+def _partitions(node_id: int, count: int) -> list[dict[str, Any]]:
+    """The partitions of a topic that has so many. Shared: never changed."""
+    return [
+        {
+            "error_code": ErrorCode.NONE,
+            "partition_index": index,
+            "leader_id": node_id,
+            "leader_epoch": LEADER_EPOCH,
+            "replica_nodes": [node_id],
+            "isr_nodes": [node_id],
+        }
+        for index in range(count)
+    ]

@@ -1,0 +1,255 @@
+"""Where groups stand: OffsetCommit, OffsetFetch and OffsetDelete. An offset is the cursor of the other doors."""
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from topics_kafka.coordination import Coordination
+from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers.errors import group_error_of
+from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_kafka.topicids import uuid_of
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.group.members import GroupError
+from topics_service.engine.group.positions import CommitItem, Position, Target
+from topics_service.engine.topic import Topic
+
+_NONE: Final = -1
+
+
+def handlers(door: Door) -> HandlerTable:
+    """The APIs of positions."""
+    offsets = OffsetHandlers(door, Coordination.of(door))
+    return {
+        ApiKey.OFFSET_COMMIT: offsets.commit,
+        ApiKey.OFFSET_FETCH: offsets.fetch,
+        ApiKey.OFFSET_DELETE: offsets.delete,
+    }
+
+
+class _Asked(NamedTuple):
+    """A topic of a request, as it was named; `topic` is None where `error` says why."""
+
+    named: Message
+    topic: Topic | None
+    error: ErrorCode
+
+
+class OffsetHandlers:
+    """Commits are as durable as their topics before they are acknowledged."""
+
+    def __init__(self, door: Door, coordination: Coordination) -> None:
+        self._door = door
+        self._coordination = coordination
+        self._groups = door.engine.groups
+
+    def _topic(self, context: Context, api: ApiKey, asked: Message) -> _Asked:
+        """The topic that is asked for, by its name or its id, if the caller may know of it."""
+        by_id = "topic_id" in asked
+        topic_id: UUID | None = asked.get("topic_id")
+        name: str = asked.get("name") or ""
+        named: Message = {"topic_id": topic_id} if by_id else {"name": name}
+        unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if not by_id and not context.may(api, name):
+            return _Asked(named, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        topic = self._door.find(name, topic_id)
+        if topic is None:
+            return _Asked(named, None, unknown)
+        if not context.may(api, topic.name):
+            return _Asked(named, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return _Asked(named, topic, ErrorCode.NONE)
+
+    # --- commit
+
+    def commit(self, context: Context, _version: int, request: Message) -> Answer:
+        """Set positions; each partition succeeds or fails alone."""
+        name = request["group_id"]
+        asked = [self._topic(context, ApiKey.OFFSET_COMMIT, each) for each in request["topics"]]
+        if not context.may(ApiKey.OFFSET_COMMIT, name):
+            return _committed(request, asked, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        try:
+            self._coordination.check(name)
+            refused = self._check(name, request, asked)
+            if refused:
+                return _committed(request, asked, refused)
+            outcomes, ticket = self._groups.commit(name, list(_items(request, asked)))
+        except TopicsError as refusal:
+            return _committed(request, asked, group_error_of(refusal))
+        found = iter(outcomes)
+        topics = []
+        for each, (named, topic, error) in zip(request["topics"], asked, strict=True):
+            partitions = [
+                {
+                    "partition_index": partition["partition_index"],
+                    "error_code": error if topic is None else _outcome(next(found)),
+                }
+                for partition in each["partitions"]
+            ]
+            topics.append({**named, "partitions": partitions})
+        response = {"topics": topics}
+        return response if self._door.api.is_durable(ticket) else self._durable(request, asked, response, ticket)
+
+    def _check(self, name: str, request: Message, asked: list[_Asked]) -> GroupError:
+        member_id, instance_id = request.get("member_id", ""), request.get("group_instance_id")
+        epoch = request.get("generation_id_or_member_epoch", _NONE)
+        check = self._coordination.coordinator.check_commit
+        error = check(name, member_id, epoch, instance_id)
+        if error is GroupError.STALE_MEMBER_EPOCH:
+            parts = [
+                (uuid_of(each.topic.identity.topic_id).bytes, partition["partition_index"])
+                for each, topic in zip(asked, request["topics"], strict=True)
+                if each.topic is not None
+                for partition in topic["partitions"]
+            ]
+            error = check(name, member_id, epoch, instance_id, parts)
+        return error
+
+    async def _durable(self, request: Message, asked: list[_Asked], response: Message, ticket: int) -> Message:
+        try:
+            await self._door.api.settled(ticket)
+        except TopicsError as error:
+            return _committed(request, asked, group_error_of(error))
+        return response
+
+    # --- fetch
+
+    def fetch(self, context: Context, version: int, request: Message) -> Answer:
+        """Tell positions, of some partitions or of all that the group has."""
+        if version >= 8:
+            return {"groups": [self._fetched(context, version, group) for group in request["groups"]]}
+        answer = self._fetched(context, version, request)
+        if version < 2 and answer["error_code"]:
+            partitions = [
+                {**topic, "partitions": [_position(p, answer["error_code"]) for p in topic["partition_indexes"]]}
+                for topic in request["topics"]
+            ]
+            return {"topics": [{"name": each["name"], "partitions": each["partitions"]} for each in partitions]}
+        return answer
+
+    def _fetched(self, context: Context, version: int, request: Message) -> Message:
+        name = request["group_id"]
+        nothing: Message = {"group_id": name, "topics": []}
+        if not context.may(ApiKey.OFFSET_FETCH, name):
+            return {**nothing, "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
+        try:
+            self._coordination.check(name)
+        except TopicsError as refusal:
+            return {**nothing, "error_code": group_error_of(refusal)}
+        epoch = request.get("member_epoch", _NONE)
+        error = self._coordination.coordinator.check_fetch(name, request.get("member_id"), epoch)
+        if error:
+            return {**nothing, "error_code": error}
+        self._groups.touch(name)
+        topics = request["topics"]
+        found = self._all(context, version, name) if topics is None else self._some(context, name, topics)
+        return {**nothing, "error_code": ErrorCode.NONE, "topics": found}
+
+    def _all(self, context: Context, version: int, name: str) -> list[Message]:
+        group = self._groups.find(name)
+        found: list[Message] = []
+        for topic, positions in () if group is None else group.positions.items():
+            if not context.may(ApiKey.OFFSET_FETCH, topic.name) or self._door.find(topic.name) is not topic:
+                continue
+            by_id = version >= 10
+            named = {"topic_id": uuid_of(topic.identity.topic_id)} if by_id else {"name": topic.name}
+            partitions = [_position(p, ErrorCode.NONE, positions[p]) for p in sorted(positions)]
+            found.append({**named, "partitions": partitions})
+        return found
+
+    def _some(self, context: Context, name: str, topics: list[Message]) -> list[Message]:
+        group = self._groups.find(name)
+        found: list[Message] = []
+        for asked in topics:
+            named, topic, error = self._topic(context, ApiKey.OFFSET_FETCH, asked)
+            if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                error = ErrorCode.NONE  # Kafka keeps positions, and so knows none, whatever topics there are
+            partitions = [
+                _position(p, error, None if topic is None or group is None else group.position(topic, p))
+                for p in asked["partition_indexes"]
+            ]
+            found.append({**named, "partitions": partitions})
+        return found
+
+    # --- delete
+
+    async def delete(self, context: Context, _version: int, request: Message) -> Message:
+        """Forget positions in topics that no member subscribes to."""
+        name = request["group_id"]
+        if not context.may(ApiKey.OFFSET_DELETE, name):
+            return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "topics": []}
+        check = self._coordination.coordinator.check_delete
+        try:
+            self._coordination.check(name)
+            self._groups.get(name)
+            targets: list[Target] = []
+            topics: list[dict[str, Any]] = []
+            for each in request["topics"]:
+                numbers = [partition["partition_index"] for partition in each["partitions"]]
+                error: int = check(name, each["name"])
+                if error == GroupError.NON_EMPTY_GROUP:
+                    return {"error_code": error, "topics": []}
+                _, topic, unknown = self._topic(context, ApiKey.OFFSET_DELETE, each)
+                count = 0 if topic is None else len(topic.logs)
+                error = unknown or error
+                missing = error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                partitions = [
+                    {"partition_index": p, "error_code": error if 0 <= p < count else missing} for p in numbers
+                ]
+                topics.append({"name": each["name"], "partitions": partitions})
+                known = tuple(p for p in numbers if 0 <= p < count)
+                if not error and known:
+                    targets.append(Target(each["name"], known))
+            if targets:
+                _, ticket = self._groups.delete_positions(name, targets, in_use=True)
+                await self._door.api.settled(ticket)
+        except TopicsError as refusal:
+            return {"error_code": group_error_of(refusal), "topics": []}
+        return {"error_code": ErrorCode.NONE, "topics": topics}
+
+
+def _items(request: Message, asked: list[_Asked]) -> Iterable[CommitItem]:
+    """What to commit, in the order of the request, without topics that can't be."""
+    for each, (_, topic, _) in zip(request["topics"], asked, strict=True):
+        if topic is not None:
+            for partition in each["partitions"]:
+                yield CommitItem(
+                    topic.name,
+                    partition["partition_index"],
+                    partition["committed_offset"],
+                    partition.get("committed_leader_epoch", _NONE),
+                    partition["committed_metadata"] or "",
+                )
+
+
+def _outcome(error: TopicsError | None) -> int:
+    """The code of one partition of a commit."""
+    if error is None:
+        return ErrorCode.NONE
+    detail = error.detail or {}
+    if detail.get("limit") == "max_metadata_bytes":
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE
+    if "from_seq" in detail:
+        return ErrorCode.OFFSET_OUT_OF_RANGE
+    return group_error_of(error)
+
+
+def _committed(request: Message, asked: list[_Asked], error: int) -> Message:
+    """Nothing was committed: the one error for all partitions, but of topics with an error of their own."""
+    topics = []
+    for each, (named, _, own) in zip(request["topics"], asked, strict=True):
+        partitions = [{"partition_index": p["partition_index"], "error_code": own or error} for p in each["partitions"]]
+        topics.append({**named, "partitions": partitions})
+    return {"topics": topics}
+
+
+def _position(partition: int, error: int, position: Position | None = None) -> Message:
+    if position is None:
+        nothing = {"committed_offset": _NONE, "committed_leader_epoch": _NONE, "metadata": ""}
+        return {"partition_index": partition, "error_code": error, **nothing}
+    return {
+        "partition_index": partition,
+        "error_code": error,
+        "committed_offset": position.from_seq,
+        "committed_leader_epoch": position.leader_epoch,
+        "metadata": position.metadata,
+    }

@@ -1,0 +1,194 @@
+"""Produce: one record batch for each partition, appended as it came, in the order of the requests."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers.errors import error_of
+from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.batches import LOG_APPEND_TIME, TIMESTAMP_TYPE, BatchRequest
+from topics_service.engine.clock import Clock, SystemClock
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.producers import SequenceError
+from topics_service.engine.topic import Topic
+from topics_service.storage import recordbatch
+from topics_service.storage.recordbatch import Header, InvalidBatchError
+
+MAX_MESSAGE_BYTES: Final = "max.message.bytes"
+TIMESTAMP_BEFORE: Final = "message.timestamp.before.max.ms"
+TIMESTAMP_AFTER: Final = "message.timestamp.after.max.ms"
+DEFAULT_AFTER_MS: Final = 3_600_000
+
+_ACKS: Final = (-1, 0, 1)
+_NO_TIMESTAMP: Final = -1
+_MOST_RECORD_ERRORS: Final = 100
+_BATCH_CODES: Final[Mapping[str, ErrorCode]] = {
+    "corrupt": ErrorCode.CORRUPT_MESSAGE,
+    "magic": ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    "invalid": ErrorCode.INVALID_RECORD,
+    "too_large": ErrorCode.MESSAGE_TOO_LARGE,
+    "codec": ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+}
+_SEQUENCE_CODES: Final[Mapping[str, ErrorCode]] = {
+    "out_of_order": ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    "stale_epoch": ErrorCode.INVALID_PRODUCER_EPOCH,
+}
+
+Buffer = bytes | bytearray | memoryview
+
+
+def handlers(door: Door) -> HandlerTable:
+    """Produce. Every call appends before it returns; what it returns waits for durability."""
+    return {ApiKey.PRODUCE: Produce(door)}
+
+
+class RefusedError(Exception):
+    """A batch or a whole request that is refused; `records` are positions of those at fault, with why."""
+
+    def __init__(self, code: ErrorCode, message: str, records: Sequence[tuple[int, str]] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.records = records
+
+
+class Produce:
+    """The handler; `clock` says what is too far in the future."""
+
+    def __init__(self, door: Door, clock: Clock | None = None) -> None:
+        self._door = door
+        self._api = door.api
+        self._clock = clock or SystemClock()
+
+    def __call__(self, context: Context, _version: int, body: Message) -> Answer:
+        """Append what may be appended; with acks=0 there is no answer, but an error closes the connection."""
+        refused = _refused(body)
+        answers: list[dict[str, Any]] = []
+        waiting: list[tuple[dict[str, Any], int]] = []
+        responses: list[dict[str, Any]] = []
+        throttled = 0
+        for data in body["topic_data"]:
+            name, topic_id = data.get("name"), data.get("topic_id")
+            topic = self._door.find(name, topic_id)
+            wrong = refused or _wrong(context, name, topic)
+            topic_answers = []
+            for partition in data["partition_data"]:
+                number = partition["index"]
+                ticket = 0
+                try:
+                    if wrong is not None:
+                        raise wrong
+                    assert topic is not None, "that would be wrong"
+                    answer, ticket = self._append(topic, number, partition["records"])
+                except RefusedError as error:
+                    answer = _failed(number, error.code, str(error), error.records)
+                except InvalidBatchError as error:
+                    answer = _failed(number, _BATCH_CODES[error.code], str(error))
+                except SequenceError as error:
+                    answer = _failed(number, _SEQUENCE_CODES[error.kind], str(error))
+                except TopicsError as error:
+                    answer = _failed(number, error_of(error), error.message)
+                    throttled = max(throttled, error.retry_after_ms or 0)
+                topic_answers.append(answer)
+                if ticket and not self._api.is_durable(ticket):
+                    waiting.append((answer, ticket))
+            answers += topic_answers
+            responses.append({"name": name, "topic_id": topic_id, "partition_responses": topic_answers})
+        if body["acks"] == 0:
+            self._count_unanswered(context, answers)
+            return None
+        response = {"responses": responses, "throttle_time": throttled}
+        return _durable(self._api, response, waiting) if waiting else response
+
+    def _append(self, topic: Topic, number: int, records: Buffer | None) -> tuple[dict[str, Any], int]:
+        topic.partition(number)  # before what is wrong with the batch
+        configs = topic.kafka_configs
+        limit = configs.get(MAX_MESSAGE_BYTES)
+        if not records:
+            raise RefusedError(ErrorCode.INVALID_RECORD, "there is no record batch for the partition")
+        most = self._door.settings.max_batch_bytes if limit is None else int(limit)
+        if len(records) > most:
+            raise RefusedError(ErrorCode.MESSAGE_TOO_LARGE, f"{len(records)} bytes, at most {most} are taken")
+        batch = bytes(records)
+        header = recordbatch.check(batch, max_bytes=most, max_inflated=max(recordbatch.MAX_INFLATED, 4 * most))
+        if configs.get(TIMESTAMP_TYPE) != LOG_APPEND_TIME:
+            self._check_times(configs, header, batch)
+        request = BatchRequest(topic=topic.name, partition=number, header=header, body=batch)
+        reply, ticket = self._api.append_batch(request)
+        answer = {
+            "index": number,
+            "error_code": 0,
+            "base_offset": reply.first_seq - 1,
+            "log_append_time": -1 if reply.ts is None else reply.ts,
+            "log_start_offset": reply.earliest_seq - 1,
+        }
+        return answer, ticket
+
+    def _check_times(self, configs: Mapping[str, str], header: Header, batch: bytes) -> None:
+        """Refuse records that are further from now than the topic allows, as Kafka does for CreateTime."""
+        now = self._clock.now_ms()
+        newest = now + int(configs.get(TIMESTAMP_AFTER, DEFAULT_AFTER_MS))
+        before = configs.get(TIMESTAMP_BEFORE)
+        if header.max_ts <= newest and before is None:
+            return
+        oldest = -math.inf if before is None else now - int(before)
+        times = recordbatch.times(batch)
+        wrong = [i for i, ts in enumerate(times) if ts != _NO_TIMESTAMP and not oldest <= ts <= newest]
+        if not wrong and header.max_ts <= newest:
+            return
+        raise RefusedError(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"{len(wrong)} records, or the batch, are not of a time that the topic takes",
+            [(i, f"the timestamp {times[i]} is out of range") for i in wrong[:_MOST_RECORD_ERRORS]],
+        )
+
+    def _count_unanswered(self, context: Context, answers: Sequence[Mapping[str, Any]]) -> None:
+        """The client asked not to be told: its errors are counted, and it can only notice that it is cut off."""
+        for code in filter(None, (answer["error_code"] for answer in answers)):
+            context.closing = True
+            self._door.statistics.errors["Produce", ErrorCode(code).name] += 1
+
+
+def _refused(body: Message) -> RefusedError | None:
+    """What is wrong with the request as a whole."""
+    if body["transactional_id"] is not None:
+        return RefusedError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not supported")
+    if body["acks"] not in _ACKS:
+        return RefusedError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {body['acks']}, it must be -1, 0 or 1")
+    return None
+
+
+def _wrong(context: Context, name: str | None, topic: Topic | None) -> RefusedError | None:
+    """Why nothing can be written to the topic; `name` is as the client gave it, with an id there is none."""
+    known = name or (None if topic is None else topic.name)
+    if not context.may(ApiKey.PRODUCE, known):
+        return RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not write to the topic")
+    if topic is None:
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID
+        return RefusedError(code, "the topic does not exist")
+    return None
+
+
+def _failed(number: int, code: ErrorCode, message: str, records: Sequence[tuple[int, str]] = ()) -> dict[str, Any]:
+    return {
+        "index": number,
+        "error_code": code,
+        "base_offset": -1,
+        "error_message": message,
+        "record_errors": [{"batch_index": i, "batch_index_error_message": why} for i, why in records],
+    }
+
+
+async def _durable(api: TopicsApi, response: Message, waiting: Sequence[tuple[dict[str, Any], int]]) -> Message:
+    """The response, once everything in it is durable; what can't be made so has an error instead."""
+    try:
+        await api.settled(max(ticket for _, ticket in waiting))
+    except TopicsError as error:
+        for answer in _lost(api, waiting):
+            answer.update(_failed(answer["index"], error_of(error), error.message), log_append_time=-1)
+    return response
+
+
+def _lost(api: TopicsApi, waiting: Sequence[tuple[dict[str, Any], int]]) -> Iterator[dict[str, Any]]:
+    return (answer for answer, ticket in waiting if not api.is_durable(ticket))

@@ -1,0 +1,110 @@
+"""InitProducerId, DescribeProducers and OffsetForLeaderEpoch: what idempotent producers and careful consumers ask."""
+
+from functools import partial
+from typing import Any, Final
+
+from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers.errors import error_of
+from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.errors import TopicsError
+
+LEADER_EPOCH: Final = 0
+"""Of every partition, for ever: there is one server."""
+
+
+def handlers(door: Door) -> HandlerTable:
+    """The three APIs."""
+    return {
+        ApiKey.INIT_PRODUCER_ID: partial(_init_producer_id, door.api),
+        ApiKey.DESCRIBE_PRODUCERS: partial(_describe_producers, door.api),
+        ApiKey.OFFSET_FOR_LEADER_EPOCH: partial(_offset_for_leader_epoch, door.api),
+    }
+
+
+def epoch_error(epoch: int) -> ErrorCode:
+    """What to answer a client that takes `epoch` for the partition's leader epoch; -1 is one that does not say."""
+    return ErrorCode.UNKNOWN_LEADER_EPOCH if epoch > LEADER_EPOCH else ErrorCode.NONE
+
+
+def _init_producer_id(api: TopicsApi, context: Context, _version: int, body: Message) -> Answer:
+    """Always an id that nobody has had, with epoch 0: what the client says that it had does not matter."""
+    transactional_id = body["transactional_id"]
+    if transactional_id is not None:
+        code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if transactional_id else ErrorCode.INVALID_REQUEST
+        return _no_id(code)
+    if not context.may(ApiKey.INIT_PRODUCER_ID):
+        return _no_id(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    try:
+        producer_id, ticket = api.new_producer_id()
+    except TopicsError as error:
+        return _no_id(error_of(error))
+    response = {"error_code": 0, "producer_id": producer_id, "producer_epoch": 0}
+    return response if api.is_durable(ticket) else _durable_id(api, response, ticket)
+
+
+async def _durable_id(api: TopicsApi, response: Message, ticket: int) -> Message:
+    try:
+        await api.settled(ticket)
+    except TopicsError as error:
+        return _no_id(error_of(error))
+    return response
+
+
+def _no_id(code: ErrorCode) -> Message:
+    return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
+
+
+def _describe_producers(api: TopicsApi, context: Context, _version: int, body: Message) -> Answer:
+    topics: list[dict[str, Any]] = []
+    for asked in body["topics"]:
+        name = asked["name"]
+        partitions: list[dict[str, Any]] = []
+        for number in asked["partition_indexes"]:
+            answer: dict[str, Any] = {"partition_index": number, "error_code": 0, "active_producers": []}
+            partitions.append(answer)
+            if not context.may(ApiKey.DESCRIBE_PRODUCERS, name):
+                answer["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                answer["error_message"] = "the API key may not read the topic"
+                continue
+            try:
+                producers = api.producers(name, number)
+            except TopicsError as error:
+                answer["error_code"], answer["error_message"] = error_of(error), error.message
+                continue
+            answer["active_producers"] = [
+                {
+                    "producer_id": producer.producer_id,
+                    "producer_epoch": producer.epoch,
+                    "last_sequence": producer.batches[-1].last,
+                    "last_timestamp": producer.ts,
+                    "coordinator_epoch": -1,
+                    "current_txn_start_offset": -1,
+                }
+                for producer in producers
+            ]
+        topics.append({"name": name, "partitions": partitions})
+    return {"topics": topics}
+
+
+def _offset_for_leader_epoch(api: TopicsApi, context: Context, _version: int, body: Message) -> Answer:
+    """Where the records of an epoch end: there is one epoch, which ends at the head."""
+    topics: list[dict[str, Any]] = []
+    for asked in body["topics"]:
+        name = asked["topic"]
+        partitions = []
+        for partition in asked["partitions"]:
+            answer = {"partition": partition["partition"], "error_code": epoch_error(partition["current_leader_epoch"])}
+            partitions.append(answer)
+            if not context.may(ApiKey.OFFSET_FOR_LEADER_EPOCH, name):
+                answer["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                continue
+            try:
+                _, head = api.extent(name, partition["partition"])
+            except TopicsError as error:
+                answer["error_code"] = error_of(error)
+                continue
+            if not answer["error_code"] and partition["leader_epoch"] == LEADER_EPOCH:
+                answer |= {"leader_epoch": LEADER_EPOCH, "end_offset": head}
+        topics.append({"topic": name, "partitions": partitions})
+    return {"topics": topics}

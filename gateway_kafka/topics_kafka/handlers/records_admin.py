@@ -1,0 +1,88 @@
+"""DeleteRecords and DescribeLogDirs: what a partition holds, and less of it."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from topics_kafka.handlers import Context, Door, HandlerTable
+from topics_kafka.handlers.errors import error_of
+from topics_kafka.handlers.waves import in_waves
+from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_service.engine import names
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.model import DeleteRequest
+from topics_service.engine.topic import Topic
+
+_HIGH_WATERMARK: Final = -1
+_UNKNOWN: Final = -1
+_LOG_DIR: Final = "data"
+
+
+def handlers(door: Door) -> HandlerTable:
+    """DeleteRecords and DescribeLogDirs."""
+    made = RecordsAdminHandlers(door)
+    return {ApiKey.DELETE_RECORDS: made.delete_records, ApiKey.DESCRIBE_LOG_DIRS: made.describe_log_dirs}
+
+
+class RecordsAdminHandlers:
+    """A partition's records, as an administrator sees them. Offset N is seq N + 1."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def delete_records(self, context: Context, version: int, request: Message) -> Message:
+        """Delete what is below an offset; -1 is the high watermark. Beyond that it is OFFSET_OUT_OF_RANGE."""
+        topics = []
+        for entry in request["topics"]:
+            asked = {each["partition_index"]: each["offset"] for each in entry["partitions"]}
+            work = (self._delete(context, entry["name"], index, offset) for index, offset in asked.items())
+            outcomes = zip(asked, await in_waves(work), strict=True)
+            partitions = [
+                {"partition_index": index, "low_watermark": low, "error_code": code} for index, (low, code) in outcomes
+            ]
+            topics.append({"name": entry["name"], "partitions": partitions})
+        return {"topics": topics}
+
+    async def _delete(self, context: Context, name: str, partition: int, offset: int) -> tuple[int, ErrorCode]:
+        """The first offset that is left, and what went wrong."""
+        api = self._door.api
+        if not context.may(ApiKey.DELETE_RECORDS, name):
+            return _UNKNOWN, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        try:
+            state = await api.get_topic(name, touch=False, partition=partition)
+            until = state.head_seq if offset == _HIGH_WATERMARK else offset
+            if not 0 <= until <= state.head_seq:
+                return _UNKNOWN, ErrorCode.OFFSET_OUT_OF_RANGE
+            if until < state.earliest_seq:
+                return state.earliest_seq - 1, ErrorCode.NONE
+            reply = await api.delete_records(DeleteRequest(topic=name, partition=partition, before_seq=until + 1))
+        except TopicsError as error:
+            return _UNKNOWN, error_of(error)
+        return reply.earliest_seq - 1, ErrorCode.NONE
+
+    def describe_log_dirs(self, context: Context, version: int, request: Message) -> Message:
+        """How many bytes of records each partition holds; there is one directory for all."""
+        if not context.may(ApiKey.DESCRIBE_LOG_DIRS):
+            return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "results": []}
+        topics = [
+            {"name": topic.name, "partitions": [_sized(topic, partition) for partition in partitions]}
+            for topic, partitions in self._asked(context, request["topics"])
+        ]
+        return {"results": [{"error_code": ErrorCode.NONE, "log_dir": _LOG_DIR, "topics": topics}]}
+
+    def _asked(self, context: Context, asked: list[Message] | None) -> Iterable[tuple[Topic, Iterable[int]]]:
+        """The topics and partitions that are there, of those that are asked for and that the caller may touch."""
+        door = self._door
+        if asked is None:
+            for name in door.catalog.under(names.narrow("", context.principal.prefixes)):
+                topic = door.find(name)
+                if topic is not None:
+                    yield topic, range(len(topic.logs))
+            return
+        for entry in asked:
+            topic = door.find(entry["topic"]) if context.may(ApiKey.DESCRIBE_LOG_DIRS, entry["topic"]) else None
+            if topic is not None:
+                yield topic, [index for index in dict.fromkeys(entry["partitions"]) if 0 <= index < len(topic.logs)]
+
+
+def _sized(topic: Topic, partition: int) -> dict[str, Any]:
+    return {"partition_index": partition, "partition_size": topic.logs[partition].view.bytes, "offset_lag": 0}

@@ -1,0 +1,64 @@
+"""SASL/PLAIN: any user, and an API key as the password. On a server without keys every password is right."""
+
+from typing import Final
+
+from topics_kafka.handlers import Context, Door, HandlerTable
+from topics_kafka.protocol import ApiKey, ErrorCode, Message
+
+_MECHANISM: Final = "PLAIN"
+
+
+def handlers(_: Door) -> HandlerTable:
+    """SaslHandshake and SaslAuthenticate."""
+    return {ApiKey.SASL_HANDSHAKE: handshake, ApiKey.SASL_AUTHENTICATE: authenticate}
+
+
+def handshake(context: Context, version: int, request: Message) -> Message:
+    """Choose the mechanism. Behind version 0 the token comes as it is, behind version 1 in SaslAuthenticate."""
+    if request["mechanism"] != _MECHANISM:
+        return {"error_code": ErrorCode.UNSUPPORTED_SASL_MECHANISM, "mechanisms": [_MECHANISM]}
+    context.mechanism = _MECHANISM
+    context.raw_tokens = version == 0
+    return {"error_code": ErrorCode.NONE, "mechanisms": [_MECHANISM]}
+
+
+def authenticate(context: Context, version: int, request: Message) -> Message:
+    """Check the credentials. Who is wrong is told so and disconnected; who is in may do it again, as the same."""
+    if not context.mechanism:
+        context.closing = True
+        return _refusal(ErrorCode.ILLEGAL_SASL_STATE, "SaslHandshake comes first")
+    refusal = _check(context, bytes(request["auth_bytes"]))
+    context.mechanism = ""
+    if refusal is not None:
+        context.closing = True
+        context.door.statistics.closed["credentials"] += 1
+        context.door.log.warning("SASL authentication from %s failed: %s", context.peer, refusal)
+        return _refusal(ErrorCode.SASL_AUTHENTICATION_FAILED, refusal)
+    return {"error_code": ErrorCode.NONE, "error_message": None, "auth_bytes": b""}
+
+
+def raw_token(context: Context, token: bytes) -> bool:
+    """Check a token that came without a request around it, behind SaslHandshake version 0."""
+    context.mechanism, context.raw_tokens = "", False
+    return _check(context, token) is None
+
+
+def _check(context: Context, token: bytes) -> str | None:
+    """Let the caller in, or say why not. The token (RFC 4616) is: authorization id, NUL, user, NUL, password."""
+    parts = token.split(b"\0")
+    if len(parts) != 3:
+        return "a PLAIN token has three parts"
+    act_for, user, password = parts
+    if act_for not in (b"", user):
+        return "to act for somebody else is not possible"
+    principal = context.door.gate.find(password)
+    if principal is None:
+        return "unknown API key"
+    if context.authenticated and principal.key_id != context.principal.key_id:
+        return "a connection can't change its API key"
+    context.principal, context.authenticated = principal, True
+    return None
+
+
+def _refusal(code: ErrorCode, message: str) -> Message:
+    return {"error_code": code, "error_message": message, "auth_bytes": b""}

@@ -1,0 +1,225 @@
+"""CreateTopics, DeleteTopics and CreatePartitions."""
+
+from collections import Counter
+from typing import Any, Final
+
+from topics_kafka import configs
+from topics_kafka.configs import InvalidConfigError
+from topics_kafka.handlers import Context, Door, HandlerTable
+from topics_kafka.handlers.config_entries import entries
+from topics_kafka.handlers.errors import RefusedError, admin_error_of
+from topics_kafka.handlers.waves import in_waves
+from topics_kafka.names import is_kafka_name
+from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_kafka.topicids import uuid_of
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.topic import Topic
+
+_UNSET: Final = -1
+
+
+def handlers(door: Door) -> HandlerTable:
+    """The APIs that make, grow and remove topics."""
+    topics = TopicHandlers(door)
+    return {
+        ApiKey.CREATE_TOPICS: topics.create,
+        ApiKey.DELETE_TOPICS: topics.delete,
+        ApiKey.CREATE_PARTITIONS: topics.create_partitions,
+    }
+
+
+class TopicHandlers:
+    """Each topic of a request succeeds or fails alone; all of them are durable before the response."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    # --------------------------------------------------------------- create
+
+    async def create(self, context: Context, version: int, request: Message) -> Message:
+        """Make topics; their timeout does not matter, nothing here waits for other brokers."""
+        names = Counter(entry["name"] for entry in request["topics"])
+        entries_by_name = {entry["name"]: entry for entry in request["topics"]}
+        work = (
+            self._create(context, entry, twice=names[name] > 1, only_check=request["validate_only"])
+            for name, entry in entries_by_name.items()
+        )
+        return {"topics": await in_waves(work)}
+
+    async def _create(self, context: Context, entry: Message, *, twice: bool, only_check: bool) -> Message:
+        name = entry["name"]
+        try:
+            if twice:
+                raise RefusedError(ErrorCode.INVALID_REQUEST, "the topic is in the request more than once")
+            count, given = self._checked(context, entry)
+            config, beside = configs.to_topic(given)
+            if not only_check:
+                await self._door.api.put_topic(
+                    name, config, principal=context.principal, partition_count=count, kafka_configs=beside
+                )
+        except RefusedError as error:
+            return {"name": name, **error.result}
+        except InvalidConfigError as error:
+            return {"name": name, "error_code": ErrorCode.INVALID_CONFIG, "error_message": str(error)}
+        except TopicsError as error:
+            return {"name": name, "error_code": admin_error_of(error), "error_message": error.message}
+        made = {
+            "name": name,
+            "error_code": ErrorCode.NONE,
+            "num_partitions": count,
+            "replication_factor": 1,
+            "configs": entries(given, self._door.settings),
+        }
+        if not context.may(ApiKey.DESCRIBE_CONFIGS, name):
+            made.update(topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, configs=None)
+            made.update(num_partitions=_UNSET, replication_factor=_UNSET)
+        topic = self._door.find(name)
+        if topic is not None:
+            made["topic_id"] = uuid_of(topic.identity.topic_id)
+        return made
+
+    def _checked(self, context: Context, entry: Message) -> tuple[int, configs.Overrides]:
+        """The number of partitions and the configs of a topic to be made. Raises what speaks against it."""
+        name = entry["name"]
+        if not context.may(ApiKey.CREATE_TOPICS, name):
+            raise RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not create this topic")
+        if not is_kafka_name(name):
+            raise RefusedError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                "a topic name is 1 to 249 characters from A-Z a-z 0-9 . _ - and starts with a letter or digit",
+            )
+        engine = self._door.engine
+        if engine.has_topic(name):
+            raise RefusedError(ErrorCode.TOPIC_ALREADY_EXISTS, f'topic "{name}" exists')
+        count = self._count(entry)
+        most = engine.limits.max_partitions
+        if not 1 <= count <= most:
+            raise RefusedError(ErrorCode.INVALID_PARTITIONS, f"the number of partitions must be from 1 to {most}")
+        given = configs.created({config["name"]: config["value"] for config in entry["configs"]})
+        engine.catalog.check_room(count)
+        return count, given
+
+    def _count(self, entry: Message) -> int:
+        count, copies, assignments = entry["num_partitions"], entry["replication_factor"], entry["assignments"]
+        if not assignments:
+            if copies not in (_UNSET, 1):
+                raise RefusedError(ErrorCode.INVALID_REPLICATION_FACTOR, "there is one broker, so one replica")
+            return int(self._door.settings.num_partitions if count == _UNSET else count)
+        if count != _UNSET or copies != _UNSET:
+            raise RefusedError(
+                ErrorCode.INVALID_REQUEST,
+                "assignments say how many partitions and replicas there are: both numbers must be -1",
+            )
+        if sorted(each["partition_index"] for each in assignments) != list(range(len(assignments))):
+            raise RefusedError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT, "the partitions of the assignments must be numbered from 0"
+            )
+        self._check_assignments(assignments)
+        return len(assignments)
+
+    def _check_assignments(self, assignments: list[dict[str, Any]]) -> None:
+        me = self._door.settings.node_id
+        if any(each["broker_ids"] != [me] for each in assignments):
+            raise RefusedError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"every partition is on broker {me}, the only one")
+
+    # --------------------------------------------------------------- delete
+
+    async def delete(self, context: Context, version: int, request: Message) -> Message:
+        """Remove topics, by name or (from version 6 on) by id."""
+        asked = request["topics"] if version >= 6 else [{"name": name} for name in request["topic_names"]]
+        targets = [(entry["name"], entry.get("topic_id")) for entry in asked]
+        counts = Counter(targets)
+        work = (self._delete(context, name, topic_id, counts[name, topic_id] > 1) for name, topic_id in counts)
+        return {"responses": await in_waves(work)}
+
+    async def _delete(self, context: Context, name: str | None, topic_id: Any, twice: bool) -> Message:
+        shown: dict[str, Any] = {"name": name, "topic_id": topic_id}
+        try:
+            if twice:
+                raise RefusedError(ErrorCode.INVALID_REQUEST, "the topic is in the request more than once")
+            if (name is None) == (topic_id is None):
+                raise RefusedError(ErrorCode.INVALID_REQUEST, "a topic is named either by its name or by its id")
+            topic = self._found(context, name, topic_id)
+            shown = {"name": topic.name, "topic_id": uuid_of(topic.identity.topic_id)}
+            reply = await self._door.api.delete_topic(topic.name)
+            if not reply.deleted:  # somebody else was faster
+                raise _unknown(topic_id)
+        except RefusedError as error:
+            return {**shown, **error.result}
+        except TopicsError as error:
+            return {**shown, "error_code": admin_error_of(error), "error_message": error.message}
+        return {**shown, "error_code": ErrorCode.NONE}
+
+    def _found(self, context: Context, name: str | None, topic_id: Any) -> Topic:
+        forbidden = RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not delete this topic")
+        if name is not None and not context.may(ApiKey.DELETE_TOPICS, name):
+            raise forbidden
+        topic = self._door.find(name, topic_id)
+        if topic is None:
+            raise _unknown(topic_id)
+        if not context.may(ApiKey.DELETE_TOPICS, topic.name):
+            raise forbidden
+        return topic
+
+    # ----------------------------------------------------------- partitions
+
+    async def create_partitions(self, context: Context, version: int, request: Message) -> Message:
+        """Give topics more partitions. What was written stays where it is."""
+        names = Counter(entry["name"] for entry in request["topics"])
+        by_name = {entry["name"]: entry for entry in request["topics"]}
+        work = (
+            self._grow(context, entry, twice=names[name] > 1, only_check=request["validate_only"])
+            for name, entry in by_name.items()
+        )
+        return {"results": await in_waves(work)}
+
+    async def _grow(self, context: Context, entry: Message, *, twice: bool, only_check: bool) -> Message:
+        name = entry["name"]
+        try:
+            if twice:
+                raise RefusedError(ErrorCode.INVALID_REQUEST, "the topic is in the request more than once")
+            topic = self._growable(context, entry)
+            if not only_check:
+                config, _ = configs.to_topic(configs.overrides(topic), topic.config)
+                await self._door.api.put_topic(
+                    name, config, principal=context.principal, partition_count=entry["count"]
+                )
+        except RefusedError as error:
+            return {"name": name, **error.result}
+        except TopicsError as error:
+            return {"name": name, "error_code": admin_error_of(error), "error_message": error.message}
+        return {"name": name, "error_code": ErrorCode.NONE}
+
+    def _growable(self, context: Context, entry: Message) -> Topic:
+        name, count, assignments = entry["name"], entry["count"], entry["assignments"]
+        if not context.may(ApiKey.CREATE_PARTITIONS, name):
+            raise RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not change this topic")
+        topic = self._door.find(name)
+        if topic is None:
+            raise _unknown(None)
+        engine, now = self._door.engine, topic.identity.partition_count
+        if count <= now:
+            raise RefusedError(
+                ErrorCode.INVALID_PARTITIONS, f"the topic has {now} partitions already; there can only be more"
+            )
+        if count > engine.limits.max_partitions:
+            raise RefusedError(
+                ErrorCode.INVALID_PARTITIONS, f"a topic has at most {engine.limits.max_partitions} partitions"
+            )
+        if topic.config.type == "queue" or engine.routers.touching(name):
+            raise RefusedError(ErrorCode.INVALID_REQUEST, "a queue and an end of a router have one partition")
+        if assignments is not None:
+            if len(assignments) != count - now:
+                raise RefusedError(
+                    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                    f"there must be {count - now} assignments, one for each new one",
+                )
+            self._check_assignments(assignments)
+        engine.catalog.check_room(count - now)
+        return topic
+
+
+def _unknown(topic_id: Any) -> RefusedError:
+    if topic_id is not None:
+        return RefusedError(ErrorCode.UNKNOWN_TOPIC_ID, "there is no topic with this id")
+    return RefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")

@@ -1,0 +1,29 @@
+"""ApiVersions: what is served, and who asks."""
+
+import re
+from typing import Final
+
+from topics_kafka.handlers import Context, Door, HandlerTable
+from topics_kafka.protocol import ADVERTISED, ApiKey, ErrorCode, Message
+
+_SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
+_SOFTWARE_CHARS: Final = 100  # that are kept
+
+
+def handlers(_: Door) -> HandlerTable:
+    """ApiVersions."""
+    versions = [
+        {"api_key": int(api), "min_version": least, "max_version": most}
+        for api, (least, most) in sorted(ADVERTISED.items())
+    ]
+
+    def api_versions(context: Context, version: int, request: Message) -> Message:
+        """The APIs with their versions. From version 3 on the client says what it is."""
+        if version >= 3:
+            name, release = request["client_software_name"], request["client_software_version"]
+            if not (_SOFTWARE.fullmatch(name) and _SOFTWARE.fullmatch(release)):
+                return {"error_code": ErrorCode.INVALID_REQUEST, "api_keys": []}
+            context.software = f"{name}/{release}"[:_SOFTWARE_CHARS]
+        return {"error_code": ErrorCode.NONE, "api_keys": versions}
+
+    return {ApiKey.API_VERSIONS: api_versions}

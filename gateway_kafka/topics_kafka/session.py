@@ -1,0 +1,350 @@
+"""One connection's requests: who may ask, in which order they run, and their responses in the same order."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+from topics_kafka.budget import FrameBudget
+from topics_kafka.handlers import Context, Handler
+from topics_kafka.handlers.sasl import raw_token
+from topics_kafka.outcomes import error_codes
+from topics_kafka.protocol import (
+    ADVERTISED,
+    SUPPORTED,
+    ApiKey,
+    ErrorCode,
+    MalformedError,
+    Message,
+    decode_request,
+    encode_response,
+    request_header,
+)
+from topics_service.api.access import KAFKA_RULES
+
+log: Final = logging.getLogger("topics.kafka")
+
+MOST_PIPELINED: Final = 64
+MOST_PIPELINED_BYTES: Final = 16 << 20
+"""Produce requests of one connection that wait for their durability; one alone may be larger."""
+MOST_OTHER_BYTES: Final = 16 << 20
+"""A request that is not Produce: what it holds takes more memory once it is decoded."""
+
+_EARLY: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
+_RETRY_SECONDS: Final = 0.02
+_APIS: Final = {api.value: api for api in ApiKey}
+_NAMES: Final = {api: api.name.title().replace("_", "") for api in ApiKey}
+_ERRORS: Final = {code.value: code.name for code in ErrorCode}
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Link(Protocol):
+    """The connection, as its session sees it."""
+
+    peer: str
+    write_paused: bool
+
+    def send(self, parts: Sequence[Buffer]) -> None:
+        """Send a response."""
+
+    def proceed(self) -> None:
+        """There is room for what has arrived meanwhile."""
+
+    def rest(self) -> None:
+        """Nothing runs."""
+
+    def close(self) -> None:
+        """Close once everything is sent."""
+
+    def end(self, reason: str, message: str, *arguments: object) -> None:
+        """Cut the connection, count and log why."""
+
+
+class _Running:
+    """A request that was taken in and is not answered yet."""
+
+    __slots__ = ("api", "correlation", "future", "response", "slot", "started", "taken", "version")
+
+    def __init__(self, api: ApiKey, version: int, correlation: int, taken: int, slot: str) -> None:
+        self.api = api
+        self.version = version
+        self.correlation = correlation
+        self.taken = taken
+        self.slot = slot  # the key that one of its slots is held of
+        self.started = time.perf_counter()
+        self.future: asyncio.Future[Message | None] | None = None
+        self.response: Message | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.future is None or self.future.done()
+
+
+class Session:
+    """Runs the requests of one connection, one at a time except Produce, and answers them in order.
+
+    A Produce is taken in while those before it wait, up to 64 of them and 16 MiB. While the client does not read its
+    responses, or its key has no slot free, the next request waits; so does a Fetch while `is_congested` says that
+    responses fill the memory.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        handlers: Mapping[int, Handler],
+        budget: FrameBudget,
+        link: Link,
+        is_congested: Callable[[], bool],
+    ) -> None:
+        self._context = context
+        self._handlers = handlers
+        self._budget = budget
+        self._link = link
+        self._is_congested = is_congested
+        self._loop = asyncio.get_running_loop()
+        self._statistics = context.door.statistics
+        self._running: deque[_Running] = deque()
+        self._running_bytes = 0
+        self._held: tuple[Buffer, int] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._draining = False
+        self._over = False
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether the client has said who it is, or need not."""
+        return self._context.authenticated
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request runs or waits."""
+        return not self._running and self._held is None
+
+    # ------------------------------------------------------------- requests
+
+    def room(self) -> bool:
+        """Whether the session takes another frame now; it may hold it until those before it are done."""
+        if self._held is not None or self._over or self._draining or self._link.write_paused:
+            return False
+        running = self._running
+        if not running:
+            return True
+        return (
+            running[-1].api is ApiKey.PRODUCE
+            and len(running) < MOST_PIPELINED
+            and self._running_bytes < MOST_PIPELINED_BYTES
+        )
+
+    def feed(self, frame: Buffer, taken: int) -> None:
+        """Take a frame, which holds `taken` bytes of the budget until it is answered."""
+        if self._running and (frame[0] or frame[1]):  # not a Produce
+            self._held = (frame, taken)
+            return
+        self._start(frame, taken)
+        if not self._running and not self._over and self._held is None:
+            self._link.rest()
+
+    def _start(self, frame: Buffer, taken: int) -> None:
+        context = self._context
+        if context.raw_tokens:
+            self._budget.release(taken)
+            self._answer_token(bytes(frame))
+            return
+        try:
+            key, version, correlation = request_header(frame)
+        except MalformedError as error:
+            self._refuse(taken, "malformed", "%s", error)
+            return
+        versions = SUPPORTED.get(key)
+        handler = self._handlers.get(key)
+        if versions is None or handler is None or not versions[0] <= version <= versions[1]:
+            self._unsupported(key, version, correlation, taken)
+            return
+        api = _APIS[key]
+        if not context.authenticated and api not in _EARLY:
+            self._refuse(taken, "unauthenticated", "a %s request before authentication", _NAMES[api])
+            return
+        if len(frame) > MOST_OTHER_BYTES and api is not ApiKey.PRODUCE:
+            self._refuse(taken, "length", "a %s request of %d bytes", _NAMES[api], len(frame))
+            return
+        slot = context.principal.key_id if KAFKA_RULES[api].slot else ""
+        if (api is ApiKey.FETCH and self._is_congested()) or (slot and not context.door.gate.acquire(slot)):
+            self._held = (frame, taken)
+            self._retry = self._loop.call_later(_RETRY_SECONDS, self._advance)
+            return
+        try:
+            header, body = decode_request(frame)
+        except MalformedError as error:
+            if slot:
+                context.door.gate.release(slot)
+            self._refuse(taken, "malformed", "%s", error)
+            return
+        context.client_id = header["client_id"]
+        request = _Running(api, version, correlation, taken, slot)
+        self._statistics.requests.in_flight += 1
+        try:
+            answer = handler(context, version, body)
+        except Exception:
+            log.exception("%s version %d failed", _NAMES[api], version)
+            self._forget(request, "failed")
+            self._end("failed", "a bug in %s", _NAMES[api])
+            return
+        if answer is None or isinstance(answer, dict):
+            request.response = answer
+            if not self._running:
+                self._respond(request)
+                return
+        else:
+            request.future = asyncio.ensure_future(answer)
+            request.future.add_done_callback(self._completed)
+        self._running.append(request)
+        self._running_bytes += taken
+
+    def _answer_token(self, token: bytes) -> None:
+        """SaslHandshake version 0: a token, not a request, comes next, and an empty one is the answer."""
+        if raw_token(self._context, token):
+            self._link.send([b""])
+        else:
+            self._end("credentials", "wrong credentials")
+
+    def _unsupported(self, key: int, version: int, correlation: int, taken: int) -> None:
+        if key != ApiKey.API_VERSIONS:
+            self._refuse(taken, "unsupported", "API %d version %d is not served", key, version)
+            return
+        # KIP-511: the one answer to a version that is not known, so that the client can choose another.
+        self._budget.release(taken)
+        versions = [
+            {"api_key": api, "min_version": least, "max_version": most} for api, (least, most) in ADVERTISED.items()
+        ]
+        body = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "api_keys": versions}
+        self._link.send(encode_response(ApiKey.API_VERSIONS, 0, correlation, body))
+
+    # ------------------------------------------------------------ responses
+
+    def _completed(self, _: "asyncio.Future[Message | None]") -> None:
+        """A request may be done: answer what is at the front, and go on."""
+        while self._running and self._running[0].is_done and not self._over:
+            request = self._running.popleft()
+            self._running_bytes -= request.taken
+            if request.future is not None:
+                if request.future.cancelled():
+                    self._forget(request, "gone")
+                    self._end("failed", "%s was given up", _NAMES[request.api])
+                    return
+                error = request.future.exception()
+                if error is not None:
+                    log.error("%s version %d failed", _NAMES[request.api], request.version, exc_info=error)
+                    self._forget(request, "failed")
+                    self._end("failed", "a bug in %s", _NAMES[request.api])
+                    return
+                request.response = request.future.result()
+            self._respond(request)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Start the request that was held, if it may, and take in more."""
+        self._cancel_timer()
+        if self._over:
+            return
+        if self._draining:
+            self._finish()
+            return
+        held = self._held
+        if held is not None:
+            frame, taken = held
+            if self._link.write_paused or (self._running and (frame[0] or frame[1])):
+                return
+            self._held = None
+            self._start(frame, taken)
+        if self.room():
+            self._link.proceed()
+        if self.idle and not self._over:
+            self._link.rest()
+
+    def _respond(self, request: _Running) -> None:
+        response = request.response
+        if response is None:
+            self._forget(request, "silent")
+        else:
+            try:
+                parts = encode_response(request.api, request.version, request.correlation, response)
+            except Exception:
+                log.exception("the response of %s version %d can't be written", _NAMES[request.api], request.version)
+                self._forget(request, "failed")
+                self._end("failed", "a bug in %s", _NAMES[request.api])
+                return
+            self._link.send(parts)
+            self._forget(request, "answered")
+            for code in error_codes(request.api, response):
+                self._statistics.errors[_NAMES[request.api], _ERRORS.get(code, str(code))] += 1
+        if self._context.closing and not self._over:
+            self._over = True
+            self._link.close()
+
+    def _forget(self, request: _Running, outcome: str) -> None:
+        """The request has ended: give back what it held and count it."""
+        self._budget.release(request.taken)
+        if request.slot:
+            self._context.door.gate.release(request.slot)
+        requests = self._statistics.requests
+        requests.in_flight -= 1
+        requests.observe(_NAMES[request.api], outcome, time.perf_counter() - request.started)
+
+    # ------------------------------------------------------------------ end
+
+    def _refuse(self, taken: int, reason: str, message: str, *arguments: object) -> None:
+        """End the connection for a request that is not taken in."""
+        self._budget.release(taken)
+        self._end(reason, message, *arguments)
+
+    def _end(self, reason: str, message: str, *arguments: object) -> None:
+        self._over = True
+        self._link.end(reason, message, *arguments)
+
+    def writable(self) -> None:
+        """The client reads again."""
+        self._advance()
+
+    def shutdown(self) -> None:
+        """The server stops: finish what runs, then close. What was not taken in is dropped."""
+        self._draining = True
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self._running and not self._over:
+            self._over = True
+            self._link.close()
+
+    def lost(self) -> None:
+        """The connection is gone: what runs is cancelled. What was written stays so."""
+        self._over = True
+        self._cancel_timer()
+        if self._held is not None:
+            self._budget.release(self._held[1])
+            self._held = None
+        while self._running:
+            request = self._running.popleft()
+            if request.future is not None:
+                request.future.remove_done_callback(self._completed)
+                request.future.add_done_callback(_retrieve)
+                request.future.cancel()
+            self._forget(request, "gone")
+        context = self._context
+        context.gone = True
+        for told in context.on_gone:
+            told()
+        context.on_gone.clear()
+
+    def _cancel_timer(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+
+
+def _retrieve(future: "asyncio.Future[Message | None]") -> None:
+    """Nobody waits for it any more; what it raised is still worth a line."""
+    if not future.cancelled() and future.exception() is not None:
+        log.error("a request whose client is gone failed", exc_info=future.exception())

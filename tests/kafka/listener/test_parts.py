@@ -1,0 +1,122 @@
+"""Small parts of the listener, each alone."""
+
+import logging
+from uuid import UUID
+
+import pytest
+
+from topics_kafka.handlers import zone_of
+from topics_kafka.handlers.errors import admin_error_of, error_of, group_error_of
+from topics_kafka.outcomes import _PATHS, error_codes
+from topics_kafka.protocol import ApiKey, ErrorCode
+from topics_kafka.protocol.schema import SCHEMA, Field
+from topics_kafka.quiet import QuietLog
+from topics_kafka.topicids import TopicIds, uuid_of
+from topics_service.engine.clock import SystemClock
+from topics_service.engine.engine import Engine
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.model import ConfigInput
+from topics_service.storage.memory import MemoryStore
+
+
+@pytest.mark.parametrize(
+    ("client_id", "zone"),
+    [
+        (None, None),
+        ("", None),
+        ("rdkafka", None),
+        ("zone_id", None),
+        ("zone_id=", None),
+        ("zone_id=use1-az4", "use1-az4"),
+        ("zone_id=use1-az4,app=x", "use1-az4"),
+        ("app=x, zone_id = use1-az4 ", "use1-az4"),
+        ("my_zone_id=a", None),
+        ("zone_id=a=b", "a=b"),
+    ],
+)
+def test_the_zone_in_a_client_id(client_id: str | None, zone: str | None) -> None:
+    assert zone_of(client_id) == zone
+
+
+def test_errors_of_the_service() -> None:
+    def codes(reason: Reason, detail: dict[str, str] | None = None) -> tuple[ErrorCode, ErrorCode, ErrorCode]:
+        error = TopicsError(reason, "", detail)
+        return error_of(error), group_error_of(error), admin_error_of(error)
+
+    retried = {ErrorCode(code) for code in (5, 6, 14, 15, 16, 19, 41, 56, 89)}  # by every client
+    for reason in Reason:
+        if reason.value.retryable:
+            assert set(codes(reason)) <= retried, reason
+    assert codes(Reason.FORBIDDEN) == (29, 30, 29)
+    assert codes(Reason.TOPIC_FULL) == (19, 19, 44)
+    assert codes(Reason.THROTTLED, {"limit": "max_topics"})[2] == ErrorCode.POLICY_VIOLATION
+    assert codes(Reason.NOT_A_QUEUE)[0] == ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def test_error_codes_are_looked_for_where_responses_have_them() -> None:
+    def has_path(fields: tuple[Field, ...], path: tuple[str, ...]) -> bool:
+        found = [field for field in fields if field.name == path[0] and field.array]
+        if len(path) > 1:
+            return any(has_path(field.fields, path[1:]) for field in found)
+        return any(inner.name == "error_code" for field in found for inner in field.fields)
+
+    for api, paths in _PATHS.items():
+        assert all(has_path(SCHEMA.apis[api].response_fields, path) for path in paths), api
+    for api in ApiKey:
+        if api not in _PATHS:
+            assert any(field.name == "error_code" for field in SCHEMA.apis[api].response_fields), api
+
+
+def test_error_codes_of_a_response() -> None:
+    partitions = [{"error_code": 0}, {"error_code": 3}, {"error_code": 3}]
+    response = {"error_code": 7, "responses": [{"partitions": partitions}, {"partitions": []}, {}]}
+    assert list(error_codes(ApiKey.FETCH, response)) == [7, 3, 3]
+    assert list(error_codes(ApiKey.METADATA, {"topics": None})) == []
+
+
+def test_a_topic_id_is_its_ulid() -> None:
+    assert uuid_of("top_00000000000000000000000001") == UUID(int=1)
+    assert uuid_of("top_7zzzzzzzzzzzzzzzzzzzzzzzzz") == UUID(int=(1 << 128) - 1)
+
+
+def test_topics_by_id() -> None:
+    engine = Engine(MemoryStore(), SystemClock())
+
+    def make(name: str) -> UUID:
+        reply, _ = engine.put_topic(name, ConfigInput())
+        return uuid_of(reply.identity.topic_id)
+
+    before = make("before")
+    engine.sync()
+    ids = TopicIds(engine.catalog)
+    after = make("after")
+    assert ids.find(after) is None, "readers do not know of it yet"
+    engine.sync()
+    for uuid, name in ((before, "before"), (after, "after")):
+        topic = ids.find(uuid)
+        assert topic is not None
+        assert topic.name == name
+    engine.delete_topic("before")
+    again = make("before")
+    engine.sync()
+    assert ids.find(before) is None
+    assert ids.find(again) is engine.catalog.find("before")
+    for _ in range(2000):
+        make("x")
+        engine.sync()
+        engine.delete_topic("x")
+    assert len(ids._topics) < 1200, "topics that are gone are forgotten in the end"
+
+
+async def test_a_flood_of_log_lines_is_cut(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    import topics_kafka.quiet
+
+    quiet = QuietLog(logging.getLogger("topics.test"))
+    for number in range(25):
+        quiet.warning("line %d", number)
+    assert [record.getMessage() for record in caplog.records] == [f"line {number}" for number in range(10)]
+    monkeypatch.setattr(topics_kafka.quiet, "_SECONDS", 0.0)
+    quiet.warning("later")
+    assert [record.getMessage() for record in caplog.records][10:] == [
+        "15 more lines like these were left out", "later",
+    ]  # fmt: skip
