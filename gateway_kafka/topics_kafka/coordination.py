@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -21,6 +21,7 @@ from topics_service.engine.group.members import (
     JoinReply,
     JoinRequest,
     Leaving,
+    RefusedError,
     SyncReply,
     SyncRequest,
     TopicFacts,
@@ -132,31 +133,29 @@ class Coordination:
         self._arm()
         return error
 
-    def leave(self, group: str, members: Sequence[Leaving]) -> tuple[list[GroupError], Awaitable[None] | None]:
-        """See Coordinator; and what to wait for before answering, if anything."""
+    def leave(self, group: str, members: Sequence[Leaving]) -> tuple[list[GroupError], int]:
+        """See Coordinator; and the ticket to settle before answering, see `stored`."""
         self.check(group)
         errors = self.coordinator.leave(group, members)
         self._arm()
         return errors, self.stored(group)
 
-    def beat(self, beat: Beat) -> tuple[BeatReply, Awaitable[None] | None]:
-        """See Coordinator; and what to wait for before answering, if anything."""
+    def beat(self, beat: Beat) -> tuple[BeatReply, int]:
+        """See Coordinator; and the ticket to settle before answering, see `stored`."""
         self.check(beat.group)
         reply = self.coordinator.consumer_heartbeat(beat)
         self._arm()
         return reply, self.stored(beat.group)
 
-    def stored(self, group: str) -> Awaitable[None] | None:
-        """What to wait for before a client may be told how the group is; None if nothing."""
+    def stored(self, group: str) -> int:
+        """The ticket of the write to wait for before a client is told how the group is; 0 if there is none."""
         if group in self._unstored:
             raise TopicsError(Reason.NOT_READY, "the state of the group can't be stored")
-        ticket = self._tickets.get(group)
-        if ticket is None:
-            return None
-        if self._api.is_durable(ticket):
+        ticket = self._tickets.get(group, 0)
+        if ticket and self._api.is_durable(ticket):
             del self._tickets[group]
-            return None
-        return self._api.settled(ticket)
+            return 0
+        return ticket
 
     def check(self, group: str = "") -> None:
         """Raise TopicsError if the server takes no work, or none about this group."""
@@ -186,9 +185,7 @@ class Coordination:
             raise
         finally:
             self._held.discard(future)
-        waiting = self.stored(group)
-        if waiting is not None:
-            await waiting
+        await self._api.settled(self.stored(group))
         return reply
 
     # --- the store
@@ -202,7 +199,15 @@ class Coordination:
         self._arm()
 
     def _admit(self, name: str) -> None:
-        self._groups.create(name)
+        """Make the group. What no retry helps against is told as an error that clients do not retry."""
+        try:
+            self._groups.create(name)
+        except TopicsError as error:
+            if error.reason is Reason.INVALID_REQUEST:
+                raise RefusedError(GroupError.INVALID_GROUP_ID, error.message) from error
+            if (error.detail or {}).get("limit") == "max_groups":
+                raise RefusedError(GroupError.GROUP_MAX_SIZE_REACHED, error.message) from error
+            raise
 
     def _changed(self, name: str) -> None:
         try:

@@ -227,6 +227,7 @@ class Modern:
     target: set[Partition] = field(default_factory=set)
     told: set[Partition] | None = None
     heard: int = 0
+    is_in_doubt: bool = False  # it has said what it works on, and got no answer
     replies: list[BeatReply] = field(default_factory=list)
 
     def beat(self, epoch: int | None = None, *, is_lost: bool = False, **fields: Any) -> BeatReply:
@@ -248,7 +249,9 @@ class Modern:
         reply = self.world.coordinator.consumer_heartbeat(Beat(**{**beat, **fields}))
         if is_lost:
             self.told = None
+            self.is_in_doubt = True
             return reply
+        self.is_in_doubt = False
         self.replies.append(reply)
         if epoch < 0:
             return reply
@@ -268,8 +271,12 @@ class Modern:
         self.epoch, self.owned, self.target, self.told = 0, set(), set(), None
 
     def apply(self) -> None:
-        """Work on what it was given and on nothing else."""
-        self.owned = set(self.target)
+        """Work on what it was given and on nothing else.
+
+        In doubt it takes up nothing: the coordinator may have heard that it has given up what it was told to long ago.
+        The protocol can't tell these apart, so a client that does not keep to this may work on another's partition.
+        """
+        self.owned = self.owned & self.target if self.is_in_doubt else set(self.target)
 
     def step(self) -> BeatReply:
         """A heartbeat, and what follows from its answer."""

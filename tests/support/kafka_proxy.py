@@ -15,6 +15,8 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self.target = 0
         """The server's port; 0 refuses connections."""
+        self.withheld = threading.Event()
+        """Set once the server has answered something that did not get through."""
         self._flowing = threading.Event()
         self._flowing.set()
         self._closed = False
@@ -24,6 +26,7 @@ class Proxy:
 
     def hold(self) -> None:
         """Let no answer through from now on."""
+        self.withheld.clear()
         self._flowing.clear()
 
     def drop(self) -> None:
@@ -65,6 +68,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 if held and not self._flowing.is_set():
+                    self.withheld.set()
                     self._flowing.wait()
                     break  # what was held is lost
                 sink.sendall(data)

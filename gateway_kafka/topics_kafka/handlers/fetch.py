@@ -16,6 +16,7 @@ from topics_kafka.handlers.errors import error_of
 from topics_kafka.handlers.producer_ids import epoch_error
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.rendered import BatchCache, aligned
+from topics_kafka.turns import TURN_SECONDS
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchReply, FetchRequest
 from topics_service.engine.engine import Parked
@@ -23,8 +24,6 @@ from topics_service.engine.errors import TopicsError
 from topics_service.storage import recordbatch
 from topics_service.storage.kafkablock import KafkaBlock
 
-TURN_SECONDS: Final = 0.002
-"""How long one fetch may keep the loop before others get their turn."""
 MOST_MADE_BYTES: Final = 8 << 20
 """Batches that are made for one response, beside those that are there: they are memory of this response alone."""
 

@@ -1,6 +1,5 @@
 """The members of consumer groups: how they find the coordinator, join, get their partitions, stay and leave."""
 
-from collections.abc import Awaitable
 from typing import Any, Final
 from uuid import UUID
 
@@ -142,16 +141,16 @@ class MemberHandlers:
         asked = request["members"] if version >= 3 else [{"member_id": request["member_id"]}]
         leaving = [Leaving(each["member_id"], each.get("group_instance_id")) for each in asked]
         try:
-            errors, waiting = self._coordination.leave(name, leaving)
+            errors, ticket = self._coordination.leave(name, leaving)
         except TopicsError as error:
             return {"error_code": group_error_of(error), "members": []}
         if version < 3:
-            return _later({"error_code": errors[0]}, waiting)
+            return self._later({"error_code": errors[0]}, ticket)
         results = [
             {"member_id": member_id, "group_instance_id": instance_id, "error_code": error}
             for (member_id, instance_id), error in zip(leaving, errors, strict=True)
         ]
-        return _later({"error_code": ErrorCode.NONE, "members": results}, waiting)
+        return self._later({"error_code": ErrorCode.NONE, "members": results}, ticket)
 
     # --- `consumer` groups
 
@@ -180,26 +179,25 @@ class MemberHandlers:
             allowed=context.principal.allows_name,
         )
         try:
-            reply, waiting = self._coordination.beat(beat)
+            reply, ticket = self._coordination.beat(beat)
         except TopicsError as error:
             return _refused(group_error_of(error), error.message)
-        return _later(_beaten(reply), waiting)
+        return self._later(_beaten(reply), ticket)
+
+    def _later(self, response: Message, ticket: int) -> Answer:
+        """The response, now or when what it tells is durable."""
+        return self._after(response, ticket) if ticket else response
+
+    async def _after(self, response: Message, ticket: int) -> Message:
+        try:
+            await self._door.api.settled(ticket)
+        except TopicsError as error:
+            return {**response, "error_code": group_error_of(error)}
+        return response
 
 
 def _bytes(topic_id: UUID | None) -> bytes:
     return bytes(16) if topic_id is None else topic_id.bytes
-
-
-def _later(response: Message, waiting: Awaitable[None] | None) -> Answer:
-    return response if waiting is None else _after(response, waiting)
-
-
-async def _after(response: Message, waiting: Awaitable[None]) -> Message:
-    try:
-        await waiting
-    except TopicsError as error:
-        return {**response, "error_code": group_error_of(error)}
-    return response
 
 
 def _not_joined(version: int, error: ErrorCode | GroupError, member_id: str) -> Message:

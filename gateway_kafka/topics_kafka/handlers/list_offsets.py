@@ -1,6 +1,6 @@
 """ListOffsets: where a partition begins and ends, and which record is the first one since a time."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -8,6 +8,7 @@ from topics_kafka.handlers import Answer, Context, Door, HandlerTable
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.handlers.producer_ids import LEADER_EPOCH, epoch_error
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_kafka.turns import in_turns
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError
 
@@ -32,6 +33,10 @@ def handlers(door: Door) -> HandlerTable:
 
 
 def _list_offsets(api: TopicsApi, context: Context, version: int, body: Message) -> Answer:
+    return in_turns(_answer(api, context, version, body))  # each time that is looked up can cost a batch to decode
+
+
+def _answer(api: TopicsApi, context: Context, version: int, body: Message) -> Generator[None, None, Message]:
     topics: list[dict[str, Any]] = []
     for asked in body["topics"]:
         name = asked["name"]
@@ -55,6 +60,7 @@ def _list_offsets(api: TopicsApi, context: Context, version: int, body: Message)
                 if not answer["error_code"]:
                     answer |= {"offset": offset, "timestamp": time}
                     answer["leader_epoch"] = _NONE if offset == _NONE else LEADER_EPOCH
+                yield
         topics.append({"name": name, "partitions": partitions})
     return {"topics": topics}
 

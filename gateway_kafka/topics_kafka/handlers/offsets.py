@@ -9,7 +9,7 @@ from topics_kafka.handlers import Answer, Context, Door, HandlerTable
 from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.topicids import uuid_of
-from topics_service.engine.errors import TopicsError
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.group.members import GroupError
 from topics_service.engine.group.positions import CommitItem, Position, Target
 from topics_service.engine.topic import Topic
@@ -74,7 +74,8 @@ class OffsetHandlers:
                 return _committed(request, asked, refused)
             outcomes, ticket = self._groups.commit(name, list(_items(request, asked)))
         except TopicsError as refusal:
-            return _committed(request, asked, group_error_of(refusal))
+            is_bad_name = refusal.reason is Reason.INVALID_REQUEST
+            return _committed(request, asked, ErrorCode.INVALID_GROUP_ID if is_bad_name else group_error_of(refusal))
         found = iter(outcomes)
         topics = []
         for each, (named, topic, error) in zip(request["topics"], asked, strict=True):

@@ -28,6 +28,7 @@ from topics_service.storage.recordbatch import Header
 
 TIMESTAMP_TYPE: Final = "message.timestamp.type"
 LOG_APPEND_TIME: Final = "LogAppendTime"
+_NEWEST_BLOCKS: Final = 1024
 _RECORD_OVERHEAD: Final = 24  # of a record in a batch, beside its bytes
 
 
@@ -128,6 +129,9 @@ class Batches:
         first = None if known is None else known.find(header)
         if first is not None:
             reply = BatchReply(first_seq=first.seq, count=header.count, earliest_seq=log.view.earliest, deduped=True)
+            if topic.kafka_configs.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME and log.state.is_live(first.seq):
+                block = log.blocks.find(first.seq)
+                reply.ts = block.ts_at(first.seq - block.base_seq)
             return reply, max(log.ticket_of(first.seq + header.count - 1), self._catalog.unsynced(topic))
         s = log.begin(topic.config, now)
         if self._room.is_checked(topic):
@@ -136,18 +140,18 @@ class Batches:
         if topic.kafka_configs.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME:
             given, body = ts, recordbatch.stamped(body, ts)
             header = recordbatch.headers(body)[0][1]
-        block = kafkablock.build(log.log_id, s.head + 1, ts, body, header, s.cum_bytes)
+        appended = kafkablock.build(log.log_id, s.head + 1, ts, body, header, s.cum_bytes)
         with Transaction(self._writer) as tx:
-            home = log.append_block(tx, s, block, topic.config)
+            home = log.append_block(tx, s, appended, topic.config)
             producer = None
             if header.producer_id >= 0:
-                producer = self.producers.after(known, header, block.base_seq, now)
+                producer = self.producers.after(known, header, appended.base_seq, now)
                 self.producers.stage(home, log, producer)
             ticket = tx.commit()
         if producer is not None:
             self.producers.written(log, producer)
         self._touch(log)
-        reply = BatchReply(first_seq=block.base_seq, count=header.count, earliest_seq=s.earliest, ts=given)
+        reply = BatchReply(first_seq=appended.base_seq, count=header.count, earliest_seq=s.earliest, ts=given)
         return reply, max(ticket, self._catalog.unsynced(topic))
 
     def fetch(self, request: FetchRequest) -> FetchReply:
@@ -167,7 +171,7 @@ class Batches:
         while at <= s.head and (not reply.parts or reply.nbytes < request.max_bytes):
             part, nbytes = _part(s, log.blocks.find(at), at, request.max_bytes - reply.nbytes)
             if reply.parts and reply.nbytes + nbytes > request.max_bytes:
-                return reply
+                break
             reply.parts.append(part)
             reply.nbytes += nbytes
             reply.next_from_seq = part.block.base_seq + part.stop - 1
@@ -183,18 +187,17 @@ class Batches:
         return _first_since(s, log.blocks, ts)
 
     def newest_time(self, name: str, partition: int) -> tuple[int, int] | None:
-        """Seq and time of the first live record that has the highest time of all; None if there are no records."""
+        """Seq and time of the first live record that has the highest time of all; None if there are no records.
+
+        Where the one that had it is gone, of those in the newest 1024 blocks.
+        """
         _, log, s = self._visible(name, partition)
         if not s.count:
             return None
         found = _first_since(s, log.blocks, s.max_ts)
         if found is not None:
             return found
-        newest: tuple[int, int] | None = None  # the one that had it is gone: look at all
-        for seq, time in _times(s, log.blocks):
-            if newest is None or time > newest[1]:
-                newest = seq, time
-        return newest
+        return _newest(s, log.blocks)
 
     def _visible(self, name: str, partition: int) -> tuple[Topic, Log, Snapshot]:
         topic = self._catalog.visible(name)
@@ -217,6 +220,8 @@ def _part(s: Snapshot, block: StoredBlock, at: int, budget: int) -> tuple[FetchP
 
 def _dead(s: Snapshot, block: StoredBlock, start: int, stop: int) -> tuple[int, ...]:
     first, end = block.base_seq + start, block.base_seq + stop
+    if first >= s.earliest and not s.deletes and not s.gaps:
+        return ()
     if s.live_between(first, end) == end - first:
         return ()
     return tuple(i for i in range(start, stop) if not s.is_live(block.base_seq + i))
@@ -235,16 +240,22 @@ def _first_since(s: Snapshot, blocks: LogBlocks, ts: int) -> tuple[int, int] | N
     return None
 
 
-def _times(s: Snapshot, blocks: LogBlocks) -> Iterator[tuple[int, int]]:
-    """Seq and time of every live record."""
-    at = s.earliest
-    while (at := s.first_live(at)) <= s.head:
-        block = blocks.find(at)
-        for part, times in _batches_since(block, 0):
+def _newest(s: Snapshot, blocks: LogBlocks) -> tuple[int, int] | None:
+    """Seq and time of the first live record with the highest time in the newest blocks."""
+    newest: tuple[int, int] | None = None
+    end = s.head + 1
+    for _ in range(_NEWEST_BLOCKS):
+        if not s.live_between(s.earliest, end):
+            break
+        block = blocks.find(s.last_live_below(end))
+        for part, times in _batches_since(block, 0 if newest is None else newest[1]):
             for i, time in enumerate(times, part.start):
-                if s.is_live(block.base_seq + i):
-                    yield block.base_seq + i, time
-        at = block.end_seq
+                if s.is_live(block.base_seq + i) and (
+                    newest is None or (-time, block.base_seq + i) < (-newest[1], newest[0])
+                ):
+                    newest = block.base_seq + i, time
+        end = block.base_seq
+    return newest
 
 
 def _batches_since(block: StoredBlock, ts: int) -> Iterator[tuple[range, Sequence[int]]]:

@@ -16,6 +16,7 @@ from topics_service.storage.kafkablock import encode
 from topics_service.storage.store import Family, Store, WriteBatch
 
 CEILING_STEP = 1 << 14
+_LARGE_APPEND = 1000  # records, beyond which the ceiling is raised further than by a step
 _ROWS_OF_A_LOG = (
     Family.BLOCKS, Family.TAGS, Family.DELETES, Family.GAPS, Family.IDEMPOTENCY,
     Family.ROUTER_COPIES, Family.LEASES, Family.JOBS, Family.PRODUCERS,
@@ -332,8 +333,10 @@ class Log:
         """
         s, disk = change.s, tx.batch
         if change.config.durability != "fsync":
-            if s.head > self._reserved - CEILING_STEP // 2 and s.head > self.state.head:
-                change.reserve = s.head + CEILING_STEP
+            grown = s.head - self.state.head
+            step = CEILING_STEP if grown <= _LARGE_APPEND else grown * 16
+            if s.head > self._reserved - step // 2 and grown > 0:
+                change.reserve = s.head + step
                 disk.put(Family.CEILINGS, keys.u64(self.log_id), keys.u64(change.reserve))
             change.hold = change.hold or (s.head > self.ceiling and s.head > self.state.head)
         s.deletes, forgotten = s.deletes.forget_below(s.earliest)

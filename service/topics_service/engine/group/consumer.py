@@ -84,6 +84,7 @@ class ConsumerGroup:
         pattern = self._pattern(beat)
         member = self._joining(beat) if beat.epoch == JOIN_EPOCH else self._current(beat)
         before = member.epoch, dict(member.assigned), set(member.revoking)
+        member.packed = None
         self._follow(member, beat, pattern)
         owned = set() if beat.epoch == JOIN_EPOCH else None if beat.owned is None else set(beat.owned)
         self._reconcile(member, owned, is_fresh=beat.epoch == JOIN_EPOCH)
@@ -233,7 +234,7 @@ class ConsumerGroup:
             self._free(member.revoking - member.assigned.keys(), member)
             member.revoking = set()
             member.revocation.cancel()
-            member.epoch = LEFT
+            member.epoch, member.packed = LEFT, None
             member.session.set(self._run.now() + self._run.settings.session_ms)
             self._touch()
         else:
@@ -312,8 +313,11 @@ class ConsumerGroup:
             )
             for member in self.members.values()
         }
-        self.target = ASSIGNORS[self.assignor](subscribers, self.topics, self.target)
+        before, self.target = self.target, ASSIGNORS[self.assignor](subscribers, self.topics, self.target)
         self.target_epoch = self.epoch
+        for member in self.members.values():
+            if before.get(member.member_id) != self.target[member.member_id]:
+                member.packed = None
 
     # --- towards the target
 

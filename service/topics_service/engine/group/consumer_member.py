@@ -16,6 +16,7 @@ class ConsumerMember:
 
     `revoking` are those it was told to stop working on and has not confirmed; it owns them until then.
     `matched` are the topics that `regex` found; `allowed` is None until the member is heard of.
+    `packed` is the stored form as long as it holds, for the sake of groups of many members.
     """
 
     member_id: str
@@ -35,6 +36,7 @@ class ConsumerMember:
     previous: int = 0
     assigned: dict[Partition, int] = field(default_factory=dict)
     revoking: set[Partition] = field(default_factory=set)
+    packed: bytes | None = None
 
     @property
     def topics(self) -> frozenset[str]:
@@ -67,6 +69,7 @@ class ConsumerMember:
             return False
         before = self.matched
         self.matched = frozenset(filter(self.allowed, matching(self.pattern, names())))
+        self.packed = self.packed if before == self.matched else None
         return before != self.matched
 
 

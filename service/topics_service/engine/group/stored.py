@@ -4,7 +4,7 @@ A classic group is stored when its members get their assignments, so that they g
 """
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from topics_service.engine.group.classic import STABLE, ClassicGroup
 from topics_service.engine.group.consumer import ConsumerGroup
@@ -42,7 +42,7 @@ class _Consumer(Struct, array_like=True, tag="consumer"):
     target_epoch: int
     assignor: str
     topics: dict[str, tuple[bytes, int]]
-    members: list["_ConsumerMember"]
+    members: list[Raw]  # of _ConsumerMember
 
 
 class _ConsumerMember(Struct, array_like=True):
@@ -63,6 +63,7 @@ class _ConsumerMember(Struct, array_like=True):
 
 
 _decoder = msgspec.msgpack.Decoder(_Classic | _Consumer)
+_member_decoder = msgspec.msgpack.Decoder(_ConsumerMember)
 
 
 def dump(group: ClassicGroup | ConsumerGroup) -> bytes:
@@ -75,7 +76,7 @@ def dump(group: ClassicGroup | ConsumerGroup) -> bytes:
         target_epoch=group.target_epoch,
         assignor=group.assignor,
         topics={name: (facts.topic_id, facts.partition_count) for name, facts in group.topics.items()},
-        members=[_consumer_member(group, member) for member in group.members.values()],
+        members=[Raw(_packed(group, member)) for member in group.members.values()],
     )
     return msgspec.msgpack.encode(row)
 
@@ -84,11 +85,11 @@ def load(name: str, row: bytes, runtime: Runtime) -> ClassicGroup | ConsumerGrou
     """The group of a row; sessions begin now. Raises ValueError if the row can't be read."""
     try:
         stored = _decoder.decode(row)
-    except msgspec.MsgspecError as error:
+        if stored.version != _VERSION:
+            raise ValueError(f"it is of version {stored.version}")
+        group = _classic(name, stored, runtime) if isinstance(stored, _Classic) else _consumer(name, stored, runtime)
+    except (msgspec.MsgspecError, ValueError) as error:
         raise ValueError(f"the stored state of group {name} can't be read: {error}") from error
-    if stored.version != _VERSION:
-        raise ValueError(f"the stored state of group {name} is of version {stored.version}")
-    group = _classic(name, stored, runtime) if isinstance(stored, _Classic) else _consumer(name, stored, runtime)
     group.is_stored = True
     return group
 
@@ -132,6 +133,12 @@ def _classic(name: str, stored: _Classic, runtime: Runtime) -> ClassicGroup:
     return group
 
 
+def _packed(group: ConsumerGroup, member: ConsumerMember) -> bytes:
+    if member.packed is None:
+        member.packed = msgspec.msgpack.encode(_consumer_member(group, member))
+    return member.packed
+
+
 def _consumer_member(group: ConsumerGroup, member: ConsumerMember) -> _ConsumerMember:
     grants: dict[int, list[Partition]] = {}
     for part, epoch in member.assigned.items():
@@ -158,7 +165,8 @@ def _consumer(name: str, stored: _Consumer, runtime: Runtime) -> ConsumerGroup:
     group = ConsumerGroup(name, runtime)
     group.epoch, group.target_epoch, group.assignor = stored.epoch, stored.target_epoch, stored.assignor
     group.topics = {name: TopicFacts(*facts) for name, facts in stored.topics.items()}
-    for each in stored.members:
+    for raw in stored.members:
+        each = _member_decoder.decode(raw)
         member = group.enter(each.member_id, each.instance_id)
         member.rack, member.client, member.rebalance_ms = each.rack, each.client, each.rebalance_ms
         member.names, member.regex, member.matched = frozenset(each.names), each.regex, frozenset(each.matched)
