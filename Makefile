@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
 NODE_CLIENTS := tests/clients/node_modules/.installed
+KAFKA_CLIENTS := build/kafka-clients/.built
 
-.PHONY: setup run test test-core lint format proto bench soak conformance clean
+.PHONY: setup run test test-core test-kafka lint format proto bench soak conformance clean
 
 setup: $(STAMP)
 
@@ -20,33 +21,43 @@ $(NODE_CLIENTS): tests/clients/package.json tests/clients/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --silent --no-audit --no-fund --prefix tests/clients && touch $@; \
 	else echo "npm is not installed: the tests with Node clients will be skipped"; fi
 
+# The Kafka clients of other languages, compiled; what has no toolchain here is left out and tried again next time.
+$(KAFKA_CLIENTS): $(filter-out %node_modules,$(wildcard tests/kafka/clients/*.sh tests/kafka/clients/java/* tests/kafka/clients/go/* tests/kafka/clients/node/*.json))
+	@tests/kafka/clients/setup.sh && touch $@ || test $$? -eq 3
+
 run: setup
 	$(BIN)/topics serve
 
-test: test-core
+test: test-core test-kafka
 
 test-core: setup $(NODE_CLIENTS)
-	$(PYTEST) -m 'not soak' tests
+	$(PYTEST) -m 'not soak' --ignore tests/kafka/clients tests
+
+# Unmodified Kafka clients against the server.
+test-kafka: setup $(KAFKA_CLIENTS)
+	$(PYTEST) -m 'not soak' tests/kafka/clients
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHON=$(BIN)/python proto/generate.sh --check
+	$(BIN)/python gateway_kafka/generate_schema.py --check
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Regenerates the stubs; on a clean tree it must leave no diff.
+# Regenerates the stubs and the schema of the Kafka protocol; on a clean tree it must leave no diff.
 proto: setup
 	PYTHON=$(BIN)/python proto/generate.sh
+	$(BIN)/python gateway_kafka/generate_schema.py
 
 bench: setup
 	PYTHONPATH=tests $(BIN)/python -m bench
 
 # Long runs: random seeds, crash loops. TOPICS_SOAK_SECONDS is the budget of each.
-soak: setup
+soak: setup $(KAFKA_CLIENTS)
 	TOPICS_SOAK_SECONDS=$${TOPICS_SOAK_SECONDS:-600} $(PYTEST) -m soak --timeout 0 tests
 
 # The outside suite's files and tests named in tests/conformance.txt, where the suite lies beside the project.

@@ -34,6 +34,14 @@ ENDPOINTS = {
     ("GET", "/v0/routers/:router"): "RouterService.GetRouter",
     ("GET", "/v0/routers"): "RouterService.ListRouters",
     ("DELETE", "/v0/routers/:router"): "RouterService.DeleteRouter",
+    ("GET", "/v0/groups"): "GroupService.ListGroups",
+    ("GET", "/v0/groups/:group"): "GroupService.GetGroup",
+    ("DELETE", "/v0/groups/:group"): "GroupService.DeleteGroup",
+    ("POST", "/v0/groups/:group/consume"): "GroupService.Consume",
+    ("POST", "/v0/groups/:group/commit"): "GroupService.CommitPositions",
+    ("GET", "/v0/groups/:group/positions"): "GroupService.FetchPositions",
+    ("POST", "/v0/groups/:group/reset"): "GroupService.ResetPositions",
+    ("POST", "/v0/groups/:group/positions/delete"): "GroupService.DeletePositions",
     ("POST", "/v0/watch"): "WatchService.CreateWatch",
     ("GET", "/v0/watch/:wid"): "WatchService.OpenWatch",
     ("GET", "/v0/ws"): None,
@@ -60,12 +68,15 @@ HTTP_STATUS = {
     "forbidden": 403,
     "topic_not_found": 404,
     "router_not_found": 404,
+    "group_not_found": 404,
+    "partition_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,
     "not_acceptable": 406,
     "router_cycle": 409,
     "topic_exists_incompatible": 409,
     "topic_not_empty": 409,
+    "group_not_empty": 409,
     "not_a_queue": 409,
     "payload_too_large": 413,
     "unsupported_media_type": 415,
@@ -255,8 +266,8 @@ def strip_json_names(
 
 def test_topic_config_tells_absent_from_zero() -> None:
     fields = generated("topics/v1/topic.proto").message_types_by_name["TopicConfig"].fields
-    assert len(fields) == 17
-    assert [f.name for f in fields if not f.has_presence] == []
+    assert len(fields) == 18
+    assert [f.name for f in fields if not f.has_presence] == ["retain_until_acked_by"]  # none is absent
 
 
 def test_one_encoding_of_records_serves_diff_and_streams() -> None:

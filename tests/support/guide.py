@@ -20,6 +20,7 @@ def run_guide(page: Path, server: ServerProcess, *, least_blocks: int) -> None:
     for kind, block in blocks:
         block = block.replace("127.0.0.1:4000", f"127.0.0.1:{server.http_port}")
         block = block.replace("127.0.0.1:4001", server.grpc_target)
+        block = block.replace("127.0.0.1:9092", f"127.0.0.1:{server.kafka_port}")
         if kind == "python":
             _run([sys.executable, "-c", block], "")
             continue

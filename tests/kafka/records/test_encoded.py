@@ -62,5 +62,5 @@ def test_columns_come_back() -> None:
 def test_a_record_of_many_megabytes() -> None:
     data = b'"%b"' % (b"x" * (20 << 20))
     batch = recordbatch.encoded(0, [7], Columns([data], None, None, None), None)
-    assert recordbatch.check(batch, max_bytes=32 << 20).count == 1
+    assert recordbatch.check(batch, max_bytes=32 << 20, max_inflated=32 << 20).count == 1
     assert recordbatch.columns(batch).datas == [data]
