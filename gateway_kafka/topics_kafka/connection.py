@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 from topics_gateway.transport.slow import SlowClients, undrained
 from topics_kafka.budget import FrameBudget
 from topics_kafka.quiet import QuietLog
+from topics_kafka.turns import TURN_SECONDS, Turns
 from topics_service.statistics import KafkaStatistics
 
 LEAST_FRAME_BYTES: Final = 8
@@ -22,7 +23,6 @@ _LEAST_BYTES_A_SECOND: Final = 128 << 10
 _CRAWLED_SECONDS: Final = 5
 _JOIN_BYTES: Final = 64 << 10
 _WRITE_BUFFER_BYTES: Final = 256 << 10
-_TURN_SECONDS: Final = 0.002
 _UNACKNOWLEDGED_MS: Final = 60_000
 _HTTP: Final = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC", b"PRI ", b"CONN", b"TRAC")
 
@@ -57,6 +57,7 @@ class Listening(Protocol):
 
     statistics: KafkaStatistics
     budget: FrameBudget
+    turns: Turns
     unsent: int
     slow: SlowClients
     log: QuietLog
@@ -217,8 +218,11 @@ class Connection(asyncio.BufferedProtocol):
         """Feed the whole frames in `data`, begin the one that is cut off, and keep what can't be taken now."""
         position, end = 0, len(data)
         self._rest = b""
-        turn_ends = self._loop.time() + _TURN_SECONDS
+        turn_ends = self._loop.time() + TURN_SECONDS
         while end - position >= 4 and self._frames.room():
+            if not self._listening.turns.may():
+                self._yield()
+                break
             length = int.from_bytes(data[position : position + 4], "big")
             if not self._is_length(length, data[position : position + 4]):
                 return
@@ -238,17 +242,26 @@ class Connection(asyncio.BufferedProtocol):
             if self._transport is None:
                 return
             if end - position >= 4 and self._loop.time() > turn_ends:
-                self._yielding = True
-                self._loop.call_soon(self._after_turn)
+                self._yield()
                 break
         self._rest = bytes(data[position:])
         if self._rest and not self.deadline and self._frames.room() and not self._asked and not self._yielding:
             self.deadline = self._loop.time() + self._listening.first_request_seconds
         self._regulate()
 
+    def _yield(self) -> None:
+        self._yielding = True
+        self.deadline = 0.0
+        self._listening.turns.wait(self._after_turn)
+
     def _after_turn(self) -> None:
         self._yielding = False
-        self.proceed()
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._body is not None:
+            self._filled()
+        else:
+            self.proceed()
 
     def _begin(self, length: int, size: int, data: bytes | memoryview) -> None:
         self._body = bytearray(size)
@@ -272,9 +285,13 @@ class Connection(asyncio.BufferedProtocol):
                 self._taken = size
             self._regulate()
             return
+        if not self._listening.turns.may():
+            self._yield()
+            self._regulate()
+            return
+        self.deadline = 0.0
         self._body, taken, self._taken = None, self._taken, 0
         self._listening.budget.complete(self)
-        self.deadline = 0.0
         self._frames.feed(body, taken)
         self._regulate()
 

@@ -12,9 +12,11 @@ from topics_kafka.apis import all_handlers
 from topics_kafka.budget import FrameBudget
 from topics_kafka.cluster import cluster_id
 from topics_kafka.connection import Connection
+from topics_kafka.coordination import Coordination
 from topics_kafka.handlers import Context, Door, Handler
 from topics_kafka.session import Session
 from topics_kafka.settings import KafkaSettings
+from topics_kafka.turns import Turns
 from topics_service.api.access import Gate
 from topics_service.api.auth import ANYONE, NOBODY
 from topics_service.api.topics import TopicsApi
@@ -50,6 +52,7 @@ class KafkaServer:
         settings = door.settings
         self.statistics = door.statistics
         self.budget = FrameBudget(settings.frame_bytes, self.statistics)
+        self.turns = Turns()
         self.unsent = 0
         self.slow = SlowClients(settings.send_seconds)
         self.log = door.log
@@ -81,6 +84,7 @@ class KafkaServer:
         self._server.close()
         self._draining = self.slow.draining = True
         self._emptied.clear()
+        Coordination.of(self.door).close()  # or held joins would last as long as the drain
         for connection in list(self._connections):
             connection.shutdown()
         try:

@@ -2,12 +2,53 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Generator
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator
 from typing import Final
 
 from topics_kafka.protocol import Message
 
 TURN_SECONDS: Final = 0.002
+SHARED_SECONDS: Final = 0.01
+
+
+class Turns:
+    """How long all connections together may take in requests before the loop does something else.
+
+    What one request takes can't be cut short: so while the loop turns once, they begin new ones for 10 ms. Those that
+    are left wait in line.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._ends = 0.0
+        self._running = False
+
+    def may(self) -> bool:
+        """Whether one more request may begin in this turn."""
+        if not self._running:
+            self._begin()
+        return time.perf_counter() < self._ends
+
+    def wait(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` once in a later turn, when it is its turn."""
+        if not self._running:
+            self._begin()
+        self._waiting.append(go_on)
+
+    def _begin(self) -> None:
+        self._running = True
+        self._ends = time.perf_counter() + SHARED_SECONDS
+        asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._running = False
+        if self._waiting:
+            self._begin()
+        for _ in range(len(self._waiting)):
+            if time.perf_counter() >= self._ends:
+                return
+            self._waiting.popleft()()
 
 
 def in_turns(work: Generator[None, None, Message]) -> Message | Awaitable[Message]:

@@ -108,7 +108,7 @@ class World:
 
 def subscription(*topics: str, userdata: bytes = b"") -> bytes:
     """Metadata of a classic consumer."""
-    names = b"".join(struct.pack(">h", len(name)) + name.encode() for name in topics)
+    names = b"".join(map(_string, topics))
     return struct.pack(">hi", 0, len(topics)) + names + struct.pack(">i", len(userdata)) + userdata
 
 
@@ -116,12 +116,12 @@ def assignment(parts: dict[str, list[int]]) -> bytes:
     """An assignment of a classic consumer."""
     text = struct.pack(">hi", 0, len(parts))
     for name, partitions in parts.items():
-        text += (
-            struct.pack(">h", len(name))
-            + name.encode()
-            + struct.pack(f">i{len(partitions)}i", len(partitions), *partitions)
-        )
+        text += _string(name) + struct.pack(f">i{len(partitions)}i", len(partitions), *partitions)
     return text + struct.pack(">i", 0)
+
+
+def _string(text: str) -> bytes:
+    return struct.pack(">h", len(text.encode())) + text.encode()
 
 
 @dataclass(eq=False)

@@ -110,6 +110,7 @@ class Produce:
         most = self._door.settings.max_batch_bytes if limit is None else int(limit)
         if len(records) > most:
             raise RefusedError(ErrorCode.MESSAGE_TOO_LARGE, f"{len(records)} bytes, at most {most} are taken")
+        self._api.check_write()  # before the work
         batch = bytes(records)
         header = recordbatch.check(batch, max_bytes=most, max_inflated=max(recordbatch.MAX_INFLATED, 4 * most))
         if configs.get(TIMESTAMP_TYPE) != LOG_APPEND_TIME:

@@ -1,11 +1,13 @@
 """InitProducerId, DescribeProducers and OffsetForLeaderEpoch: what idempotent producers and careful consumers ask."""
 
+from collections.abc import Generator
 from functools import partial
 from typing import Any, Final
 
 from topics_kafka.handlers import Answer, Context, Door, HandlerTable
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_kafka.turns import in_turns
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError
 
@@ -56,11 +58,21 @@ def _no_id(code: ErrorCode) -> Message:
 
 
 def _describe_producers(api: TopicsApi, context: Context, _version: int, body: Message) -> Answer:
+    return in_turns(_described(api, context, body))
+
+
+def _described(api: TopicsApi, context: Context, body: Message) -> Generator[None, None, Message]:
+    """The producers of each partition; one that is asked for again is not listed again."""
     topics: list[dict[str, Any]] = []
+    seen: set[tuple[str, int]] = set()
     for asked in body["topics"]:
         name = asked["name"]
         partitions: list[dict[str, Any]] = []
         for number in asked["partition_indexes"]:
+            yield
+            if (name, number) in seen:
+                continue
+            seen.add((name, number))
             answer: dict[str, Any] = {"partition_index": number, "error_code": 0, "active_producers": []}
             partitions.append(answer)
             if not context.may(ApiKey.DESCRIBE_PRODUCERS, name):

@@ -179,15 +179,19 @@ class TopicsApi:
         """Whether `settle` answers without waiting."""
         return self._commit.covers(submitted.ticket)
 
+    def check_write(self) -> None:
+        """Raise what speaks against any write now; for a door that has much work with one before it is appended."""
+        self._admit()
+        self._pressure.check()
+
     def append_batch(self, request: BatchRequest) -> tuple[BatchReply, int]:
         """Take in a batch of a Kafka client; the reply may be sent once `settled(ticket)` returns.
 
         Raises TopicsError, `throttled` too, and SequenceError; see `Batches.append`. The door has checked that the
         caller may write to the topic, which must exist.
         """
-        engine = self._admit()
-        self._pressure.check()
-        reply, ticket = engine.batches.append(request)
+        self.check_write()
+        reply, ticket = self._engine.batches.append(request)
         self._commit.want(ticket)
         return reply, ticket
 
