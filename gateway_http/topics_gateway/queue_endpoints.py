@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, cast
 from topics_gateway.body import read_json
 from topics_gateway.call import Call
 from topics_gateway.jobs import job_text, view_text
-from topics_gateway.jsonbody import Fields, parse_object
+from topics_gateway.jsonbody import Fields, JsonObject, parse_object
 from topics_gateway.record_endpoints import read_match
 from topics_gateway.reply import Reply, encode, json_reply
 from topics_gateway.settings import GatewaySettings
@@ -20,7 +20,8 @@ from topics_service.engine.queue.jobs import (
     SettleRequest,
 )
 
-_CLAIM: Final = frozenset({"node", "max", "lease_ms"})
+_CLAIM: Final = frozenset({"node", "max", "lease_ms", "ack"})
+_FINISHED: Final = frozenset({"seqs", "lease_ids"})
 _SETTLE: Final = frozenset({"node", "seqs", "lease_ids"})
 _NACK: Final = _SETTLE | {"delay_ms", "mode"}
 _EXTEND: Final = _SETTLE | {"lease_ms"}
@@ -39,21 +40,23 @@ class QueueEndpoints:
     async def claim(self, call: Call) -> Reply:
         """POST /v0/topics/{topic}/claim. A client that leaves while it waits holds nothing."""
         text = await read_json(call, self._settings.max_body_bytes, optional=True)  # then node is missing: 400
-        fields = Fields(parse_object(text), _CLAIM, frozenset({"lease_ms"}))
+        fields = Fields(parse_object(text), _CLAIM, frozenset({"lease_ms", "ack"}))
+        node = _node(fields)
         request = ClaimRequest(
             topic=call.name,
-            node=_node(fields),
+            node=node,
             max=fields.amount("max") if fields.has("max") else 1,
             lease_ms=fields.amount("lease_ms") if fields.has("lease_ms") else None,
+            ack=_finished(call.name, node, fields) if fields.has("ack") else None,
         )
         reply = await call.unless_gone(self._api.queues.claim(request))
-        rest = encode(
-            {
-                "count": len(reply.jobs),
-                "ready": reply.ready,
-                "performance": {"server_total_ms": call.elapsed_ms, "throttle_wait_ms": 0.0},
-            }
-        )
+        members: dict[str, Any] = {"count": len(reply.jobs), "ready": reply.ready}
+        performance = {"server_total_ms": call.elapsed_ms, "throttle_wait_ms": 0.0}
+        if reply.settled is not None:
+            members |= {"acked": reply.settled.done, "skipped": reply.settled.skipped}
+            if reply.settled.fsync_ms:
+                performance["fsync_ms"] = round(reply.settled.fsync_ms, 3)
+        rest = encode(members | {"performance": performance})
         jobs = b",".join(map(job_text, reply.jobs))
         return Reply(200, b'{"topic":%b,"claimed":[%b],%b' % (encode(reply.topic), jobs, rest[1:]))
 
@@ -154,6 +157,14 @@ def _node(fields: Fields) -> str:
     if node is None:
         raise invalid("node is missing")
     return node
+
+
+def _finished(topic: str, node: str, fields: Fields) -> SettleRequest:
+    given = fields.value("ack")
+    if not isinstance(given, JsonObject):
+        raise invalid("ack must be an object")
+    ack = Fields(given, _FINISHED)
+    return SettleRequest(topic=topic, node=node, seqs=_seqs(ack), lease_ids=_lease_ids(ack))
 
 
 def _seqs(fields: Fields) -> list[int]:

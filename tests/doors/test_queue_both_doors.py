@@ -120,6 +120,8 @@ class GrpcDoor(both_doors.GrpcDoor):
             shown |= {"meta": job.meta.decode()} if job.meta else {}
             claimed.append(shown | {"data": job.data.decode()})
         fields = {"topic": reply.topic, "claimed": claimed, "count": reply.count, "ready": reply.ready}
+        if reply.HasField("acked"):
+            fields |= {"acked": reply.acked, "skipped": list(reply.skipped)}
         return _settle(fields, both_doors._timings(reply), began)
 
     def _ack(self, topic: str, request: Answer) -> Answer:
@@ -194,8 +196,9 @@ def _texts(raws: dict[str, msgspec.Raw]) -> Answer:
 
 
 def _fit(request: Answer) -> Answer:
-    """`max` is u32 on gRPC."""
-    return request | ({"max": min(request["max"], (1 << 32) - 1)} if "max" in request else {})
+    """`max` is u32 on gRPC, and `ack` a message."""
+    fitted = request | ({"max": min(request["max"], (1 << 32) - 1)} if "max" in request else {})
+    return fitted | ({"ack": queue_service_pb2.FinishedJobs(**request["ack"])} if "ack" in request else {})
 
 
 def _settle(reply: Answer, performance: Answer, began: int) -> Answer:

@@ -342,3 +342,14 @@ def test_workers_share_every_job_once(server: ServerProcess, api: Api) -> None:
         thread.join(20)
     assert sorted(done) == list(range(1, 301))
     assert counters(api, name) == (0, 0, 0)
+
+
+def test_an_ack_in_a_claim_is_an_object(server: ServerProcess, api: Api) -> None:
+    name = queue(api, 3)
+    assert ok(post(api, name, "claim", node="w", ack=None))["count"] == 1, "null is none"
+    for bad in ([], "1", 1, {}, {"seqs": [1], "lease_ids": None}):
+        assert post(api, name, "claim", node="w", ack=bad).json()["error"]["code"] == "invalid_request"
+    found = ok(post(api, name, "claim", node="w", ack={"seqs": [1]}))
+    assert [found[member] for member in ("count", "ready", "acked", "skipped")] == [1, 1, 1, []]
+    assert "acked" not in ok(post(api, name, "claim", node="w"))
+    assert counters(api, name) == (0, 2, 0)

@@ -85,6 +85,27 @@ QUEUES = [
         ack(node="w", seqs=[1], want={"acked": 1, "$timings": ["fsync_ms"]}),
         nack(node="w", seqs=[2], want={"nacked": 1, "$timings": []}),
     )),
+    Case("queue-claims-that-ack", (
+        *queue(6, durability="fsync"),
+        claim(node="w", max=2, want=got(1, 2)),
+        claim(node="w", max=2, ack={"seqs": [1, 9, 2]}, want={
+            **got(3, 4), "acked": 2, "skipped": [9], "ready": 2, "$timings": ["fsync_ms"],
+        }),
+        get(want={"count": 4, "earliest_seq": 3, **counts(2, 2)}),
+        claim(node="w", ack={"seqs": [3], "lease_ids": ["lease_" + "0" * 32]}, want={
+            **got(5), "acked": 0, "skipped": [3], "$timings": [],
+        }),
+        claim(node="v", ack={"seqs": [4]}, want={**got(6), "acked": 0, "skipped": [4]}),
+        claim(node="v", max=9, ack={"seqs": [6]}, want={**got(), "acked": 1, "skipped": [], "ready": 0}),
+        get(want={"count": 3, **counts(0, 3)}),
+        *(claim(node="w", ack=bad, want=BAD) for bad in (
+            {"seqs": []}, {"seqs": [3], "lease_ids": ["x"]}, {"seqs": [3], "lease_ids": ["", ""]},
+        )),
+        claim(node="", ack={"seqs": [3]}, want=BAD),
+        claim(node="w", ack={"seqs": [3] * 1001}, want={"error": "batch_too_large"}),
+        get(want={"count": 3, **counts(0, 3)}),
+        claim(node="w", ack={"seqs": [3, 4, 5]}, want={**got(), "acked": 3}),
+    )),
     Case("queue-nacks", (
         *queue(3),
         claim(node="w", max=2, want=got(1, 2)),

@@ -53,24 +53,39 @@ _MODES: Final[dict[int, NackMode]] = {
 
 def claim_request(request: pb.ClaimRequest | pb.WorkRequest) -> ClaimRequest:
     """A claim, or the claim that a Work stream repeats; the api clamps its numbers."""
+    ack = None
+    if isinstance(request, pb.ClaimRequest) and request.HasField("ack"):
+        ack = SettleRequest(
+            topic=request.topic,
+            node=request.node,
+            seqs=list(request.ack.seqs),
+            lease_ids=list(request.ack.lease_ids),
+        )
     return ClaimRequest(
         topic=request.topic,
         node=request.node,
         max=request.max,
         lease_ms=request.lease_ms if request.HasField("lease_ms") else None,
         max_bytes=_DATA_BYTES,
+        ack=ack,
     )
 
 
 def claim_response(reply: ClaimReply) -> pb.ClaimResponse:
-    """What was claimed."""
-    return pb.ClaimResponse(
+    """What was claimed; `fsync_ms` only where an ack in it waited for one."""
+    response = pb.ClaimResponse(
         topic=reply.topic,
         claimed=map(job_message, reply.jobs),
         count=len(reply.jobs),
         ready=reply.ready,
         performance=performance_pb2.Performance(throttle_wait_ms=0.0),
     )
+    if reply.settled is not None:
+        response.acked = reply.settled.done
+        response.skipped[:] = reply.settled.skipped
+        if reply.settled.fsync_ms:
+            response.performance.fsync_ms = reply.settled.fsync_ms
+    return response
 
 
 def ack_request(request: pb.AckRequest) -> SettleRequest:

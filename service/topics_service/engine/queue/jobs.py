@@ -15,7 +15,8 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     """Lease up to `max` jobs to `node`. `max` is clamped to [1, 1000]; `lease_ms` None means the queue's default,
     else it is clamped to [100, 86400000].
 
-    `max_bytes` is of data and meta, clamped to 8 MiB, 0 for that: a reply is at most one record larger.
+    `max_bytes` is of data and meta, clamped to 8 MiB, 0 for that: a reply is at most one record larger. `ack` finishes
+    jobs first; that is the api's to do (`QueuesApi.claim`).
     """
 
     topic: str
@@ -23,6 +24,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     max: int = 1
     lease_ms: int | None = None
     max_bytes: int = 0
+    ack: "SettleRequest | None" = None
 
 
 class Job(Struct, frozen=True, kw_only=True, gc=False):
@@ -49,11 +51,15 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ClaimReply(Struct, kw_only=True):
-    """Jobs now held, ascending by seq, and how many more a claim could get after the whole pass."""
+    """Jobs now held, ascending by seq, and how many more a claim could get after the whole pass.
+
+    `settled` tells of the claim's `ack`, where it had one.
+    """
 
     topic: str
     jobs: list[Job]
     ready: int = 0
+    settled: "SettleReply | None" = None
 
 
 class SettleRequest(Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ from topics.v1 import record_pb2 as topics_dot_v1_dot_record__pb2
 from topics.v1 import stream_pb2 as topics_dot_v1_dot_stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtopics/v1/queue_service.proto\x12\ttopics.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x13topics/v1/job.proto\x1a\x1btopics/v1/performance.proto\x1a\x16topics/v1/record.proto\x1a\x16topics/v1/stream.proto\"w\n\x0c\x43laimRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n\x04node\x18\x02 \x01(\tR\x04node\x12\x10\n\x03max\x18\x03 \x01(\rR\x03max\x12\x1e\n\x08lease_ms\x18\x04 \x01(\x04H\x00R\x07leaseMs\x88\x01\x01\x42\x0b\n\t_lease_ms\"\xb5\x01\n\rClaimResponse\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12(\n\x07\x63laimed\x18\x02 \x03(\x0b\x32\x0e.topics.v1.JobR\x07\x63laimed\x12\x14\n\x05\x63ount\x18\x03 \x01(\x04R\x05\x63ount\x12\x14\n\x05ready\x18\x04 \x01(\x04R\x05ready\x12\x38\n\x0bperformance\x18\x05 \x01(\x0b\x32\x16.topics.v1.PerformanceR\x0bperformance\"g\n\nAckRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n\x04seqs\x18\x03 \x03(\x04R\x04seqs\x12\x1b\n\tlease_ids\x18\x04 \x03(\tR\x08leaseIds\"\xc0\x01\n\x0b\x41\x63kResponse\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n\x05\x61\x63ked\x18\x02 \x01(\x04R\x05\x61\x63ked\x12\x18\n\x07skipped\x18\x03 \x03(\x04R\x07skipped\x12\x14\n\x05ready\x18\x04 \x01(\x04R\x05ready\x12\x1b\n\tin_flight\x18\x05 \x01(\x04R\x08inFlight\x12\x38\n\x0bperformance\x18\x06 \x01(\x0b\x32\x16.topics.v1.PerformanceR\x0bperformance\"\xac\x01\n\x0bNackRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n\x04seqs\x18\x03 \x03(\x04R\x04seqs\x12\x19\n\x08\x64\x65lay_ms\x18\x04 \x01(\x04R\x07\x64\x65layMs\x12\x1b\n\tlease_ids\x18\x05 \x03(\tR\x08leaseIds\x12\'\n\x04mode\x18\x06 \x01(\x0e\x32\x13.topics.v1.NackModeR\x04mode\"\xc3\x01\n\x0cNackResponse\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n\x06nacked\x18\x02 \x01(\x04R\x06nacked\x12\x18\n\x07skipped\x18\x03 \x03(\x04R\x07skipped\x12\x14\n\x05ready\x18\x04 \x01(\x04R\x05ready\x12\x1b\n\tin_flight\x18\x05 \x01(\x04R\x08inFlight\x12\x38\n\x0bperformance\x18\x06 \x01(\x0b\x32\x16.topics.v1.PerformanceR\x0bperformance\"\x97\x01\n\rExtendRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n\x04seqs\x18\x03 \x03(\x04R\x04seqs\x12\x1e\n\x08lease_ms\x18\x04 \x01(\x04H\x00R\x07leaseMs\x88\x01\x01\x12\x1b\n\tlease_ids\x18\x05 \x03(\tR\x08leaseIdsB\x0b\n\t_lease_ms\"\xae\x02\n\x0e\x45xtendResponse\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1a\n\x08\x65xtended\x18\x02 \x01(\x04R\x08\x65xtended\x12\x18\n\x07skipped\x18\x03 \x03(\x04R\x07skipped\x12T\n\x0f\x64\x65\x61\x64lines_ts_ms\x18\x04 \x03(\x0b\x32,.topics.v1.ExtendResponse.DeadlinesTsMsEntryR\rdeadlinesTsMs\x12\x38\n\x0bperformance\x18\x05 \x01(\x0b\x32\x16.topics.v1.PerformanceR\x0bperformance\x1a@\n\x12\x44\x65\x61\x64linesTsMsEntry\x12\x10\n\x03key\x18\x01 \x01(\x04R\x03key\x12\x14\n\x05value\x18\x02 \x01(\x03R\x05value:\x02\x38\x01\"v\n\x0bWorkRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n\x04node\x18\x02 \x01(\tR\x04node\x12\x10\n\x03max\x18\x03 \x01(\rR\x03max\x12\x1e\n\x08lease_ms\x18\x04 \x01(\x04H\x00R\x07leaseMs\x88\x01\x01\x42\x0b\n\t_lease_ms\"6\n\x0cWorkResponse\x12&\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x10.topics.v1.FrameR\x05\x66rame\"c\n\x0eRedriveRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12)\n\x05match\x18\x02 \x01(\x0b\x32\x13.topics.v1.TagMatchR\x05match\x12\x10\n\x03max\x18\x03 \x01(\x04R\x03max\"\x9e\x01\n\x0fRedriveResponse\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1f\n\x0b\x64\x65\x61\x64_letter\x18\x02 \x01(\tR\ndeadLetter\x12\x1a\n\x08redriven\x18\x03 \x01(\x04R\x08redriven\x12\x38\n\x0bperformance\x18\x04 \x01(\x0b\x32\x16.topics.v1.PerformanceR\x0bperformance\"\x8d\x01\n\x0fListJobsRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x13.topics.v1.JobStateR\x05state\x12\x19\n\x05limit\x18\x03 \x01(\rH\x00R\x05limit\x88\x01\x01\x12\x14\n\x05\x61\x66ter\x18\x04 \x01(\x04R\x05\x61\x66terB\x08\n\x06_limit\"\xe8\x01\n\x10ListJobsResponse\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x13.topics.v1.JobStateR\x05state\x12&\n\x04jobs\x18\x03 \x03(\x0b\x32\x12.topics.v1.JobViewR\x04jobs\x12\"\n\nnext_after\x18\x04 \x01(\x04H\x00R\tnextAfter\x88\x01\x01\x12\x38\n\x0bperformance\x18\x05 \x01(\x0b\x32\x16.topics.v1.PerformanceR\x0bperformanceB\r\n\x0b_next_after*Q\n\x08NackMode\x12\x19\n\x15NACK_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fNACK_MODE_RETRY\x10\x01\x12\x15\n\x11NACK_MODE_RELEASE\x10\x02\x32\xb5\x05\n\x0cQueueService\x12_\n\x05\x43laim\x12\x17.topics.v1.ClaimRequest\x1a\x18.topics.v1.ClaimResponse\"#\x82\xd3\xe4\x93\x02\x1d\"\x18/v0/topics/{topic}/claim:\x01*\x12W\n\x03\x41\x63k\x12\x15.topics.v1.AckRequest\x1a\x16.topics.v1.AckResponse\"!\x82\xd3\xe4\x93\x02\x1b\"\x16/v0/topics/{topic}/ack:\x01*\x12[\n\x04Nack\x12\x16.topics.v1.NackRequest\x1a\x17.topics.v1.NackResponse\"\"\x82\xd3\xe4\x93\x02\x1c\"\x17/v0/topics/{topic}/nack:\x01*\x12\x63\n\x06\x45xtend\x12\x18.topics.v1.ExtendRequest\x1a\x19.topics.v1.ExtendResponse\"$\x82\xd3\xe4\x93\x02\x1e\"\x19/v0/topics/{topic}/extend:\x01*\x12Z\n\x04Work\x12\x16.topics.v1.WorkRequest\x1a\x17.topics.v1.WorkResponse\"\x1f\x82\xd3\xe4\x93\x02\x19\x12\x17/v0/topics/{topic}/work0\x01\x12g\n\x07Redrive\x12\x19.topics.v1.RedriveRequest\x1a\x1a.topics.v1.RedriveResponse\"%\x82\xd3\xe4\x93\x02\x1f\"\x1a/v0/topics/{topic}/redrive:\x01*\x12\x64\n\x08ListJobs\x12\x1a.topics.v1.ListJobsRequest\x1a\x1b.topics.v1.ListJobsResponse\"\x1f\x82\xd3\xe4\x93\x02\x19\x12\x17/v0/topics/{topic}/jobsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtopics/v1/queue_service.proto\x12\ttopics.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x13topics/v1/job.proto\x1a\x1btopics/v1/performance.proto\x1a\x16topics/v1/record.proto\x1a\x16topics/v1/stream.proto\"\xaf\x01\n\x0c\x43laimRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n\x04node\x18\x02 \x01(\tR\x04node\x12\x10\n\x03max\x18\x03 \x01(\rR\x03max\x12\x1e\n\x08lease_ms\x18\x04 \x01(\x04H\x00R\x07leaseMs\x88\x01\x01\x12.\n\x03\x61\x63k\x18\x05 \x01(\x0b\x32\x17.topics.v1.FinishedJobsH\x01R\x03\x61\x63k\x88\x01\x01\x42\x0b\n\t_lease_msB\x06\n\x04_ack\"?\n\x0c\x46inishedJobs\x12\x12\n\x04seqs\x18\x01 \x03(\x04R\x04seqs\x12\x1b\n\tlease_ids\x18\x02 \x03(\tR\x08leaseIds\"\xf4\x01\n\rClaimResponse\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12(\n\x07\x63laimed\x18\x02 \x03(\x0b\x32\x0e.topics.v1.JobR\x07\x63laimed\x12\x14\n\x05\x63ount\x18\x03 \x01(\x04R\x05\x63ount\x12\x14\n\x05ready\x18\x04 \x01(\x04R\x05ready\x12\x38\n\x0bperformance\x18\x05 \x01(\x0b\x32\x16.topics.v1.PerformanceR\x0bperformance\x12\x19\n\x05\x61\x63ked\x18\x06 \x01(\x04H\x00R\x05\x61\x63ked\x88\x01\x01\x12\x18\n\x07skipped\x18\x07 \x03(\x04R\x07skippedB\x08\n\x06_acked\"g\n\nAckRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n\x04seqs\x18\x03 \x03(\x04R\x04seqs\x12\x1b\n\tlease_ids\x18\x04 \x03(\tR\x08leaseIds\"\xc0\x01\n\x0b\x41\x63kResponse\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n\x05\x61\x63ked\x18\x02 \x01(\x04R\x05\x61\x63ked\x12\x18\n\x07skipped\x18\x03 \x03(\x04R\x07skipped\x12\x14\n\x05ready\x18\x04 \x01(\x04R\x05ready\x12\x1b\n\tin_flight\x18\x05 \x01(\x04R\x08inFlight\x12\x38\n\x0bperformance\x18\x06 \x01(\x0b\x32\x16.topics.v1.PerformanceR\x0bperformance\"\xac\x01\n\x0bNackRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n\x04seqs\x18\x03 \x03(\x04R\x04seqs\x12\x19\n\x08\x64\x65lay_ms\x18\x04 \x01(\x04R\x07\x64\x65layMs\x12\x1b\n\tlease_ids\x18\x05 \x03(\tR\x08leaseIds\x12\'\n\x04mode\x18\x06 \x01(\x0e\x32\x13.topics.v1.NackModeR\x04mode\"\xc3\x01\n\x0cNackResponse\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n\x06nacked\x18\x02 \x01(\x04R\x06nacked\x12\x18\n\x07skipped\x18\x03 \x03(\x04R\x07skipped\x12\x14\n\x05ready\x18\x04 \x01(\x04R\x05ready\x12\x1b\n\tin_flight\x18\x05 \x01(\x04R\x08inFlight\x12\x38\n\x0bperformance\x18\x06 \x01(\x0b\x32\x16.topics.v1.PerformanceR\x0bperformance\"\x97\x01\n\rExtendRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n\x04seqs\x18\x03 \x03(\x04R\x04seqs\x12\x1e\n\x08lease_ms\x18\x04 \x01(\x04H\x00R\x07leaseMs\x88\x01\x01\x12\x1b\n\tlease_ids\x18\x05 \x03(\tR\x08leaseIdsB\x0b\n\t_lease_ms\"\xae\x02\n\x0e\x45xtendResponse\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1a\n\x08\x65xtended\x18\x02 \x01(\x04R\x08\x65xtended\x12\x18\n\x07skipped\x18\x03 \x03(\x04R\x07skipped\x12T\n\x0f\x64\x65\x61\x64lines_ts_ms\x18\x04 \x03(\x0b\x32,.topics.v1.ExtendResponse.DeadlinesTsMsEntryR\rdeadlinesTsMs\x12\x38\n\x0bperformance\x18\x05 \x01(\x0b\x32\x16.topics.v1.PerformanceR\x0bperformance\x1a@\n\x12\x44\x65\x61\x64linesTsMsEntry\x12\x10\n\x03key\x18\x01 \x01(\x04R\x03key\x12\x14\n\x05value\x18\x02 \x01(\x03R\x05value:\x02\x38\x01\"v\n\x0bWorkRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n\x04node\x18\x02 \x01(\tR\x04node\x12\x10\n\x03max\x18\x03 \x01(\rR\x03max\x12\x1e\n\x08lease_ms\x18\x04 \x01(\x04H\x00R\x07leaseMs\x88\x01\x01\x42\x0b\n\t_lease_ms\"6\n\x0cWorkResponse\x12&\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x10.topics.v1.FrameR\x05\x66rame\"c\n\x0eRedriveRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12)\n\x05match\x18\x02 \x01(\x0b\x32\x13.topics.v1.TagMatchR\x05match\x12\x10\n\x03max\x18\x03 \x01(\x04R\x03max\"\x9e\x01\n\x0fRedriveResponse\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1f\n\x0b\x64\x65\x61\x64_letter\x18\x02 \x01(\tR\ndeadLetter\x12\x1a\n\x08redriven\x18\x03 \x01(\x04R\x08redriven\x12\x38\n\x0bperformance\x18\x04 \x01(\x0b\x32\x16.topics.v1.PerformanceR\x0bperformance\"\x8d\x01\n\x0fListJobsRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x13.topics.v1.JobStateR\x05state\x12\x19\n\x05limit\x18\x03 \x01(\rH\x00R\x05limit\x88\x01\x01\x12\x14\n\x05\x61\x66ter\x18\x04 \x01(\x04R\x05\x61\x66terB\x08\n\x06_limit\"\xe8\x01\n\x10ListJobsResponse\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x13.topics.v1.JobStateR\x05state\x12&\n\x04jobs\x18\x03 \x03(\x0b\x32\x12.topics.v1.JobViewR\x04jobs\x12\"\n\nnext_after\x18\x04 \x01(\x04H\x00R\tnextAfter\x88\x01\x01\x12\x38\n\x0bperformance\x18\x05 \x01(\x0b\x32\x16.topics.v1.PerformanceR\x0bperformanceB\r\n\x0b_next_after*Q\n\x08NackMode\x12\x19\n\x15NACK_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fNACK_MODE_RETRY\x10\x01\x12\x15\n\x11NACK_MODE_RELEASE\x10\x02\x32\xb5\x05\n\x0cQueueService\x12_\n\x05\x43laim\x12\x17.topics.v1.ClaimRequest\x1a\x18.topics.v1.ClaimResponse\"#\x82\xd3\xe4\x93\x02\x1d\"\x18/v0/topics/{topic}/claim:\x01*\x12W\n\x03\x41\x63k\x12\x15.topics.v1.AckRequest\x1a\x16.topics.v1.AckResponse\"!\x82\xd3\xe4\x93\x02\x1b\"\x16/v0/topics/{topic}/ack:\x01*\x12[\n\x04Nack\x12\x16.topics.v1.NackRequest\x1a\x17.topics.v1.NackResponse\"\"\x82\xd3\xe4\x93\x02\x1c\"\x17/v0/topics/{topic}/nack:\x01*\x12\x63\n\x06\x45xtend\x12\x18.topics.v1.ExtendRequest\x1a\x19.topics.v1.ExtendResponse\"$\x82\xd3\xe4\x93\x02\x1e\"\x19/v0/topics/{topic}/extend:\x01*\x12Z\n\x04Work\x12\x16.topics.v1.WorkRequest\x1a\x17.topics.v1.WorkResponse\"\x1f\x82\xd3\xe4\x93\x02\x19\x12\x17/v0/topics/{topic}/work0\x01\x12g\n\x07Redrive\x12\x19.topics.v1.RedriveRequest\x1a\x1a.topics.v1.RedriveResponse\"%\x82\xd3\xe4\x93\x02\x1f\"\x1a/v0/topics/{topic}/redrive:\x01*\x12\x64\n\x08ListJobs\x12\x1a.topics.v1.ListJobsRequest\x1a\x1b.topics.v1.ListJobsResponse\"\x1f\x82\xd3\xe4\x93\x02\x19\x12\x17/v0/topics/{topic}/jobsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,38 +52,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_QUEUESERVICE'].methods_by_name['Redrive']._serialized_options = b'\202\323\344\223\002\037\"\032/v0/topics/{topic}/redrive:\001*'
   _globals['_QUEUESERVICE'].methods_by_name['ListJobs']._loaded_options = None
   _globals['_QUEUESERVICE'].methods_by_name['ListJobs']._serialized_options = b'\202\323\344\223\002\031\022\027/v0/topics/{topic}/jobs'
-  _globals['_NACKMODE']._serialized_start=2426
-  _globals['_NACKMODE']._serialized_end=2507
-  _globals['_CLAIMREQUEST']._serialized_start=172
-  _globals['_CLAIMREQUEST']._serialized_end=291
-  _globals['_CLAIMRESPONSE']._serialized_start=294
-  _globals['_CLAIMRESPONSE']._serialized_end=475
-  _globals['_ACKREQUEST']._serialized_start=477
-  _globals['_ACKREQUEST']._serialized_end=580
-  _globals['_ACKRESPONSE']._serialized_start=583
-  _globals['_ACKRESPONSE']._serialized_end=775
-  _globals['_NACKREQUEST']._serialized_start=778
-  _globals['_NACKREQUEST']._serialized_end=950
-  _globals['_NACKRESPONSE']._serialized_start=953
-  _globals['_NACKRESPONSE']._serialized_end=1148
-  _globals['_EXTENDREQUEST']._serialized_start=1151
-  _globals['_EXTENDREQUEST']._serialized_end=1302
-  _globals['_EXTENDRESPONSE']._serialized_start=1305
-  _globals['_EXTENDRESPONSE']._serialized_end=1607
-  _globals['_EXTENDRESPONSE_DEADLINESTSMSENTRY']._serialized_start=1543
-  _globals['_EXTENDRESPONSE_DEADLINESTSMSENTRY']._serialized_end=1607
-  _globals['_WORKREQUEST']._serialized_start=1609
-  _globals['_WORKREQUEST']._serialized_end=1727
-  _globals['_WORKRESPONSE']._serialized_start=1729
-  _globals['_WORKRESPONSE']._serialized_end=1783
-  _globals['_REDRIVEREQUEST']._serialized_start=1785
-  _globals['_REDRIVEREQUEST']._serialized_end=1884
-  _globals['_REDRIVERESPONSE']._serialized_start=1887
-  _globals['_REDRIVERESPONSE']._serialized_end=2045
-  _globals['_LISTJOBSREQUEST']._serialized_start=2048
-  _globals['_LISTJOBSREQUEST']._serialized_end=2189
-  _globals['_LISTJOBSRESPONSE']._serialized_start=2192
-  _globals['_LISTJOBSRESPONSE']._serialized_end=2424
-  _globals['_QUEUESERVICE']._serialized_start=2510
-  _globals['_QUEUESERVICE']._serialized_end=3203
+  _globals['_NACKMODE']._serialized_start=2611
+  _globals['_NACKMODE']._serialized_end=2692
+  _globals['_CLAIMREQUEST']._serialized_start=173
+  _globals['_CLAIMREQUEST']._serialized_end=348
+  _globals['_FINISHEDJOBS']._serialized_start=350
+  _globals['_FINISHEDJOBS']._serialized_end=413
+  _globals['_CLAIMRESPONSE']._serialized_start=416
+  _globals['_CLAIMRESPONSE']._serialized_end=660
+  _globals['_ACKREQUEST']._serialized_start=662
+  _globals['_ACKREQUEST']._serialized_end=765
+  _globals['_ACKRESPONSE']._serialized_start=768
+  _globals['_ACKRESPONSE']._serialized_end=960
+  _globals['_NACKREQUEST']._serialized_start=963
+  _globals['_NACKREQUEST']._serialized_end=1135
+  _globals['_NACKRESPONSE']._serialized_start=1138
+  _globals['_NACKRESPONSE']._serialized_end=1333
+  _globals['_EXTENDREQUEST']._serialized_start=1336
+  _globals['_EXTENDREQUEST']._serialized_end=1487
+  _globals['_EXTENDRESPONSE']._serialized_start=1490
+  _globals['_EXTENDRESPONSE']._serialized_end=1792
+  _globals['_EXTENDRESPONSE_DEADLINESTSMSENTRY']._serialized_start=1728
+  _globals['_EXTENDRESPONSE_DEADLINESTSMSENTRY']._serialized_end=1792
+  _globals['_WORKREQUEST']._serialized_start=1794
+  _globals['_WORKREQUEST']._serialized_end=1912
+  _globals['_WORKRESPONSE']._serialized_start=1914
+  _globals['_WORKRESPONSE']._serialized_end=1968
+  _globals['_REDRIVEREQUEST']._serialized_start=1970
+  _globals['_REDRIVEREQUEST']._serialized_end=2069
+  _globals['_REDRIVERESPONSE']._serialized_start=2072
+  _globals['_REDRIVERESPONSE']._serialized_end=2230
+  _globals['_LISTJOBSREQUEST']._serialized_start=2233
+  _globals['_LISTJOBSREQUEST']._serialized_end=2374
+  _globals['_LISTJOBSRESPONSE']._serialized_start=2377
+  _globals['_LISTJOBSRESPONSE']._serialized_end=2609
+  _globals['_QUEUESERVICE']._serialized_start=2695
+  _globals['_QUEUESERVICE']._serialized_end=3388
 # @@protoc_insertion_point(module_scope)

@@ -57,6 +57,7 @@ class ClaimRequest(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     MAX_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    ACK_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the queue; required. Path parameter."""
     node: _builtins.str
@@ -65,6 +66,10 @@ class ClaimRequest(_message.Message):
     """Most jobs to lease, clamped to 1000. Default 0: 1."""
     lease_ms: _builtins.int
     """Length of these leases in milliseconds, clamped to [100, 86400000]. Default (absent): lease_ms of the topic."""
+    @_builtins.property
+    def ack(self) -> Global___FinishedJobs:
+        """Jobs of this worker to finish first. Default (absent): none."""
+
     def __init__(
         self,
         *,
@@ -72,16 +77,52 @@ class ClaimRequest(_message.Message):
         node: _builtins.str = ...,
         max: _builtins.int = ...,
         lease_ms: _builtins.int | None = ...,
+        ack: Global___FinishedJobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_ms", b"_lease_ms", "lease_ms", b"lease_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ack", b"_ack", "_lease_ms", b"_lease_ms", "ack", b"ack", "lease_ms", b"lease_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_ms", b"_lease_ms", "lease_ms", b"lease_ms", "max", b"max", "node", b"node", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ack", b"_ack", "_lease_ms", b"_lease_ms", "ack", b"ack", "lease_ms", b"lease_ms", "max", b"max", "node", b"node", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ack: _TypeAlias = _typing.Literal["ack"]  # noqa: Y015
+    _WhichOneofArgType__ack: _TypeAlias = _typing.Literal["_ack", b"_ack"]  # noqa: Y015
     _WhichOneofReturnType__lease_ms: _TypeAlias = _typing.Literal["lease_ms"]  # noqa: Y015
     _WhichOneofArgType__lease_ms: _TypeAlias = _typing.Literal["_lease_ms", b"_lease_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ack) -> _WhichOneofReturnType__ack | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lease_ms) -> _WhichOneofReturnType__lease_ms | None: ...
 
 Global___ClaimRequest: _TypeAlias = ClaimRequest  # noqa: Y015
+
+@_typing.final
+class FinishedJobs(_message.Message):
+    """Jobs that a worker is done with."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQS_FIELD_NUMBER: _builtins.int
+    LEASE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def seqs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in AckRequest."""
+
+    @_builtins.property
+    def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fence by lease, as in AckRequest. Default: none."""
+
+    def __init__(
+        self,
+        *,
+        seqs: _abc.Iterable[_builtins.int] | None = ...,
+        lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "seqs", b"seqs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishedJobs: _TypeAlias = FinishedJobs  # noqa: Y015
 
 @_typing.final
 class ClaimResponse(_message.Message):
@@ -94,12 +135,16 @@ class ClaimResponse(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     PERFORMANCE_FIELD_NUMBER: _builtins.int
+    ACKED_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the queue."""
     count: _builtins.int
     """Jobs in this reply."""
     ready: _builtins.int
     """Jobs left that a claim could get now."""
+    acked: _builtins.int
+    """With `ack`: jobs that this call removed. Otherwise absent."""
     @_builtins.property
     def claimed(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.Job]:
         """Jobs now held by the worker, in ascending order of seq."""
@@ -107,6 +152,10 @@ class ClaimResponse(_message.Message):
     @_builtins.property
     def performance(self) -> _performance_pb2.Performance:
         """Server-side timings."""
+
+    @_builtins.property
+    def skipped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With `ack`: seqs not acted on, as in AckResponse. Otherwise empty."""
 
     def __init__(
         self,
@@ -116,12 +165,16 @@ class ClaimResponse(_message.Message):
         count: _builtins.int = ...,
         ready: _builtins.int = ...,
         performance: _performance_pb2.Performance | None = ...,
+        acked: _builtins.int | None = ...,
+        skipped: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["performance", b"performance"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acked", b"_acked", "acked", b"acked", "performance", b"performance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed", b"claimed", "count", b"count", "performance", b"performance", "ready", b"ready", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acked", b"_acked", "acked", b"acked", "claimed", b"claimed", "count", b"count", "performance", b"performance", "ready", b"ready", "skipped", b"skipped", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__acked: _TypeAlias = _typing.Literal["acked"]  # noqa: Y015
+    _WhichOneofArgType__acked: _TypeAlias = _typing.Literal["_acked", b"_acked"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__acked) -> _WhichOneofReturnType__acked | None: ...
 
 Global___ClaimResponse: _TypeAlias = ClaimResponse  # noqa: Y015
 

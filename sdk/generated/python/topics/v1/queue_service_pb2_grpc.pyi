@@ -44,8 +44,10 @@ class QueueServiceStub:
     """Leases up to `max` jobs to a worker, of 2 MiB of data and meta and the job that exceeds it. Fewer otherwise, or
     none, means that the queue has no more for now; it is not an error. A queue with claim_jitter_ms waits that
     long and shares the jobs evenly among the claims that
-    came in meanwhile. Not safe to retry blindly: jobs of a lost reply return when their lease ends.
-    Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue, throttled.
+    came in meanwhile. With `ack` it first finishes jobs that the worker is done with, as Ack would: one call a round
+    instead of two. Not safe to retry blindly: jobs of a lost reply return when their lease ends.
+    Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue, throttled; with `ack` also
+    batch_too_large. Should the claim fail after the ack (shutting_down while it waits), the acked jobs stay finished.
     """
     Ack: _grpc.UnaryUnaryMultiCallable[_queue_service_pb2.AckRequest, _queue_service_pb2.AckResponse]
     """Finishes jobs: removes them from the queue for good, as durably as the topic. Idempotent: jobs that the
@@ -94,8 +96,10 @@ class QueueServiceAsyncStub(QueueServiceStub):
     """Leases up to `max` jobs to a worker, of 2 MiB of data and meta and the job that exceeds it. Fewer otherwise, or
     none, means that the queue has no more for now; it is not an error. A queue with claim_jitter_ms waits that
     long and shares the jobs evenly among the claims that
-    came in meanwhile. Not safe to retry blindly: jobs of a lost reply return when their lease ends.
-    Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue, throttled.
+    came in meanwhile. With `ack` it first finishes jobs that the worker is done with, as Ack would: one call a round
+    instead of two. Not safe to retry blindly: jobs of a lost reply return when their lease ends.
+    Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue, throttled; with `ack` also
+    batch_too_large. Should the claim fail after the ack (shutting_down while it waits), the acked jobs stay finished.
     """
     Ack: _aio.UnaryUnaryMultiCallable[_queue_service_pb2.AckRequest, _queue_service_pb2.AckResponse]  # type: ignore[assignment]
     """Finishes jobs: removes them from the queue for good, as durably as the topic. Idempotent: jobs that the
@@ -147,8 +151,10 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         """Leases up to `max` jobs to a worker, of 2 MiB of data and meta and the job that exceeds it. Fewer otherwise, or
         none, means that the queue has no more for now; it is not an error. A queue with claim_jitter_ms waits that
         long and shares the jobs evenly among the claims that
-        came in meanwhile. Not safe to retry blindly: jobs of a lost reply return when their lease ends.
-        Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue, throttled.
+        came in meanwhile. With `ack` it first finishes jobs that the worker is done with, as Ack would: one call a round
+        instead of two. Not safe to retry blindly: jobs of a lost reply return when their lease ends.
+        Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue, throttled; with `ack` also
+        batch_too_large. Should the claim fail after the ack (shutting_down while it waits), the acked jobs stay finished.
         """
 
     @_abc_1.abstractmethod
