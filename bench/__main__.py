@@ -5,7 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench import clients, grpc_streams, http, length, queue, routers, scale, table, tools, watch
+from bench import clients, grpc_streams, http, kafka, length, queue, routers, scale, table, tools, watch
 
 _GROUPS = {
     "http": http.run,
@@ -14,6 +14,7 @@ _GROUPS = {
     "watch": watch.run,
     "routers": routers.run,
     "queue": queue.run,
+    "kafka": kafka.run,
     "length": length.run,
     "scale": scale.run,
 }

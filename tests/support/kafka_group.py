@@ -27,6 +27,7 @@ class Churn:
         self._admin = self._client("confluent-kafka", "-admin")
         self._producer = self._client("confluent-kafka", "-producer")
         self.count = 0
+        self._seconds = 0
 
     def _client(self, name: str, mark: str) -> Client:
         client = usable(name).start({"bootstrap": self._bootstrap}, self._directory, mark)
@@ -36,7 +37,8 @@ class Churn:
         """Make the topic and write so many records, a pause after every 20, in the background."""
         self._admin.call("create_topic", topic=self.topic, partitions=self.partitions)
         self.count = count
-        facts = {"partitions": self.partitions, "count": count, "pause_ms": pause_ms, "seconds": 60}
+        self._seconds = 60 + count * pause_ms // 20_000
+        facts = {"partitions": self.partitions, "count": count, "pause_ms": pause_ms, "seconds": self._seconds}
         self._producer.send("produce_many", topic=self.topic, acks=-1, idempotent=True, **facts)
 
     def join(self, member: str, name: str, *, session_ms: int = 6000) -> None:
@@ -70,7 +72,7 @@ class Churn:
 
     def finish(self, seconds: float = 45.0) -> Outcome:
         """Wait until every record was processed, let the members leave, and judge; nothing may be lost or misplaced."""
-        placed = self._producer.receive(90)
+        placed = self._producer.receive(self._seconds + 30)
         assert len(placed) == self.count
 
         def processed() -> bool:

@@ -1,0 +1,119 @@
+"""The loop of a client program: a JSON command a line on stdin, a JSON reply a line on stdout.
+
+Commands are in ../README.md. Bytes travel as base64, null stays null. A command that the broker refused is answered
+`{"error": {"code": ..., "message": ...}}` with Kafka's error code (null for any other failure).
+"""
+
+import base64
+import json
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Record = dict[str, Any]
+
+
+class RefusedError(Exception):
+    """The broker answered a request with this error code."""
+
+    def __init__(self, code: int | None, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def packed(data: bytes | None) -> str | None:
+    """Bytes as they travel."""
+    return None if data is None else base64.b64encode(data).decode()
+
+
+def unpacked(text: str | None) -> bytes | None:
+    """The bytes that travelled."""
+    return None if text is None else base64.b64decode(text)
+
+
+def record(
+    partition: int,
+    offset: int,
+    timestamp: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: list[tuple[str, bytes | None]],
+) -> Record:
+    """A consumed record as it travels; `timestamp` in ms."""
+    return {
+        "partition": partition,
+        "offset": offset,
+        "timestamp": timestamp,
+        "key": packed(key),
+        "value": packed(value),
+        "headers": [[name, packed(data)] for name, data in headers],
+    }
+
+
+def numbered(count: int, partitions: int) -> list[Record]:
+    """The records of `produce_many`: value i, in partition i modulo `partitions`."""
+    return [{"partition": i % partitions, "key": None, "value": packed(b"%d" % i)} for i in range(count)]
+
+
+class Journal:
+    """What a group member saw, a JSON array a line, flushed at once so that it outlives the process."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "a")  # noqa: SIM115 (open as long as the member)
+        self._lock = threading.Lock()
+
+    def write(self, event: str, *facts: Any) -> None:
+        """One event with the time of the wall clock in seconds."""
+        with self._lock:
+            self._file.write(json.dumps([event, time.time(), *facts]) + "\n")
+            self._file.flush()
+
+
+class Members:
+    """Group members in threads. `run(member command, stop, journal)` consumes until `stop` is set, then leaves."""
+
+    def __init__(self, run: Callable[[Mapping[str, Any], threading.Event, Journal], None]) -> None:
+        self._run = run
+        self._members: dict[str, tuple[threading.Thread, threading.Event]] = {}
+
+    def start(self, command: Mapping[str, Any]) -> None:
+        """Start a member; its journal tells how it goes."""
+        stop, journal = threading.Event(), Journal(command["journal"])
+
+        def body() -> None:
+            try:
+                self._run(command, stop, journal)
+                journal.write("left")
+            except Exception as error:
+                journal.write("failed", repr(error))
+                traceback.print_exc()
+
+        thread = threading.Thread(target=body, daemon=True)
+        self._members[command["member"]] = thread, stop
+        thread.start()
+
+    def stop(self, command: Mapping[str, Any]) -> None:
+        """Let a member leave, and wait until it has."""
+        thread, stop = self._members.pop(command["member"])
+        stop.set()
+        thread.join(30)
+        if thread.is_alive():
+            raise RuntimeError("the member does not leave")
+
+
+def serve(commands: Mapping[str, Callable[[dict[str, Any]], Any]], refusal: Callable[[Exception], int | None]) -> None:
+    """Answer commands until stdin ends. `refusal` gives the Kafka error code of an exception of the client, if any."""
+    for line in sys.stdin:
+        command = json.loads(line)
+        reply: dict[str, Any]
+        try:
+            reply = {"ok": commands[command["do"]](command)}
+        except RefusedError as error:
+            reply = {"error": {"code": error.code, "message": str(error)}}
+        except Exception as error:
+            traceback.print_exc()
+            reply = {"error": {"code": refusal(error), "message": f"{type(error).__name__}: {error}"}}
+        print(json.dumps(reply), flush=True)
