@@ -81,6 +81,8 @@ class Coordination:
                 initial_delay_ms=settings.initial_rebalance_ms,
                 min_session_ms=settings.min_session_timeout_ms,
                 max_session_ms=settings.max_session_timeout_ms,
+                session_ms=settings.consumer_session_timeout_ms,
+                heartbeat_ms=settings.consumer_heartbeat_ms,
             ),
             changed=self._changed,
             admit=self._admit,

@@ -23,6 +23,10 @@ class KafkaSettings:
     """TOPICS_KAFKA_MIN_SESSION_TIMEOUT_MS: least session timeout of a classic group's member."""
     max_session_timeout_ms: int = 1_800_000
     """TOPICS_KAFKA_MAX_SESSION_TIMEOUT_MS: longest session timeout of a classic group's member."""
+    consumer_session_timeout_ms: int = 45_000
+    """TOPICS_KAFKA_CONSUMER_SESSION_TIMEOUT_MS: session timeout of members by the consumer protocol (KIP-848)."""
+    consumer_heartbeat_ms: int = 1000
+    """TOPICS_KAFKA_CONSUMER_HEARTBEAT_MS: the interval at which those members are told to send heartbeats."""
     frame_bytes: int = 256 << 20
     """A quarter of TOPICS_MEMORY_BYTES: requests of all connections while they are received and served."""
     idle_seconds: float = 600.0

@@ -141,6 +141,12 @@ class Settings:
     kafka_max_session_timeout_ms: int = _setting(
         "TOPICS_KAFKA_MAX_SESSION_TIMEOUT_MS", 1_800_000, "longest session timeout of a member of a classic group"
     )
+    kafka_consumer_session_timeout_ms: int = _setting(
+        "TOPICS_KAFKA_CONSUMER_SESSION_TIMEOUT_MS", 45_000, "session timeout of a member by the consumer protocol"
+    )
+    kafka_consumer_heartbeat_ms: int = _setting(
+        "TOPICS_KAFKA_CONSUMER_HEARTBEAT_MS", 1000, "how often a member by the consumer protocol is told to come by"
+    )
 
     @property
     def memory(self) -> "MemoryShares":
@@ -194,6 +200,8 @@ class Settings:
             initial_rebalance_ms=self.kafka_initial_rebalance_ms,
             min_session_timeout_ms=self.kafka_min_session_timeout_ms,
             max_session_timeout_ms=self.kafka_max_session_timeout_ms,
+            consumer_session_timeout_ms=max(1, self.kafka_consumer_session_timeout_ms),
+            consumer_heartbeat_ms=max(1, self.kafka_consumer_heartbeat_ms),
             frame_bytes=self.memory_bytes // 4,
             render_cache_bytes=self.memory.renderings // 2,
         )

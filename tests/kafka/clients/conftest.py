@@ -19,7 +19,7 @@ from support.kafka_kinds import KINDS, WITH_ADMIN, usable
 from support.server import ServerProcess
 
 PEER = os.environ.get("TOPICS_KAFKA_PEER", "")
-QUICK_GROUPS = {"TOPICS_KAFKA_INITIAL_REBALANCE_MS": 200}
+QUICK_GROUPS = {"TOPICS_KAFKA_INITIAL_REBALANCE_MS": 200, "TOPICS_KAFKA_CONSUMER_SESSION_TIMEOUT_MS": 8000}
 
 
 @pytest.fixture(scope="session")
