@@ -41,8 +41,11 @@ class EngineTopics:
 
     def facts(self, name: str) -> TopicFacts | None:
         """See TopicsView."""
-        topic = self._door.find(name)
-        return None if topic is None else TopicFacts(uuid_of(topic.identity.topic_id).bytes, len(topic.logs))
+        catalog = self._door.catalog
+        topic = catalog.find(name)
+        if topic is None or catalog.unsynced(topic):
+            return None
+        return TopicFacts(uuid_of(topic.identity.topic_id).bytes, len(topic.logs))
 
     def name_of(self, topic_id: bytes) -> str | None:
         """See TopicsView."""

@@ -16,7 +16,6 @@ from topics_kafka.coordination import Coordination
 from topics_kafka.handlers import Context, Door, Handler
 from topics_kafka.session import Session
 from topics_kafka.settings import KafkaSettings
-from topics_kafka.turns import Turns
 from topics_service.api.access import Gate
 from topics_service.api.auth import ANYONE, NOBODY
 from topics_service.api.topics import TopicsApi
@@ -52,7 +51,7 @@ class KafkaServer:
         settings = door.settings
         self.statistics = door.statistics
         self.budget = FrameBudget(settings.frame_bytes, self.statistics)
-        self.turns = Turns()
+        self.turns = door.turns
         self.unsent = 0
         self.slow = SlowClients(settings.send_seconds)
         self.log = door.log

@@ -134,18 +134,23 @@ class Session:
             return True
         return (
             running[-1].api is ApiKey.PRODUCE
+            and not self._context.appending
             and len(running) < MOST_PIPELINED
             and self._running_bytes < MOST_PIPELINED_BYTES
         )
 
     def feed(self, frame: Buffer, taken: int) -> None:
         """Take a frame, which holds `taken` bytes of the budget until it is answered."""
-        if self._running and (frame[0] or frame[1]):  # not a Produce
+        if self._must_wait(frame):
             self._held = (frame, taken)
             return
         self._start(frame, taken)
         if not self._running and not self._over and self._held is None:
             self._link.rest()
+
+    def _must_wait(self, frame: Buffer) -> bool:
+        """Whether the frame can't be started before those that run are done: anything but a Produce."""
+        return bool(self._running) and (bool(frame[0] or frame[1]) or self._context.appending)
 
     def _start(self, frame: Buffer, taken: int) -> None:
         context = self._context
@@ -255,7 +260,7 @@ class Session:
         held = self._held
         if held is not None:
             frame, taken = held
-            if self._link.write_paused or (self._running and (frame[0] or frame[1])):
+            if self._link.write_paused or self._must_wait(frame):
                 return
             self._held = None
             self._start(frame, taken)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import Final
 
 from topics_kafka.protocol import Message
@@ -36,6 +37,16 @@ class Turns:
             self._begin()
         self._waiting.append(go_on)
 
+    async def come(self) -> None:
+        """Return when what has begun already may go on; ask `may` for how long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            turn = loop.create_future()
+            self.wait(partial(_set, turn))
+            await turn
+            if self.may():  # those that were woken before may have used it up
+                return
+
     def _begin(self) -> None:
         self._running = True
         self._ends = time.perf_counter() + SHARED_SECONDS
@@ -49,6 +60,11 @@ class Turns:
             if time.perf_counter() >= self._ends:
                 return
             self._waiting.popleft()()
+
+
+def _set(turn: "asyncio.Future[None]") -> None:
+    if not turn.done():
+        turn.set_result(None)
 
 
 def in_turns(work: Generator[None, None, Message]) -> Message | Awaitable[Message]:

@@ -244,8 +244,10 @@ NAMES_IN_BODIES = {
     "topics.v1.TopicsService.PutTopic": {"config.dead_letter", "config.retain_until_acked_by"},
     "topics.v1.TopicsService.Append": {"config.dead_letter", "config.retain_until_acked_by"},
     "topics.v1.TopicsService.AppendStream": {
-        "append.topic", "append.config.dead_letter", "append.config.retain_until_acked_by",
-    },  # fmt: skip
+        "append.topic",
+        "append.config.dead_letter",
+        "append.config.retain_until_acked_by",
+    },
     "topics.v1.GroupService.Consume": {"topic"},
     "topics.v1.GroupService.CommitPositions": {"positions.topic"},
     "topics.v1.GroupService.FetchPositions": {"topic"},

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from support.guide import run_guide
 from support.server import ServerProcess
 

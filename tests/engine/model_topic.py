@@ -8,7 +8,7 @@ from topics_service.engine.model import TopicConfig
 
 @dataclass(frozen=True)
 class Rec:
-    """One record."""
+    """One record. What came in a Kafka batch has a time of its own, and counts its share of the batch as `stored`."""
 
     seq: int
     ts: int
@@ -16,10 +16,23 @@ class Rec:
     meta: bytes | None
     tag: bytes | None
     node: bytes | None
+    stored: int | None = None
+    created: int | None = None
 
     @property
     def size(self) -> int:
+        """For counters and caps."""
+        return self.delivered if self.stored is None else self.stored
+
+    @property
+    def delivered(self) -> int:
+        """For the byte budget of a page."""
         return len(self.data) + len(self.meta or b"")
+
+    @property
+    def time(self) -> int:
+        """As Kafka clients see it."""
+        return self.ts if self.created is None else self.created
 
 
 @dataclass(frozen=True)
@@ -149,9 +162,9 @@ class State:
             if examined == limit:
                 return Page(taken, last, tombstone)
             if record.node is None or record.node not in nodes:
-                if taken and nbytes + record.size > max_bytes:
+                if taken and nbytes + record.delivered > max_bytes:
                     return Page(taken, last, tombstone)
-                nbytes += record.size
+                nbytes += record.delivered
                 taken.append(seq)
             examined += 1
             last = seq

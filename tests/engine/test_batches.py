@@ -297,6 +297,17 @@ def test_idle_producers_are_forgotten_after_a_day(world: BatchWorld) -> None:
     assert world.rows(Family.PRODUCERS) == []
 
 
+def test_idle_producers_of_ephemeral_topics_are_forgotten_too(world: BatchWorld) -> None:
+    world.engine.put_topic("mem", ConfigInput(durability="ephemeral"))
+    memory = world.engine._memory
+    world.produce(b"a", producer=(7, 0, 0), topic="mem")
+    assert len(list(memory.scan(Family.PRODUCERS, b"", b"\xff" * 17))) == 1
+    world.clock.advance(86_400_001)
+    world.engine.sweep()
+    assert list(memory.scan(Family.PRODUCERS, b"", b"\xff" * 17)) == []
+    assert world.produce(b"b", producer=(7, 0, 9), topic="mem").first_seq == 2
+
+
 def test_producer_ids_are_never_given_twice() -> None:
     world = BatchWorld(CrashStore())
     first, ticket = world.engine.batches.producers.new_id()
@@ -412,3 +423,34 @@ def test_a_damaged_batch_names_its_range_and_nothing_else_suffers(world: BatchWo
         world.fetch()
     assert code(damaged) == "internal"
     assert [part.first_seq for part in world.fetch(1).parts] == [2]
+
+
+def test_a_search_by_time_has_an_end(world: BatchWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topics_service.engine.batches._NEWEST_BLOCKS", 5)
+    world.clock.now = 10_000
+    world.produce(b"ahead", ts=[13_000])
+    for i in range(20):
+        world.clock.now += 200
+        world.append(b"%d" % i)  # seq 2 at 10200 and so on
+    assert world.engine.batches.offset_at("t", 0, 12_900) == (1, 13_000)
+    world.delete(before=2)
+    assert world.engine.batches.offset_at("t", 0, 12_900) == (16, 13_000), "what was appended since"
+    assert world.engine.batches.offset_at("t", 0, 13_001) == (17, 13_200)
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_damage_in_one_log_does_not_keep_others_from_upkeep(world: BatchWorld) -> None:
+    world.put("u")
+    for topic in ("t", "u"):
+        for i in range(4):
+            world.append(b"%d" % i, topic=topic)
+    key, value = world.rows(Family.BLOCKS)[1]
+    batch = world.store.batch()
+    batch.put(Family.BLOCKS, key, value[:-1] + bytes([value[-1] ^ 1]))
+    world.store.write(batch)
+    world.engine.blocks.drop_log(1)
+    with pytest.raises(TopicsError) as damaged:
+        world.engine.upkeep()
+    assert code(damaged) == "internal"
+    assert not world.engine.upkeep(), "it is left alone now"
+    assert len([key for key, _ in world.rows(Family.BLOCKS) if key[7] == 2]) == 1, "the other one is sealed"

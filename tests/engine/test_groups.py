@@ -3,6 +3,7 @@
 import pytest
 from engine_support import CrashStore, FaultyStore, code
 from group_support import Coordinator, GroupWorld
+from msgspec.structs import replace
 
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.group import groups
@@ -254,6 +255,8 @@ def test_a_group_is_described_with_its_members(world: GroupWorld) -> None:
     coordinator.members["g"] = [member]
     state = world.engine.groups.describe("g")
     assert (state.membership.state, state.membership.members) == ("Stable", [member])
+    coordinator.members["g"] = [replace(member, partitions=(("t", 0), ("secret", 1)))]
+    assert world.engine.groups.describe("g", ("t",)).membership.members == [member]
     assert (state.created_ts, state.last_commit_ts) == (1_000_000, 1_000_000)
     with pytest.raises(TopicsError) as error:
         world.engine.groups.describe("absent")

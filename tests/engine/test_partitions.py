@@ -102,6 +102,15 @@ def test_a_put_that_grows_and_configures_does_both(world: World) -> None:
     assert (world.state().config.cap_records, len(heads(world))) == (2, 4)
 
 
+def test_a_put_that_grows_and_configures_is_one_write(world: World) -> None:
+    put(world, 2)
+    written = world.engine.writer.written
+    _, ticket = world.engine.put_topic("t", ConfigInput(cap_records=7), 3)
+    assert world.engine.writer.written == ticket == written + 1
+    world.kill()
+    assert (world.state().config.cap_records, len(heads(world))) == (7, 3)
+
+
 def test_how_many_there_may_be() -> None:
     world = World(limits=Limits(max_partitions=5))
     for count in (6, 0, -1):

@@ -22,6 +22,7 @@ from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.quiet import QuietLog
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import TopicIds
+from topics_kafka.turns import Turns
 from topics_service.api.access import KAFKA_RULES, Gate
 from topics_service.api.auth import NOBODY, Principal, Scope
 from topics_service.api.topics import TopicsApi
@@ -53,6 +54,9 @@ class Door:
     port: int = 9092
     log: QuietLog = field(default_factory=lambda: QuietLog(logging.getLogger("topics.kafka")))
     ids: TopicIds = field(init=False)
+    turns: Turns = field(default_factory=Turns)
+    waiting: int = 0
+    """Partitions that fetches wait for, each counted as often as it is named."""
 
     def __post_init__(self) -> None:
         self.ids = TopicIds(self.catalog)
@@ -79,7 +83,7 @@ class Context:
     `client_id` is that of the request at hand, `zone` what it says as `zone_id=`, and `software` the name and version
     that the client gave in ApiVersions, empty without. `peer` is its address. `mechanism` is that of SASL once the
     client chose one; with `raw_tokens` its next frame is a token without a request around it. A handler that sets
-    `closing` has the connection closed behind its response.
+    `closing` has the connection closed behind its response; while a Produce is `appending`, the next one waits.
     """
 
     door: Door
@@ -91,6 +95,7 @@ class Context:
     mechanism: str = ""
     raw_tokens: bool = False
     closing: bool = False
+    appending: bool = False
     gone: bool = False
     on_gone: list[Callable[[], None]] = field(default_factory=list)
     """Called once when the connection is lost, after its running requests were cancelled."""

@@ -53,7 +53,7 @@ class ConfigHandlers:
         for (kind, name), resource in asked.items():
             shown = {"resource_type": kind, "resource_name": name}
             try:
-                found = self._described(context, kind, name, resource["configuration_keys"])
+                found = self._described(context, kind, name, resource["configuration_keys"] or None)
             except RefusedError as error:
                 results.append({**shown, **error.result})
                 continue

@@ -26,6 +26,10 @@ from topics_service.storage.kafkablock import KafkaBlock
 
 MOST_MADE_BYTES: Final = 8 << 20
 """Batches that are made for one response, beside those that are there: they are memory of this response alone."""
+WAITING_WEIGHT: Final = 1 << 10
+"""Bytes, of a partition that a fetch waits for."""
+FEW: Final = 100
+"""Partitions of a fetch that may wait in any case."""
 
 
 def handlers(door: Door) -> HandlerTable:
@@ -73,7 +77,7 @@ class Fetch:
     """
 
     def __init__(self, cache: BatchCache, context: Context, body: Message) -> None:
-        door = context.door
+        door = self._door = context.door
         self._api: TopicsApi = door.api
         self._cache = cache
         self._context = context
@@ -89,6 +93,7 @@ class Fetch:
         self._future: asyncio.Future[Message | None] | None = None
         self._sleeping = False
         self._over = False  # the time is up, or the server drains
+        self._holds = 0  # partitions that it waits for, as the door counts them
         self._woken: dict[_Target, None] = {}
         self._parked: list[Parked] = []
         self._drain: ExitStack | None = None
@@ -152,6 +157,8 @@ class Fetch:
     # ------------------------------------------------------------ what it does
 
     def _run(self) -> Generator[_Pause, None, None]:
+        if self._wait_seconds > 0:
+            self._hold()
         for target in self._targets:
             if self._wait_seconds > 0 and not self._is_enough():
                 self._park(target)  # before it is read: nothing is missed if others have their turn in between
@@ -296,8 +303,19 @@ class Fetch:
         except TopicsError as error:
             self._fail(target, self._code(target, error))
 
+    def _hold(self) -> None:
+        """Wait only if there is memory for it: one partition may be named many times, and each costs as a whole one."""
+        door, count = self._door, len(self._targets)
+        if count <= FEW or (door.waiting + count) * WAITING_WEIGHT <= door.settings.frame_bytes:
+            self._holds = count
+            door.waiting += count
+        else:
+            self._wait_seconds = 0
+
     def _leave(self) -> None:
         """Nothing is waited for any more."""
+        self._door.waiting -= self._holds
+        self._holds = 0
         for parked in self._parked:
             parked.leave()
         self._parked.clear()

@@ -22,6 +22,7 @@ from topics_service.engine.group.members import (
 
 _GROUP: Final = 0
 _TRANSACTION: Final = 1
+_MAX_CLIENT_ID_CHARS: Final = 255
 
 
 def handlers(door: Door) -> HandlerTable:
@@ -39,7 +40,7 @@ def handlers(door: Door) -> HandlerTable:
 
 def client_of(context: Context) -> Client:
     """Who speaks, as admins are shown it; the host as Kafka writes it."""
-    return Client(context.client_id or "", "/" + context.peer.rpartition(":")[0].strip("[]"))
+    return Client((context.client_id or "")[:_MAX_CLIENT_ID_CHARS], "/" + context.peer.rpartition(":")[0].strip("[]"))
 
 
 class MemberHandlers:

@@ -29,7 +29,10 @@ def handlers(door: Door) -> HandlerTable:
 
 
 class GroupAdminHandlers:
-    """A group without members that has positions is a classic one, whoever committed them."""
+    """A group without members that has positions is a classic one, whoever committed them.
+
+    A group that a request names many times is described once, or small requests would have huge responses.
+    """
 
     def __init__(self, door: Door, coordination: Coordination) -> None:
         self._door = door
@@ -39,7 +42,7 @@ class GroupAdminHandlers:
 
     def describe(self, context: Context, version: int, request: Message) -> Message:
         """Classic groups. One that there is none of is `Dead`; from version 6 on it is an error too."""
-        return {"groups": [self._classic(context, version, request, name) for name in request["groups"]]}
+        return {"groups": [self._classic(context, version, request, name) for name in dict.fromkeys(request["groups"])]}
 
     def _classic(self, context: Context, version: int, request: Message, name: str) -> Message:
         described: dict[str, Any] = {"group_id": name, "group_state": "", "protocol_type": "", "protocol_data": ""}
@@ -64,7 +67,7 @@ class GroupAdminHandlers:
 
     def describe_consumer(self, context: Context, _version: int, request: Message) -> Message:
         """`consumer` groups."""
-        return {"groups": [self._consumer(context, request, name) for name in request["group_ids"]]}
+        return {"groups": [self._consumer(context, request, name) for name in dict.fromkeys(request["group_ids"])]}
 
     def _consumer(self, context: Context, request: Message, name: str) -> Message:
         nothing: dict[str, Any] = {"group_id": name, "group_state": "", "assignor_name": "", "members": []}

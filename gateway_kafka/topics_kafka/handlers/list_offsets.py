@@ -1,6 +1,7 @@
 """ListOffsets: where a partition begins and ends, and which record is the first one since a time."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -33,7 +34,23 @@ def handlers(door: Door) -> HandlerTable:
 
 
 def _list_offsets(api: TopicsApi, context: Context, version: int, body: Message) -> Answer:
-    return in_turns(_answer(api, context, version, body))  # each time that is looked up can cost a batch to decode
+    work = _answer(api, context, version, body)  # each time that is looked up can cost a batch to decode
+    routers = context.door.engine.routers
+    behind = {
+        name
+        for name in (asked["name"] for asked in body["topics"])
+        if routers.behind(name) and context.may(ApiKey.LIST_OFFSETS, name)
+    }
+    return _once_forwarded(api, behind, work) if behind else in_turns(work)
+
+
+async def _once_forwarded(api: TopicsApi, names: Iterable[str], work: Generator[None, None, Message]) -> Message:
+    """As every read of a router's destination, it tells of what the source held when it began."""
+    with suppress(TopicsError):  # the topics tell
+        for name in names:
+            await api.routers.forwarded(name)
+    answer = in_turns(work)
+    return answer if isinstance(answer, dict) else await answer
 
 
 def _answer(api: TopicsApi, context: Context, version: int, body: Message) -> Generator[None, None, Message]:
@@ -46,6 +63,7 @@ def _answer(api: TopicsApi, context: Context, version: int, body: Message) -> Ge
             number, ts = partition["partition_index"], partition["timestamp"]
             answer: dict[str, Any] = {"partition_index": number, "error_code": 0}
             partitions.append(answer)
+            yield
             if not allowed:
                 answer["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             elif ts < 0 and version < _SINCE.get(ts, version + 1):
@@ -60,7 +78,6 @@ def _answer(api: TopicsApi, context: Context, version: int, body: Message) -> Ge
                 if not answer["error_code"]:
                     answer |= {"offset": offset, "timestamp": time}
                     answer["leader_epoch"] = _NONE if offset == _NONE else LEADER_EPOCH
-                yield
         topics.append({"name": name, "partitions": partitions})
     return {"topics": topics}
 

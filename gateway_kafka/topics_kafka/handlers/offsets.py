@@ -115,8 +115,12 @@ class OffsetHandlers:
     # --- fetch
 
     def fetch(self, context: Context, version: int, request: Message) -> Answer:
-        """Tell positions, of some partitions or of all that the group has."""
+        """Tell positions, of some partitions or of all that the group has; each once, however often it is asked for."""
         if version >= 8:
+            asked = {group["group_id"]: group for group in request["groups"]}
+            if len(asked) != len(request["groups"]):
+                refused = {"topics": [], "error_code": ErrorCode.INVALID_REQUEST}
+                return {"groups": [{"group_id": name, **refused} for name in asked]}
             return {"groups": [self._fetched(context, version, group) for group in request["groups"]]}
         answer = self._fetched(context, version, request)
         if version < 2 and answer["error_code"]:
@@ -160,13 +164,17 @@ class OffsetHandlers:
     def _some(self, context: Context, name: str, topics: list[Message]) -> list[Message]:
         group = self._groups.find(name)
         found: list[Message] = []
+        told: set[tuple[Any, int]] = set()
         for asked in topics:
             named, topic, error = self._topic(context, ApiKey.OFFSET_FETCH, asked)
+            (key,) = named.values()
+            numbers = [p for p in dict.fromkeys(asked["partition_indexes"]) if (key, p) not in told]
+            told.update((key, p) for p in numbers)
             if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 error = ErrorCode.NONE  # Kafka keeps positions, and so knows none, whatever topics there are
             partitions = [
                 _position(p, error, None if topic is None or group is None else group.position(topic, p))
-                for p in asked["partition_indexes"]
+                for p in numbers
             ]
             found.append({**named, "partitions": partitions})
         return found

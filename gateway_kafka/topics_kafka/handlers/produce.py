@@ -1,12 +1,15 @@
 """Produce: one record batch for each partition, appended as it came, in the order of the requests."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from topics_kafka.handlers import Answer, Context, Door, HandlerTable
 from topics_kafka.handlers.errors import error_of
+from topics_kafka.outcomes import error_codes
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_kafka.turns import SHARED_SECONDS
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import LOG_APPEND_TIME, TIMESTAMP_TYPE, BatchRequest
 from topics_service.engine.clock import Clock, SystemClock
@@ -37,10 +40,14 @@ _SEQUENCE_CODES: Final[Mapping[str, ErrorCode]] = {
 }
 
 Buffer = bytes | bytearray | memoryview
+_Waiting = tuple[dict[str, Any], int]  # the answer of a partition, and the ticket that it waits for
 
 
 def handlers(door: Door) -> HandlerTable:
-    """Produce. Every call appends before it returns; what it returns waits for durability."""
+    """Produce. A call appends before it returns, unless that takes long: then the context says that it is `appending`.
+
+    What it returns waits for durability too.
+    """
     return {ApiKey.PRODUCE: Produce(door)}
 
 
@@ -63,20 +70,62 @@ class Produce:
 
     def __call__(self, context: Context, _version: int, body: Message) -> Answer:
         """Append what may be appended; with acks=0 there is no answer, but an error closes the connection."""
+        response: Message = {"responses": [], "throttle_time": 0}
+        waiting: list[_Waiting] = []
+        steps = self._steps(context, body, response, waiting)
+        ends = time.perf_counter() + SHARED_SECONDS
+        for _ in steps:
+            if time.perf_counter() >= ends:
+                context.appending = True
+                return self._rest(context, body, response, waiting, steps)
+        return self._answer(context, body, response, waiting)
+
+    async def _rest(
+        self,
+        context: Context,
+        body: Message,
+        response: Message,
+        waiting: list[_Waiting],
+        steps: Generator[None, None, None],
+    ) -> Message | None:
+        """What a request of many large batches has left, in turns."""
+        turns, over = self._door.turns, False
+        while not over:
+            await turns.come()
+            over = True
+            for _ in steps:
+                if not turns.may():
+                    over = False
+                    break
+        context.appending = False
+        answer = self._answer(context, body, response, waiting)
+        return answer if answer is None or isinstance(answer, dict) else await answer
+
+    def _answer(self, context: Context, body: Message, response: Message, waiting: list[_Waiting]) -> Answer:
+        if body["acks"] == 0:
+            self._count_unanswered(context, response)
+            return None
+        return _durable(self._api, response, waiting) if waiting else response
+
+    def _steps(
+        self, context: Context, body: Message, response: Message, waiting: list[_Waiting]
+    ) -> Generator[None, None, None]:
+        """Append the batches, with a stop before each but the first, and fill in the response."""
         refused = _refused(body)
-        answers: list[dict[str, Any]] = []
-        waiting: list[tuple[dict[str, Any], int]] = []
-        responses: list[dict[str, Any]] = []
-        throttled = 0
+        first = True
         for data in body["topic_data"]:
             name, topic_id = data.get("name"), data.get("topic_id")
-            topic = self._door.find(name, topic_id)
-            wrong = refused or _wrong(context, name, topic)
-            topic_answers = []
+            answers: list[dict[str, Any]] = []
+            response["responses"].append({"name": name, "topic_id": topic_id, "partition_responses": answers})
             for partition in data["partition_data"]:
+                if not first:
+                    yield
+                first = False
                 number = partition["index"]
                 ticket = 0
                 try:
+                    topic = self._door.find(name, topic_id)  # it may be gone since the last stop
+                    wrong = refused or _wrong(context, name, topic)
                     if wrong is not None:
                         raise wrong
                     assert topic is not None, "that would be wrong"
@@ -89,17 +138,10 @@ class Produce:
                     answer = _failed(number, _SEQUENCE_CODES[error.kind], str(error))
                 except TopicsError as error:
                     answer = _failed(number, error_of(error), error.message)
-                    throttled = max(throttled, error.retry_after_ms or 0)
-                topic_answers.append(answer)
+                    response["throttle_time"] = max(response["throttle_time"], error.retry_after_ms or 0)
+                answers.append(answer)
                 if ticket and not self._api.is_durable(ticket):
                     waiting.append((answer, ticket))
-            answers += topic_answers
-            responses.append({"name": name, "topic_id": topic_id, "partition_responses": topic_answers})
-        if body["acks"] == 0:
-            self._count_unanswered(context, answers)
-            return None
-        response = {"responses": responses, "throttle_time": throttled}
-        return _durable(self._api, response, waiting) if waiting else response
 
     def _append(self, topic: Topic, number: int, records: Buffer | None) -> tuple[dict[str, Any], int]:
         topic.partition(number)  # before what is wrong with the batch
@@ -113,6 +155,8 @@ class Produce:
         self._api.check_write()  # before the work
         batch = bytes(records)
         header = recordbatch.check(batch, max_bytes=most, max_inflated=max(recordbatch.MAX_INFLATED, 4 * most))
+        if header.is_log_append_time:
+            raise RefusedError(ErrorCode.INVALID_TIMESTAMP, "only the broker may give records its own time")
         if configs.get(TIMESTAMP_TYPE) != LOG_APPEND_TIME:
             self._check_times(configs, header, batch)
         request = BatchRequest(topic=topic.name, partition=number, header=header, body=batch)
@@ -144,9 +188,9 @@ class Produce:
             [(i, f"the timestamp {times[i]} is out of range") for i in wrong[:_MOST_RECORD_ERRORS]],
         )
 
-    def _count_unanswered(self, context: Context, answers: Sequence[Mapping[str, Any]]) -> None:
+    def _count_unanswered(self, context: Context, response: Message) -> None:
         """The client asked not to be told: its errors are counted, and it can only notice that it is cut off."""
-        for code in filter(None, (answer["error_code"] for answer in answers)):
+        for code in error_codes(ApiKey.PRODUCE, response):
             context.closing = True
             self._door.statistics.errors["Produce", ErrorCode(code).name] += 1
 
@@ -181,7 +225,7 @@ def _failed(number: int, code: ErrorCode, message: str, records: Sequence[tuple[
     }
 
 
-async def _durable(api: TopicsApi, response: Message, waiting: Sequence[tuple[dict[str, Any], int]]) -> Message:
+async def _durable(api: TopicsApi, response: Message, waiting: Sequence[_Waiting]) -> Message:
     """The response, once everything in it is durable; what can't be made so has an error instead."""
     try:
         await api.settled(max(ticket for _, ticket in waiting))
@@ -191,5 +235,5 @@ async def _durable(api: TopicsApi, response: Message, waiting: Sequence[tuple[di
     return response
 
 
-def _lost(api: TopicsApi, waiting: Sequence[tuple[dict[str, Any], int]]) -> Iterator[dict[str, Any]]:
+def _lost(api: TopicsApi, waiting: Sequence[_Waiting]) -> Iterator[dict[str, Any]]:
     return (answer for answer, ticket in waiting if not api.is_durable(ticket))

@@ -20,7 +20,7 @@ Message = dict[str, Any]
 Decoder = Callable[["bytes | memoryview", int, int], Message]
 """(buffer, position of the message, end of the buffer) -> the message. Bytes after the message are ignored."""
 
-MAX_ELEMENTS: Final = 262_144
+MAX_ELEMENTS: Final = 65_536
 """Structs and strings that the arrays of one message may hold together: 2 bytes on the wire can be 250 in memory."""
 
 

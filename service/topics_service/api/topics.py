@@ -288,14 +288,21 @@ class TopicsApi:
 
         Before it goes by tag in what Kafka clients wrote, that is indexed, in slices between other requests.
         """
-        more = request.match is not None
-        while more:
-            more = self._admit().index(request.topic, request.partition)
-            if more:
-                await asyncio.sleep(0)
+        if request.match is not None and self._admit().index(request.topic, request.partition):
+            request = await self._indexed(request)
         reply, ticket = self._admit().delete_records(request)
         await self._settle(ticket)
         return reply
+
+    async def _indexed(self, request: DeleteRequest) -> DeleteRequest:
+        """Index what is there now; the request goes no further than that, since more may come all the time."""
+        stop = self.extent(request.topic, request.partition)[1] + 1
+        more = True
+        while more:
+            await asyncio.sleep(0)
+            more = self._admit().index(request.topic, request.partition, stop)
+        before = request.before_seq
+        return replace(request, before_seq=stop if before is None else min(before, stop))
 
     def drain(self) -> None:
         """Stop taking calls (they get `shutting_down`) and end the waits of those under way."""

@@ -29,6 +29,7 @@ from topics_service.storage.recordbatch import Header
 TIMESTAMP_TYPE: Final = "message.timestamp.type"
 LOG_APPEND_TIME: Final = "LogAppendTime"
 _NEWEST_BLOCKS: Final = 1024
+_DECODED: Final = 64  # batches that a search by time decodes, before it goes by the time of the append
 _RECORD_OVERHEAD: Final = 24  # of a record in a batch, beside its bytes
 
 
@@ -182,9 +183,20 @@ class Batches:
         return reply
 
     def offset_at(self, name: str, partition: int, ts: int) -> tuple[int, int] | None:
-        """Seq and time of the first live record whose time, as its writer gave it, is `ts` (ms) or later."""
+        """Seq and time of the first live record whose time, as its writer gave it, is `ts` (ms) or later.
+
+        The answer is exact unless 1024 blocks or 64 batches that should have such a record have none: where those are
+        gone that had it, or a producer says what is not so. Then it is the first record that was appended since.
+        """
         _, log, s = self._visible(name, partition)
-        return _first_since(s, log.blocks, ts)
+        found, is_certain = _first_since(s, log.blocks, ts)
+        if is_certain:
+            return found
+        at = s.first_live(retention.first_at_or_after(s, log.blocks, ts))
+        if at > s.head:
+            return None
+        block = log.blocks.find(at)
+        return at, block.ts_at(at - block.base_seq)
 
     def newest_time(self, name: str, partition: int) -> tuple[int, int] | None:
         """Seq and time of the first live record that has the highest time of all; None if there are no records.
@@ -194,7 +206,7 @@ class Batches:
         _, log, s = self._visible(name, partition)
         if not s.count:
             return None
-        found = _first_since(s, log.blocks, s.max_ts)
+        found, _ = _first_since(s, log.blocks, s.max_ts)
         if found is not None:
             return found
         return _newest(s, log.blocks)
@@ -227,17 +239,28 @@ def _dead(s: Snapshot, block: StoredBlock, start: int, stop: int) -> tuple[int, 
     return tuple(i for i in range(start, stop) if not s.is_live(block.base_seq + i))
 
 
-def _first_since(s: Snapshot, blocks: LogBlocks, ts: int) -> tuple[int, int] | None:
+def _first_since(s: Snapshot, blocks: LogBlocks, ts: int) -> tuple[tuple[int, int] | None, bool]:
+    """Seq and time of the first live record of the time `ts` or later, None if there is none; and whether that is so.
+
+    The search gives up after some blocks, or batches that it had to decode.
+    """
     at = retention.first_block_reaching(s, blocks, ts)
-    while (at := s.first_live(at)) <= s.head:
+    decoded = 0
+    for _ in range(_NEWEST_BLOCKS):
+        at = s.first_live(at)
+        if at > s.head:
+            return None, True
         block = blocks.find(at)
         for part, times in _batches_since(block, ts):
+            decoded += 1
+            if decoded > _DECODED:
+                return None, False
             for i, time in enumerate(times, part.start):
                 seq = block.base_seq + i
                 if time >= ts and seq >= at and s.is_live(seq):
-                    return seq, time
+                    return (seq, time), True
         at = block.end_seq
-    return None
+    return None, False
 
 
 def _newest(s: Snapshot, blocks: LogBlocks) -> tuple[int, int] | None:

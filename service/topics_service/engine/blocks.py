@@ -98,7 +98,7 @@ class BlockCache:
 class LogBlocks:
     """The blocks of one log: cached, staged by a write in progress, on disk, or (`ephemeral`) only in memory."""
 
-    __slots__ = ("_cache", "_disk", "_memory", "log_id", "marked", "staged")
+    __slots__ = ("_cache", "_disk", "_memory", "log_id", "marked", "marks_from", "staged")
 
     def __init__(self, log_id: int, cache: BlockCache, disk: Store, memory: Store) -> None:
         self.log_id = log_id
@@ -107,6 +107,7 @@ class LogBlocks:
         self._memory = memory
         self.staged: StoredBlock | None = None
         self.marked: bool | None = None  # whether sealed blocks are marked as not indexed; None: not looked yet
+        self.marks_from = 0  # marks below are those of blocks that can't be indexed
 
     def records(self, seq: int, *, scan: bool = False) -> Block:
         """As `find`, with the records as columns."""
@@ -131,6 +132,17 @@ class LogBlocks:
             return staged
         block = self._cache.find(self.log_id, seq, scan=scan)
         return block if block is not None else self._load(seq, scan=scan)
+
+    def is_below(self, base: int, seq: int) -> bool:
+        """Whether the block that begins at `base` ends below `seq`. One that is damaged does if another begins by then.
+
+        Raises StoreError when the store can't be read.
+        """
+        try:
+            return self.find(base).end_seq <= seq
+        except TopicsError:
+            rows = (store.floor(Family.BLOCKS, keys.pair(self.log_id, seq)) for store in (self._memory, self._disk))
+            return any(row is not None and row[0] > keys.pair(self.log_id, base) for row in rows)
 
     def cum_bytes_below(self, seq: int) -> int:
         """The bytes of all records ever appended up to the last block on disk that begins below `seq`."""

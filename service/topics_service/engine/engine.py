@@ -207,8 +207,8 @@ class Engine:
         ticket = max(topic.visible_after, *(log.pending_ticket for log in topic.logs))
         row = topic.row(resolved, kafka_configs=topic.kafka_configs if kafka_configs is None else kafka_configs)
         if resolved != topic.config or row.kafka_configs != topic.kafka_configs:
-            ticket = self._reconfigure(topic, row)
-        if count > len(topic.logs):
+            ticket = self._reconfigure(topic, row, count)
+        elif count > len(topic.logs):
             with Transaction(self.writer) as tx:
                 grown = self.catalog.grow(topic, count, tx, row)
                 tx.commit()
@@ -401,9 +401,12 @@ class Engine:
         )  # fmt: skip
         return reply, ticket
 
-    def index(self, name: str, partition: int = 0) -> bool:
-        """Index one more block of what Kafka clients wrote. True if there are more: call it before a tag is deleted."""
-        return upkeep.index_marked(self.catalog.visible(name).partition(partition), self.writer, self._memory)
+    def index(self, name: str, partition: int = 0, stop: int | None = None) -> bool:
+        """Index one more block of what Kafka clients wrote, of those that begin below `stop`.
+
+        True if there may be more: call it before a tag is deleted.
+        """
+        return upkeep.index_marked(self.catalog.visible(name).partition(partition), self.writer, self._memory, stop)
 
     # ---------------------------------------------------------------- upkeep
 
@@ -411,13 +414,25 @@ class Engine:
         """One bounded slice of background work; True if more is due at once. Call it often, between requests.
 
         Forwarding is apart, in `routers.forward`: it gives way to requests where this does not.
+
+        Raises TopicsError, `internal` for damage too: a log that has some is left alone until the next write to it,
+        and the others have had their turn by then.
         """
         if self.writer.failure is not None or self.recovered < 1.0:
             return False
         self.routers.poll()
+        damaged: TopicsError | None = None
         for log_id, log in list(islice(self._touched.items(), _LOGS_A_SLICE)):
-            if not upkeep.run(log, self.writer, self._memory):
+            try:
+                more = upkeep.run(log, self.writer, self._memory)
+            except TopicsError as error:
+                if error.reason is not Reason.INTERNAL or self.writer.failure is not None:
+                    raise
+                damaged, more = damaged or error, False
+            if not more:
                 del self._touched[log_id]
+        if damaged is not None:
+            raise damaged
         return bool(self._touched)
 
     def sweep(self) -> None:
@@ -494,10 +509,11 @@ class Engine:
             raise invalid(f'"{topic.name}" is an end of a router, which has one partition')
         self.catalog.check_room(count - len(topic.logs))
 
-    def _reconfigure(self, topic: Topic, row: TopicRow) -> int:
-        """Replace the config; tightened caps and TTL take effect in the same write."""
+    def _reconfigure(self, topic: Topic, row: TopicRow, count: int) -> int:
+        """Replace the config, with `count` partitions; tightened caps and TTL take effect in the same write."""
         now, resolved = self._clock.now_ms(), row.config
         moved: list[Log] = []
+        grown: tuple[TopicRow, list[Log]] | None = None
         with Transaction(self.writer) as tx:
             tx.batch.put(Family.TOPICS, keys.u64(topic.number), row.encode())
             for log, hold in zip(topic.logs, self.groups.roster.holds(topic, resolved), strict=True):
@@ -513,10 +529,14 @@ class Engine:
                     moved.append(log)
                 log.stage(tx, s, resolved, hold=True)
             self.queues.stage_config(tx, topic, resolved)
+            if count > len(topic.logs):
+                grown = self.catalog.grow(topic, count, tx, row)
             ticket = tx.commit()
         for log in moved:
             log.dematerialize()
         self.catalog.reconfigured(topic, row)
+        if grown is not None:
+            self.catalog.grown(topic, *grown)
         for log in topic.logs:
             self._touched[log.log_id] = log
         return ticket

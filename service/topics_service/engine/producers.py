@@ -86,7 +86,7 @@ class Producers:
         row = writer.store.get(Family.META, _NEXT_ID)
         self._next_id = self._reserved = 1 if row is None else keys.read_u64(row)
         self._reserved_ticket = 0
-        self._swept = b""
+        self._swept = [b"", b""]  # on disk, in memory
 
     def new_id(self) -> tuple[int, int]:
         """A producer id that was never given out, and the ticket after which it may be."""
@@ -143,17 +143,22 @@ class Producers:
         return list(found.values())[:_LISTED]
 
     def sweep(self, now: int, most: int) -> None:
-        """Look at the next `most` rows on disk, and forget those of producers that were idle for a day."""
-        batch, looked_at, last = self._writer.begin(), 0, b""
-        rows = self._writer.store.scan(Family.PRODUCERS, self._swept, b"\xff" * 17)
-        for key, row in islice(rows, most):
-            looked_at, last = looked_at + 1, key + b"\x00"
-            if _decode(keys.read_u64(key, 8), row).ts < now - _IDLE_MS:
-                batch.delete(Family.PRODUCERS, key)
-                self._cache.pop((keys.read_u64(key), keys.read_u64(key, 8)), None)
-        self._swept = last if looked_at == most else b""
-        if not batch.is_empty():
-            self._writer.commit(batch)
+        """Look at the next `most` rows, on disk and in memory; forget those of producers that were idle for a day."""
+        for store in (self._writer.store, self._memory):
+            volatile = store is self._memory
+            batch, looked_at, last = store.batch(), 0, b""
+            for key, row in islice(store.scan(Family.PRODUCERS, self._swept[volatile], b"\xff" * 17), most):
+                looked_at, last = looked_at + 1, key + b"\x00"
+                if _decode(keys.read_u64(key, 8), row).ts < now - _IDLE_MS:
+                    batch.delete(Family.PRODUCERS, key)
+                    self._cache.pop((keys.read_u64(key), keys.read_u64(key, 8)), None)
+            self._swept[volatile] = last if looked_at == most else b""
+            if batch.is_empty():
+                continue
+            if volatile:
+                store.write(batch)
+            else:
+                self._writer.commit(batch)
 
 
 def _numbers(header: Header) -> tuple[int, int]:

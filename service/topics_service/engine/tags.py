@@ -69,7 +69,7 @@ def indexed_to(stores: Iterable[Store], blocks: LogBlocks, seq: int) -> int:
         found = store.floor(Family.TAGS, keys.unindexed(blocks.log_id, seq))
         if found is not None and found[0] >= keys.unindexed_range(blocks.log_id)[0]:
             base = keys.tag_run(found[0])
-            if blocks.find(base).end_seq > seq:
+            if not blocks.is_below(base, seq):
                 return seq - 1
         end = min(end, next(marked(store, blocks.log_id, seq), end + 1) - 1)
     return end
@@ -88,7 +88,7 @@ def matching(
         for _, run, row in _rows(store, log_id, match.value, prefix=prefix):
             found.update(run + offset for offset in array("I", row))
         for base in marked(store, log_id) if blocks.marked is not False else ():
-            if base < bound and blocks.find(base).end_seq > s.earliest:
+            if base < bound and not blocks.is_below(base, s.earliest):
                 block = blocks.records(base, scan=True)
                 found.update(base + i for i in block.positions_of(match.value, prefix=prefix))
     at = max(s.sealed_to + 1, s.earliest)

@@ -5,6 +5,7 @@ from copy import copy
 from itertools import groupby
 
 from topics_service.engine import snapshot, tags
+from topics_service.engine.errors import TopicsError
 from topics_service.engine.log import Log
 from topics_service.engine.writer import Writer
 from topics_service.storage import kafkablock, keys
@@ -19,6 +20,7 @@ _SMALL_RECORDS = 64  # a block of less than both is merged with its small neighb
 _SMALL_BYTES = 16 << 10  # more (its bytes again) than it saves readers (2 us for each block that a page touches)
 _FULL_RECORDS = 1000  # merging stops here
 _FULL_BYTES = 256 << 10
+_USUAL_RATIO = 32  # batches of Kafka clients that are compressed better than that are not worth the time to inflate
 _RECLAIM_SEQS = 64
 _RECLAIM_BLOCKS = 256
 
@@ -27,11 +29,11 @@ def run(log: Log, writer: Writer, memory: Store) -> bool:
     """Do what is due on the log, a bounded slice of it. True if there is more to do at once."""
     s = log.view
     more = False
-    if log.unsealed_blocks >= SEAL_BLOCKS or s.head - max(s.sealed_to, s.earliest - 1) >= SEAL_RECORDS:
-        more = _seal(log, writer, memory)
     dead = s.earliest - s.reclaimed_to
     if s.earliest >= log.reclaimable_from and (dead >= _RECLAIM_SEQS or (dead > 0 and not s.count)):
-        more |= _reclaim(log, writer, memory)
+        more = _reclaim(log, writer, memory)  # first: what was not sealed has no index rows to look for
+    if not more and (log.unsealed_blocks >= SEAL_BLOCKS or s.head - max(s.sealed_to, s.earliest - 1) >= SEAL_RECORDS):
+        more = _seal(log, writer, memory)
     if log.unwritten:
         batch = writer.begin()
         batch.put(Family.LOGS, keys.u64(log.log_id), snapshot.encode(log.state))
@@ -90,25 +92,33 @@ def _seal(log: Log, writer: Writer, memory: Store) -> bool:
     return at <= stop
 
 
-def index_marked(log: Log, writer: Writer, memory: Store) -> bool:
-    """Index one block that sealing has passed over, of those that are alive. True if there are more."""
-    if log.blocks.marked is False:
+def index_marked(log: Log, writer: Writer, memory: Store, stop: int | None = None) -> bool:
+    """Index one block that sealing has passed over, of those alive that begin below `stop`. True if it found one.
+
+    One that is damaged keeps its mark: who deletes by tag while it is alive is told of it.
+    """
+    blocks, stores = log.blocks, tuple(reversed(log.stores(log.state)))  # the lower seqs first
+    if blocks.marked is False:
         return False
-    for store in log.stores(log.state):
-        bases = tags.marked(store, log.log_id)
-        base = next(bases, None)
-        if base is None:
-            continue
-        batch = store.batch() if store is memory else writer.begin()
-        batch.delete(Family.TAGS, keys.unindexed(log.log_id, base))
-        if log.blocks.find(base).end_seq > log.view.earliest:
-            tags.index(batch, log.log_id, (log.blocks.records(base, scan=True),))
-        if store is memory:
-            store.write(batch)
-        else:
-            writer.commit(batch)
-        return True
-    log.blocks.marked = False
+    for store in stores:
+        for base in tags.marked(store, log.log_id, blocks.marks_from):
+            if stop is not None and base >= stop:
+                return False
+            batch = store.batch() if store is memory else writer.begin()
+            batch.delete(Family.TAGS, keys.unindexed(log.log_id, base))
+            if not blocks.is_below(base, log.view.earliest):
+                try:
+                    tags.index(batch, log.log_id, (blocks.records(base, scan=True),))
+                except TopicsError:
+                    blocks.marks_from = base + 1
+                    continue
+            if store is memory:
+                store.write(batch)
+            else:
+                writer.commit(batch)
+            blocks.marks_from = base + 1
+            return True
+    blocks.marked = any(True for store in stores for _ in tags.marked(store, log.log_id))
     return False
 
 
@@ -123,19 +133,26 @@ def _groups(blocks: Iterable[StoredBlock]) -> Iterable[list[StoredBlock]]:
     group: list[StoredBlock] = []
     records = nbytes = 0
     for block in blocks:
-        small = block.count < _SMALL_RECORDS and block.nbytes < _SMALL_BYTES
-        fits = records + block.count <= _FULL_RECORDS and nbytes + block.nbytes <= _FULL_BYTES
-        if group and not (small and fits and type(block) is type(group[0])):
+        size = _size_in_memory(block) if block.count < _SMALL_RECORDS and block.nbytes < _SMALL_BYTES else None
+        fits = size is not None and records + block.count <= _FULL_RECORDS and nbytes + size <= _FULL_BYTES
+        if group and not (fits and type(block) is type(group[0])):
             yield group
             group, records, nbytes = [], 0, 0
-        if small:
+        if size is not None:
             group.append(block)
             records += block.count
-            nbytes += block.nbytes
+            nbytes += size
         else:
             yield [block]
     if group:
         yield group
+
+
+def _size_in_memory(block: StoredBlock) -> int | None:
+    """How many bytes readers of a small block get; None for one that inflates so much that it is none."""
+    if isinstance(block, KafkaBlock):
+        return block.inflated_size(min(_FULL_BYTES, _USUAL_RATIO * block.nbytes))
+    return block.nbytes
 
 
 def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
@@ -152,10 +169,16 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
         reclaimed_to, dropped = log.view.reclaimed_to, 0
         dead_tags: set[bytes] = set()
         for key, row in store.scan(Family.BLOCKS, start, stop):
+            base = keys.read_u64(key, 8)
             try:
-                block = decode(row, log.log_id, keys.read_u64(key, 8))
+                block = decode(row, log.log_id, base)
             except CorruptBlockError:
-                break  # its end is unknown: it stays, and nobody reads it
+                if not log.blocks.is_below(base, earliest):
+                    break  # its end is unknown: it stays, and nobody reads it
+                reclaimed_to, dropped = base + 1, dropped + 1
+                batch.delete(Family.TAGS, keys.unindexed(log.log_id, base))
+                batch.delete(Family.BLOCKS, key)
+                continue
             if block.end_seq > earliest:
                 kept.append(block.end_seq)
                 break
@@ -166,7 +189,7 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
             reclaimed_to = block.end_seq
             if isinstance(block, KafkaBlock) and tags.is_marked(store, block):
                 batch.delete(Family.TAGS, keys.unindexed(log.log_id, block.base_seq))
-            else:
+            elif block.base_seq <= log.view.sealed_to:
                 dead_tags.update(tag for tag in block.columns().tags or () if tag is not None)
             batch.delete(Family.BLOCKS, key)
             log.cache.drop(log.log_id, block.base_seq)  # harmless should the batch fail

@@ -59,7 +59,7 @@ class KafkaBlock(StoredBlock):
         firsts = accumulate((header.count for _, header in headers), initial=0)
         self.parts = [Part(first, at, header) for first, (at, header) in zip(firsts, headers, strict=False)]
         self.count = self.parts[-1].stop
-        self.max_ts = max(self.last_ts, *(part.header.max_ts for part in self.parts))
+        self.max_ts = max(part.header.max_ts for part in self.parts)
         self.cum_bytes = cum_bytes
         self.nbytes = len(body)
         self.weight = 1000 + 300 * len(self.parts) + len(body)
@@ -73,6 +73,16 @@ class KafkaBlock(StoredBlock):
     def batch(self, part: Part) -> memoryview:
         """The bytes of one batch, as they came."""
         return memoryview(self.body)[part.offset : part.offset + part.header.size]
+
+    def inflated_size(self, most: int) -> int | None:
+        """The bytes of all batches once they are inflated; None for more than `most`."""
+        total = 0
+        for part in self.parts:
+            size = recordbatch.inflated_size(self.batch(part), most - total)
+            if size is None:
+                return None
+            total += size
+        return total
 
     def sizes_upto(self, i: int) -> int:
         """See StoredBlock."""

@@ -252,3 +252,27 @@ async def test_only_partitions_with_news_are_read() -> None:
         assert asked == [77]
     finally:
         fetch.TURN_SECONDS = turn
+
+
+@in_fake_time
+async def test_too_much_to_wait_for_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "WAITING_WEIGHT", (256 << 20) // 250)
+    broker = broker_of()
+
+    def ask(times: int) -> Any:
+        body = broker.fetch_body(max_wait=60_000)
+        body["topics"][0]["partitions"] *= times
+        return broker.start_call(ApiKey.FETCH, 12, body)
+
+    waiting = ask(200)
+    assert not isinstance(waiting, dict)
+    assert broker.door.waiting == 200
+    assert len(ask(101)["responses"][0]["partitions"]) == 101, "there is no memory for it to wait"
+    few = ask(fetch.FEW)
+    assert broker.door.waiting == 300, "but for that"
+    waiting.cancel()
+    await steps(2)
+    assert broker.door.waiting == 100
+    await broker.produce(batch(b"a"))
+    assert len((await few)["responses"][0]["partitions"]) == 100
+    assert (broker.door.waiting, parked(broker)) == (0, 0)

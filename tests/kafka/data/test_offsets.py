@@ -180,6 +180,8 @@ async def test_describe_producers(broker: Broker) -> None:
     ) == [(7, 1, 3, START), (8, 0, 5, START)]
     assert {(each["coordinator_epoch"], each["current_txn_start_offset"]) for each in producers} == {(-1, -1)}
     assert mine["partitions"][1]["active_producers"] == []
+    often = {"topics": [{"name": "t", "partition_indexes": [0] * 10_000}]}
+    assert len((await broker.call(ApiKey.DESCRIBE_PRODUCERS, 0, often))["topics"][0]["partitions"]) == 1
     broker.context = broker.connect(Principal("k", frozenset({Scope.WRITE}), None))
     answer = await broker.call(ApiKey.DESCRIBE_PRODUCERS, 0, body)
     assert answer["topics"][0]["partitions"][0]["error_code"] == 29

@@ -1,6 +1,7 @@
 """Produce: what is taken, where it goes, and the code of everything that is refused."""
 
 import asyncio
+import itertools
 import struct
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from data_support import START, Broker, FakeClock, batch, position_after, read_records, with_fields
 from hypothesis import given
 
+from topics_kafka.handlers import produce
 from topics_kafka.protocol import ApiKey, ErrorCode
 from topics_kafka.settings import KafkaSettings
 from topics_service.api.auth import Principal, Scope
@@ -75,6 +77,8 @@ REFUSED = {
     "too large": (lambda: batch(b"x" * 1_048_588), ErrorCode.MESSAGE_TOO_LARGE),
     "a bomb": (lambda: batch(b"\0" * (65 << 20), codec=4), ErrorCode.MESSAGE_TOO_LARGE),
     "future": (lambda: batch(b"a", b"b", ts=[START, START + 3_600_001]), ErrorCode.INVALID_TIMESTAMP),
+    "the broker's time": (lambda: with_fields(batch(b"a"), attributes=8), ErrorCode.INVALID_TIMESTAMP),
+    "a producer without a number": (lambda: batch(b"a", producer=(5, 0, -1)), ErrorCode.INVALID_RECORD),
     "a lie about times": (lambda: with_fields(batch(b"a"), max_ts=1 << 62), ErrorCode.INVALID_TIMESTAMP),
 }  # fmt: skip
 
@@ -285,3 +289,40 @@ def test_hostile_batches(codec: int, changes: list[tuple[float, int]], cut: floa
             await broker.offsets(ts)
 
     asyncio.run(run())
+
+
+async def test_many_large_batches_are_appended_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce, "SHARED_SECONDS", 0.0)
+    broker = Broker()
+    broker.put("t", 3)
+    broker.commit.eager = False
+    may = itertools.cycle((True, False))
+    monkeypatch.setattr(broker.door.turns, "may", lambda: next(may))
+    body = broker.produce_body(batch(b"0"))
+    body["topic_data"][0]["partition_data"] += [{"index": i, "records": batch(b"%d" % i)} for i in (1, 2, 9)]
+    running = asyncio.ensure_future(broker.start_call(ApiKey.PRODUCE, 9, body))
+    heads = [[log.state.head for log in broker.engine.catalog.topics["t"].logs]]
+    assert broker.context.appending
+    while broker.context.appending:
+        await asyncio.sleep(0)
+        heads.append([log.state.head for log in broker.engine.catalog.topics["t"].logs])
+    assert [heads[i] for i in range(len(heads)) if heads[i] not in heads[:i]] == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert not running.done(), "not durable yet"
+    broker.commit.sync()
+    found = broker.encoded(ApiKey.PRODUCE, 9, await running)["responses"][0]["partition_responses"]
+    assert [(each["index"], each["error_code"], each["base_offset"]) for each in found] == [
+        (0, 0, 0), (1, 0, 0), (2, 0, 0), (9, 3, -1)
+    ]  # fmt: skip
+
+
+async def test_a_topic_that_goes_between_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce, "SHARED_SECONDS", 0.0)
+    broker = Broker()
+    broker.put("t", 2)
+    body = broker.produce_body(batch(b"0"), acks=0)
+    body["topic_data"][0]["partition_data"].append({"index": 1, "records": batch(b"1")})
+    running = asyncio.ensure_future(broker.start_call(ApiKey.PRODUCE, 9, body))
+    broker.engine.delete_topic("t")
+    assert await running is None
+    assert broker.context.closing, "acks=0 has no other way to tell"
+    assert not broker.context.appending

@@ -3,7 +3,7 @@
 import pytest
 
 from support.kafka_members import REBALANCE_MS, SESSION_MS, Classic, World, assignment, settle, subscription
-from topics_service.engine.group.members import Beat, GroupError, Leaving, SyncRequest
+from topics_service.engine.group.members import MEMBER_BYTES, Beat, GroupError, Leaving, SyncRequest
 
 OK = GroupError.NONE
 
@@ -64,13 +64,19 @@ def test_the_leader_brings_the_assignments_of_all() -> None:
         ({"member_id": "m"}, GroupError.UNKNOWN_MEMBER_ID),
         ({"member_id": "m", "instance_id": "i"}, GroupError.UNKNOWN_MEMBER_ID),
         ({"protocols": [("p", bytes(1 << 20))]}, GroupError.INVALID_REQUEST),
+        ({"protocols": [(f"p{i}", b"") for i in range(101)]}, GroupError.INVALID_REQUEST),
+        ({"protocol_type": "x" * 256}, GroupError.INVALID_REQUEST),
+        ({"instance_id": "x" * 256}, GroupError.INVALID_REQUEST),
+        ({"instance_id": ""}, GroupError.INVALID_REQUEST),
     ],
 )
 def test_joins_that_are_refused(fields: dict[str, object], error: GroupError) -> None:
-    reply = Classic(World(), **fields).join()  # type: ignore[arg-type]
+    world = World()
+    reply = Classic(world, **fields).join()  # type: ignore[arg-type]
     assert reply is not None
     assert reply.error is error
     assert reply.generation == -1
+    assert world.coordinator.summaries() == []
 
 
 def test_members_must_share_a_protocol_and_its_type() -> None:
@@ -426,6 +432,32 @@ def test_groups_are_bounded() -> None:
     assert [ghost.joins[-1].error for ghost in ghosts] == expected
 
 
+def test_what_members_make_us_keep_is_bounded() -> None:
+    world = World(max_group_bytes=2 * MEMBER_BYTES + 2_000, max_bytes=3 * MEMBER_BYTES + 3_000)
+
+    def join(member: Classic, size: int) -> GroupError:
+        member.protocols = [("p", bytes(size - 1))]
+        reply = member.join()
+        return OK if reply is None else reply.error
+
+    first, second, elsewhere = Classic(world), Classic(world, needs_id=False), Classic(world, group="h")
+    assert join(first, 1_500) is OK
+    assert join(second, 501) is GroupError.GROUP_MAX_SIZE_REACHED
+    assert join(elsewhere, MEMBER_BYTES + 1_501) is GroupError.GROUP_MAX_SIZE_REACHED
+    assert join(elsewhere, MEMBER_BYTES + 1_500) is OK
+    first.sync_with([])
+    assert join(first, 1_501) is GroupError.GROUP_MAX_SIZE_REACHED
+    assert join(first, 999) is OK
+    first.sync_with([])
+    elsewhere.sync_with([])
+    assert join(elsewhere, 1) is OK
+    assert join(second, 501) is OK
+    world.restart()
+    assert world.coordinator._run.weight > 0
+    world.advance(2 * SESSION_MS + 2 * REBALANCE_MS)
+    assert world.coordinator._run.weight == 0
+
+
 def test_assignments_are_bounded() -> None:
     world = World(max_assignment_bytes=10)
     member = Classic(world)
@@ -733,9 +765,7 @@ def test_groups_without_members_are_forgotten_in_time() -> None:
     world = World(empty_retention_ms=5_000)
     ghost = Classic(world, session_ms=1_000)
     ghost._join()
-    refused = Classic(world, group="h", protocols=[])
-    refused.join()
-    assert len(world.coordinator.summaries()) == 2
+    assert len(world.coordinator.summaries()) == 1
     world.advance(6_001)
     assert world.coordinator.summaries() == []
     member = stable(world, 1)[0]

@@ -3,7 +3,7 @@
 import pytest
 
 from support.kafka_members import REBALANCE_MS, Modern, Topics, World, until_quiet
-from topics_service.engine.group.members import Beat, GroupError, Leaving
+from topics_service.engine.group.members import MEMBER_BYTES, Beat, GroupError, Leaving
 
 OK = GroupError.NONE
 SESSION_MS = 45_000
@@ -92,11 +92,13 @@ def test_only_what_has_to_move_moves() -> None:
         ({"member_id": "x" * 256}, GroupError.INVALID_REQUEST),
         ({"instance_id": ""}, GroupError.INVALID_REQUEST),
         ({"rack": ""}, GroupError.INVALID_REQUEST),
+        ({"rack": "x" * 256}, GroupError.INVALID_REQUEST),
         ({"rebalance_ms": -1}, GroupError.INVALID_REQUEST),
         ({"owned": None}, GroupError.INVALID_REQUEST),
         ({"owned": [(bytes(16), 0)]}, GroupError.INVALID_REQUEST),
         ({"names": None}, GroupError.INVALID_REQUEST),
         ({"names": ["t"] * 10_001}, GroupError.INVALID_REQUEST),
+        ({"names": ["t" * 2_000] * 1_000}, GroupError.INVALID_REQUEST),
         ({"epoch": -3}, GroupError.INVALID_REQUEST),
         ({"epoch": -2}, GroupError.INVALID_REQUEST),
         ({"epoch": 1}, GroupError.UNKNOWN_MEMBER_ID),
@@ -121,6 +123,28 @@ def test_beats_that_are_refused_change_nothing(fields: dict[str, object], error:
     assert world.store == stored
     known.step()
     assert known.epoch == epoch
+    if beat.group:
+        beat.group = "new"
+        assert world.coordinator.consumer_heartbeat(beat).error
+        assert [name for name, *_ in world.coordinator.summaries()] == ["g"]
+
+
+def test_what_members_make_us_keep_is_bounded() -> None:
+    world = World(max_group_bytes=2 * MEMBER_BYTES + 2_000, max_bytes=2 * MEMBER_BYTES + 3_000)
+    first, second = Modern(world, "a", names=["x" * 1_436]), Modern(world, "b", names=["y" * 437])
+    elsewhere = Modern(world, "c", group="h", names=["z" * 1_437])
+    assert first.step().error is OK
+    assert second.step().error is GroupError.GROUP_MAX_SIZE_REACHED
+    assert elsewhere.step().error is GroupError.GROUP_MAX_SIZE_REACHED
+    first.beat(names=["x" * 1_435])
+    first.beat(names=["x" * 1_435])
+    assert second.step().error is OK
+    world.restart()
+    assert world.coordinator._run.weight == 2 * MEMBER_BYTES + 2_000
+    second.beat(epoch=-1)
+    assert world.coordinator._run.weight == MEMBER_BYTES + 1_499
+    world.advance(SESSION_MS)
+    assert world.coordinator._run.weight == 0
 
 
 def test_a_member_without_an_id_is_given_one() -> None:
@@ -376,6 +400,23 @@ class TestPatterns:
         world = World(Topics(**{"a" * 200: 1}))
         member = Modern(world, "m", names=None, regex="(a*)*b")
         assert member.beat().assignment == {}
+
+    def test_they_are_matched_once_for_all_who_have_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        topics = Topics(a=1, b=1, c=1)
+        world, names, reads = World(topics), topics.names, []
+        monkeypatch.setattr(topics, "names", lambda: reads.append(1) or names())
+        world.restart()
+        members = [Modern(world, f"m{i}", names=None, regex="[a-z]") for i in range(20)]
+        until_quiet(*members)
+        assert len(reads) == 1
+        secret = Modern(world, "limited", group="h", names=None, regex="[a-z]")
+        secret.beat(allowed=lambda name: name == "a")
+        assert secret.target == world.topics.partitions("a")
+        topics.put("d", 1)
+        world.change_topics()
+        until_quiet(*members)
+        assert len(reads) == 3
+        assert set().union(*[member.owned for member in members]) == world.topics.partitions("abcd")
 
     def test_a_restart_keeps_what_they_found_until_the_member_is_heard_of(self) -> None:
         world = World(Topics(a=1, secret=1))

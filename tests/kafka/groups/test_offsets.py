@@ -75,6 +75,34 @@ async def fetch(
     }
 
 
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH))
+async def test_what_is_asked_for_many_times_is_told_once(broker: Broker, version: int) -> None:
+    await broker.put("t", 2, records=5)
+    await commit(broker, {("t", 0): 3})
+    key, topic = ("topic_id", broker.topic_id("t")) if version >= 10 else ("name", "t")
+    topics = [{key: topic, "partition_indexes": indexes} for indexes in ([0] * 1_000, [1, 0, 1], [0])]
+    one = {"group_id": "g", "topics": topics, "member_id": None, "member_epoch": NONE}
+    body: Message = {"groups": [one]} if version >= 8 else one
+    response = await broker.call(ApiKey.OFFSET_FETCH, version, **body, require_stable=False)
+    found = response["groups"][0] if version >= 8 else response
+    told = [(p["partition_index"], p["committed_offset"]) for each in found["topics"] for p in each["partitions"]]
+    assert told == [(0, 3), (1, -1)]
+
+
+async def test_a_group_that_is_named_many_times_is_described_once(broker: Broker) -> None:
+    await broker.put("t")
+    await join(broker)
+    response = await broker.call(ApiKey.DESCRIBE_GROUPS, 5, groups=["g", "x"] * 99, include_authorized_operations=False)
+    assert [group["group_id"] for group in response["groups"]] == ["g", "x"]
+    body = {"group_ids": ["g", "x"] * 99, "include_authorized_operations": False}
+    response = await broker.call(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, **body)
+    assert [group["group_id"] for group in response["groups"]] == ["g", "x"]
+    one = {"topics": None, "member_id": None, "member_epoch": NONE}
+    groups = [{"group_id": name, **one} for name in ("g", "x", "g")]
+    response = await broker.call(ApiKey.OFFSET_FETCH, 9, groups=groups, require_stable=False)
+    assert [(group["group_id"], group["error_code"]) for group in response["groups"]] == [("g", 42), ("x", 42)]
+
+
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
 async def test_commits_of_every_version(broker: Broker, version: int) -> None:
     await broker.put("t", 2, records=5)

@@ -242,3 +242,9 @@ def test_what_is_named_twice(wire: Wire, name: str) -> None:
     assert patch(wire, "no.such.topic") == 3
     assert alter(wire, name, {}, kind=8) == 42
     assert SUPPORTED[ApiKey.ALTER_CONFIGS] == (0, 2)
+
+
+def test_no_names_are_all_names(wire: Wire, name: str) -> None:
+    asked = {"resource_type": 2, "resource_name": name, "configuration_keys": []}
+    (found,) = wire.call(ApiKey.DESCRIBE_CONFIGS, 4, resources=[asked])["results"]
+    assert found["configs"] == describe(wire, name)["configs"] != []

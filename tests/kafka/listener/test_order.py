@@ -1,6 +1,7 @@
 """Requests of one connection: their order, how many run, what ends them. With handlers that the tests control."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from topics_kafka.handlers import Context
 from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.session import MOST_PIPELINED
+from topics_kafka.turns import SHARED_SECONDS
 
 from .conftest import Connect, Serve, keys
 
@@ -226,3 +228,76 @@ async def test_a_key_without_a_free_slot_waits_for_one(serve: Serve, connect: Co
     work.release(1)
     for client in clients:
         assert (await client.receive(ApiKey.PRODUCE, 7))[0] == 9
+
+
+async def test_a_produce_that_is_not_appended_yet_holds_the_next_one(serve: Serve, connect: Connect) -> None:
+    class Slow(Work):
+        def __call__(self, context: Context, version: int, request: Message) -> Awaitable[Message | None]:
+            context.appending = not self.started
+            self.context = context
+            return super().__call__(context, version, request)
+
+    work = Slow({"responses": []})
+    client = await connect(await serve({ApiKey.PRODUCE: work}))
+    for number in range(4):
+        client.send(ApiKey.PRODUCE, 7, number, **PRODUCE)
+    await until(lambda: work.started)
+    await settle()
+    assert len(work.started) == 1
+    work.context.appending = False
+    work.release(0)
+    await until(lambda: len(work.started) == 4)
+    work.release(1, 2, 3)
+    assert [(await client.receive(ApiKey.PRODUCE, 7))[0] for _ in range(4)] == [0, 1, 2, 3]
+
+
+async def test_all_connections_together_leave_the_loop_its_turns(serve: Serve, connect: Connect) -> None:
+    running = 0
+    most = 0
+
+    def slow(context: Context, version: int, request: Message) -> Message:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(SHARED_SECONDS)
+        return {"responses": []}
+
+    def turn() -> None:
+        nonlocal running
+        running = 0
+        loop.call_soon(turn)
+
+    server = await serve({ApiKey.PRODUCE: slow})
+    clients = [await connect(server) for _ in range(8)]
+    loop = asyncio.get_running_loop()
+    loop.call_soon(turn)
+    large = [{"name": "x" * 100, "partition_data": []}] * 1000  # more than is read at once
+    for number in range(3):
+        for client in clients:
+            client.send(ApiKey.PRODUCE, 7, number, **(PRODUCE | {"topic_data": large if number == 1 else []}))
+    for client in clients:
+        assert [(await client.receive(ApiKey.PRODUCE, 7))[0] for _ in range(3)] == [0, 1, 2]
+    assert most <= 2, "one ends this turn, and one begins the next"
+    assert server.budget.used == 0
+
+
+async def test_a_connection_that_ends_in_line_leaves_nothing(serve: Serve, connect: Connect) -> None:
+    started = 0
+
+    def slow(context: Context, version: int, request: Message) -> Message:
+        nonlocal started
+        started += 1
+        time.sleep(SHARED_SECONDS)
+        return {"responses": []}
+
+    server = await serve({ApiKey.PRODUCE: slow})
+    clients = [await connect(server) for _ in range(20)]
+    large = [{"name": "x" * 100, "partition_data": []}] * 1000
+    for client in clients:
+        client.send(ApiKey.PRODUCE, 7, 1, **(PRODUCE | {"topic_data": large}))
+    await until(lambda: started >= 2)
+    for client in clients:
+        client.writer.transport.abort()
+    await until(lambda: server.statistics.connections == 0)
+    await settle()
+    assert server.budget.used == 0

@@ -234,8 +234,8 @@ def test_a_size_that_is_only_claimed_is_not_allocated() -> None:
 
 
 def test_many_tiny_records_take_bounded_memory() -> None:
-    """2 MiB of the smallest records, which a hundredth of that says in zstd."""
-    count = 2 * MIB // 9
+    """As many of the smallest records as a batch may have, which a hundredth of their bytes says in zstd."""
+    count = recordbatch.MAX_RECORDS
     batch = batch_of(b"".join(record(i, None, None) for i in range(count)), count, "zstd")
     tracemalloc.start()
     try:
@@ -243,7 +243,15 @@ def test_many_tiny_records_take_bounded_memory() -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 20 * MIB
+    assert peak < 12 * MIB
+
+
+def test_too_many_records() -> None:
+    count = recordbatch.MAX_RECORDS + 1
+    batch = batch_of(b"".join(record(i, None, None) for i in range(count)), count, "zstd")
+    with pytest.raises(recordbatch.InvalidBatchError) as refused:
+        recordbatch.check(batch, max_bytes=4 * MIB)
+    assert refused.value.code == "too_large"
 
 
 @pytest.mark.parametrize("claims", ["what it has", "more than it has"])

@@ -7,7 +7,7 @@ A member's session runs out unless it is heard of, but not while we owe it an an
 from collections import Counter
 from functools import partial
 
-from topics_service.engine.group.classic_member import ClassicMember, JoinRespond, SyncRespond, subscription
+from topics_service.engine.group.classic_member import ClassicMember, JoinRespond, SyncRespond, size_of, subscription
 from topics_service.engine.group.members import (
     GroupError,
     JoinedMember,
@@ -28,6 +28,8 @@ COMPLETING = "CompletingRebalance"
 STABLE = "Stable"
 
 _UNSTORED = 1_000
+_MAX_PROTOCOLS = 100
+_MAX_ID_CHARS = 255
 
 
 class ClassicGroup:
@@ -58,7 +60,7 @@ class ClassicGroup:
 
     def join(self, request: JoinRequest, respond: JoinRespond) -> None:
         """Answer now or when the round of joins ends. Raises RefusedError."""
-        self._check_join(request)
+        self.check_join(request)
         member_id, instance_id = request.member_id, request.instance_id
         if not member_id:
             known = self.statics.get(instance_id) if instance_id is not None else None
@@ -198,15 +200,21 @@ class ClassicGroup:
 
     # --- joining
 
-    def _check_join(self, request: JoinRequest) -> None:
+    def check_join(self, request: JoinRequest) -> None:
+        """Raise RefusedError if nobody could join like this."""
         settings = self._run.settings
         if not settings.min_session_ms <= request.session_ms <= settings.max_session_ms:
             raise RefusedError(GroupError.INVALID_SESSION_TIMEOUT)
         if not request.protocols or not request.protocol_type:
             raise RefusedError(GroupError.INCONSISTENT_GROUP_PROTOCOL)
-        if sum(len(name) + len(metadata) for name, metadata in request.protocols) > settings.max_metadata_bytes:
-            raise RefusedError(GroupError.INVALID_REQUEST)
+        if len(request.protocols) > _MAX_PROTOCOLS:
+            raise RefusedError(GroupError.INVALID_REQUEST, f"a member knows at most {_MAX_PROTOCOLS} protocols")
+        if request.instance_id == "":
+            raise RefusedError(GroupError.INVALID_REQUEST, "an instance id can't be empty")
+        if max(len(request.instance_id or ""), len(request.protocol_type)) > _MAX_ID_CHARS:
+            raise RefusedError(GroupError.INVALID_REQUEST, f"ids have at most {_MAX_ID_CHARS} characters")
         replaced = request.member_id or self.statics.get(request.instance_id or "", "")
+        self._run.check_size(size_of(request.protocols), self.members.values(), self.members.get(replaced))
         others = [member for member in self.members.values() if member.member_id != replaced]
         if len(others) >= settings.max_members:
             raise RefusedError(GroupError.GROUP_MAX_SIZE_REACHED)
@@ -238,6 +246,7 @@ class ClassicGroup:
     def _add(self, member_id: str, request: JoinRequest, respond: JoinRespond) -> ClassicMember:
         member = self.enter(member_id, request.instance_id)
         member.update(request)
+        self._run.weigh(member)
         self._is_growing = True
         self._await(member, request, respond)
         return member
@@ -257,6 +266,7 @@ class ClassicGroup:
         leads = member.member_id == self.leader
         if self.state == PREPARING or is_changed or (self.state == STABLE and leads):
             member.update(request)
+            self._run.weigh(member)
             self._await(member, request, respond)
         else:  # its client missed the answer, or does not know that nothing has changed
             self._hear(member)
@@ -272,6 +282,7 @@ class ClassicGroup:
         member = self.enter(self._new_id(request), request.instance_id)
         member.update(request)
         member.assignment = old.assignment
+        self._run.weigh(member)
         if led:
             self.leader = member.member_id
         if was_unsynced:
@@ -304,7 +315,9 @@ class ClassicGroup:
     def rebalance(self) -> None:
         """Begin a round of joins."""
         for member in self.members.values():
-            member.assignment = b"" if self.state == COMPLETING else member.assignment
+            if self.state == COMPLETING and member.assignment:
+                member.assignment = b""
+                self._run.weigh(member)
             self._answer_sync(member, GroupError.REBALANCE_IN_PROGRESS)
         self.unsynced.clear()
         was_empty, self.state = self.state == EMPTY, PREPARING
@@ -381,7 +394,8 @@ class ClassicGroup:
         return votes.most_common(1)[0][0]
 
     def _check_assignments(self, request: SyncRequest) -> None:
-        if sum(len(assignment) for _, assignment in request.assignments) > self._run.settings.max_assignment_bytes:
+        size, settings = sum(len(assignment) for _, assignment in request.assignments), self._run.settings
+        if size > settings.max_assignment_bytes or self._run.weight + size > settings.max_bytes:
             raise RefusedError(GroupError.INVALID_REQUEST)
 
     def _settle(self, assignments: dict[str, bytes]) -> None:
@@ -389,6 +403,7 @@ class ClassicGroup:
         self.state = STABLE
         for member in self.members.values():
             member.assignment = assignments.get(member.member_id, b"")
+            self._run.weigh(member)
             self._answer_sync(member)
         self._run.touched.add(self.name)
 
@@ -415,6 +430,7 @@ class ClassicGroup:
 
     def _remove(self, member: ClassicMember, error: GroupError = GroupError.UNKNOWN_MEMBER_ID) -> None:
         del self.members[member.member_id]
+        self._run.weigh(member, is_gone=True)
         member.session.cancel()
         self.unsynced.discard(member.member_id)
         if member.instance_id is not None:

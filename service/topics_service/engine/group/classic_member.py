@@ -1,9 +1,9 @@
 """A member of a classic group, as the group's state machine keeps it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from topics_service.engine.group.members import Client, JoinReply, JoinRequest, SyncReply
+from topics_service.engine.group.members import MEMBER_BYTES, Client, JoinReply, JoinRequest, SyncReply
 from topics_service.engine.group.subscriptions import consumer_topics
 from topics_service.engine.group.timers import Alarm
 
@@ -30,12 +30,23 @@ class ClassicMember:
     is_told: bool = False
     join: JoinRespond | None = None
     sync: SyncRespond | None = None
+    weight: int = 0
+
+    @property
+    def size(self) -> int:
+        """See Weighed."""
+        return size_of(self.protocols.items()) + len(self.assignment)
 
     def update(self, request: JoinRequest) -> None:
         """What the member says of itself now."""
         self.client = request.client
         self.session_ms, self.rebalance_ms = request.session_ms, request.rebalance_ms
         self.protocols = dict(request.protocols)
+
+
+def size_of(protocols: Iterable[tuple[str, bytes]]) -> int:
+    """What the protocols of a member count."""
+    return MEMBER_BYTES + sum(len(name) + len(metadata) for name, metadata in protocols)
 
 
 def subscription(protocol_type: str, protocols: dict[str, bytes]) -> list[tuple[str, object]]:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from functools import partial
 
 from topics_service.engine.group.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, Subscriber
-from topics_service.engine.group.consumer_member import LEFT, ConsumerMember, by_topic
+from topics_service.engine.group.consumer_member import LEFT, ConsumerMember, by_topic, size_of
 from topics_service.engine.group.members import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
@@ -78,10 +78,9 @@ class ConsumerGroup:
 
     def heartbeat(self, beat: Beat) -> BeatReply:
         """Take in what the member tells and move it towards its target. Raises RefusedError."""
-        _check_form(beat)
+        pattern = self.check(beat)
         if beat.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
             return self._leave(beat)
-        pattern = self._pattern(beat)
         member = self._joining(beat) if beat.epoch == JOIN_EPOCH else self._current(beat)
         before = member.epoch, dict(member.assigned), set(member.revoking)
         member.packed = None
@@ -105,6 +104,14 @@ class ConsumerGroup:
             heartbeat_ms=self._run.settings.heartbeat_ms,
             assignment=by_topic(member.assigned) if tells else None,
         )
+
+    def check(self, beat: Beat) -> Pattern | None:
+        """Raise RefusedError if the beat can't be one, or has too large a subscription; else its pattern, compiled."""
+        _check_form(beat)
+        if beat.names is not None:
+            member_id = self.statics.get(beat.instance_id or "", beat.member_id)
+            self._run.check_size(size_of(beat.names), self.members.values(), self.members.get(member_id))
+        return self._pattern(beat)
 
     def leave(self, leaving: list[Leaving]) -> list[GroupError]:
         """Let static members go whom an operator names by their instance ids."""
@@ -139,7 +146,7 @@ class ConsumerGroup:
 
     def subscribed(self) -> set[str]:
         """The topics that its members subscribe to."""
-        return {name for member in self.members.values() for name in member.topics}
+        return set().union(*{member.topics for member in self.members.values()})
 
     def forget(self, member_id: str, respond: object) -> None:
         """No answer is ever held."""
@@ -190,10 +197,12 @@ class ConsumerGroup:
         old.session.cancel()
         old.revocation.cancel()
         del self.members[old.member_id]
+        self._run.weigh(old, is_gone=True)
         member = self.enter(member_id, old.instance_id)
         member.names, member.regex, member.pattern, member.matched = old.names, old.regex, old.pattern, old.matched
         member.rack, member.assignor, member.rebalance_ms = old.rack, old.assignor, old.rebalance_ms
         member.assigned = old.assigned
+        self._run.weigh(member)
         for part in member.assigned:
             self.owners[part] = member_id
         self.target[member_id] = self.target.pop(old.member_id, set())
@@ -247,6 +256,7 @@ class ConsumerGroup:
 
     def _remove(self, member: ConsumerMember) -> None:
         del self.members[member.member_id]
+        self._run.weigh(member, is_gone=True)
         if member.instance_id is not None:
             del self.statics[member.instance_id]
         member.session.cancel()
@@ -274,8 +284,10 @@ class ConsumerGroup:
         """Bring the target up to date with the subscriptions and the topics."""
         is_new, is_unheard = member.member_id not in self.target, member.allowed is None
         is_changed = member.update(beat, pattern)
+        if is_changed:
+            self._run.weigh(member)
         if is_changed or is_unheard:
-            is_changed |= member.match(self._run.topics.names)
+            is_changed |= member.match(self._run.matches, self._run.topics_version)
         is_changed |= is_new
         is_changed |= self._match()
         version = self._run.topics_version
@@ -301,7 +313,7 @@ class ConsumerGroup:
         if members and at is not None and now - at < self._run.settings.regex_refresh_ms:
             return False
         self._matched_version, self._matched_at = self._run.topics_version, now
-        changes = [member.match(self._run.topics.names) for member in members]
+        changes = [member.match(self._run.matches, self._run.topics_version) for member in members]
         return any(changes)
 
     def _assign(self) -> None:
@@ -368,8 +380,8 @@ def _check_form(beat: Beat) -> None:
         problem = "a member id is missing"
     elif beat.instance_id == "" or beat.rack == "":
         problem = "an instance id or rack can't be empty"
-    elif max(len(beat.member_id), len(beat.instance_id or "")) > _MAX_ID_CHARS:
-        problem = f"ids have at most {_MAX_ID_CHARS} characters"
+    elif max(len(beat.member_id), len(beat.instance_id or ""), len(beat.rack or "")) > _MAX_ID_CHARS:
+        problem = f"ids and racks have at most {_MAX_ID_CHARS} characters"
     elif beat.epoch == STATIC_LEAVE_EPOCH and beat.instance_id is None:
         problem = "only a static member can leave for a while"
     elif joins and beat.rebalance_ms == -1:

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from topics_service.engine.group.members import Beat, Client, Partition
-from topics_service.engine.group.subscriptions import Pattern, matching
+from topics_service.engine.group.members import MEMBER_BYTES, Beat, Client, Partition
+from topics_service.engine.group.subscriptions import Matches, Pattern
 from topics_service.engine.group.timers import Alarm
+
+_NAME_BYTES = 64  # what a name takes beside its characters
 
 LEFT = -2  # the epoch of a static member that is away
 
@@ -37,11 +39,17 @@ class ConsumerMember:
     assigned: dict[Partition, int] = field(default_factory=dict)
     revoking: set[Partition] = field(default_factory=set)
     packed: bytes | None = None
+    weight: int = 0
 
     @property
     def topics(self) -> frozenset[str]:
         """All topics that it subscribes to."""
-        return self.names | self.matched if self.matched else self.names
+        return self.names | self.matched if self.matched and self.names else self.matched or self.names
+
+    @property
+    def size(self) -> int:
+        """See Weighed."""
+        return size_of(self.names)
 
     def update(self, beat: Beat, pattern: Pattern | None) -> bool:
         """Take over what the beat tells; whether the subscription has changed. `pattern` is the beat's, compiled."""
@@ -63,14 +71,19 @@ class ConsumerMember:
                 self.matched = frozenset()
         return before != (self.names, self.regex)
 
-    def match(self, names: Callable[[], Iterable[str]]) -> bool:
-        """Find the topics of the pattern anew; whether they have changed."""
+    def match(self, matches: Matches, version: int) -> bool:
+        """Find the topics of the pattern in this version of the topics; whether they have changed."""
         if self.pattern is None or self.allowed is None:
             return False
         before = self.matched
-        self.matched = frozenset(filter(self.allowed, matching(self.pattern, names())))
+        self.matched = matches.of(self.regex or "", self.pattern, self.allowed, version)
         self.packed = self.packed if before == self.matched else None
         return before != self.matched
+
+
+def size_of(names: Iterable[str]) -> int:
+    """What a subscription to these topics counts."""
+    return MEMBER_BYTES + sum(len(name) + _NAME_BYTES for name in names)
 
 
 def by_topic(parts: Iterable[Partition]) -> dict[bytes, list[int]]:

@@ -265,7 +265,9 @@ class Coordinator:
             return found
         if request.member_id:
             raise RefusedError(GroupError.UNKNOWN_MEMBER_ID)
-        return self._enter(ClassicGroup(request.group, self._run), found)
+        group = ClassicGroup(request.group, self._run)
+        group.check_join(request)  # or requests that are refused would leave groups behind
+        return self._enter(group, found)
 
     def _consumer(self, beat: Beat) -> ConsumerGroup:
         if not beat.group:
@@ -277,7 +279,9 @@ class Coordinator:
             return found
         if beat.epoch != JOIN_EPOCH:
             raise RefusedError(GroupError.UNKNOWN_MEMBER_ID, f"{beat.member_id} is not a member of the group")
-        return self._enter(ConsumerGroup(beat.group, self._run), found)
+        group = ConsumerGroup(beat.group, self._run)
+        group.check(beat)
+        return self._enter(group, found)
 
     def _enter(self, group: AnyGroup, instead_of: Group | None) -> AnyGroup:
         """Add a group, or let it take the place of an empty one of the other type."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from msgspec.structs import replace
+
 from topics_service.engine import names, retention
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
@@ -18,6 +20,7 @@ from topics_service.engine.group.positions import (
     GroupSummary,
     ListGroupsReply,
     ListGroupsRequest,
+    Membership,
     NoCoordinator,
     Position,
     PositionState,
@@ -122,7 +125,7 @@ class Groups:
             group=name,
             created_ts=group.created_ts,
             last_commit_ts=group.last_commit_ts,
-            membership=self.coordinator.membership(name),
+            membership=_seen(self.coordinator.membership(name), allowed),
             positions=self.positions(name, allowed=allowed),
         )
 
@@ -291,6 +294,7 @@ class Groups:
     def sweep(self) -> None:
         """Let go of groups that nobody has used for long, and keep in mind which are used; a slice of them a call.
 
+        Those without a position go after an hour: joining makes a group, and names are easily made up.
         A group that a topic retains records for stays: to lose its place would mean to hold back everything.
         """
         retention_ms = self._limits.group_retention_ms
@@ -304,7 +308,9 @@ class Groups:
             group = self.roster.by_name[name]
             if not self.coordinator.is_empty(name):
                 group.active_ts = max(group.active_ts, now)
-            elif now - group.active_ts > retention_ms and not self.roster.is_retained_for(group):
+            elif now - group.active_ts > (retention_ms if group.size else grain) and not self.roster.is_retained_for(
+                group
+            ):
                 gone.append(group)
             if group.active_ts - group.stored_ts > grain:
                 used.append(group)
@@ -423,6 +429,17 @@ class Groups:
     def _check_empty(self, name: str) -> None:
         if not self.coordinator.is_empty(name):
             raise TopicsError(Reason.GROUP_NOT_EMPTY, f'group "{name}" has members', {"group": name})
+
+
+def _seen(membership: Membership, allowed: tuple[str, ...] | None) -> Membership:
+    """The membership without what members have in topics that do not start with one of `allowed`."""
+    if allowed is None:
+        return membership
+    members = [
+        replace(member, partitions=tuple(part for part in member.partitions if part[0].startswith(allowed)))
+        for member in membership.members
+    ]
+    return replace(membership, members=members)
 
 
 def _state(topic: Topic, partition: int, position: Position, now: int) -> PositionState:

@@ -17,6 +17,8 @@ JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 STATIC_LEAVE_EPOCH = -2
 
+MEMBER_BYTES = 1_024  # what a member without a subscription counts
+
 
 class GroupError(IntEnum):
     """Why a member is refused: the numbers of the Kafka protocol, on which its clients base what they do next."""
@@ -60,7 +62,9 @@ class GroupSettings(Struct, frozen=True, kw_only=True):
     heartbeat_ms: int = 1_000  # what `consumer` members are told
     session_ms: int = 45_000  # of `consumer` members
     max_members: int = 1_000
-    max_metadata_bytes: int = 1 << 20  # of one member
+    max_metadata_bytes: int = 1 << 20  # of one member: its subscription, and MEMBER_BYTES
+    max_group_bytes: int = 32 << 20  # the same of all members of a group
+    max_bytes: int = 128 << 20  # the same of all groups, with the assignments of classic ones
     max_assignment_bytes: int = 16 << 20  # of one classic group
     max_regex_chars: int = 1_024
     regex_refresh_ms: int = 1_000  # a group matches its patterns anew at most so often

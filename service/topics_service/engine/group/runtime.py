@@ -1,11 +1,23 @@
 """What the groups of one coordinator share: time, alarms, settings, topics, and the way out for what they decide."""
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
-from topics_service.engine.group.members import GroupSettings, TopicsView
+from topics_service.engine.group.members import GroupError, GroupSettings, RefusedError, TopicsView
+from topics_service.engine.group.subscriptions import Matches
 from topics_service.engine.group.timers import Alarm, Timers
+
+
+class Weighed(Protocol):
+    """A member: how many bytes of its own we keep, and how many of them are counted."""
+
+    weight: int
+
+    @property
+    def size(self) -> int:
+        """The bytes that we keep."""
+        ...
 
 
 class Runtime:
@@ -24,6 +36,8 @@ class Runtime:
         self.settings = settings
         self.timers = Timers()
         self.topics_version = 0
+        self.matches = Matches(topics.names)
+        self.weight = 0  # bytes that clients have us keep
         self.held: dict[Any, tuple[str, str]] = {}
         self.outbox: deque[tuple[Any, Any]] = deque()
         self.touched: set[str] = set()
@@ -41,6 +55,32 @@ class Runtime:
         """Answer a request, held before or not."""
         self.held.pop(respond, None)
         self.outbox.append((respond, reply))
+
+    def check_size(self, size: int, members: Iterable[Weighed], member: Weighed | None) -> None:
+        """Raise RefusedError if there is no room for a subscription of `size` in a group with these members.
+
+        `member` is who it replaces the subscription of, if there is one.
+        """
+        settings = self.settings
+        if size > settings.max_metadata_bytes:
+            raise RefusedError(
+                GroupError.INVALID_REQUEST, f"a subscription has at most {settings.max_metadata_bytes} bytes"
+            )
+        more = size - (0 if member is None else member.weight)
+        if more <= 0:
+            return
+        if sum(each.weight for each in members) + more > settings.max_group_bytes:
+            raise RefusedError(
+                GroupError.GROUP_MAX_SIZE_REACHED, f"a group subscribes with at most {settings.max_group_bytes} bytes"
+            )
+        if self.weight + more > settings.max_bytes:
+            raise RefusedError(GroupError.GROUP_MAX_SIZE_REACHED, "all groups together take too much memory")
+
+    def weigh(self, member: Weighed, *, is_gone: bool = False) -> None:
+        """Count what the member has us keep, after that has changed."""
+        size = 0 if is_gone else member.size
+        self.weight += size - member.weight
+        member.weight = size
 
     def take_back(self, respond: Any) -> None:
         """Do not answer a request after all."""

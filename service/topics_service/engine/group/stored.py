@@ -43,6 +43,7 @@ class _Consumer(Struct, array_like=True, tag="consumer"):
     assignor: str
     topics: dict[str, tuple[bytes, int]]
     members: list[Raw]  # of _ConsumerMember
+    matched: list[tuple[list[str], list[str]]]  # topics that patterns match, and the members that have these
 
 
 class _ConsumerMember(Struct, array_like=True):
@@ -53,7 +54,6 @@ class _ConsumerMember(Struct, array_like=True):
     rebalance_ms: int
     names: list[str]
     regex: str | None
-    matched: list[str]
     assignor: str | None
     epoch: int
     previous: int
@@ -70,6 +70,10 @@ def dump(group: ClassicGroup | ConsumerGroup) -> bytes:
     """The row of a group."""
     if isinstance(group, ClassicGroup):
         return _dump_classic(group)
+    matched: dict[frozenset[str], list[str]] = {}
+    for member in group.members.values():
+        if member.matched:
+            matched.setdefault(member.matched, []).append(member.member_id)
     row = _Consumer(
         version=_VERSION,
         epoch=group.epoch,
@@ -77,6 +81,7 @@ def dump(group: ClassicGroup | ConsumerGroup) -> bytes:
         assignor=group.assignor,
         topics={name: (facts.topic_id, facts.partition_count) for name, facts in group.topics.items()},
         members=[Raw(_packed(group, member)) for member in group.members.values()],
+        matched=[(sorted(names), members) for names, members in matched.items()],
     )
     return msgspec.msgpack.encode(row)
 
@@ -128,6 +133,7 @@ def _classic(name: str, stored: _Classic, runtime: Runtime) -> ClassicGroup:
         member.session_ms, member.rebalance_ms = each.session_ms, each.rebalance_ms
         member.protocols, member.assignment = each.protocols, each.assignment
         member.is_told = True
+        runtime.weigh(member)
         member.session.set(runtime.now() + member.session_ms)
     group.resume(is_stable=stored.is_stable)
     return group
@@ -151,7 +157,6 @@ def _consumer_member(group: ConsumerGroup, member: ConsumerMember) -> _ConsumerM
         rebalance_ms=member.rebalance_ms,
         names=sorted(member.names),
         regex=member.regex,
-        matched=sorted(member.matched),
         assignor=member.assignor,
         epoch=member.epoch,
         previous=member.previous,
@@ -165,11 +170,16 @@ def _consumer(name: str, stored: _Consumer, runtime: Runtime) -> ConsumerGroup:
     group = ConsumerGroup(name, runtime)
     group.epoch, group.target_epoch, group.assignor = stored.epoch, stored.target_epoch, stored.assignor
     group.topics = {name: TopicFacts(*facts) for name, facts in stored.topics.items()}
+    matched = {
+        member_id: names for names, ids in ((frozenset(n), ids) for n, ids in stored.matched) for member_id in ids
+    }
     for raw in stored.members:
         each = _member_decoder.decode(raw)
         member = group.enter(each.member_id, each.instance_id)
         member.rack, member.client, member.rebalance_ms = each.rack, each.client, each.rebalance_ms
-        member.names, member.regex, member.matched = frozenset(each.names), each.regex, frozenset(each.matched)
+        member.names, member.regex = frozenset(each.names), each.regex
+        member.matched = matched.get(each.member_id, frozenset())
+        runtime.weigh(member)
         member.assignor, member.epoch, member.previous = each.assignor, each.epoch, each.previous
         member.assigned = {part: epoch for epoch, parts in each.assigned for part in _parts(parts)}
         member.revoking = set(_parts(each.revoking))

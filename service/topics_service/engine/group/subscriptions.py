@@ -1,7 +1,7 @@
 """What members subscribe to: the metadata and assignments of classic consumers, and patterns of topic names."""
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from topics_service.engine.group.members import GroupError, RefusedError
@@ -14,6 +14,7 @@ except ImportError:  # the extension has no build for every platform
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _PATTERN_MEMORY = 1 << 20
+_MOST_MATCHES = 1_000
 
 
 def consumer_topics(metadata: bytes) -> list[str] | None:
@@ -100,6 +101,25 @@ def compile_pattern(text: str, max_chars: int) -> Pattern:
 def matching(pattern: Pattern, names: Iterable[str]) -> list[str]:
     """The names that match as a whole."""
     return [name for name in names if pattern.fullmatch(name) is not None]
+
+
+class Matches:
+    """The topics of patterns: found once for all members of all groups that have the same one."""
+
+    def __init__(self, names: Callable[[], Iterable[str]]) -> None:
+        self._names = names
+        self._version = -1
+        self._found: dict[tuple[str, Callable[[str], bool]], frozenset[str]] = {}
+
+    def of(self, regex: str, pattern: Pattern, allowed: Callable[[str], bool], version: int) -> frozenset[str]:
+        """The names that `pattern`, which is `regex` compiled, may find in this version of the topics."""
+        if version != self._version or len(self._found) >= _MOST_MATCHES:
+            self._version = version
+            self._found.clear()
+        found = self._found.get((regex, allowed))
+        if found is None:
+            found = self._found[regex, allowed] = frozenset(filter(allowed, matching(pattern, self._names())))
+        return found
 
 
 def _reason(error: Exception) -> str:

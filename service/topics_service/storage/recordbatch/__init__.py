@@ -7,10 +7,11 @@ what they wrote becomes a batch for Kafka's clients (`encoded`). `control` fills
 
 from topics_service.storage.recordbatch.columnar import Columns, columns, encoded
 from topics_service.storage.recordbatch.header import Header, InvalidBatchError, control, headers, patched, stamped
-from topics_service.storage.recordbatch.records import MAX_INFLATED, check, rebuilt, times
+from topics_service.storage.recordbatch.records import MAX_INFLATED, MAX_RECORDS, check, inflated_size, rebuilt, times
 
 __all__ = [
     "MAX_INFLATED",
+    "MAX_RECORDS",
     "Columns",
     "Header",
     "InvalidBatchError",
@@ -19,6 +20,7 @@ __all__ = [
     "control",
     "encoded",
     "headers",
+    "inflated_size",
     "patched",
     "rebuilt",
     "stamped",

@@ -138,6 +138,8 @@ def checked_header(records: Buffer, max_bytes: int) -> tuple[Header, bytes]:
         raise InvalidBatchError("invalid", "transactional and control batches are not supported")
     if header.count < 1 or header.last_offset_delta != header.count - 1:
         raise InvalidBatchError("invalid", f"{header.count} records, last offset delta {header.last_offset_delta}")
+    if header.producer_id >= 0 and header.base_sequence < 0:
+        raise InvalidBatchError("invalid", f"sequence number {header.base_sequence} of producer {header.producer_id}")
     return header, covered
 
 

@@ -36,6 +36,7 @@ from topics_service.storage.recordbatch.inflate import inflated
 from topics_service.storage.recordbatch.varint import MalformedRecordError, read_varint
 
 MAX_INFLATED: Final = 16 << 20
+MAX_RECORDS: Final = 1 << 17
 
 _SMALLEST: Final = 7  # bytes of a record: one for each number, no key, no value, no headers
 _PIECE: Final = 1 << 20
@@ -153,11 +154,12 @@ def check(records: Buffer, *, max_bytes: int, max_inflated: int = MAX_INFLATED) 
     """The header of `records`, if they are exactly one well-formed batch that a producer may send.
 
     That is: magic 2, right length and CRC-32C, at least one record, last offset delta count - 1, a known codec,
-    neither transactional nor control; the records inflate to at most `max_inflated` bytes, fill them exactly, can
-    be read one and all, and their offset deltas are 0, 1, 2, ...
+    neither transactional nor control, a sequence number if there is a producer id; the records inflate to at most
+    `max_inflated` bytes, fill them exactly, can be read one and all, and their offset deltas are 0, 1, 2, ...
 
-    Two limits are not Kafka's: the pieces of 1 MiB with a header name that is not UTF-8 have at most 10,000 records
-    together, and a record of more than 1 MiB has at most 100,000 headers. Such records are read in Python.
+    Three limits are not Kafka's: a batch has at most 131,072 records; the pieces of 1 MiB with a header name that is
+    not UTF-8 have at most 10,000 records together, and a record of more than 1 MiB at most 100,000 headers. Such
+    records are read in Python.
 
     Raises InvalidBatchError, whose code says what is wrong, and nothing else.
     """
@@ -165,6 +167,8 @@ def check(records: Buffer, *, max_bytes: int, max_inflated: int = MAX_INFLATED) 
     body = inflated(header.codec, memoryview(covered)[HEADER.size - CRC_FROM :], min(max_inflated, _STORED_LIMIT))
     if header.count * _SMALLEST > len(body):
         raise InvalidBatchError("invalid", f"{header.count} records in {len(body)} bytes")
+    if header.count > MAX_RECORDS:
+        raise InvalidBatchError("too_large", f"{header.count} records in a batch, at most {MAX_RECORDS} are taken")
     try:
         odd = 0
         for piece in pieces(body, header.count):
@@ -199,6 +203,17 @@ def rebuilt(batch: Buffer, base_offset: int, keep: Sequence[int]) -> bytes:
     kept = b"".join([body[stops[i - 1] if i else 0 : stops[i]] for i in keep])
     attributes = header.attributes & ~CODEC_MASK
     return assembled(header._replace(base_offset=base_offset, attributes=attributes, count=len(keep)), kept)
+
+
+def inflated_size(batch: Buffer, most: int) -> int | None:
+    """The bytes of the batch once its records are inflated; None for more than `most`. Takes no longer than those."""
+    header = header_of(batch)
+    if not header.codec:
+        return header.size if header.size <= most else None
+    try:
+        return HEADER.size + len(inflated(header.codec, memoryview(batch)[HEADER.size : header.size], most))
+    except InvalidBatchError:
+        return None
 
 
 def body_of(batch: Buffer, header: Header) -> Buffer:

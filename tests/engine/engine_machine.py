@@ -1,0 +1,487 @@
+"""The machine that runs the engine against a small model, over a store that crashes. See `test_machine`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from engine_support import CrashStore, World, gap, seqs
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from model_topic import Key, Page, Rec, State
+
+from topics_service.engine import config as engine_config
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.model import (
+    AppendRequest,
+    Batch,
+    ConfigInput,
+    DeleteRequest,
+    DiffRequest,
+    TagMatch,
+    TopicConfig,
+)
+
+STEP = 8
+TAGS = (None, b"", b"a", b"a\x00", b"ab", b"b\xff")
+NODES = (None, b"n1", b"n2")
+names = st.sampled_from(("a", "a", "a", "b"))
+configs = st.fixed_dictionaries(
+    {
+        "durability": st.sampled_from(("ephemeral", "ephemeral", "disk", "memory", "fsync")),
+        "ttl_ms": st.sampled_from((0, 0, 100)),
+        "cap_records": st.sampled_from((0, 0, 3, 8)),
+        "cap_bytes": st.sampled_from((0, 0, 0, 60)),
+        "discard": st.sampled_from(("old", "old", "reject")),
+        "idempotency_window_ms": st.sampled_from((0, 100, 120_000)),
+        "dedupe_node": st.sampled_from((True, True, False)),
+    }
+)
+one_record = st.tuples(
+    st.integers(1, 12), st.sampled_from(TAGS), st.sampled_from(NODES), st.sampled_from((None, None, b"{}", b'{"a":1}'))
+)
+matches = st.sampled_from(
+    [None, *(TagMatch("Eq", tag) for tag in TAGS if tag is not None)]
+    + [TagMatch("Glob", tag) for tag in (b"", b"a", b"a\x00", b"b")]
+)
+
+
+@dataclass
+class Topic:
+    """The model of one topic: what was written last, what readers see, and what waits for an fsync in between."""
+
+    topic_id: str
+    config: TopicConfig
+    created_ticket: int
+    written: State = field(default_factory=State)
+    view: State = field(default_factory=State)
+    pending: list[tuple[int, State]] = field(default_factory=list)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Every rule does one call on both and compares the outcome; the invariant compares what readers see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = CrashStore()
+        self.world = World(self.store, cache_bytes=2000)
+        self.topics: dict[str, Topic] = {}
+        self.acked: dict[str, int] = {}  # topic id -> highest acked seq: never given out again
+        self.unacked: list[tuple[int, str, int]] = []
+        self.base = self.store.writes  # batches written before the first ticket of this engine
+        self.latest = self.world.clock.now
+        self.history: list[tuple[int, dict[str, Topic]]] = []
+        self.serial = 0
+        self._started()
+
+    # ------------------------------------------------------------ bookkeeping
+
+    @property
+    def now(self) -> int:
+        return self.world.clock.now
+
+    @property
+    def synced(self) -> int:
+        return self.world.engine.writer.synced
+
+    def _started(self) -> None:
+        self.base = self.store.writes - self.world.engine.writer.written
+        self.history = []
+        self._remember()
+
+    def _remember(self) -> None:
+        """What a crash right now would leave."""
+        kept = {n: Topic(t.topic_id, t.config, 0, t.written) for n, t in self.topics.items()}
+        self.history.append((self.store.writes, kept))
+
+    def _commit(self, topic: Topic, state: State, ticket: int) -> None:
+        """The model of Log.commit: durable for its class, then visible, then acked."""
+        topic.written = state
+        if ticket > self.synced:
+            topic.pending.append((ticket, state))
+        else:
+            assert not topic.pending, "a change never overtakes one that waits"
+            topic.view = state
+        self._remember()
+
+    def _published(self) -> None:
+        for topic in self.topics.values():
+            while topic.pending and topic.pending[0][0] <= self.synced:
+                topic.view = topic.pending.pop(0)[1]
+        for ticket, topic_id, seq in self.unacked:
+            if ticket <= self.synced:
+                self.acked[topic_id] = max(seq, self.acked.get(topic_id, 0))
+        self.unacked = [entry for entry in self.unacked if entry[0] > self.synced]
+
+    def _expire(self, topic: Topic) -> None:
+        """Somebody looked: what has expired by now never comes back."""
+        ttl, now = topic.config.ttl_ms, self.now
+        view = topic.view.expired(ttl, now)
+        if view is topic.view:
+            return
+        topic.view = view
+        topic.pending = [(ticket, state.expired(ttl, now)) for ticket, state in topic.pending]
+        topic.written = topic.pending[-1][1] if topic.pending else topic.view
+
+    def _visible(self, name: str) -> Topic | None:
+        topic = self.topics.get(name)
+        return None if topic is None or topic.created_ticket > self.synced else topic
+
+    @contextmanager
+    def _refused(self, code: str) -> Iterator[None]:
+        with pytest.raises(TopicsError) as error:
+            yield
+        assert error.value.reason.code == code
+
+    # ------------------------------------------------------------------ rules
+
+    @initialize(config=configs)
+    def first_topic(self, config: dict[str, object]) -> None:
+        self.put("a", config)
+
+    @rule(name=names, config=configs)
+    def put(self, name: str, config: dict[str, object]) -> None:
+        topic = self.topics.get(name)
+        reply, ticket = self.world.engine.put_topic(name, ConfigInput(**config))  # type: ignore[arg-type]
+        assert reply.created == (topic is None)
+        if topic is None:
+            assert ticket > self.synced
+            self.topics[name] = Topic(reply.identity.topic_id, reply.config, ticket)
+            self._remember()
+            return
+        resolved = engine_config.resolve(name, ConfigInput(**config), topic.config)  # type: ignore[arg-type]
+        assert reply.config == resolved
+        if resolved == topic.config:
+            assert not topic.pending or ticket >= topic.pending[-1][0], "acked before what it repeats is durable"
+            return
+        state = topic.written.expired(topic.config.ttl_ms, self.now).expired(resolved.ttl_ms, self.now)
+        if resolved.discard == "old":
+            state = state.evicted(resolved)
+        state = state.copy()
+        if resolved.durability != "ephemeral":
+            state.volatile_from = 0
+        topic.config = resolved
+        assert ticket > self.synced
+        self._commit(topic, state, ticket)
+
+    @rule(durability=st.sampled_from(("ephemeral", "ephemeral", "disk", "fsync")))
+    def change_class(self, durability: str) -> None:
+        topic = self.topics.get("a")
+        if topic is not None:
+            kept = ("ttl_ms", "cap_records", "cap_bytes", "discard", "idempotency_window_ms", "dedupe_node")
+            self.put("a", {"durability": durability, **{field: getattr(topic.config, field) for field in kept}})
+
+    @rule(tags=st.lists(st.sampled_from((None, b"a", b"ab")), min_size=2, max_size=5), synced=st.booleans())
+    def append_one_by_one(self, tags: list[bytes | None], synced: bool) -> None:
+        for tag in tags:
+            self.append("a", [(2, tag, None, None)], None)
+        if synced:
+            self.sync()
+
+    @rule(keep=st.integers(0, 3))
+    def delete_most(self, keep: int) -> None:
+        topic = self._visible("a")
+        if topic is not None:
+            self._delete("a", DeleteRequest(topic="a", before_seq=topic.view.head + 1 - keep))
+
+    @rule(name=names, batch=st.lists(one_record, min_size=1, max_size=5), key=st.sampled_from((None, None, "k1", "k2")))
+    def append(
+        self, name: str, batch: list[tuple[int, bytes | None, bytes | None, bytes | None]], key: str | None
+    ) -> None:
+        engine, topic = self.world.engine, self.topics.get(name)
+        datas = []
+        for size, *_ in batch:
+            self.serial += 1
+            datas.append(str(self.serial).encode().rjust(size, b"."))
+        tags, nodes, metas = ([r[i] for r in batch] for i in (1, 2, 3))
+        columns = Batch(
+            datas=datas,
+            tags=tags if any(tag is not None for tag in tags) else None,
+            nodes=nodes if any(node is not None for node in nodes) else None,
+            metas=metas if any(meta is not None for meta in metas) else None,
+        )
+        request = AppendRequest(topic=name, batch=columns, idempotency_key=key)
+        if topic is None:
+            writes = self.store.writes
+            reply, ticket = engine.append(request)
+            assert reply.created
+            identity = engine.catalog.topics[name].identity
+            topic = self.topics[name] = Topic(identity.topic_id, TopicConfig(), writes + 1 - self.base)
+            kept = {n: Topic(t.topic_id, t.config, 0, t.written) for n, t in self.topics.items()}
+            self.history.append((writes + 1, kept))
+        else:
+            known = None if key is None else topic.written.keys.get(key)
+            if known is not None and self.now - known.created <= topic.config.idempotency_window_ms:
+                reply, ticket = engine.append(request)
+                assert (reply.first_seq, reply.count, reply.head_seq) == (known.first, known.count, known.head)
+                assert reply.deduped
+                waits = [t for t, state in topic.pending if state.head >= reply.last_seq] or [0]
+                first = waits[0] if reply.last_seq > topic.view.head else 0
+                assert ticket == max(first, topic.created_ticket if topic.created_ticket > self.synced else 0)
+                return
+            state = topic.written.expired(topic.config.ttl_ms, self.now)
+            nbytes = sum(len(data) + len(meta or b"") for data, meta in zip(datas, metas, strict=True))
+            cap = topic.config
+            if cap.discard == "reject":
+                if (cap.cap_records and len(datas) > cap.cap_records) or (cap.cap_bytes and nbytes > cap.cap_bytes):
+                    with self._refused("record_too_large"):
+                        engine.append(request)
+                    return
+                full = cap.cap_records and state.count + len(datas) > cap.cap_records
+                if full or (cap.cap_bytes and state.nbytes + nbytes > cap.cap_bytes):
+                    with self._refused("topic_full"):
+                        engine.append(request)
+                    return
+            reply, ticket = engine.append(request)
+            assert not reply.created
+        assert not reply.deduped
+        config = topic.config
+        state = topic.written.expired(config.ttl_ms, self.now).copy()
+        assert reply.first_seq == state.head + 1, "seqs are dense"
+        assert reply.first_seq > self.acked.get(topic.topic_id, 0), "an acked seq is never given out again"
+        assert reply.fsync_gated == (config.durability == "fsync")
+        assert ticket > self.synced or config.durability != "fsync"
+        ts = max(self.now, state.last_ts)
+        for i, data in enumerate(datas):
+            seq = reply.first_seq + i
+            state.records[seq] = Rec(seq, ts, data, metas[i], tags[i], nodes[i])
+        state.head, state.last_ts = reply.head_seq, ts
+        assert reply.head_seq == reply.first_seq + len(datas) - 1
+        if config.durability == "ephemeral" and not state.volatile_from:
+            state.volatile_from = reply.first_seq
+        if config.discard == "old":
+            state = state.evicted(config)
+        if key is not None:
+            window = config.idempotency_window_ms
+            state.keys[key] = Key(reply.first_seq, len(datas), state.head, self.now, self.now + window + 1)
+        own = ticket if ticket > topic.created_ticket else 0  # a write may wait only for its topic's creation
+        if own > self.synced or ticket <= self.synced:
+            self._commit(topic, state, own)
+        else:
+            raise AssertionError("the first write of a log waits for its ceiling or its fsync")
+        if ticket > self.synced:
+            self.unacked.append((ticket, topic.topic_id, reply.head_seq))
+        else:
+            self.acked[topic.topic_id] = reply.head_seq
+
+    @rule(name=names, before=st.none() | st.integers(0, 40), match=matches)
+    def delete(self, name: str, before: int | None, match: TagMatch | None) -> None:
+        topic = self._visible(name)
+        if before is not None and topic is not None:
+            before += max(0, topic.view.head - 30)
+        self._delete(name, DeleteRequest(topic=name, before_seq=before, match=match))
+
+    def _delete(self, name: str, request: DeleteRequest) -> None:
+        engine, topic = self.world.engine, self._visible(name)
+        before, match = request.before_seq, request.match
+        if before is None and match is None:
+            with self._refused("invalid_request"):
+                engine.delete_records(request)
+            return
+        if topic is None:
+            with self._refused("topic_not_found"):
+                engine.delete_records(request)
+            return
+        bound = topic.view.head + 1 if before is None else min(before, topic.view.head + 1)
+        state = topic.written.expired(topic.config.ttl_ms, self.now)
+        doomed = [r.seq for r in state.live() if r.seq < bound and matches_tag(r.tag, match)]
+        reply, ticket = engine.delete_records(request)
+        assert reply.deleted == len(doomed)
+        if doomed:
+            state = state.deleted(doomed)
+            self._commit(topic, state, ticket)
+        else:
+            assert not ticket
+            self._expire(topic)
+            state = topic.view
+        found = (reply.earliest_seq, reply.head_seq, reply.count, reply.bytes)
+        assert found == (state.earliest, state.head, state.count, state.nbytes)
+
+    @rule(name=names, really=st.sampled_from((False, False, False, True)))
+    def delete_topic(self, name: str, really: bool) -> None:
+        if not really:
+            return
+        reply, _ = self.world.engine.delete_topic(name)
+        assert reply.deleted == (name in self.topics)
+        if self.topics.pop(name, None) is not None:
+            self._remember()
+
+    @rule(
+        name=names,
+        cursor=st.integers(0, 60),
+        limit=st.integers(1, 6),
+        max_bytes=st.sampled_from((1, 20, 1 << 20)),
+        nodes=st.sampled_from(((), (b"n1",), (b"n1", b"n2"))),
+    )
+    def read(self, name: str, cursor: int, limit: int, max_bytes: int, nodes: tuple[bytes, ...]) -> None:
+        topic = self._visible(name)
+        request = DiffRequest(topic=name, from_seq=cursor, limit=limit, max_batch_bytes=max_bytes, nodes=nodes)
+        if topic is None:
+            with self._refused("topic_not_found"):
+                self.world.engine.diff(request)
+            return
+        self._expire(topic)
+        filtered = frozenset(nodes if topic.config.dedupe_node else ())
+        self._same_page(topic, request, topic.view.page(cursor, limit, max_bytes, filtered))
+
+    @rule(ms=st.sampled_from((1, 51, 60, 101, -20, -90)))
+    def pass_time(self, ms: int) -> None:
+        self.world.clock.advance(ms)
+        self.latest = max(self.latest, self.now)
+
+    @rule()
+    def sync(self) -> None:
+        self.world.engine.sync()
+        self.history = self.history[-1:]
+        self._published()
+
+    @precondition(lambda self: any(topic.pending for topic in self.topics.values()))
+    @rule(data=st.data())
+    def finish_an_earlier_fsync(self, data: st.DataObject) -> None:
+        tickets = sorted({ticket for topic in self.topics.values() for ticket, _ in topic.pending})
+        ticket = data.draw(st.sampled_from(tickets))
+        self.store.sync_to(self.base + ticket)
+        self.world.engine.synced(ticket)
+        self._published()
+
+    @rule(slices=st.integers(1, 3))
+    def upkeep(self, slices: int) -> None:
+        for _ in range(slices):
+            self.world.engine.upkeep()
+
+    @rule()
+    def sweep(self) -> None:
+        self.world.engine.sweep()
+        for topic in self.topics.values():
+            if topic.config.ttl_ms:
+                self._expire(topic)
+            due = [key for key, value in topic.written.keys.items() if value.expires < self.now]
+            for state in {id(s): s for s in (topic.view, topic.written, *(s for _, s in topic.pending))}.values():
+                state.keys = {key: value for key, value in state.keys.items() if key not in due}
+        self._remember()
+
+    @rule(how=st.sampled_from(("close", "kill", "kill", "power", "power")), data=st.data())
+    def restart(self, how: str, data: st.DataObject) -> None:
+        self._crash()
+        if how == "close":
+            self.world.restart()
+        elif how == "kill":
+            self.world.kill()
+        else:
+            writes = data.draw(st.integers(self.store.synced, self.store.writes))
+            self.topics = [kept for at, kept in self.history if at <= writes][-1]
+            self.world.cut_power(writes)
+        self._recover(how)
+
+    # ------------------------------------------------------------- recovery
+
+    def _crash(self) -> None:
+        """An old clock after a crash would make expired records young again: out of scope."""
+        self.world.clock.now = self.latest
+        self.unacked.clear()
+
+    def _recover(self, how: str) -> None:
+        engine = self.world.engine
+        assert sorted(engine.catalog.topics) == sorted(self.topics), "the catalog"
+        recovered: dict[str, Topic] = {}
+        for name, topic in self.topics.items():
+            actual = engine.get_topic(name, touch=False)
+            assert actual.identity.topic_id == topic.topic_id
+            assert actual.config == topic.config
+            state = self._recovered_state(name, topic, actual.head_seq, how)
+            state = state.expired(topic.config.ttl_ms, self.now)
+            found = (actual.earliest_seq, actual.count, actual.bytes)
+            assert found == (state.earliest, state.count, state.nbytes), how
+            state.last_ts = actual.last_write_ts or 0
+            assert state.last_ts >= max((r.ts for r in state.live()), default=0)
+            recovered[name] = Topic(topic.topic_id, topic.config, 0, state, state)
+        self.topics = recovered
+        self._started()
+
+    def _recovered_state(self, name: str, topic: Topic, head: int, how: str) -> State:
+        old = topic.written.expired(topic.config.ttl_ms, self.now)
+        volatile = topic.config.durability == "ephemeral" or old.volatile_from
+        if volatile:
+            start = old.volatile_from or old.head + 1
+        elif how == "power" and topic.config.durability != "fsync":
+            start = old.head + 1
+        else:
+            start = 0
+        if not start or (how == "close" and not old.volatile_from):
+            assert head == old.head, "nothing is lost and nothing jumps"
+            return old.copy()
+        assert head >= self.acked.get(topic.topic_id, 0), "an acked seq would be given out again"
+        assert head <= max(old.head, self.acked.get(topic.topic_id, 0)) + 2 * STEP + 5
+        assert how != "close" or head == old.head
+        if start > head:
+            return old.copy()
+        # Nothing left alive: the loss shows as the floor. Else, or if what was alive has expired since: as a gap.
+        survivors = any(record.seq < start for record in old.live())
+        # What was already gone within the lost range may still count in the reason, if that was written.
+        ways = [(True, True), (True, False)] if not survivors else []
+        if survivors or topic.config.ttl_ms:
+            ways += [(False, True), (False, False)]
+        # Nor does anybody know whether what was lost had expired by then.
+        choices = [
+            state.lost(start, head, as_floor=floor, forget=forget).expired(topic.config.ttl_ms, self.now)
+            for state in (old, topic.written)
+            for floor, forget in ways
+        ]
+        found = [gap(self.world.diff(at, topic=name)) for at in range(head)]
+        expected = [[state.page(at, 256, 1 << 20, frozenset()).tombstone for at in range(head)] for state in choices]
+        assert found in expected, f"the loss of {start}..{head} is one gap, or the floor"
+        return choices[expected.index(found)]
+
+    # ----------------------------------------------------------- comparisons
+
+    def _same_page(self, topic: Topic, request: DiffRequest, expected: Page) -> None:
+        found = self.world.engine.diff(request)
+        assert Page(seqs(found), found.next_from_seq, gap(found)) == expected
+        assert found.caught_up == (expected.next_from == topic.view.head)
+        assert (found.head_seq, found.earliest_seq) == (topic.view.head, topic.view.earliest)
+        for part in found.slices:
+            for i in range(part.start, part.stop):
+                block, record = part.block, topic.view.records[part.block.base_seq + i]
+                columns = [None if c is None else c[i] for c in (block.tags, block.nodes, block.metas)]
+                assert (block.record_data(i), block.ts_at(i)) == (record.data, record.ts)
+                assert columns == [record.tag, record.node, record.meta]
+
+    @invariant()
+    def readers_see_the_model(self) -> None:
+        for name in ("a", "b"):
+            topic = self._visible(name)
+            if topic is None:
+                with self._refused("topic_not_found"):
+                    self.world.engine.get_topic(name, touch=False)
+                continue
+            self._expire(topic)
+            found, view = self.world.state(name), topic.view
+            assert (found.head_seq, found.earliest_seq, found.count, found.bytes) == (
+                view.head,
+                view.earliest,
+                view.count,
+                view.nbytes,
+            )
+            assert found.last_write_ts == (view.last_ts or None)
+            cursor = 0
+            while cursor < view.head:  # every loss on the way shows as one tombstone
+                expected = view.page(cursor, 4, 1 << 20, frozenset())
+                self._same_page(topic, DiffRequest(topic=name, from_seq=cursor, limit=4), expected)
+                assert expected.next_from > cursor
+                cursor = expected.next_from
+        total = sum(topic.written.nbytes for topic in self.topics.values() if topic.created_ticket <= self.synced)
+        assert self.world.engine.writer.total_bytes >= total
+
+
+def matches_tag(tag: bytes | None, match: TagMatch | None) -> bool:
+    if match is None:
+        return True
+    if tag is None:
+        return False
+    return tag == match.value if match.op == "Eq" else tag.startswith(match.value)
