@@ -56,14 +56,19 @@ class KafkaBlock(StoredBlock):
         self.first_ts = ts_runs[0][1]
         self.last_ts = ts_runs[-1][1]
         self.body = body
-        firsts = accumulate((header.count for _, header in headers), initial=0)
-        self.parts = [Part(first, at, header) for first, (at, header) in zip(firsts, headers, strict=False)]
-        self.count = self.parts[-1].stop
-        self.max_ts = max(part.header.max_ts for part in self.parts)
+        if len(headers) == 1:  # as it is appended: 3 us less
+            ((at, header),) = headers
+            self.parts = [Part(0, at, header)]
+            self.count, self.max_ts, self._starts = header.count, header.max_ts, [0]
+        else:
+            firsts = accumulate((header.count for _, header in headers), initial=0)
+            self.parts = [Part(first, at, header) for first, (at, header) in zip(firsts, headers, strict=False)]
+            self.count = self.parts[-1].stop
+            self.max_ts = max(header.max_ts for _, header in headers)
+            self._starts = [part.first for part in self.parts]
         self.cum_bytes = cum_bytes
         self.nbytes = len(body)
         self.weight = 1000 + 300 * len(self.parts) + len(body)
-        self._starts = [part.first for part in self.parts]
         self._columns: Block | None = None
 
     def part_at(self, i: int) -> Part:
