@@ -132,3 +132,43 @@ def test_wait_ready(server: ServerProcess) -> None:
         port = free.getsockname()[1]
     text = _topics("wait-ready", "--url", f"http://127.0.0.1:{port}", "--timeout", 0.3, code=1)
     assert "is not ready" in text
+
+
+def test_create_makes_a_topic_and_adds_partitions(server: ServerProcess) -> None:
+    at = ("--server", server.grpc_target)
+    assert _topics("create", "wide", "--partitions", 3, *at) == "wide: created, 3 partitions\n"
+    with Api(server.base) as api:
+        api.put("narrow", cap_records=7).raise_for_status()
+        assert _topics("create", "narrow", *at) == "narrow: there already, 1 partition\n"
+        assert _topics("create", "narrow", "--partitions", 2, *at) == "narrow: there already, 2 partitions\n"
+        assert api.client.get("/v0/topics/narrow").json()["config"]["cap_records"] == 7
+    assert "FAILED_PRECONDITION" in _topics("create", "wide", "--partitions", 2, *at, code=1)
+    assert "at least 1" in _topics("create", "wide", "--partitions", 0, *at, code=1)
+
+
+def test_groups_and_their_lag(server: ServerProcess) -> None:
+    at = ("--server", server.grpc_target)
+    with Api(server.base) as api:
+        for topic in ("lag-a", "lag-b"):
+            api.client.post(f"/v0/topics/{topic}", json={"records": [{"data": i} for i in range(5)]}).raise_for_status()
+        commit = {"positions": [{"topic": "lag-a", "from_seq": 2}, {"topic": "lag-b", "from_seq": 5}]}
+        api.client.post("/v0/groups/readers/commit", json=commit).raise_for_status()
+    listed = [line.split() for line in _topics("groups", *at).splitlines()]
+    assert listed[0] == ["GROUP", "STATE", "MEMBERS", "POSITIONS", "LAG"]
+    assert ["readers", "Empty", "0", "2", "3"] in listed
+    assert [line.split() for line in _topics("groups", "readers", *at).splitlines()] == [
+        ["TOPIC", "PARTITION", "FROM_SEQ", "HEAD_SEQ", "LAG"],
+        ["lag-a", "0", "2", "5", "3"],
+        ["lag-b", "0", "5", "5", "0"],
+    ]
+    shown = json.loads(_topics("groups", "readers", "--topic", "lag-a", "--json", *at))
+    assert shown == {"topic": "lag-a", "partition": 0, "from_seq": 2, "head_seq": 5, "lag": 3}
+    moved = [json.loads(line) for line in _topics("groups", "readers", "--reset", "1", "--json", *at).splitlines()]
+    assert [(row["topic"], row["lag"]) for row in moved] == [("lag-a", 4), ("lag-b", 4)]
+    moved = json.loads(_topics("groups", "readers", "--reset", "latest", "--topic", "lag-a", "--json", *at))
+    assert (moved["from_seq"], moved["lag"]) == (5, 0)
+    for bad in (["--reset", "1"], ["readers", "--reset", "x"], ["readers", "--reset", "1", "--delete"]):
+        assert _topics("groups", *bad, *at, code=1).startswith("topics groups: ")
+    assert _topics("groups", "nobody", *at, code=1).startswith("topics groups: NOT_FOUND")
+    assert json.loads(_topics("groups", "readers", "--delete", "--json", *at)) == {"group": "readers", "deleted": True}
+    assert all(line.split()[0] != "readers" for line in _topics("groups", *at).splitlines())

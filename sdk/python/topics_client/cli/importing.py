@@ -2,18 +2,16 @@
 
 import argparse
 import json
-import os
-import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from topics_client.cli import server
 
 if TYPE_CHECKING:
     from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
     from topics_client.cli.types import Commands
 
-_CHANNEL_OPTIONS = [("grpc.max_receive_message_length", 80 << 20), ("grpc.max_send_message_length", 80 << 20)]
 _BATCH_BYTES = 8 << 20
-_KEY_HELP = "environment variable that holds the API key, if the server wants one (default: TOPICS_API_KEY)"
 
 
 def add_parser(commands: "Commands") -> None:
@@ -27,36 +25,26 @@ def add_parser(commands: "Commands") -> None:
     parser.add_argument("--topic", required=True, help="the topic; created if absent")
     parser.add_argument("--tag-field", metavar="NAME", help="tag each record with this top-level string field")
     parser.add_argument("--batch", type=int, default=500, metavar="N", help="records in a write (default: 500)")
-    parser.add_argument(
-        "--server", default="127.0.0.1:4001", metavar="HOST:PORT", help="gRPC address (default: 127.0.0.1:4001)"
-    )
-    parser.add_argument("--key-env", default="TOPICS_API_KEY", metavar="NAME", help=_KEY_HELP)
-    parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds for each call (default: 30)")
+    server.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Import, read back and compare; 1 if a line is not JSON, the server refuses, or a record differs."""
-    import grpc
+    return server.told("import", lambda: _run(arguments))
 
+
+def _run(arguments: argparse.Namespace) -> int:
     from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
 
-    try:
-        with grpc.insecure_channel(arguments.server, options=_CHANNEL_OPTIONS) as channel:
-            return _import(TopicsServiceStub(channel), arguments)
-    except grpc.RpcError as error:
-        print(f"topics import: {error.code().name}: {error.details()}", file=sys.stderr)
-    except (OSError, ValueError) as error:
-        print(f"topics import: {error}", file=sys.stderr)
-    return 1
+    with server.connected(arguments) as (channel, call):
+        return _import(TopicsServiceStub(channel), arguments, call)
 
 
-def _import(stub: "TopicsServiceStub", arguments: argparse.Namespace) -> int:
+def _import(stub: "TopicsServiceStub", arguments: argparse.Namespace, call: dict[str, Any]) -> int:
     from topics.v1.record_pb2 import AppendRecord
     from topics.v1.topics_service_pb2 import AppendRequest, DiffRequest
 
-    key = os.environ.get(arguments.key_env)
-    call = {"timeout": arguments.timeout, "metadata": (("authorization", f"Bearer {key}"),) if key else ()}
     appended: list[tuple[int, bytes]] = []
     for lines in _batches(arguments.file, max(1, arguments.batch)):
         records = [AppendRecord(data=line, tag=_tag(line, arguments.tag_field, number)) for number, line in lines]
