@@ -18,9 +18,9 @@ from topics_service.engine.topic import Topic
 I32_MAX: Final = (1 << 31) - 1
 I64_MAX: Final = (1 << 63) - 1
 MAX_MESSAGE_BYTES: Final = "max.message.bytes"
-TIMESTAMP_TYPE: Final = "message.timestamp.type"
 TIMESTAMP_BEFORE_MAX: Final = "message.timestamp.before.max.ms"
 TIMESTAMP_AFTER_MAX: Final = "message.timestamp.after.max.ms"
+DEFAULT_AFTER_MS: Final = 3_600_000
 LOG_APPEND_TIME: Final = "LogAppendTime"
 _FAILOVER: Final = "rafka.failover.enabled"
 _MOST_BATCH_BYTES: Final = 64 << 20
@@ -171,7 +171,7 @@ _ALL: Final = (
     ),
     Config(
         name=TIMESTAMP_AFTER_MAX,
-        default="3600000",
+        default=str(DEFAULT_AFTER_MS),
         type=ConfigType.LONG,
         check=_number(0, I64_MAX),
         broker="log.message.timestamp.after.max.ms",

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from topics_gateway.transport.slow import SlowClients, undrained
 from topics_kafka.budget import FrameBudget
 from topics_kafka.quiet import QuietLog
 from topics_kafka.turns import TURN_SECONDS, Turns
+from topics_service.api.slow import SlowClients, undrained
 from topics_service.statistics import KafkaStatistics
 
 LEAST_FRAME_BYTES: Final = 8

@@ -7,7 +7,6 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from topics_gateway.transport.slow import SlowClients
 from topics_kafka.apis import all_handlers
 from topics_kafka.budget import FrameBudget
 from topics_kafka.cluster import cluster_id
@@ -18,6 +17,7 @@ from topics_kafka.session import Session
 from topics_kafka.settings import KafkaSettings
 from topics_service.api.access import Gate
 from topics_service.api.auth import ANYONE, NOBODY
+from topics_service.api.slow import SlowClients
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.engine import Engine
 

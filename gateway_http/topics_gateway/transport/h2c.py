@@ -28,7 +28,7 @@ from topics_gateway.transport.h2rules import BoundedFrames, GoawayTolerant
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import Linger
 from topics_gateway.transport.registry import Registry, logger
-from topics_gateway.transport.slow import prepare, undrained
+from topics_service.api.slow import prepare, undrained
 
 # Four times the default: a DATA frame costs Python about the same whatever its size.
 MAX_FRAME_BYTES: Final = 65536

@@ -21,7 +21,7 @@ from topics_gateway.transport.envelope import INTERNAL, JSON, error_body
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import LINGER_SECONDS, Linger
 from topics_gateway.transport.registry import Registry, logger
-from topics_gateway.transport.slow import prepare, undrained
+from topics_service.api.slow import prepare, undrained
 
 # Requests that a client sent ahead of its answers: beyond this the connection is not read any further.
 PIPELINE_LIMIT: Final = 64

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from uvicorn.server import ServerState
 
-from topics_gateway.transport.slow import SlowClients
+from topics_service.api.slow import SlowClients
 
 logger: Final = logging.getLogger("topics.http")
 

@@ -18,7 +18,7 @@ from websockets.server import ServerProtocol
 from topics_gateway.transport.envelope import INTERNAL, JSON
 from topics_gateway.transport.linger import Linger
 from topics_gateway.transport.registry import Registry, logger
-from topics_gateway.transport.slow import prepare, undrained
+from topics_service.api.slow import prepare, undrained
 
 Message = dict[str, Any]
 

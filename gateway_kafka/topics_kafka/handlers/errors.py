@@ -1,6 +1,6 @@
 """From the errors of the topics service to Kafka's error codes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from topics_kafka.protocol import ErrorCode
@@ -65,9 +65,14 @@ def admin_error_of(error: TopicsError) -> ErrorCode:
 
 
 class RefusedError(Exception):
-    """One topic, or whatever a request lists, is refused: its error code, and why."""
+    """One topic, or whatever a request lists, is refused: its error code, and why.
 
-    def __init__(self, code: ErrorCode, message: str) -> None:
+    Of a record batch, `records` are the positions of those at fault, with what is wrong.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, records: Sequence[tuple[int, str]] = ()) -> None:
         super().__init__(message)
+        self.code = code
+        self.records = records
         self.result = {"error_code": code, "error_message": message}
         """The members of a response that tell it."""

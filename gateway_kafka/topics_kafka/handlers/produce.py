@@ -5,8 +5,9 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from topics_kafka.configs import DEFAULT_AFTER_MS, MAX_MESSAGE_BYTES, TIMESTAMP_AFTER_MAX, TIMESTAMP_BEFORE_MAX
 from topics_kafka.handlers import Answer, Context, Door, HandlerTable
-from topics_kafka.handlers.errors import error_of
+from topics_kafka.handlers.errors import RefusedError, error_of
 from topics_kafka.outcomes import error_codes
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.turns import SHARED_SECONDS
@@ -18,11 +19,6 @@ from topics_service.engine.producers import SequenceError
 from topics_service.engine.topic import Topic
 from topics_service.storage import recordbatch
 from topics_service.storage.recordbatch import Header, InvalidBatchError
-
-MAX_MESSAGE_BYTES: Final = "max.message.bytes"
-TIMESTAMP_BEFORE: Final = "message.timestamp.before.max.ms"
-TIMESTAMP_AFTER: Final = "message.timestamp.after.max.ms"
-DEFAULT_AFTER_MS: Final = 3_600_000
 
 _ACKS: Final = (-1, 0, 1)
 _NO_TIMESTAMP: Final = -1
@@ -49,15 +45,6 @@ def handlers(door: Door) -> HandlerTable:
     What it returns waits for durability too.
     """
     return {ApiKey.PRODUCE: Produce(door)}
-
-
-class RefusedError(Exception):
-    """A batch or a whole request that is refused; `records` are positions of those at fault, with why."""
-
-    def __init__(self, code: ErrorCode, message: str, records: Sequence[tuple[int, str]] = ()) -> None:
-        super().__init__(message)
-        self.code = code
-        self.records = records
 
 
 class Produce:
@@ -173,8 +160,8 @@ class Produce:
     def _check_times(self, configs: Mapping[str, str], header: Header, batch: bytes) -> None:
         """Refuse records that are further from now than the topic allows, as Kafka does for CreateTime."""
         now = self._clock.now_ms()
-        newest = now + int(configs.get(TIMESTAMP_AFTER, DEFAULT_AFTER_MS))
-        before = configs.get(TIMESTAMP_BEFORE)
+        newest = now + int(configs.get(TIMESTAMP_AFTER_MAX, DEFAULT_AFTER_MS))
+        before = configs.get(TIMESTAMP_BEFORE_MAX)
         if header.max_ts <= newest and before is None:
             return
         oldest = -math.inf if before is None else now - int(before)
