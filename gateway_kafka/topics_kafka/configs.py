@@ -12,6 +12,7 @@ from typing import Any, Final, get_args
 
 from msgspec.structs import asdict
 
+from topics_service.engine.batches import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from topics_service.engine.model import ConfigInput, Discard, Durability, TopicConfig
 from topics_service.engine.topic import Topic
 
@@ -21,7 +22,7 @@ MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 TIMESTAMP_BEFORE_MAX: Final = "message.timestamp.before.max.ms"
 TIMESTAMP_AFTER_MAX: Final = "message.timestamp.after.max.ms"
 DEFAULT_AFTER_MS: Final = 3_600_000
-LOG_APPEND_TIME: Final = "LogAppendTime"
+LOG_APPEND_TIME: Final = LOG_APPEND_TIME
 _FAILOVER: Final = "rafka.failover.enabled"
 _MOST_BATCH_BYTES: Final = 64 << 20
 
