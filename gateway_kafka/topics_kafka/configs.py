@@ -22,7 +22,6 @@ MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 TIMESTAMP_BEFORE_MAX: Final = "message.timestamp.before.max.ms"
 TIMESTAMP_AFTER_MAX: Final = "message.timestamp.after.max.ms"
 DEFAULT_AFTER_MS: Final = 3_600_000
-LOG_APPEND_TIME: Final = LOG_APPEND_TIME
 _FAILOVER: Final = "rafka.failover.enabled"
 _MOST_BATCH_BYTES: Final = 64 << 20
 
