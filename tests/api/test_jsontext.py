@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_service.api.jsontext import all_normal, check_json, check_meta, normalize_json
+from topics_service.api.jsontext import check_json, check_meta, normalize_json
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
+from topics_service.storage.recordbatch.jsonvalue import all_json
 
 LIMITS = Limits()
 GOOD = [
@@ -59,8 +60,8 @@ def test_a_value_is_kept_byte_for_byte(text: bytes) -> None:
     assert normalize_json(text) == text
     assert normalize_json(b" \t\r\n" + text + b"\n") == text
     check_json(text)
-    assert all_normal([text, b"1", text])
-    assert not all_normal([b"1", text + b" "])
+    assert all_json([text, b"1", text])
+    assert not all_json([b"1", text + b" "])
 
 
 @pytest.mark.parametrize("text", BAD, ids=lambda text: repr(text[:20]))
@@ -68,8 +69,8 @@ def test_anything_else_is_invalid(text: bytes) -> None:
     with pytest.raises(TopicsError) as caught:
         check_json(text)
     assert caught.value.reason is Reason.INVALID_REQUEST
-    assert not all_normal([text])
-    assert not all_normal([b"1", text])
+    assert not all_json([text])
+    assert not all_json([b"1", text])
 
 
 @pytest.mark.parametrize(
@@ -78,18 +79,18 @@ def test_anything_else_is_invalid(text: bytes) -> None:
     ids=repr,
 )
 def test_texts_that_are_json_only_together_are_not_normal(texts: list[bytes]) -> None:
-    assert not all_normal(texts)
+    assert not all_json(texts)
 
 
 @given(st.lists(st.one_of(st.binary(max_size=6), st.sampled_from([b"1", b"[", b"]", b",", b"1,2", b'"', b" 1"]))))
-def test_all_normal_agrees_with_one_at_a_time(texts: list[bytes]) -> None:
+def test_all_json_agrees_with_one_at_a_time(texts: list[bytes]) -> None:
     def normal(text: bytes) -> bool:
         try:
             return normalize_json(text) == text
         except TopicsError:
             return False
 
-    assert all_normal(texts) == all(map(normal, texts))
+    assert all_json(texts) == all(map(normal, texts))
 
 
 @given(st.recursive(st.none() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(), st.lists))

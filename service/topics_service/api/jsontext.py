@@ -7,13 +7,11 @@ from msgspec import Raw
 
 from topics_service.engine.errors import TopicsError, invalid
 from topics_service.engine.limits import Limits
+from topics_service.storage.recordbatch.jsonvalue import MALFORMED
 
 _SPACE: Final = b" \t\r\n"
 _VALUE: Final = msgspec.json.Decoder(Raw)
-_VALUES: Final = msgspec.json.Decoder(list[Raw])
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
-# msgspec reports bad text as any of these, depending on where it stumbles.
-_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def normalize_json(data: bytes) -> bytes:
@@ -26,7 +24,7 @@ def normalize_json(data: bytes) -> bytes:
         if not data.isascii():
             data.decode()  # msgspec skips over string bytes when it makes a Raw
         value = bytes(_VALUE.decode(data))
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise _malformed(error) from None
     return data if len(value) == len(data) else value
 
@@ -34,24 +32,6 @@ def normalize_json(data: bytes) -> bytes:
 def check_json(data: bytes) -> None:
     """Raise `invalid_request` unless `normalize_json` takes `data`; white space around the value is allowed."""
     normalize_json(data)
-
-
-def all_normal(texts: list[bytes]) -> bool:
-    """Whether every text is one JSON value in valid UTF-8 without white space around it.
-
-    One pass over all of them, several times cheaper than a call for each. False says nothing about which text is
-    the reason; `normalize_json` tells.
-    """
-    joined = b"[%b]" % b",".join(texts)
-    try:
-        if not joined.isascii():
-            joined.decode()
-        values = _VALUES.decode(joined)
-    except _MALFORMED:
-        return False
-    # `1,2` + `[3` + `4]` is three values too, only not these three. Equal lengths leave no byte for white space
-    # between the values and so put each of them where its text is.
-    return list(map(len, values)) == list(map(len, texts))
 
 
 def check_meta(meta: bytes, limits: Limits, *, checked: bool = False) -> None:
@@ -71,7 +51,7 @@ def check_meta(meta: bytes, limits: Limits, *, checked: bool = False) -> None:
         return
     try:
         keys = len(_OBJECT.decode(meta))
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise _malformed(error) from None
     if keys > most:
         raise invalid(f"meta has {keys} keys, the limit is {most}")

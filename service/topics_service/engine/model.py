@@ -9,14 +9,15 @@ from typing import Any, Literal
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics_service.storage.block import Block
+from topics_service.storage.recordbatch import jsonvalue
 
 TopicType = Literal["log", "queue"]
 Discard = Literal["old", "reject"]
 Durability = Literal["ephemeral", "memory", "disk", "fsync"]
 GapReason = Literal["cap", "ttl", "mixed", "recreated", "source_trim"]
 
-JSON_KIND = 0
-BINARY_KIND = 1
+JSON_KIND = jsonvalue.JSON
+BINARY_KIND = jsonvalue.BINARY
 
 
 class ConfigInput(Struct, kw_only=True, frozen=True):

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 
 from topics.v1 import record_pb2, stream_pb2, topics_service_pb2
-from topics_service.api.jsontext import all_normal, check_meta, normalize_json
+from topics_service.api.jsontext import check_meta, normalize_json
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import BINARY_KIND, JSON_KIND, Batch, Slice
 from topics_service.storage.block import Block
+from topics_service.storage.recordbatch.jsonvalue import all_json
 
 _JSON = record_pb2.RECORD_KIND_JSON
 _BINARY = record_pb2.RECORD_KIND_BINARY
@@ -77,7 +78,7 @@ def normalize_datas(datas: list[bytes], kinds: Sequence[int], where: str) -> Non
     """
     if kinds:
         positions: Iterable[int] = [i for i, kind in enumerate(kinds) if kind == JSON_KIND]
-    elif len(datas) > 1 and all_normal(datas):
+    elif len(datas) > 1 and all_json(datas):
         return
     else:
         positions = range(len(datas))
@@ -90,7 +91,7 @@ def normalize_datas(datas: list[bytes], kinds: Sequence[int], where: str) -> Non
 
 def normalize_metas(metas: list[bytes | None], limits: Limits, where: str) -> None:
     """Check the metas that are there and free them of outer white space, in place. Raises as `normalize_datas`."""
-    normal = all_normal([meta for meta in metas if meta is not None])
+    normal = all_json([meta for meta in metas if meta is not None])
     for i, meta in enumerate(metas):
         if meta is not None:
             try:

@@ -14,7 +14,7 @@ _VALUES: Final = msgspec.json.Decoder(list[Raw])
 _STARTS: Final = frozenset(b'{["-0123456789tfn \t\r\n')
 _RUN: Final = 64
 # msgspec reports bad text as any of these, depending on where it stumbles.
-_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def is_json(value: bytes) -> bool:
@@ -23,7 +23,7 @@ def is_json(value: bytes) -> bool:
         if not value.isascii():
             value.decode()  # msgspec skips over string bytes when it makes a Raw
         _VALUE.decode(value)
-    except _MALFORMED:
+    except MALFORMED:
         return False
     return True
 
@@ -33,13 +33,13 @@ def kinds_of(values: Sequence[bytes]) -> bytes | None:
 
     Mostly one pass over all of them; only runs of values with a doubtful one in it are looked at one by one.
     """
-    if _all_json(values):
+    if all_json(values):
         return None
     kinds = bytearray([BINARY]) * len(values)
     doubtful = [i for i, value in enumerate(values) if value and value[0] in _STARTS]
     for at in range(0, len(doubtful), _RUN):
         run = doubtful[at : at + _RUN]
-        if _all_json([values[i] for i in run]):
+        if all_json([values[i] for i in run]):
             for i in run:
                 kinds[i] = JSON
         else:
@@ -49,13 +49,18 @@ def kinds_of(values: Sequence[bytes]) -> bytes | None:
     return bytes(kinds) if BINARY in kinds else None
 
 
-def _all_json(values: Sequence[bytes]) -> bool:
+def all_json(values: Sequence[bytes]) -> bool:
+    """Whether every value is one JSON text in UTF-8 without white space around it.
+
+    One pass over all of them, several times cheaper than a call for each. False says nothing about which value is the
+    reason; `is_json` tells.
+    """
     joined = b"[%b]" % b",".join(values)
     try:
         if not joined.isascii():
             joined.decode()
         texts = _VALUES.decode(joined)
-    except _MALFORMED:
+    except MALFORMED:
         return False
     # `1,2` + `[3` + `4]` is three values too, only not these three. Equal lengths leave no byte for white space
     # between the values and so put each of them where its text is.
