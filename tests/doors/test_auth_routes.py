@@ -57,6 +57,7 @@ NEEDS = {
     "WatchService.OpenWatch": {"read"},
     "WatchService.Watch": {"read"},
     "AdminService.GetMetrics": {"read"},
+    "AdminService.ListBulkReaders": {"read"},
     "AdminService.GetHealth": None,  # no key at all
     "AdminService.GetReady": None,
 }

@@ -75,6 +75,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "topics.v1.AdminService.GetHealth": Rule(_NONE, slot=False),
     "topics.v1.AdminService.GetReady": Rule(_NONE, slot=False),
     "topics.v1.AdminService.GetMetrics": Rule(_READ),
+    "topics.v1.AdminService.ListBulkReaders": Rule(_READ),
     # HTTP requests that will get 404 or 405, by where their path leads.
     NO_ROUTE: Rule(_NONE),
     NO_TOPIC_ROUTE: Rule(_WRITE, "topic"),

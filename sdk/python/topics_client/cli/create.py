@@ -28,24 +28,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    import grpc
-
     from topics.v1.topics_service_pb2 import GetTopicRequest, PutTopicRequest
-    from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
+    from topics_client.errors import NotFoundError
 
     if arguments.partitions is not None and not 1 <= arguments.partitions < 1 << 32:
         raise ValueError("--partitions must be at least 1")
-    with server.connected(arguments) as (channel, call):
-        stub = TopicsServiceStub(channel)
+    with server.connected(arguments) as connection:
+        topics = connection.topics
         request = PutTopicRequest(topic=arguments.topic, partition_count=arguments.partitions)
         try:
-            request.config.CopyFrom(
-                stub.GetTopic(GetTopicRequest(topic=arguments.topic, touch=False), **call).state.config
+            found = connection.unary(
+                topics.GetTopic, GetTopicRequest(topic=arguments.topic, touch=False), repeatable=True
             )
-        except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.NOT_FOUND:
-                raise
-        reply = stub.PutTopic(request, **call)
+            request.config.CopyFrom(found.state.config)
+        except NotFoundError:
+            pass
+        reply = connection.unary(topics.PutTopic, request, repeatable=True)
     what = "created" if reply.created else "there already"
     print(f"{arguments.topic}: {what}, {reply.partition_count} partition{'s' if reply.partition_count != 1 else ''}")
     return 0

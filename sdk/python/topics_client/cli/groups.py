@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from topics_client.cli import server
 
 if TYPE_CHECKING:
-    from topics.v1.group_service_pb2_grpc import GroupServiceStub
     from topics_client.cli.types import Commands
+    from topics_client.connection import Connection
 
 
 def add_parser(commands: "Commands") -> None:
@@ -37,37 +37,39 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from topics.v1 import group_service_pb2 as pb
-    from topics.v1.group_service_pb2_grpc import GroupServiceStub
 
     if arguments.group is None and (arguments.reset or arguments.delete or arguments.topic):
         raise ValueError("which GROUP?")
     if arguments.reset and arguments.delete:
         raise ValueError("--reset and --delete exclude each other")
-    with server.connected(arguments) as (channel, call):
-        stub = GroupServiceStub(channel)
+    with server.connected(arguments) as connection:
+        groups = connection.groups
         if arguments.delete:
-            done = stub.DeleteGroup(pb.DeleteGroupRequest(group=arguments.group), **call)
+            done = connection.unary(groups.DeleteGroup, pb.DeleteGroupRequest(group=arguments.group), repeatable=True)
             rows = [{"group": arguments.group, "deleted": done.deleted}]
         elif arguments.reset:
-            rows = [_position(each) for each in stub.ResetPositions(_reset(arguments), **call).positions]
+            moved = connection.unary(groups.ResetPositions, _reset(arguments), repeatable=True)
+            rows = [_position(each) for each in moved.positions]
         elif arguments.group is not None:
             request = pb.FetchPositionsRequest(group=arguments.group, topic=arguments.topic or "")
-            rows = [_position(each) for each in stub.FetchPositions(request, **call).positions]
+            found = connection.unary(groups.FetchPositions, request, repeatable=True)
+            rows = [_position(each) for each in found.positions]
         else:
-            rows = list(_groups(stub, call))
+            rows = list(_groups(connection))
     for line in map(json.dumps, rows) if arguments.json else _table(rows):
         print(line)
     return 0
 
 
-def _groups(stub: "GroupServiceStub", call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _groups(connection: "Connection") -> Iterator[dict[str, Any]]:
     from topics.v1 import group_service_pb2 as pb
 
     cursor = ""
     while True:
-        page = stub.ListGroups(pb.ListGroupsRequest(cursor=cursor), **call)
+        page = connection.unary(connection.groups.ListGroups, pb.ListGroupsRequest(cursor=cursor), repeatable=True)
         for each in page.groups:
-            found = stub.FetchPositions(pb.FetchPositionsRequest(group=each.group), **call)
+            request = pb.FetchPositionsRequest(group=each.group)
+            found = connection.unary(connection.groups.FetchPositions, request, repeatable=True)
             yield {
                 "group": each.group,
                 "state": each.state,

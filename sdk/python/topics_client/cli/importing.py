@@ -3,13 +3,13 @@
 import argparse
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from topics_client.cli import server
 
 if TYPE_CHECKING:
-    from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
     from topics_client.cli.types import Commands
+    from topics_client.connection import Connection
 
 _BATCH_BYTES = 8 << 20
 
@@ -35,13 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
-
-    with server.connected(arguments) as (channel, call):
-        return _import(TopicsServiceStub(channel), arguments, call)
+    with server.connected(arguments) as connection:
+        return _import(connection, arguments)
 
 
-def _import(stub: "TopicsServiceStub", arguments: argparse.Namespace, call: dict[str, Any]) -> int:
+def _import(connection: "Connection", arguments: argparse.Namespace) -> int:
     from topics.v1.record_pb2 import AppendRecord
     from topics.v1.topics_service_pb2 import AppendRequest, DiffRequest
 
@@ -49,7 +47,7 @@ def _import(stub: "TopicsServiceStub", arguments: argparse.Namespace, call: dict
     for lines in _batches(arguments.file, max(1, arguments.batch)):
         records = [AppendRecord(data=line, tag=_tag(line, arguments.tag_field, number)) for number, line in lines]
         request = AppendRequest(topic=arguments.topic, records=records, return_seqs=False)
-        reply = stub.Append(request, **call)
+        reply = connection.unary(connection.topics.Append, request, repeatable=False)
         appended += [(reply.first_seq + i, line) for i, (_, line) in enumerate(lines)]
     if not appended:
         raise ValueError(f"{arguments.file} holds no records")
@@ -57,7 +55,8 @@ def _import(stub: "TopicsServiceStub", arguments: argparse.Namespace, call: dict
     expected = dict(appended)
     at, last = appended[0][0] - 1, appended[-1][0]
     while at < last:
-        page = stub.Diff(DiffRequest(topic=arguments.topic, from_seq=at, limit=1000), **call)
+        ask = DiffRequest(topic=arguments.topic, from_seq=at, limit=1000)
+        page = connection.unary(connection.topics.Diff, ask, repeatable=True)
         for record in page.records:
             if record.data == expected.get(record.seq):
                 del expected[record.seq]

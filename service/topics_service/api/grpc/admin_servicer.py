@@ -1,7 +1,8 @@
-"""AdminService over gRPC: the probes and the metrics."""
+"""AdminService over gRPC: the probes, the metrics, and where bulk readers are."""
 # ruff: noqa: N802  # methods carry the names of the proto
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpc.aio import ServicerContext
@@ -15,13 +16,23 @@ from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 
 Context = ServicerContext[Any, Any]
+BulkReaders = Callable[[], Sequence[tuple[str, int]]]
+
+
+def no_bulk_readers() -> Sequence[tuple[str, int]]:
+    """The bulk readers of a server that has none."""
+    return ()
 
 
 class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
-    """Answers in every state of the server; `uptime_ms` counts from the making of this object."""
+    """Answers in every state of the server; `uptime_ms` counts from the making of this object.
 
-    def __init__(self, api: TopicsApi) -> None:
+    `bulk_readers` tells the host ("" for the server's own) and the gRPC port of those that take calls now.
+    """
+
+    def __init__(self, api: TopicsApi, bulk_readers: BulkReaders = no_bulk_readers) -> None:
         self._api = api
+        self._bulk_readers = bulk_readers
         self._started = time.monotonic()
 
     async def GetHealth(self, request: pb.GetHealthRequest, context: Context) -> pb.GetHealthResponse:
@@ -41,3 +52,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         if request.format == pb.METRICS_FORMAT_JSON:
             return pb.GetMetricsResponse(content_type=JSON_TYPE, body=metrics.json())
         return pb.GetMetricsResponse(content_type=TEXT_TYPE, body=await metrics.text(caller().prefixes))
+
+    async def ListBulkReaders(self, request: pb.ListBulkReadersRequest, context: Context) -> pb.ListBulkReadersResponse:
+        readers = [pb.BulkReader(host=host, port=port) for host, port in self._bulk_readers()]
+        return pb.ListBulkReadersResponse(readers=readers)

@@ -22,7 +22,7 @@ from topics.v1 import (
 )
 from topics_service.api.access import Gate
 from topics_service.api.grpc import health
-from topics_service.api.grpc.admin_servicer import AdminServicer
+from topics_service.api.grpc.admin_servicer import AdminServicer, BulkReaders, no_bulk_readers
 from topics_service.api.grpc.group_servicer import GroupServicer
 from topics_service.api.grpc.guard import Guard
 from topics_service.api.grpc.meter import CallMeter
@@ -57,7 +57,7 @@ def _worth_a_log(record: logging.LogRecord) -> bool:
 class GrpcServer:
     """Serves `api` on one TCP port, without TLS, to everyone if there is no `gate`.
 
-    Lives on the event loop that calls `start`; starts once.
+    Lives on the event loop that calls `start`; starts once. `bulk_readers` are what ListBulkReaders tells.
 
     The health of every service is NOT_SERVING until `set_serving(True)`.
     """
@@ -70,8 +70,10 @@ class GrpcServer:
         port: int,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         gate: Gate | None = None,
+        bulk_readers: BulkReaders = no_bulk_readers,
     ) -> None:
         self._api = api
+        self._bulk_readers = bulk_readers
         self._host = host
         self._port = port
         self._max_message_bytes = max_message_bytes
@@ -87,7 +89,7 @@ class GrpcServer:
         queue_service_pb2_grpc.add_QueueServiceServicer_to_server(QueueServicer(self._api), server)
         router_service_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(self._api), server)
         group_service_pb2_grpc.add_GroupServiceServicer_to_server(GroupServicer(self._api), server)
-        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self._api), server)
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self._api, self._bulk_readers), server)
         WatchServicer(self._api).register(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -5,8 +5,10 @@ Probes and metrics. The standard gRPC health service (grpc.health.v1) is served 
 with GetReady.
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -184,3 +186,73 @@ class GetMetricsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetMetricsResponse: _TypeAlias = GetMetricsResponse  # noqa: Y015
+
+@_typing.final
+class ListBulkReadersRequest(_message.Message):
+    """Asks for ListBulkReaders."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListBulkReadersRequest: _TypeAlias = ListBulkReadersRequest  # noqa: Y015
+
+@_typing.final
+class ListBulkReadersResponse(_message.Message):
+    """Answers ListBulkReaders."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def readers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BulkReader]:
+        """Those that take calls now, in no order; empty where there are none."""
+
+    def __init__(
+        self,
+        *,
+        readers: _abc.Iterable[Global___BulkReader] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["readers", b"readers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListBulkReadersResponse: _TypeAlias = ListBulkReadersResponse  # noqa: Y015
+
+@_typing.final
+class BulkReader(_message.Message):
+    """One process that serves BulkDiff, and nothing else, from the same data. It takes the same keys. What the server had
+    acknowledged when a call came to it, it finds; a read has to name the end_seq it wants, which the server has told.
+    Topics whose records live in memory only are read at the server.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    """Host to connect to; empty: the one at which the server is reached."""
+    port: _builtins.int
+    """gRPC port."""
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BulkReader: _TypeAlias = BulkReader  # noqa: Y015

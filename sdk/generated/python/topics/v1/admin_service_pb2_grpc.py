@@ -50,6 +50,11 @@ class AdminServiceStub:
                 request_serializer=topics_dot_v1_dot_admin__service__pb2.GetMetricsRequest.SerializeToString,
                 response_deserializer=topics_dot_v1_dot_admin__service__pb2.GetMetricsResponse.FromString,
                 _registered_method=True)
+        self.ListBulkReaders = channel.unary_unary(
+                '/topics.v1.AdminService/ListBulkReaders',
+                request_serializer=topics_dot_v1_dot_admin__service__pb2.ListBulkReadersRequest.SerializeToString,
+                response_deserializer=topics_dot_v1_dot_admin__service__pb2.ListBulkReadersResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -79,6 +84,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListBulkReaders(self, request, context):
+        """Names the processes beside this one that serve TopicsService.BulkDiff, so that a long read does not take the time
+        of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +109,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetMetrics,
                     request_deserializer=topics_dot_v1_dot_admin__service__pb2.GetMetricsRequest.FromString,
                     response_serializer=topics_dot_v1_dot_admin__service__pb2.GetMetricsResponse.SerializeToString,
+            ),
+            'ListBulkReaders': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBulkReaders,
+                    request_deserializer=topics_dot_v1_dot_admin__service__pb2.ListBulkReadersRequest.FromString,
+                    response_serializer=topics_dot_v1_dot_admin__service__pb2.ListBulkReadersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -180,6 +198,33 @@ class AdminService:
             '/topics.v1.AdminService/GetMetrics',
             topics_dot_v1_dot_admin__service__pb2.GetMetricsRequest.SerializeToString,
             topics_dot_v1_dot_admin__service__pb2.GetMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBulkReaders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/topics.v1.AdminService/ListBulkReaders',
+            topics_dot_v1_dot_admin__service__pb2.ListBulkReadersRequest.SerializeToString,
+            topics_dot_v1_dot_admin__service__pb2.ListBulkReadersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class AdminServiceStub:
     """
     GetMetrics: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetMetricsRequest, _admin_service_pb2.GetMetricsResponse]
     """Reads the metrics of the server; answers also while it is not ready. Scope: read, when keys are configured."""
+    ListBulkReaders: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListBulkReadersRequest, _admin_service_pb2.ListBulkReadersResponse]
+    """Names the processes beside this one that serve TopicsService.BulkDiff, so that a long read does not take the time
+    of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -61,6 +65,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     GetMetrics: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetMetricsRequest, _admin_service_pb2.GetMetricsResponse]  # type: ignore[assignment]
     """Reads the metrics of the server; answers also while it is not ready. Scope: read, when keys are configured."""
+    ListBulkReaders: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListBulkReadersRequest, _admin_service_pb2.ListBulkReadersResponse]  # type: ignore[assignment]
+    """Names the processes beside this one that serve TopicsService.BulkDiff, so that a long read does not take the time
+    of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The state of the process. Replies carry no Performance: probes stay small."""
@@ -92,5 +100,15 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.GetMetricsResponse, _abc.Awaitable[_admin_service_pb2.GetMetricsResponse]]:
         """Reads the metrics of the server; answers also while it is not ready. Scope: read, when keys are configured."""
+
+    @_abc_1.abstractmethod
+    def ListBulkReaders(
+        self,
+        request: _admin_service_pb2.ListBulkReadersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListBulkReadersResponse, _abc.Awaitable[_admin_service_pb2.ListBulkReadersResponse]]:
+        """Names the processes beside this one that serve TopicsService.BulkDiff, so that a long read does not take the time
+        of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

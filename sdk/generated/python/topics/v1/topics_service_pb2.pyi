@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from topics.v1 import errors_pb2 as _errors_pb2
 from topics.v1 import performance_pb2 as _performance_pb2
 from topics.v1 import record_pb2 as _record_pb2
@@ -21,6 +22,38 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _BulkFormat:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BulkFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BulkFormat.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BULK_FORMAT_UNSPECIFIED: _BulkFormat.ValueType  # 0
+    """Not said: BULK_FORMAT_COLUMNS."""
+    BULK_FORMAT_COLUMNS: _BulkFormat.ValueType  # 1
+    """Records in `records`."""
+    BULK_FORMAT_ARROW: _BulkFormat.ValueType  # 2
+    """Records in `arrow`. One after the other, the `arrow` of all frames are one Arrow IPC stream without the mark of its
+    end: the first frame begins with the schema, and each record batch is a frame's own. Columns: `seq` int64, `ts`
+    timestamp[us, UTC], `kind` int8 (the number of the RecordKind), `node` utf8, `tag` utf8 (if include_tags), `meta`
+    utf8 (if include_meta), `data` binary (if include_data). Only node, tag and meta can be null.
+    """
+
+class BulkFormat(_BulkFormat, metaclass=_BulkFormatEnumTypeWrapper):
+    """How BulkDiff answers."""
+
+BULK_FORMAT_UNSPECIFIED: BulkFormat.ValueType  # 0
+"""Not said: BULK_FORMAT_COLUMNS."""
+BULK_FORMAT_COLUMNS: BulkFormat.ValueType  # 1
+"""Records in `records`."""
+BULK_FORMAT_ARROW: BulkFormat.ValueType  # 2
+"""Records in `arrow`. One after the other, the `arrow` of all frames are one Arrow IPC stream without the mark of its
+end: the first frame begins with the schema, and each record batch is a frame's own. Columns: `seq` int64, `ts`
+timestamp[us, UTC], `kind` int8 (the number of the RecordKind), `node` utf8, `tag` utf8 (if include_tags), `meta`
+utf8 (if include_meta), `data` binary (if include_data). Only node, tag and meta can be null.
+"""
+Global___BulkFormat: _TypeAlias = BulkFormat  # noqa: Y015
 
 @_typing.final
 class PutTopicRequest(_message.Message):
@@ -646,6 +679,10 @@ class BulkDiffRequest(_message.Message):
     INCLUDE_META_FIELD_NUMBER: _builtins.int
     FRAME_BYTES_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    INCLUDE_DATA_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic; required."""
     from_seq: _builtins.int
@@ -671,9 +708,23 @@ class BulkDiffRequest(_message.Message):
     """
     partition: _builtins.int
     """Partition to read. Default 0."""
+    format: Global___BulkFormat.ValueType
+    """How the frames hold records. Default (unspecified): BULK_FORMAT_COLUMNS."""
+    topic_id: _builtins.str
+    """Identity that the topic must have (see TopicState.topic_id), else topic_not_found: a range that was planned for one
+    life of a topic is not read from the next. Default (empty): any.
+    """
+    include_data: _builtins.bool
+    """Whether records carry their data. Default true."""
     @_builtins.property
     def node(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Own nodes of the reader, whose records are left out (see DiffRequest.node). Default: none."""
+
+    @_builtins.property
+    def filter(self) -> _record_pb2.TagMatch:
+        """Only records whose tag matches, as in Diff; the cursor moves past the others, silently. Default (absent): every
+        record.
+        """
 
     def __init__(
         self,
@@ -689,15 +740,21 @@ class BulkDiffRequest(_message.Message):
         include_meta: _builtins.bool | None = ...,
         frame_bytes: _builtins.int = ...,
         partition: _builtins.int = ...,
+        format: Global___BulkFormat.ValueType = ...,
+        filter: _record_pb2.TagMatch | None = ...,
+        topic_id: _builtins.str = ...,
+        include_data: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_seq", b"_end_seq", "_from_ts_ms", b"_from_ts_ms", "_include_meta", b"_include_meta", "_last", b"_last", "end_seq", b"end_seq", "from_ts_ms", b"from_ts_ms", "include_meta", b"include_meta", "last", b"last"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_seq", b"_end_seq", "_from_ts_ms", b"_from_ts_ms", "_include_data", b"_include_data", "_include_meta", b"_include_meta", "_last", b"_last", "end_seq", b"end_seq", "filter", b"filter", "from_ts_ms", b"from_ts_ms", "include_data", b"include_data", "include_meta", b"include_meta", "last", b"last"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_seq", b"_end_seq", "_from_ts_ms", b"_from_ts_ms", "_include_meta", b"_include_meta", "_last", b"_last", "end_seq", b"end_seq", "follow", b"follow", "frame_bytes", b"frame_bytes", "from_seq", b"from_seq", "from_ts_ms", b"from_ts_ms", "include_meta", b"include_meta", "include_tags", b"include_tags", "last", b"last", "node", b"node", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_seq", b"_end_seq", "_from_ts_ms", b"_from_ts_ms", "_include_data", b"_include_data", "_include_meta", b"_include_meta", "_last", b"_last", "end_seq", b"end_seq", "filter", b"filter", "follow", b"follow", "format", b"format", "frame_bytes", b"frame_bytes", "from_seq", b"from_seq", "from_ts_ms", b"from_ts_ms", "include_data", b"include_data", "include_meta", b"include_meta", "include_tags", b"include_tags", "last", b"last", "node", b"node", "partition", b"partition", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__end_seq: _TypeAlias = _typing.Literal["end_seq"]  # noqa: Y015
     _WhichOneofArgType__end_seq: _TypeAlias = _typing.Literal["_end_seq", b"_end_seq"]  # noqa: Y015
     _WhichOneofReturnType__from_ts_ms: _TypeAlias = _typing.Literal["from_ts_ms"]  # noqa: Y015
     _WhichOneofArgType__from_ts_ms: _TypeAlias = _typing.Literal["_from_ts_ms", b"_from_ts_ms"]  # noqa: Y015
+    _WhichOneofReturnType__include_data: _TypeAlias = _typing.Literal["include_data"]  # noqa: Y015
+    _WhichOneofArgType__include_data: _TypeAlias = _typing.Literal["_include_data", b"_include_data"]  # noqa: Y015
     _WhichOneofReturnType__include_meta: _TypeAlias = _typing.Literal["include_meta"]  # noqa: Y015
     _WhichOneofArgType__include_meta: _TypeAlias = _typing.Literal["_include_meta", b"_include_meta"]  # noqa: Y015
     _WhichOneofReturnType__last: _TypeAlias = _typing.Literal["last"]  # noqa: Y015
@@ -706,6 +763,8 @@ class BulkDiffRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__end_seq) -> _WhichOneofReturnType__end_seq | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__from_ts_ms) -> _WhichOneofReturnType__from_ts_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__include_data) -> _WhichOneofReturnType__include_data | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__include_meta) -> _WhichOneofReturnType__include_meta | None: ...
     @_typing.overload
@@ -726,6 +785,7 @@ class BulkDiffResponse(_message.Message):
     EARLIEST_SEQ_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
+    ARROW_FIELD_NUMBER: _builtins.int
     next_from_seq: _builtins.int
     """Cursor behind this frame: what to give as from_seq to go on from here."""
     head_seq: _builtins.int
@@ -736,9 +796,15 @@ class BulkDiffResponse(_message.Message):
     """True in the last frame, and only there. It may hold no records."""
     partition: _builtins.int
     """Partition that was read."""
+    arrow: _builtins.bytes
+    """Messages of the Arrow IPC streaming format (see BULK_FORMAT_ARROW); empty in a frame without records, but for the
+    first, and with BULK_FORMAT_COLUMNS.
+    """
     @_builtins.property
     def records(self) -> _record_pb2.RecordColumns:
-        """Records in ascending order of seq; behind the gap if there is a tombstone. Absent when there are none."""
+        """Records in ascending order of seq; behind the gap if there is a tombstone. Absent when there are none, and with
+        BULK_FORMAT_ARROW.
+        """
 
     @_builtins.property
     def tombstone(self) -> _record_pb2.Tombstone:
@@ -754,10 +820,11 @@ class BulkDiffResponse(_message.Message):
         earliest_seq: _builtins.int = ...,
         done: _builtins.bool = ...,
         partition: _builtins.int = ...,
+        arrow: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone", "records", b"records", "tombstone", b"tombstone"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone", "done", b"done", "earliest_seq", b"earliest_seq", "head_seq", b"head_seq", "next_from_seq", b"next_from_seq", "partition", b"partition", "records", b"records", "tombstone", b"tombstone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone", "arrow", b"arrow", "done", b"done", "earliest_seq", b"earliest_seq", "head_seq", b"head_seq", "next_from_seq", b"next_from_seq", "partition", b"partition", "records", b"records", "tombstone", b"tombstone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tombstone: _TypeAlias = _typing.Literal["tombstone"]  # noqa: Y015
     _WhichOneofArgType__tombstone: _TypeAlias = _typing.Literal["_tombstone", b"_tombstone"]  # noqa: Y015

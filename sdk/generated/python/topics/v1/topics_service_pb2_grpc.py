@@ -30,8 +30,6 @@ class TopicsServiceStub:
 
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
-
-    Room left on purpose: Arrow batches in BulkDiff.
     """
 
     def __init__(self, channel):
@@ -97,8 +95,6 @@ class TopicsServiceServicer:
 
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
-
-    Room left on purpose: Arrow batches in BulkDiff.
     """
 
     def PutTopic(self, request, context):
@@ -176,7 +172,9 @@ class TopicsServiceServicer:
         """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
         same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
         wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
-        topic_not_found (also when the topic is deleted meanwhile), partition_not_found, shutting_down. gRPC only.
+        topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
+        partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are told by
+        AdminService.ListBulkReaders.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -265,8 +263,6 @@ class TopicsService:
 
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
-
-    Room left on purpose: Arrow batches in BulkDiff.
     """
 
     @staticmethod

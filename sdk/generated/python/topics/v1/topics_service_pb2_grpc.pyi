@@ -31,8 +31,6 @@ class TopicsServiceStub:
 
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
-
-    Room left on purpose: Arrow batches in BulkDiff.
     """
 
     @_typing.overload
@@ -86,7 +84,9 @@ class TopicsServiceStub:
     """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
     same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
     wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
-    topic_not_found (also when the topic is deleted meanwhile), partition_not_found, shutting_down. gRPC only.
+    topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
+    partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are told by
+    AdminService.ListBulkReaders.
     """
     LocateTime: _grpc.UnaryUnaryMultiCallable[_topics_service_pb2.LocateTimeRequest, _topics_service_pb2.LocateTimeResponse]
     """Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found,
@@ -104,8 +104,6 @@ class TopicsServiceAsyncStub(TopicsServiceStub):
 
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
-
-    Room left on purpose: Arrow batches in BulkDiff.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -156,7 +154,9 @@ class TopicsServiceAsyncStub(TopicsServiceStub):
     """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
     same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
     wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
-    topic_not_found (also when the topic is deleted meanwhile), partition_not_found, shutting_down. gRPC only.
+    topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
+    partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are told by
+    AdminService.ListBulkReaders.
     """
     LocateTime: _aio.UnaryUnaryMultiCallable[_topics_service_pb2.LocateTimeRequest, _topics_service_pb2.LocateTimeResponse]  # type: ignore[assignment]
     """Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found,
@@ -173,8 +173,6 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Order of events for every write: durable for its class, then visible to readers, then acknowledged. A topic
     name matches `^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$`, is case-sensitive and is compared byte for byte.
-
-    Room left on purpose: Arrow batches in BulkDiff.
     """
 
     @_abc_1.abstractmethod
@@ -271,7 +269,9 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
         """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
         same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
         wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
-        topic_not_found (also when the topic is deleted meanwhile), partition_not_found, shutting_down. gRPC only.
+        topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
+        partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are told by
+        AdminService.ListBulkReaders.
         """
 
     @_abc_1.abstractmethod

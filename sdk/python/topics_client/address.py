@@ -1,0 +1,59 @@
+"""Where a server is and how it is entered: `topics://key@host:port`."""
+
+import os
+from dataclasses import dataclass, field
+from typing import Final, Self
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+DEFAULT_URL: Final = "topics://127.0.0.1:4001"
+_DEFAULT_PORT: Final = 4001
+_SCHEMES: Final = {"topics": False, "topics+tls": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One server. Its text, also in errors and logs, never holds the key."""
+
+    host: str
+    port: int = _DEFAULT_PORT
+    key: str | None = field(default=None, repr=False)
+    tls: bool = False
+    ca_file: str | None = None
+
+    @classmethod
+    def parse(cls, url: str | None = None, *, key: str | None = None) -> Self:
+        """From `topics://[KEY@]HOST[:PORT]`, `topics+tls://…[?ca=FILE]` or plain `HOST[:PORT]`.
+
+        Without `url` that of TOPICS_URL counts, else `topics://127.0.0.1:4001`. `key` wins over the one in the URL,
+        which wins over TOPICS_API_KEY. Without `ca` a TLS server is checked against the roots of the system. Raises
+        ValueError.
+        """
+        text = url or os.environ.get("TOPICS_URL") or DEFAULT_URL
+        parts = urlsplit(text if "://" in text else f"topics://{text}")
+        shown = f"{parts.scheme}://…"
+        if parts.scheme not in _SCHEMES:
+            raise ValueError(f"{shown}: the scheme of a server's URL is {' or '.join(_SCHEMES)}")
+        user, _, place = parts.netloc.rpartition("@")
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ValueError(f"{shown}: {error}") from error
+        if not host or parts.path not in ("", "/") or parts.fragment or place.endswith(":"):
+            raise ValueError(f"{shown}: a server's URL is topics://KEY@HOST:PORT")
+        tls = _SCHEMES[parts.scheme]
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        ca_file = query.pop("ca", None) if tls else None
+        if query:
+            raise ValueError(f"{shown}: unknown parameter {min(query)}")
+        found = key or unquote(user) or os.environ.get("TOPICS_API_KEY") or None
+        return cls(host, _DEFAULT_PORT if port is None else port, found, tls, ca_file)
+
+    @property
+    def target(self) -> str:
+        """`host:port`, as gRPC takes it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        scheme = "topics+tls" if self.tls else "topics"
+        return f"{scheme}://{self.target}" + (f"?ca={quote(self.ca_file)}" if self.ca_file else "")

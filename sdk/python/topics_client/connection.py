@@ -1,0 +1,123 @@
+"""A connection to one server: a channel, the key, deadlines, retries, and errors in the terms of the product."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from topics.v1.admin_service_pb2_grpc import AdminServiceStub
+from topics.v1.group_service_pb2_grpc import GroupServiceStub
+from topics.v1.queue_service_pb2_grpc import QueueServiceStub
+from topics.v1.router_service_pb2_grpc import RouterServiceStub
+from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
+from topics.v1.watch_service_pb2_grpc import WatchServiceStub
+from topics_client.address import Address
+from topics_client.errors import TopicsError, from_rpc
+from topics_client.retry import Retry
+
+_MESSAGE_BYTES: Final = 80 << 20  # an append may carry 64 MiB
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of one's own, not one shared within the process
+)
+
+DEFAULT_RETRY: Final = Retry()
+_ONCE: Final = Retry(seconds=0)
+
+_Request = TypeVar("_Request", bound=Message)
+_Response = TypeVar("_Response", bound=Message)
+
+
+class Connection:
+    """Calls go through `unary` and `stream`, which take a method of one of the stubs.
+
+    Usable by several threads. It connects with the first call, and again by itself when the server comes back.
+    """
+
+    def __init__(self, address: Address, *, timeout: float = 30.0, retry: Retry = DEFAULT_RETRY) -> None:
+        """`timeout` is the deadline of each attempt of a unary call, in seconds."""
+        self.address = address
+        self.timeout = timeout
+        self.retry = retry
+        self._metadata = (("authorization", f"Bearer {address.key}"),) if address.key else ()
+        self._channel = _channel(address)
+        self.topics = TopicsServiceStub(self._channel)
+        self.queues = QueueServiceStub(self._channel)
+        self.routers = RouterServiceStub(self._channel)
+        self.groups = GroupServiceStub(self._channel)
+        self.watches = WatchServiceStub(self._channel)
+        self.admin = AdminServiceStub(self._channel)
+
+    def unary(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]",
+        request: _Request,
+        *,
+        repeatable: bool,
+        timeout: float | None = None,
+    ) -> _Response:
+        """The answer. A `repeatable` call, which does no more when it is made twice, is made again while the server is
+        unavailable; another one never is. Raises TopicsError."""
+        retry = self.retry if repeatable else _ONCE
+
+        def attempt() -> _Response:
+            with self._errors():
+                return method(request, timeout=timeout or self.timeout, metadata=self._metadata)
+
+        return retry.run(attempt)
+
+    @contextmanager
+    def stream(
+        self,
+        method: "grpc.UnaryStreamMultiCallable[_Request, _Response]",
+        request: _Request,
+        *,
+        timeout: float | None = None,
+    ) -> Iterator[Iterator[_Response]]:
+        """The answers, as they come; the call ends with the context. Without `timeout` it may last for ever. A break is
+        raised as TopicsError: to go on is up to the caller, who knows from where."""
+        call = method(request, timeout=timeout, metadata=self._metadata)
+
+        def answers() -> Iterator[_Response]:
+            with self._errors():
+                yield from call
+
+        try:
+            yield answers()
+        finally:
+            call.cancel()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except TopicsError:
+            raise
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.address) from error
+
+    def close(self) -> None:
+        """End the connection and every call on it."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _channel(address: Address) -> grpc.Channel:
+    if not address.tls:
+        return grpc.insecure_channel(address.target, options=_OPTIONS)
+    roots = Path(address.ca_file).read_bytes() if address.ca_file else None
+    return grpc.secure_channel(address.target, grpc.ssl_channel_credentials(root_certificates=roots), options=_OPTIONS)

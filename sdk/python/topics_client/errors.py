@@ -1,0 +1,88 @@
+"""What a call to the server can fail with."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+_DETAILS_KEY: Final = "grpc-status-details-bin"
+
+
+class TopicsError(Exception):
+    """A call failed. The subclass tells what kind of thing to do about it, the attributes tell the facts.
+
+    `reason` is the stable code of the registry (`topic_not_found`, …; docs/errors.md), or the gRPC status in lower case
+    where no server of ours answered (`unavailable`, `deadline_exceeded`). `detail` holds the facts that the registry
+    names, as texts. `retry_after_ms` is when to try again, None where that makes no difference.
+    """
+
+    def __init__(
+        self, reason: str, message: str, detail: Mapping[str, str] | None = None, retry_after_ms: int | None = None
+    ) -> None:
+        super().__init__(reason, message, dict(detail or {}), retry_after_ms)
+        self.reason = reason
+        self.message = message
+        self.detail = dict(detail or {})
+        self.retry_after_ms = retry_after_ms
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
+
+
+class InvalidRequestError(TopicsError):
+    """What was asked for is malformed, or too large: the same request can never succeed."""
+
+
+class AuthError(TopicsError):
+    """No key, an unknown one, or one without the scope or prefix that the call takes."""
+
+
+class NotFoundError(TopicsError):
+    """A topic, router, partition or session that is not there."""
+
+
+class ConflictError(TopicsError):
+    """What was asked for contradicts the state of the topic: its type, its records, its caps."""
+
+
+class UnavailableError(TopicsError):
+    """The server can't answer now: absent, restarting, overloaded, or past the deadline. Later it may."""
+
+
+_KINDS: Final[Mapping[grpc.StatusCode, type[TopicsError]]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
+    grpc.StatusCode.UNIMPLEMENTED: InvalidRequestError,
+    grpc.StatusCode.UNAUTHENTICATED: AuthError,
+    grpc.StatusCode.PERMISSION_DENIED: AuthError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.FAILED_PRECONDITION: ConflictError,
+    grpc.StatusCode.ALREADY_EXISTS: ConflictError,
+    grpc.StatusCode.ABORTED: ConflictError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: UnavailableError,
+}
+
+
+def from_rpc(error: grpc.RpcError, server: object = "") -> TopicsError:
+    """The failure of a call. `server` is named where none answered."""
+    code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+    reason, detail, retry = "", dict[str, str](), None
+    metadata: Any = error.trailing_metadata() if isinstance(error, grpc.Call) else None
+    for key, value in metadata or ():
+        if key == _DETAILS_KEY:
+            for packed in status_pb2.Status.FromString(value).details:
+                info, again = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+                if packed.Unpack(info):
+                    reason, detail = info.reason.lower(), dict(info.metadata)
+                elif packed.Unpack(again):
+                    retry = again.retry_delay.ToMilliseconds()
+    text = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
+    kind = _KINDS.get(code, TopicsError)
+    if retry is not None and kind is TopicsError:  # throttled
+        kind = UnavailableError
+    if not reason:
+        reason = code.name.lower()
+        text = f"{server}: {text}" if server else text
+    return kind(reason, text, detail, retry)

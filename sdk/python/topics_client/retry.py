@@ -1,0 +1,43 @@
+"""When a call is made again."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from topics_client.errors import UnavailableError
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Pauses between attempts: each up to twice the one before, with full jitter, never less than a server asks for.
+
+    `seconds` is how long all attempts together may take; 0 means one attempt.
+    """
+
+    seconds: float = 60.0
+    first_pause: float = 0.05
+    longest_pause: float = 5.0
+
+    def pauses(self) -> Iterator[float]:
+        """The upper ends of the pauses, without end."""
+        pause = self.first_pause
+        while True:
+            yield pause
+            pause = min(2 * pause, self.longest_pause)
+
+    def run(self, attempt: Callable[[], _Result], *, sleep: Callable[[float], None] = time.sleep) -> _Result:
+        """The result of `attempt`, made again after UnavailableError until the time is up; then its last error."""
+        ends = time.monotonic() + self.seconds
+        for most in self.pauses():
+            try:
+                return attempt()
+            except UnavailableError as error:
+                pause = max(random.uniform(0, most), (error.retry_after_ms or 0) / 1e3)
+                if time.monotonic() + pause > ends:
+                    raise
+            sleep(pause)
+        raise AssertionError("pauses never end")

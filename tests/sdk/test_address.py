@@ -1,0 +1,59 @@
+"""Where a server is, as users write it."""
+
+import pytest
+
+from topics_client.address import Address
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TOPICS_URL", raising=False)
+    monkeypatch.delenv("TOPICS_API_KEY", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        (None, Address("127.0.0.1", 4001)),
+        ("example.org", Address("example.org", 4001)),
+        ("example.org:9", Address("example.org", 9)),
+        ("topics://k%40y@example.org:9", Address("example.org", 9, "k@y")),
+        ("topics://[::1]:9/", Address("::1", 9)),
+        ("topics+tls://example.org", Address("example.org", 4001, None, tls=True)),
+        ("topics+tls://example.org?ca=/c%20a.pem", Address("example.org", 4001, None, tls=True, ca_file="/c a.pem")),
+    ],
+)
+def test_what_a_url_says(url: str | None, address: Address) -> None:
+    assert Address.parse(url) == address
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://example.org", "scheme"),
+        ("topics://", "topics://KEY@HOST:PORT"),
+        ("topics://example.org:", "topics://KEY@HOST:PORT"),
+        ("topics://example.org:65536", "0-65535"),
+        ("topics://example.org/topic", "topics://KEY@HOST:PORT"),
+        ("topics://example.org?ca=x", "unknown parameter ca"),
+        ("topics+tls://example.org?c=x", "unknown parameter c"),
+    ],
+)
+def test_what_is_no_url_is_refused_without_showing_a_key(url: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as caught:
+        Address.parse(url.replace("example.org", "s3cret@example.org"))
+    assert "s3cret" not in str(caught.value)
+
+
+def test_the_environment_fills_in_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICS_URL", "topics://example.org:9")
+    monkeypatch.setenv("TOPICS_API_KEY", "from-env")
+    assert Address.parse() == Address("example.org", 9, "from-env")
+    assert Address.parse("topics://in-url@other").key == "in-url"
+    assert Address.parse("topics://in-url@other", key="given").key == "given"
+
+
+def test_a_key_is_never_shown() -> None:
+    address = Address.parse("topics+tls://s3cret@[::1]:9?ca=/a&ca=/b")
+    assert (address.key, address.target, str(address)) == ("s3cret", "[::1]:9", "topics+tls://[::1]:9?ca=/b")
+    assert "s3cret" not in f"{address!r}{address}"
