@@ -69,8 +69,10 @@ async def _bulk(channel: grpc.aio.Channel, topic: str, seconds: float, **fields:
     )
     call = channel.unary_stream(f"{_SERVICE}BulkDiff", response_deserializer=pb.BulkDiffResponse.FromString)
     while time.perf_counter() < stop:
+        cursor = 0
         async for frame in call(message):
-            records += len(frame.records.data.offsets) // 4 - 1
+            records += frame.next_from_seq - cursor  # nothing was deleted
+            cursor = frame.next_from_seq
     return records
 
 
@@ -95,10 +97,11 @@ async def _measure(server: ServerProcess) -> list[Row]:
         ]
         cases += [
             (
-                f"gRPC BulkDiff{', with tags' if tags else ''}",
+                f"gRPC BulkDiff{', Arrow' if form == pb.BULK_FORMAT_ARROW else ''}{', with tags' if tags else ''}",
                 "2 M rec/s",
-                _bulk(channel, "tagged", _SECONDS, include_tags=tags, frame_bytes=1 << 20),
+                _bulk(channel, "tagged", _SECONDS, include_tags=tags, frame_bytes=1 << 20, format=form),
             )
+            for form in (pb.BULK_FORMAT_COLUMNS, pb.BULK_FORMAT_ARROW)
             for tags in (False, True)
         ]
         for name, bar, case in cases:

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from support.arrow import arrow_rows
 from support.door import rows
 from support.http import envelope
 from topics.v1 import errors_pb2
@@ -119,11 +120,12 @@ def check_replies(call: GrpcCall, replies: list[Message], *, complete: bool) -> 
     if call.path.endswith("/AppendStream"):
         check_acks(call, [ack for reply in replies for ack in reply.acks], complete=complete)
     elif call.path.endswith("/BulkDiff"):
-        cursor = 0
+        cursor, in_arrow = 0, arrow_rows(replies)
         for i, frame in enumerate(replies):
             assert not frame.done or (i == len(replies) - 1)
-            if frame.HasField("records"):
-                seqs = [record.seq for record in rows(frame)]
+            assert not (frame.arrow and frame.HasField("records"))
+            if frame.HasField("records") or in_arrow[i]:
+                seqs = [record.seq for record in in_arrow[i] or rows(frame)]
                 assert seqs == sorted(set(seqs))
                 assert cursor < seqs[0]
                 assert seqs[-1] <= frame.next_from_seq

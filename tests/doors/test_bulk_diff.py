@@ -3,6 +3,7 @@
 import asyncio
 import resource
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from topics.v1 import record_pb2, topic_pb2, topics_service_pb2_grpc
 from topics.v1 import topics_service_pb2 as pb
 from topics_service.api.grpc.bulk_diff import bulk_frame, bulk_request
 from topics_service.api.grpc.convert import diff_response
-from topics_service.api.grpc.server import GrpcServer
+from topics_service.api.grpc.options import server_options
 from topics_service.engine.engine import Engine
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DeleteRequest, DiffRequest, TagMatch
@@ -403,7 +404,33 @@ def test_both_doors_start_alike(api: Api, server: ServerProcess, start: dict[str
 
 
 def test_a_client_may_ping_every_ten_seconds_also_without_a_call() -> None:
-    options = dict(GrpcServer(None, host="", port=0)._options())
+    options = dict(server_options(1 << 20))
     assert options["grpc.http2.min_recv_ping_interval_without_data_ms"] <= 10_000
     assert options["grpc.keepalive_permit_without_calls"] == 1
     assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] <= 120_000
+
+
+async def test_long_reads_take_turns_with_everyone_else(door: Door) -> None:
+    """An append that comes meanwhile waits for one page, however many read and however many turns it takes."""
+    for _ in range(8):
+        await _append(door, LARGE)
+    turn, taken, bulk = 0, list[int](), door.engine.bulk
+
+    def counted(request: Any) -> Any:
+        if request.epoch:  # not the first of a stream
+            taken.append(turn)
+        return bulk(request)
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    door.engine.bulk = counted  # type: ignore[method-assign]
+    counting = asyncio.create_task(count())
+    streams = await asyncio.gather(*[_bulk(door) for _ in range(3)])
+    counting.cancel()
+    assert [len(_datas(frames)) for frames in streams] == [8] * 3
+    assert len(taken) == 3 * 7
+    assert all(later - earlier >= 8 for earlier, later in pairwise(taken))

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics_service.storage.block import Block, Column, CorruptBlockError, build, decode, encode, merge
+from topics_service.storage.block import Block, CorruptBlockError, build, decode, encode, merge
+from topics_service.storage.texts import Column
 
 cells = st.none() | st.binary(max_size=4)
 derandomized = settings(deadline=None, derandomize=True)

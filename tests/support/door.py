@@ -88,8 +88,8 @@ def column(*values: bytes | None) -> record_pb2.Column:
 def rows(frame: pb.BulkDiffResponse) -> list[record_pb2.Record]:
     """The records of a frame, one by one, as Diff would give them."""
     packed = frame.records
-    datas = unpack(packed.data, 0)
-    count = len(datas)
+    count = sum(packed.run_count)
+    datas = unpack(packed.data, 0) if packed.HasField("data") else [b""] * count
     seqs = [
         seq for first, n in zip(packed.run_first_seq, packed.run_count, strict=True) for seq in range(first, first + n)
     ]

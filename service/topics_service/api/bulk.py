@@ -2,22 +2,41 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Final
 
 from msgspec.structs import replace
 
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.model import BulkRequest, DiffReply
 
+_TURNS: Final = 8  # of the loop, which an append takes less of: else it waits for a page at each of them
+
+
+class Turns:
+    """Has the long reads of a process take their pages one at a time, with turns of the loop for all others between.
+
+    With pages of 1 MiB that halves what an append takes meanwhile, for a few percent of the reader's speed.
+    """
+
+    def __init__(self) -> None:
+        self._one = asyncio.Lock()
+
+    async def wait(self) -> None:
+        """Return when it is one's turn to take a page."""
+        async with self._one:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+
 
 async def read_bulk(
-    api: TopicsApi, request: BulkRequest, *, follow: bool
+    api: TopicsApi, request: BulkRequest, turns: Turns | None = None, *, follow: bool
 ) -> AsyncGenerator[tuple[DiffReply, bool], None]:
     """Pages that follow each other without a hole, each with whether it is the last.
 
     Without `follow` they end at `end_seq` or, if that is lower, at the head of the moment of the call; with it they go
     on as records are written, up to `end_seq` if there is one. A page may hold no records. Nothing is read before it is
-    asked for, and the loop gets a turn between pages. Raises TopicsError, also for a topic that was deleted meanwhile
-    and for a server that drains.
+    asked for, and then in turn (without `turns`: a turn of the loop later). Raises TopicsError, also for a topic that
+    was deleted meanwhile and for a server that drains.
     """
     reply, epoch = await api.bulk(request)
     end = request.end_seq
@@ -29,7 +48,7 @@ async def read_bulk(
         yield reply, done
         if done:
             return
-        await asyncio.sleep(0)
+        await (asyncio.sleep(0) if turns is None else turns.wait())
         cursor.from_seq = reply.next_from_seq
         reply, _ = await api.bulk(cursor)
         while reply.next_from_seq == cursor.from_seq == reply.head_seq:

@@ -25,6 +25,7 @@ from topics_service.api.commit import GroupCommit
 from topics_service.api.grpc.server import GrpcServer
 from topics_service.api.pressure import Pressure
 from topics_service.api.topics import TopicsApi
+from topics_service.app.bulk_readers import BulkReaders
 from topics_service.app.disk import FreeSpace
 from topics_service.app.forwarder import Forwarder
 from topics_service.app.lag import LoopLag
@@ -130,12 +131,14 @@ async def _serve(
         header_timeout=settings.header_timeout_seconds,
         ws_max_size=settings.max_body_bytes,
     )
+    readers = BulkReaders(settings)
     grpc = GrpcServer(
         api,
         host=settings.host,
         port=settings.grpc_port,
         max_message_bytes=settings.max_body_bytes + (1 << 20),
         gate=gate,
+        bulk_readers=readers.addresses,
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -154,6 +157,8 @@ async def _serve(
         await _recover(engine, stop)
         _tune_collector()
         grpc.set_serving(engine.ready().ready)
+        if not stop.is_set():
+            readers.start()
         if kafka_socket is not None and not stop.is_set():
             host, port = _advertised(settings, kafka_socket)
             try:
@@ -168,7 +173,7 @@ async def _serve(
         grpc.set_serving(False)
         api.drain()
         doors = (http, grpc) if kafka is None else (http, grpc, kafka)
-        await asyncio.gather(*(door.stop(settings.drain_seconds) for door in doors))
+        await asyncio.gather(readers.stop(), *(door.stop(settings.drain_seconds) for door in doors))
         for task in background:
             task.cancel()
         await asyncio.wait(background)

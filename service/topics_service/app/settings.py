@@ -21,6 +21,7 @@ log = logging.getLogger("topics.settings")
 _TRUE = ("1", "true")
 _MAX_I32 = (1 << 31) - 1
 _MAX_PORT = 65535
+_MAX_BULK_READERS = 64
 
 
 class SettingsError(Exception):
@@ -71,6 +72,9 @@ class Settings:
     env: str = _setting("TOPICS_ENV", "dev", "second part of a topic's rrl")
     cluster: str = _setting("TOPICS_CLUSTER", "local", "third part of a topic's rrl")
     log_level: str = _setting("TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr")
+    bulk_readers: int = _setting(
+        "TOPICS_BULK_READERS", 0, "processes beside the server that serve BulkDiff to long reads, at most 64"
+    )
     drain_seconds: int = _setting("TOPICS_DRAIN_SECONDS", 10, "how long a stop waits for running requests")
     header_timeout_seconds: int = _setting(
         "TOPICS_HEADER_TIMEOUT_SECONDS", 60, "how long an HTTP connection may take to send a request head"
@@ -281,6 +285,8 @@ def _check(settings: Settings) -> None:
     for name in ("port", "grpc_port"):
         if getattr(settings, name) > _MAX_PORT:
             raise SettingsError(f"{name} must be at most {_MAX_PORT}")
+    if settings.bulk_readers > _MAX_BULK_READERS:
+        raise SettingsError(f"bulk_readers must be at most {_MAX_BULK_READERS}")
     for name, text in (("port", settings.kafka_port), ("advertised port", split_host(settings.kafka_advertised)[1])):
         if text and not (text.isascii() and text.isdigit() and int(text) <= _MAX_PORT):
             raise SettingsError(f"the Kafka {name} must be a number of at most {_MAX_PORT}, not {text!r}")

@@ -16,7 +16,14 @@ from topics_service.engine.batches import Batches
 from topics_service.engine.blocks import BlockCache
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
-from topics_service.engine.errors import Reason, TopicsError, invalid, partition_not_found, topic_not_found
+from topics_service.engine.errors import (
+    Reason,
+    TopicsError,
+    invalid,
+    partition_not_found,
+    topic_not_found,
+    topic_recreated,
+)
 from topics_service.engine.group.groups import Groups
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
@@ -346,6 +353,8 @@ class Engine:
     def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
         """One page of a long read, and the topic's epoch for the next. See `api.bulk`; this call never waits."""
         topic, now = self.catalog.visible(request.topic), self._clock.now_ms()
+        if request.topic_id and request.topic_id != topic.identity.topic_id:
+            raise topic_recreated(request.topic, topic.identity.topic_id)
         if request.epoch and request.epoch != topic.number:
             raise topic_not_found(request.topic)
         log = topic.partition(request.partition)
@@ -356,7 +365,7 @@ class Engine:
         nodes = frozenset(request.nodes if topic.config.dedupe_node else ())
         reply = reader.read(
             topic.name, s, log.blocks, from_seq, request.limit, request.max_batch_bytes, nodes, request.end_seq,
-            scan=True, partition=request.partition,
+            scan=True, match=request.filter, stores=log.stores(s), partition=request.partition,
         )  # fmt: skip
         return reply, topic.number
 

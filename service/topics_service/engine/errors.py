@@ -85,6 +85,12 @@ def topic_not_found(name: str) -> TopicsError:
     return TopicsError(Reason.TOPIC_NOT_FOUND, f'topic "{name}" does not exist', {"topic": name})
 
 
+def topic_recreated(name: str, topic_id: str) -> TopicsError:
+    """The topic that was asked for by its id is gone, and another one has its name: 404 `topic_not_found`."""
+    message = f'topic "{name}" has been created again: it is not the one asked for, its topic_id is {topic_id} now'
+    return TopicsError(Reason.TOPIC_NOT_FOUND, message, {"topic": name})
+
+
 def router_not_found(name: str) -> TopicsError:
     """The named router does not exist: 404 `router_not_found`."""
     return TopicsError(Reason.ROUTER_NOT_FOUND, f'router "{name}" does not exist', {"router": name})

@@ -171,11 +171,13 @@ class BulkRequest(DiffRequest, kw_only=True):
     """A page of a long read whose pages belong together. `limit` and `max_batch_bytes` count as they are.
 
     `end_seq` is the last seq to read (None: the head). `epoch` is 0 for the first page and then what that page gave:
-    a topic that was deleted and made again in between is `topic_not_found`, never read on.
+    a topic that was deleted and made again in between is `topic_not_found`, never read on. So is one that has another
+    id than `topic_id`, unless that is empty.
     """
 
     end_seq: int | None = None
     epoch: int = 0
+    topic_id: str = ""
 
 
 class Slice(Struct, frozen=True):

@@ -21,11 +21,14 @@ from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Literal, NamedTuple
 
 from msgspec import Raw
 from xxhash import xxh3_64
+
+from topics_service.storage import texts
+from topics_service.storage.texts import Column, Packed, Texts, lengths
 
 # version, flags, count, log_id, base_seq, first_ts, last_ts, max_ts, cum_bytes, nbytes, data_len, checksum
 _HEADER = struct.Struct("<BBxxIQQqqqQQQQ")
@@ -34,10 +37,6 @@ _U64 = struct.Struct("<Q")
 _VERSION = 2
 _TS, _TAG, _NODE, _META, _KIND = 1, 2, 4, 8, 16
 _TS_RUN = struct.Struct("<Iq")
-_ABSENT = (1 << 32) - 1
-_ABSENT_BYTES = b"\xff\xff\xff\xff"
-
-Column = list[bytes | None]
 
 if sys.byteorder != "little" or array("I").itemsize != 4 or array("Q").itemsize != 8:  # pragma: no cover
     raise ImportError("topics stores little-endian columns and needs a little-endian machine")
@@ -118,7 +117,7 @@ class StoredBlock(ABC):
 class Block(StoredBlock):
     """Records as columns. `ends[i]` is the end of record i's data in `data`."""
 
-    __slots__ = ("_prefix", "_tags", "data", "ends", "kinds", "metas", "nodes")
+    __slots__ = ("_metas", "_nodes", "_prefix", "_tags", "data", "ends", "kinds")
 
     def __init__(
         self,
@@ -127,13 +126,13 @@ class Block(StoredBlock):
         ts_runs: Sequence[tuple[int, int]],
         ends: "array[int]",
         data: bytes,
-        tags: Column | bytes | None,
-        nodes: Column | None,
-        metas: Column | None,
+        tags: Texts | None,
+        nodes: Texts | None,
+        metas: Texts | None,
         kinds: bytes | None,
         cum_bytes: int,
     ) -> None:
-        """`tags` may be in their stored form: they are decoded when somebody asks, which most readers don't."""
+        """Texts may be in their stored form: they are decoded when somebody asks, which most readers don't."""
         self.log_id = log_id
         self.base_seq = base_seq
         self.count = len(ends)
@@ -143,12 +142,14 @@ class Block(StoredBlock):
         self.ends = ends
         self.data = data
         self._tags = tags
-        self.nodes = nodes
-        self.metas = metas
+        self._nodes = nodes
+        self._metas = metas
         self.kinds = kinds
         self.cum_bytes = cum_bytes
         self._prefix: Sequence[int] | None = None
-        self.nbytes = len(data) if metas is None else len(data) + sum(lengths(metas, 0))
+        self.nbytes = len(data)
+        if metas is not None:
+            self.nbytes += texts.total(metas, self.count)
         columns = sum(column is not None for column in (tags, nodes, metas))
         self.weight = 600 + self.nbytes + self.count * (4 + 60 * columns)
 
@@ -159,22 +160,47 @@ class Block(StoredBlock):
     @property
     def tags(self) -> Column | None:
         """The tag of each record; None when no record has one."""
-        if isinstance(self._tags, bytes):
-            self._tags, _ = _decode_column(self._tags, 0, self.count)
+        if not isinstance(self._tags, list):
+            self._tags = self._values(self._tags)
         return self._tags
 
-    def packed_tags(self, start: int, stop: int) -> tuple["array[int]", bytes] | None:
-        """Lengths and joined bytes of the tags at positions start..stop-1, while they are in their stored form.
+    @property
+    def nodes(self) -> Column | None:
+        """The node of each record; None when no record has one."""
+        if not isinstance(self._nodes, list):
+            self._nodes = self._values(self._nodes)
+        return self._nodes
 
-        None if they are not, or if a record of the block has no tag.
+    @property
+    def metas(self) -> Column | None:
+        """The meta of each record; None when no record has one."""
+        if not isinstance(self._metas, list):
+            self._metas = self._values(self._metas)
+        return self._metas
+
+    def _values(self, column: Packed | bytes | None) -> Column | None:
+        return None if column is None else texts.pack(column, self.count).values()
+
+    def packed(self, part: Literal["tag", "node", "meta"]) -> Packed | None:
+        """The tags, nodes or metas, one behind the other; None when no record has one.
+
+        Without a look at single ones as long as nobody has asked for them.
         """
-        stored = self._tags
-        if not isinstance(stored, bytes) or _ABSENT_BYTES in stored[: 4 * self.count]:
+        name = f"_{part}s"
+        column: Texts | None = getattr(self, name)
+        if column is None or isinstance(column, Packed):
+            return column
+        found = texts.pack(column, self.count)
+        if isinstance(column, bytes):
+            setattr(self, name, found)
+        return found
+
+    def packed_tags(self) -> Packed | None:
+        """The tags one behind the other, while nobody has asked for single ones; None if a record has no tag."""
+        if self._tags is None or isinstance(self._tags, list):
             return None
-        sizes = array("I", stored[: 4 * self.count])
-        begin = 4 * self.count + sum(sizes[:start])
-        sizes = sizes[start:stop]
-        return sizes, stored[begin : begin + sum(sizes)]
+        tags = self.packed("tag")
+        return None if tags is None or tags.absent else tags
 
     def record_data(self, i: int) -> bytes:
         """The data of the record at position i."""
@@ -232,24 +258,20 @@ class Block(StoredBlock):
         Without `tags` or `nodes` the records lose them; `metas` replaces theirs.
         """
         runs = ((self.count, ts),)
-        metas = self.metas if metas is None else metas
-        kept_tags, kept_nodes = self._tags if tags else None, self.nodes if nodes else None
-        return Block(log_id, base_seq, runs, self.ends, self.data, kept_tags, kept_nodes, metas, self.kinds, cum_bytes)
+        kept_tags, kept_nodes = self._tags if tags else None, self._nodes if nodes else None
+        kept_metas = self._metas if metas is None else metas
+        return Block(
+            log_id, base_seq, runs, self.ends, self.data, kept_tags, kept_nodes, kept_metas, self.kinds, cum_bytes
+        )
 
     def _prefix_sizes(self) -> Sequence[int]:
-        if self.metas is None:
+        if self._metas is None:
             return self.ends
         if self._prefix is None:
-            self._prefix = array("Q", map(int.__add__, self.ends, accumulate(lengths(self.metas, 0))))
+            metas = self._metas
+            ends = accumulate(lengths(metas, 0)) if isinstance(metas, list) else texts.pack(metas, self.count).ends
+            self._prefix = array("Q", map(int.__add__, self.ends, ends))
         return self._prefix
-
-
-def lengths(column: Column, absent: int) -> list[int]:
-    """The lengths of a column's values, `absent` where there is none; three times faster for a full column."""
-    try:
-        return list(map(len, column))  # type: ignore[arg-type]  # None has no length: then the slow way
-    except TypeError:
-        return [absent if value is None else len(value) for value in column]
 
 
 def build(
@@ -323,7 +345,7 @@ def encode(block: Block) -> bytes:
     for flag, column in ((_TAG, block.tags), (_NODE, block.nodes), (_META, block.metas)):
         if column is not None:
             flags |= flag
-            parts += (array("I", lengths(column, _ABSENT)).tobytes(), b"".join(filter(None, column)))
+            parts += texts.stored(column)
     if block.kinds is not None:
         flags |= _KIND
         parts.append(block.kinds)
@@ -417,37 +439,16 @@ def decode_body(head: Head, value: bytes, at: int) -> Block:
     at += 4 * count
     data = value[at : at + data_len]
     at += data_len
-    tags = None
-    if flags & _TAG:
-        stop = _column_end(value, at, count) if flags & (_NODE | _META | _KIND) else len(value)
-        tags, at = value[at:stop], stop
-    columns: list[Column | None] = []
-    for flag in (_NODE, _META):
-        column, at = _decode_column(value, at, count) if flags & flag else (None, at)
-        columns.append(column)
+    columns: list[bytes | None] = []
+    for flag in (_TAG, _NODE, _META):
+        if flags & flag:
+            stop = texts.stored_end(value, at, count) if flags >= 2 * flag else len(value)  # more follows
+            columns.append(value[at:stop])
+            at = stop
+        else:
+            columns.append(None)
     kinds = value[at : at + count] if flags & _KIND else None
-    block = Block(head.log_id, head.base_seq, runs, ends, data, tags, columns[0], columns[1], kinds, head.cum_bytes)
+    tags, nodes, metas = columns
+    block = Block(head.log_id, head.base_seq, runs, ends, data, tags, nodes, metas, kinds, head.cum_bytes)
     block.max_ts = head.max_ts
     return block
-
-
-def _column_end(value: bytes, at: int, count: int) -> int:
-    stored = array("I", value[at : at + 4 * count])
-    absent = stored.count(_ABSENT) if _ABSENT_BYTES in stored.tobytes() else 0
-    return at + 4 * count + sum(stored) - absent * _ABSENT
-
-
-def _decode_column(value: bytes, at: int, count: int) -> tuple[Column, int]:
-    stored = array("I", value[at : at + 4 * count])
-    at += 4 * count
-    if _ABSENT_BYTES not in stored.tobytes():
-        column: Column = [value[start:stop] for start, stop in pairwise(accumulate(stored, initial=at))]
-        return column, at + sum(stored)
-    column = []
-    for length in stored:
-        if length == _ABSENT:
-            column.append(None)
-        else:
-            column.append(value[at : at + length])
-            at += length
-    return column, at

@@ -1,31 +1,66 @@
 """BulkDiff over gRPC: pages of blocks as frames of columns."""
 
 from array import array
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from itertools import accumulate
 from typing import Final
 
 from topics.v1 import record_pb2
 from topics.v1 import topics_service_pb2 as pb
-from topics_service.api.grpc.convert import checked_time, tombstone_message
+from topics_service.api.bulk import Turns, read_bulk
+from topics_service.api.grpc.bulk_arrow import ArrowFrames, kinds
+from topics_service.api.grpc.convert import checked_time, tag_match, tombstone_message
+from topics_service.api.grpc.slices import Joined, by_block, joined_data, seq_runs, time_runs
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.errors import invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import BulkRequest, DiffReply, Slice
-from topics_service.storage.block import lengths
+from topics_service.storage.texts import lengths
 
 _DEFAULT_BYTES: Final = 512 << 10
 _LEAST_BYTES: Final = 64 << 10
 _MOST_BYTES: Final = 1 << 20
 _MESSAGE_BYTES: Final = 15 << 18  # clients take 4 MiB by default
-_RECORD_BYTES: Final = 48  # offsets in four columns, a kind, and a run of seqs and one of times of its own
-_KIND_BYTES: Final = bytes.maketrans(b"\0\1", bytes((record_pb2.RECORD_KIND_JSON, record_pb2.RECORD_KIND_BINARY)))
+_RECORD_BYTES: Final = 48  # offsets in four columns, a kind, and a run of seqs and one of times of its own; or in Arrow
+_UNSEEN: Final = 4  # so many times the bytes are read for a frame that does not hold them
+_FORMATS: Final = (pb.BULK_FORMAT_UNSPECIFIED, pb.BULK_FORMAT_COLUMNS, pb.BULK_FORMAT_ARROW)
 
 _Column = Sequence[bytes | None] | None
 
 
+async def bulk_messages(
+    api: TopicsApi, request: pb.BulkDiffRequest, turns: Turns | None = None
+) -> AsyncGenerator[bytes, None]:
+    """The frames of a BulkDiff, serialized; see `read_bulk`. Raises TopicsError."""
+    tags, meta, data = request.include_tags, _with_meta(request), _with_data(request)
+    arrow = ArrowFrames(tags=tags, meta=meta, data=data) if request.format == pb.BULK_FORMAT_ARROW else None
+    pages = read_bulk(api, bulk_request(request, api.limits), turns, follow=request.follow)
+    async with aclosing(pages):
+        async for page, done in pages:
+            if arrow is not None:
+                yield arrow.message(_head(page, done=done), page.slices)
+            else:
+                frame = bulk_frame(page, done=done, include_tags=tags, include_meta=meta, include_data=data)
+                yield frame.SerializeToString()
+
+
+def _with_meta(request: pb.BulkDiffRequest) -> bool:
+    return request.include_meta if request.HasField("include_meta") else True
+
+
+def _with_data(request: pb.BulkDiffRequest) -> bool:
+    return request.include_data if request.HasField("include_data") else True
+
+
 def bulk_request(request: pb.BulkDiffRequest, limits: Limits) -> BulkRequest:
-    """A long read whose pages fit into frames."""
-    budget = min(max(request.frame_bytes or _DEFAULT_BYTES, _LEAST_BYTES), _MOST_BYTES)
-    most = _RECORD_BYTES + limits.max_node_bytes + (limits.max_tag_bytes if request.include_tags else 0)
+    """A long read whose pages fit into frames. Raises `invalid_request`."""
+    if request.format not in _FORMATS:
+        raise invalid(f"format: there is no BulkFormat {int(request.format)}")
+    budget = most = min(max(request.frame_bytes or _DEFAULT_BYTES, _LEAST_BYTES), _MOST_BYTES)
+    if not _with_data(request) and not _with_meta(request):
+        budget, most = budget * _UNSEEN, 0
+    each = _RECORD_BYTES + limits.max_node_bytes + (limits.max_tag_bytes if request.include_tags else 0)
     return BulkRequest(
         topic=request.topic,
         partition=request.partition,
@@ -34,14 +69,28 @@ def bulk_request(request: pb.BulkDiffRequest, limits: Limits) -> BulkRequest:
         last=request.last if request.HasField("last") else None,
         end_seq=request.end_seq if request.HasField("end_seq") else None,
         nodes=tuple(node.encode() for node in request.node),
-        limit=max(1, (_MESSAGE_BYTES - budget) // most),
+        limit=max(1, (_MESSAGE_BYTES - most) // each),
         max_batch_bytes=budget,
+        filter=tag_match(request.filter, "filter") if request.HasField("filter") else None,
+        topic_id=request.topic_id,
     )
 
 
-def bulk_frame(reply: DiffReply, *, done: bool, include_tags: bool, include_meta: bool) -> pb.BulkDiffResponse:
-    """One page as a frame."""
-    frame = pb.BulkDiffResponse(
+def bulk_frame(
+    reply: DiffReply, *, done: bool, include_tags: bool, include_meta: bool, include_data: bool = True
+) -> pb.BulkDiffResponse:
+    """One page as a frame of columns."""
+    frame = _head(reply, done=done)
+    if reply.slices:
+        _fill(
+            frame.records, reply.slices, include_tags=include_tags, include_meta=include_meta, include_data=include_data
+        )
+    return frame
+
+
+def _head(reply: DiffReply, *, done: bool) -> pb.BulkDiffResponse:
+    """One page without its records."""
+    return pb.BulkDiffResponse(
         next_from_seq=reply.next_from_seq,
         head_seq=reply.head_seq,
         earliest_seq=reply.earliest_seq,
@@ -49,26 +98,34 @@ def bulk_frame(reply: DiffReply, *, done: bool, include_tags: bool, include_meta
         done=done,
         partition=reply.partition,
     )
-    if reply.slices:
-        _fill(frame.records, reply.slices, include_tags=include_tags, include_meta=include_meta)
-    return frame
 
 
 def _fill(
-    records: record_pb2.RecordColumns, slices: Sequence[Slice], *, include_tags: bool, include_meta: bool
+    records: record_pb2.RecordColumns,
+    slices: Sequence[Slice],
+    *,
+    include_tags: bool,
+    include_meta: bool,
+    include_data: bool,
 ) -> None:
     """Set the columns, from slices in order of seq."""
-    _fill_runs(records, slices)
-    _fill_data(records.data, slices)
+    seqs, times = seq_runs(slices), time_runs(slices)
+    records.run_first_seq.extend([first for first, _ in seqs])
+    records.run_count.extend([count for _, count in seqs])
+    records.time_ts_ms.extend([ts for ts, _ in times])
+    records.time_count.extend([count for _, count in times])
+    if include_data:
+        found = joined_data(slices)
+        records.data.data = b"".join(found.data)
+        records.data.offsets = b"".join(found.offsets)
     if all(piece.block.kinds is None for piece in slices):
         records.kind = record_pb2.RECORD_KIND_JSON
     else:
-        kinds = b"".join((p.block.kinds or bytes(p.block.count))[p.start : p.stop] for p in slices)
-        kinds = kinds.translate(_KIND_BYTES)
-        if kinds.count(kinds[0]) == len(kinds):
-            records.kind = kinds[0]  # type: ignore[assignment]  # a number of the enum
+        each = kinds(slices, sum(count for _, count in seqs))
+        if each.count(each[0]) == len(each):
+            records.kind = each[0]  # type: ignore[assignment]  # a number of the enum
         else:
-            records.kinds = kinds
+            records.kinds = each
     _fill_column(records, "node", slices, [piece.block.nodes for piece in slices])
     if include_tags and not _fill_packed_tags(records, slices):
         _fill_column(records, "tag", slices, [piece.block.tags for piece in slices])
@@ -76,70 +133,16 @@ def _fill(
         _fill_column(records, "meta", slices, [piece.block.metas for piece in slices])
 
 
-def _fill_data(column: record_pb2.PackedColumn, slices: Iterable[Slice]) -> None:
-    """Set the data column: what the blocks hold, piece by piece, without a look at single records."""
-    offsets, data, size = [bytes(4)], [], 0
-    for piece in slices:
-        block, start, stop = piece.block, piece.start, piece.stop
-        begin, end = block.ends[start - 1] if start else 0, block.ends[stop - 1]
-        offsets.append(_shifted(block.ends[start:stop], size - begin))
-        data.append(block.data[begin:end])
-        size += end - begin
-    column.data = b"".join(data)
-    column.offsets = b"".join(offsets)
-
-
-def _shifted(numbers: "array[int]", by: int) -> bytes:
-    """The numbers, each with `by` added, as they lie in memory. No sum may leave the range of a u32.
-
-    All at once, as digits of one large number: seven times faster than one by one.
-    """
-    if not by:
-        return numbers.tobytes()
-    count = len(numbers)
-    ones = int.from_bytes(b"\1\0\0\0" * count, "little")
-    return (int.from_bytes(numbers.tobytes(), "little") + ones * by).to_bytes(4 * count, "little")
-
-
-def _fill_runs(records: record_pb2.RecordColumns, slices: Iterable[Slice]) -> None:
-    seqs: list[int] = []
-    counts: list[int] = []
-    times: list[int] = []
-    time_counts: list[int] = []
-    expected = 0
-    for piece in slices:
-        first, at = piece.block.base_seq + piece.start, 0
-        if first == expected:
-            counts[-1] += piece.stop - piece.start
-        else:
-            seqs.append(first)
-            counts.append(piece.stop - piece.start)
-        expected = piece.block.base_seq + piece.stop
-        for count, ts in piece.block.ts_runs:
-            within = min(at + count, piece.stop) - max(at, piece.start)
-            at += count
-            if within <= 0:
-                continue
-            if times and times[-1] == ts:
-                time_counts[-1] += within
-            else:
-                times.append(ts)
-                time_counts.append(within)
-    records.run_first_seq.extend(seqs)
-    records.run_count.extend(counts)
-    records.time_ts_ms.extend(times)
-    records.time_count.extend(time_counts)
-
-
-def _fill_packed_tags(records: record_pb2.RecordColumns, slices: Iterable[Slice]) -> bool:
+def _fill_packed_tags(records: record_pb2.RecordColumns, slices: Sequence[Slice]) -> bool:
     """Set the tag column from what was read from disk, without a look at single tags; False if that can't be."""
-    parts = [piece.block.packed_tags(piece.start, piece.stop) for piece in slices]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return False
-    sizes = chain.from_iterable(sizes for sizes, _ in known)
-    records.tag.data = b"".join(data for _, data in known)
-    records.tag.offsets = array("I", accumulate(sizes, initial=0)).tobytes()
+    found = Joined()
+    for block, some in by_block(slices):
+        tags = block.packed_tags()
+        if tags is None:
+            return False
+        found.add(tags, some)
+    records.tag.data = b"".join(found.data)
+    records.tag.offsets = b"".join(found.offsets)
     return True
 
 

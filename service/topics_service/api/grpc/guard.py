@@ -85,7 +85,7 @@ class Guard(grpc.aio.ServerInterceptor):
     TopicsError has its own, any other exception is INTERNAL, logged once and not shown. A request that does not parse
     is INVALID_ARGUMENT. A method that the servicer left as generated is UNIMPLEMENTED without a log entry. Cancellation
     passes through: a swallowed one leaks the call. Health and reflection, which are not in topics.v1, have no gate to
-    pass. Handlers must be coroutine functions or async generators.
+    pass. Handlers must be coroutine functions or async generators; what they answer may be serialized already.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -134,10 +134,12 @@ def _guarded(handler: "grpc.RpcMethodHandler[Any, Any]", way: _Way) -> "grpc.Rpc
             grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
         )
         wrap = _unary if inspect.iscoroutinefunction(inner) else _unbuilt_unary
-    parse = handler.request_deserializer
+    parse, serialize = handler.request_deserializer, handler.response_serializer
     if parse is not None:
         parse = _parse(parse)
-    return make(wrap(inner, way), parse, handler.response_serializer)
+    if serialize is not None:
+        serialize = _serialize(serialize)
+    return make(wrap(inner, way), parse, serialize)
 
 
 def _parse(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -148,6 +150,13 @@ def _parse(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
             return _Undecodable(error)
 
     return parsed
+
+
+def _serialize(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    def serialized(response: Any) -> bytes:
+        return response if isinstance(response, bytes) else serialize(response)
+
+    return serialized
 
 
 def _unary(inner: Callable[[Any, Context], Awaitable[Any]], way: _Way) -> Callable[[Any, Context], Awaitable[Any]]:

@@ -1,4 +1,4 @@
-"""The gRPC server: services, health, reflection, and the options that its clients depend on."""
+"""The gRPC server: services, health and reflection."""
 
 import logging
 from typing import Final
@@ -26,6 +26,7 @@ from topics_service.api.grpc.admin_servicer import AdminServicer, BulkReaders, n
 from topics_service.api.grpc.group_servicer import GroupServicer
 from topics_service.api.grpc.guard import Guard
 from topics_service.api.grpc.meter import CallMeter
+from topics_service.api.grpc.options import filter_logs, server_options
 from topics_service.api.grpc.queue_servicer import QueueServicer
 from topics_service.api.grpc.router_servicer import RouterServicer
 from topics_service.api.grpc.topics_servicer import TopicsServicer
@@ -47,11 +48,6 @@ SERVICE_NAMES: Final = tuple(
         (admin_service_pb2, "AdminService"),
     )
 )
-
-
-def _worth_a_log(record: logging.LogRecord) -> bool:
-    """Not that a client left while a message was on its way to it, which gRPC takes for an error of the handler."""
-    return not record.getMessage().startswith("ExecuteBatchError raised in core")
 
 
 class GrpcServer:
@@ -84,7 +80,7 @@ class GrpcServer:
     async def start(self) -> int:
         """Bind, accept calls and return the port, which matters when it was 0. Raises OSError when it is taken."""
         interceptors = [CallMeter(self._api.metrics.grpc), Guard(self._gate)]
-        server = grpc.aio.server(interceptors=interceptors, options=self._options())
+        server = grpc.aio.server(interceptors=interceptors, options=server_options(self._max_message_bytes))
         topics_service_pb2_grpc.add_TopicsServiceServicer_to_server(TopicsServicer(self._api), server)
         queue_service_pb2_grpc.add_QueueServiceServicer_to_server(QueueServicer(self._api), server)
         router_service_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(self._api), server)
@@ -99,7 +95,7 @@ class GrpcServer:
             port = server.add_insecure_port(address)
         except RuntimeError as error:
             raise OSError(f"gRPC cannot listen on {address}: {error}") from None
-        logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_a_log)
+        filter_logs()
         await server.start()
         self._server = server
         return port
@@ -114,17 +110,3 @@ class GrpcServer:
     def set_serving(self, serving: bool) -> None:
         """Set the health of every service, and of the server as a whole (the empty name)."""
         self._health.set_serving(serving)
-
-    def _options(self) -> list[tuple[str, int]]:
-        return [
-            ("grpc.so_reuseport", 0),  # else a second server shares the port and takes half of the calls
-            ("grpc.max_receive_message_length", self._max_message_bytes),
-            ("grpc.max_send_message_length", -1),
-            # The defaults drop clients that ping more often than every five minutes, or without a call.
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-            # A peer that vanished without a word is found out, and its streams end.
-            ("grpc.keepalive_time_ms", 60_000),
-            ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.http2.max_pings_without_data", 0),
-        ]

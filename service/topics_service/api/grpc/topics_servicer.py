@@ -10,10 +10,10 @@ from grpc.aio import ServicerContext
 
 from topics.v1 import topics_service_pb2 as pb
 from topics.v1 import topics_service_pb2_grpc
-from topics_service.api.bulk import read_bulk
+from topics_service.api.bulk import Turns
 from topics_service.api.grpc import convert
 from topics_service.api.grpc.append_stream import AppendPipe
-from topics_service.api.grpc.bulk_diff import bulk_frame, bulk_request
+from topics_service.api.grpc.bulk_diff import bulk_messages
 from topics_service.api.grpc.configs import config_input
 from topics_service.api.grpc.guard import caller
 from topics_service.api.topics import TopicsApi
@@ -41,6 +41,7 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
 
     def __init__(self, api: TopicsApi) -> None:
         self._api = api
+        self._turns = Turns()
 
     async def PutTopic(self, request: pb.PutTopicRequest, context: Context) -> pb.PutTopicResponse:
         """See proto/topics/v1/topics_service.proto, as for every method here."""
@@ -90,12 +91,11 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
             async for ack in acks:
                 yield ack
 
-    async def BulkDiff(self, request: pb.BulkDiffRequest, context: Context) -> AsyncIterator[pb.BulkDiffResponse]:
-        include_meta = request.include_meta if request.HasField("include_meta") else True
-        pages = read_bulk(self._api, bulk_request(request, self._api.limits), follow=request.follow)
-        async with aclosing(pages):
-            async for page, done in pages:
-                yield bulk_frame(page, done=done, include_tags=request.include_tags, include_meta=include_meta)
+    async def BulkDiff(self, request: pb.BulkDiffRequest, context: Context) -> AsyncIterator[Any]:
+        """Yields messages that are serialized, which the guard lets through."""
+        async with aclosing(bulk_messages(self._api, request, self._turns)) as messages:
+            async for message in messages:
+                yield message
 
     async def LocateTime(self, request: pb.LocateTimeRequest, context: Context) -> pb.LocateTimeResponse:
         started = time.perf_counter()

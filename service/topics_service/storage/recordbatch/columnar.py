@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import Final, NamedTuple
 
-from topics_service.storage.block import Column
 from topics_service.storage.recordbatch.header import MAGIC, Buffer, Header, assembled, header_of
 from topics_service.storage.recordbatch.jsonvalue import BINARY, JSON, kinds_of
 from topics_service.storage.recordbatch.mapping import NODE_HEADER, key_and_headers, meta_of, meta_of_any, tag_of
 from topics_service.storage.recordbatch.records import Piece, body_of, parsed, pieces
 from topics_service.storage.recordbatch.varint import MalformedRecordError
 from topics_service.storage.recordbatch.written import HeaderList, written
+from topics_service.storage.texts import Column
 
 _NULL: Final = b"null"
 

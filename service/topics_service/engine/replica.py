@@ -1,0 +1,190 @@
+"""Long reads from a store that follows the writer's, for a process beside the server. Pure; writes nothing.
+
+The rows of the one topic that is asked for are read when a read begins and again whenever the store has moved on, so
+that each page is of one moment, as at the server. Blocks that were read before stay right: what a seq holds never
+changes, and the id of a log is never used again.
+"""
+
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from topics_service.engine import reader, retention, snapshot
+from topics_service.engine.blocks import BlockCache, LogBlocks
+from topics_service.engine.clock import Clock
+from topics_service.engine.deletes import Deletes, decode_chunk
+from topics_service.engine.errors import (
+    Reason,
+    TopicsError,
+    invalid,
+    partition_not_found,
+    topic_not_found,
+    topic_recreated,
+)
+from topics_service.engine.limits import Limits
+from topics_service.engine.model import BulkRequest, DiffReply, GapReason
+from topics_service.engine.snapshot import Gap, Snapshot
+from topics_service.engine.topic import TopicRow, decode_row
+from topics_service.storage import keys
+from topics_service.storage.memory import MemoryStore
+from topics_service.storage.store import Family, Store, StoreError
+
+_VIEWS = 64
+_ALL = (b"", b"\xff" * 16)
+
+
+class FollowingStore(Store, Protocol):
+    """A store whose rows another process writes. They stand still between two calls of `catch_up`."""
+
+    generation: int
+    """Says which state of the rows it is: the same number, the same rows."""
+    whole: bool
+    """Whether the rows are those of one moment of the writer."""
+
+    def catch_up(self) -> None:
+        """Take in whatever had been written before the call. Raises StoreError; `whole` is False then."""
+        ...
+
+
+class _View(Struct):
+    """One partition as `generation` of the store has it."""
+
+    generation: int
+    row: TopicRow
+    state: Snapshot
+    blocks: LogBlocks
+
+
+class Replica:
+    """Topics as the store has them."""
+
+    def __init__(
+        self, store: FollowingStore, clock: Clock, *, limits: Limits | None = None, cache_bytes: int = 32 << 20
+    ) -> None:
+        self.limits = limits or Limits()
+        self._store = store
+        self._clock = clock
+        self._memory = MemoryStore()  # stays empty
+        self._cache = BlockCache(cache_bytes)
+        self._numbers: dict[str, int] = {}  # of the topics that were read; a name has one number at a time
+        self._views: OrderedDict[tuple[int, int], _View] = OrderedDict()
+
+    def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
+        """One page of a long read, and the topic's epoch for the next, as `Engine.bulk`.
+
+        The first page finds everything that was acknowledged before the call. Raises `invalid_request` without an
+        `end_seq`, and `not_ready` where the server has to be asked: the topic is `ephemeral`, its head is below
+        `end_seq`, or the writer can't be followed just now.
+        """
+        if request.end_seq is None:
+            raise invalid("a bulk reader needs end_seq")
+        if not request.epoch or not self._store.whole:
+            self.follow()
+        number, view = self._view(request)
+        config, s, from_seq = view.row.config, view.state, request.from_seq
+        if not request.epoch and s.head < request.end_seq:
+            raise _elsewhere(request, f"its head is {s.head} here", head_seq=s.head)
+        if config.ttl_ms and not config.retaining:  # for what groups hold back, the server's sweep tells
+            retention.expire(s, view.blocks, config.ttl_ms, self._clock.now_ms())
+        if request.from_ts is not None or request.last is not None:
+            from_seq = reader.start(s, view.blocks, request)
+        reply = reader.read(
+            request.topic, s, view.blocks, from_seq, request.limit, request.max_batch_bytes,
+            frozenset(request.nodes if config.dedupe_node else ()), request.end_seq,
+            scan=True, match=request.filter, stores=(self._store,), partition=request.partition,
+        )  # fmt: skip
+        return reply, number
+
+    def follow(self) -> None:
+        """Take in what was written. Raises `not_ready` if that can't be done."""
+        try:
+            self._store.catch_up()
+        except StoreError as error:
+            raise TopicsError(Reason.NOT_READY, str(error)) from error
+
+    def _view(self, request: BulkRequest) -> tuple[int, _View]:
+        """The topic's number and the partition's rows, as they are now."""
+        number, row = self._topic(request.topic)
+        if request.topic_id and request.topic_id != row.topic_id:
+            raise topic_recreated(request.topic, row.topic_id)
+        if request.epoch and request.epoch != number:
+            raise topic_not_found(request.topic)
+        if not 0 <= request.partition < len(row.log_ids):
+            raise partition_not_found(request.topic, request.partition, len(row.log_ids))
+        key = number, request.partition
+        view = self._views.get(key)
+        if view is None or view.generation != self._store.generation:
+            view = self._views[key] = self._load(request, row)
+            if len(self._views) > _VIEWS:
+                self._views.popitem(last=False)
+        self._views.move_to_end(key)
+        return number, view
+
+    def _topic(self, name: str) -> tuple[int, TopicRow]:
+        """The catalog row of a topic. O(topics) for one that was not read before, or is not there."""
+        number = self._numbers.get(name)
+        if number is not None:
+            row = self._store.get(Family.TOPICS, keys.u64(number))
+            if row is not None:
+                return number, _decoded(number, row)
+            del self._numbers[name]
+        mark = name.encode()
+        for key, value in self._store.scan(Family.TOPICS, *_ALL):
+            if mark in value:
+                number = keys.read_u64(key)
+                found = _decoded(number, value)
+                if found.name == name:
+                    self._numbers[name] = number
+                    return number, found
+        raise topic_not_found(name)
+
+    def _load(self, request: BulkRequest, row: TopicRow) -> _View:
+        if row.config.durability == "ephemeral":
+            raise _elsewhere(request, "its records are in memory only")
+        log_id, store = row.log_ids[request.partition], self._store
+        value = store.get(Family.LOGS, keys.u64(log_id))
+        with _damage(f'the state of partition {request.partition} of topic "{request.topic}"'):
+            if value is None:
+                raise ValueError("there is no row")
+            s = snapshot.decode(value)
+            s.deletes = Deletes(
+                {
+                    keys.read_u64(key, 8): decode_chunk(chunk)
+                    for key, chunk in store.scan(Family.DELETES, *keys.log_range(log_id))
+                }
+            )
+            s.gaps = tuple(
+                Gap(keys.read_u64(key, 8), keys.read_u64(gap), msgspec.convert(gap[8:].decode(), GapReason))
+                for key, gap in store.scan(Family.GAPS, *keys.log_range(log_id))
+            )
+        if s.volatile_from:
+            raise _elsewhere(request, "records of it are in memory only")
+        return _View(store.generation, row, s, LogBlocks(log_id, self._cache, store, self._memory))
+
+
+def _decoded(number: int, row: bytes) -> TopicRow:
+    with _damage(f"the catalog row {number}"):
+        return decode_row(row)
+
+
+def _elsewhere(request: BulkRequest, why: str, **facts: int) -> TopicsError:
+    """The server can answer what a reader beside it can't."""
+    return TopicsError(
+        Reason.NOT_READY,
+        f'partition {request.partition} of topic "{request.topic}" is to be read at the server: {why}',
+        {"topic": request.topic, "partition": request.partition, "end_seq": request.end_seq, **facts},
+    )
+
+
+@contextmanager
+def _damage(what: str) -> Iterator[None]:
+    """Turn whatever a damaged row makes its decoder raise into `internal` that names it."""
+    try:
+        yield
+    except (ValueError, struct.error, msgspec.MsgspecError) as error:
+        raise TopicsError(Reason.INTERNAL, f"{what} is damaged: {error}") from error
