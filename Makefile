@@ -6,8 +6,9 @@ PYTEST := $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
 NODE_CLIENTS := tests/clients/node_modules/.installed
 KAFKA_CLIENTS := build/kafka-clients/.built
+SPARKS := 4.1 4.2 4.3
 
-.PHONY: setup run test test-core test-kafka lint format proto bench soak conformance clean
+.PHONY: setup run test test-core test-kafka test-spark lint format proto bench soak conformance clean
 
 setup: $(STAMP)
 
@@ -25,17 +26,25 @@ $(NODE_CLIENTS): tests/clients/package.json tests/clients/package-lock.json
 $(KAFKA_CLIENTS): $(filter-out %node_modules,$(wildcard tests/kafka/clients/*.sh tests/kafka/clients/java/* tests/kafka/clients/go/* tests/kafka/clients/node/*.json))
 	@tests/kafka/clients/setup.sh && touch $@ || test $$? -eq 3
 
+# Each version of Spark in an environment of its own, for the tests of the connector with it.
+build/spark-%/.installed: $(STAMP) tests/spark/matrix/setup.sh
+	@PYTHON3=$(PYTHON3) tests/spark/matrix/setup.sh $* $(@D) && touch $@
+
 run: setup
 	$(BIN)/topics serve
 
-test: test-core test-kafka
+test: test-core test-kafka test-spark
 
 test-core: setup $(NODE_CLIENTS)
-	$(PYTEST) -m 'not soak' --ignore tests/kafka/clients tests
+	$(PYTEST) -m 'not soak' --ignore tests/kafka/clients --ignore tests/spark --ignore tests/lakehouse tests
 
 # Unmodified Kafka clients against the server.
 test-kafka: setup $(KAFKA_CLIENTS)
 	$(PYTEST) -m 'not soak' tests/kafka/clients
+
+# The Spark connector and the lakehouse. What needs Java is skipped where there is none, and said so (pytest -ra).
+test-spark: setup build/spark-4.1/.installed build/spark-4.3/.installed
+	$(PYTEST) -m 'not soak' --durations 15 tests/lakehouse tests/spark
 
 lint: setup
 	$(BIN)/ruff check .
@@ -53,11 +62,11 @@ proto: setup
 	PYTHON=$(BIN)/python proto/generate.sh
 	$(BIN)/python gateway_kafka/generate_schema.py
 
-bench: setup
+bench: setup build/spark-4.2/.installed
 	PYTHONPATH=tests $(BIN)/python -m bench
 
 # Long runs: random seeds, crash loops. TOPICS_SOAK_SECONDS is the budget of each.
-soak: setup $(KAFKA_CLIENTS)
+soak: setup $(KAFKA_CLIENTS) $(SPARKS:%=build/spark-%/.installed)
 	TOPICS_SOAK_SECONDS=$${TOPICS_SOAK_SECONDS:-600} $(PYTEST) -m soak --timeout 0 tests
 
 # The outside suite's files and tests named in tests/conformance.txt, where the suite lies beside the project.

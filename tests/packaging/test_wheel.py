@@ -3,7 +3,9 @@
 import re
 import subprocess
 import sys
+import tomllib
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", target, ROOT)
     [built] = target.glob("topics_engine-*.whl")
     return built
+
+
+def test_holds_every_module(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    places = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for place in map(Path, places["packages"]):
+        modules = {str(file.relative_to(ROOT / place.parent)) for file in (ROOT / place).rglob("*.py")}
+        assert modules
+        assert modules <= held
+        assert (ROOT / place / "py.typed").exists() is (f"{place.name}/py.typed" in held)
 
 
 def test_base_install_then_server(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

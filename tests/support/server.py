@@ -17,7 +17,7 @@ from support.waiting import poll
 
 TOPICS = Path(sys.executable).parent / "topics"
 START_SECONDS = 30.0
-_DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
 
 
 class StartFailedError(AssertionError):
@@ -117,7 +117,7 @@ class ServerProcess:
             env |= {"TOPICS_KAFKA_PORT": "0", "TOPICS_KAFKA_PORT_FILE": str(files[2])}
         with self.log_file.open("ab") as out:
             self._process = subprocess.Popen(
-                [*_DIE_WITH_US, *self._prefix, str(TOPICS), "serve"],
+                [*DIE_WITH_US, *self._prefix, str(TOPICS), "serve"],
                 env=env | self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

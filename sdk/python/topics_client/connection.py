@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -85,9 +85,21 @@ class Connection:
     ) -> Iterator[Iterator[_Response]]:
         """The answers, as they come; the call ends with the context. Without `timeout` it may last for ever. A break is
         raised as TopicsError: to go on is up to the caller, who knows from where."""
-        call = method(request, timeout=timeout, metadata=self._metadata)
+        with self._answers(method(request, timeout=timeout, metadata=self._metadata)) as answers:
+            yield answers
 
-        def answers() -> Iterator[_Response]:
+    @contextmanager
+    def exchange(
+        self, method: "grpc.StreamStreamMultiCallable[_Request, _Response]", requests: Iterator[_Request]
+    ) -> Iterator[Iterator[_Response]]:
+        """As `stream`, for calls that go both ways: `requests` is read by a thread of gRPC's, which waits in it; end it
+        when the context ends."""
+        with self._answers(method(requests, metadata=self._metadata)) as answers:
+            yield answers
+
+    @contextmanager
+    def _answers(self, call: Any) -> Iterator[Iterator[Any]]:
+        def answers() -> Iterator[Any]:
             with self._errors():
                 yield from call
 

@@ -31,13 +31,35 @@ class Retry:
 
     def run(self, attempt: Callable[[], _Result], *, sleep: Callable[[float], None] = time.sleep) -> _Result:
         """The result of `attempt`, made again after UnavailableError until the time is up; then its last error."""
-        ends = time.monotonic() + self.seconds
-        for most in self.pauses():
+        patience = Patience(self, sleep=sleep)
+        while True:
             try:
                 return attempt()
             except UnavailableError as error:
-                pause = max(random.uniform(0, most), (error.retry_after_ms or 0) / 1e3)
-                if time.monotonic() + pause > ends:
+                if not patience.waited(error):
                     raise
-            sleep(pause)
-        raise AssertionError("pauses never end")
+
+
+class Patience:
+    """How long something goes on trying without getting further."""
+
+    def __init__(self, retry: Retry, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._retry = retry
+        self._sleep = sleep
+        self._pauses = retry.pauses()
+        self._ends: float | None = None
+
+    def renew(self) -> None:
+        """It got further: the time begins anew with the next failure."""
+        self._ends = None
+
+    def waited(self, error: UnavailableError) -> bool:
+        """Sleep before another attempt; False, at once, if the time is up by then."""
+        if self._ends is None:
+            self._ends = time.monotonic() + self._retry.seconds
+            self._pauses = self._retry.pauses()
+        pause = max(random.uniform(0, next(self._pauses)), (error.retry_after_ms or 0) / 1e3)
+        if time.monotonic() + pause > self._ends:
+            return False
+        self._sleep(pause)
+        return True

@@ -1,0 +1,180 @@
+"""Reading a range of a topic as Arrow batches, over breaks of the connection."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+import pyarrow as pa
+
+from topics.v1 import admin_service_pb2 as admin_pb
+from topics.v1 import record_pb2
+from topics.v1 import topics_service_pb2 as pb
+from topics_client.address import Address
+from topics_client.connection import DEFAULT_RETRY, Connection
+from topics_client.errors import AuthError, InvalidRequestError, NotFoundError, TopicsError, UnavailableError
+from topics_client.retry import Patience, Retry
+
+_REASON_PREFIX: Final = "GAP_REASON_"
+_SERVER_FRAME: Final = 256 << 10  # a frame takes the time of writers there
+_READER_FRAME: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SeqRange:
+    """Seqs `first` to `last`, both inclusive, of one partition in one life of a topic."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        place = f"partition {self.partition} of topic {self.topic}" if self.partition else f"topic {self.topic}"
+        return f"{place}, seq {self.first} to {self.last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Seqs that retention took before they were read, as the server's tombstone tells it."""
+
+    topic: str
+    partition: int
+    gap_from: int
+    gap_to: int
+    reason: str  # cap, ttl, mixed, source_trim, recreated
+    missed_estimate: int  # upper estimate of the records lost
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Which records are wanted, and what of them."""
+
+    nodes: tuple[str, ...] = ()  # own nodes of the reader, whose records are left out
+    tag_eq: str | None = None
+    tag_prefix: str | None = None
+    tags: bool = True
+    meta: bool = True
+    data: bool = True
+    frame_bytes: int = 0  # of data and meta in a batch; 0: what suits where it is read
+
+
+ALL: Final = Parts()
+
+
+class Fetcher:
+    """Reads ranges from one server, or from its bulk readers where it has some."""
+
+    def __init__(self, address: Address, *, retry: Retry = DEFAULT_RETRY) -> None:
+        """`retry` says how long a read goes on trying without getting one record further."""
+        self._address = address
+        self._retry = retry
+        self._server = Connection(address, retry=retry)
+        self._readers: list[Connection] | None = None
+
+    def read(self, wanted: SeqRange, parts: Parts = ALL) -> Iterator[pa.RecordBatch | Gap]:
+        """The records of the range in order of seq, with each gap in front of what follows it.
+
+        Batches have the columns of BULK_FORMAT_ARROW (proto/topics/v1/topics_service.proto): seq int64, ts
+        timestamp[us, UTC], kind int8, node, and as asked for tag, meta, data. Deleted records are passed in silence. A
+        break is mended by reading on behind what came; NotFoundError says that the topic was deleted or made again
+        since the range was planned; UnavailableError, that the server did not answer for as long as `retry` allows.
+        """
+        cursor, source, patience = wanted.first - 1, self._source(), Patience(self._retry)
+        while cursor < wanted.last:
+            try:
+                for got in self._frames(source, wanted, parts, cursor):
+                    if not isinstance(got, int):
+                        yield got
+                    elif got > cursor:
+                        cursor = got
+                        patience.renew()
+            except TopicsError as error:
+                if source is not self._server:  # a bulk reader may know less than the server: ask that
+                    source = self._server
+                elif not (isinstance(error, UnavailableError) and patience.waited(error)):
+                    raise _named(error, wanted, cursor) from error
+
+    def _frames(
+        self, source: Connection, wanted: SeqRange, parts: Parts, cursor: int
+    ) -> Iterator[pa.RecordBatch | Gap | int]:
+        """What one call brings: batches and gaps, each frame's followed by the cursor behind it."""
+        schema: pa.Schema | None = None
+        done = False
+        with source.stream(source.topics.BulkDiff, self._request(source, wanted, parts, cursor)) as frames:
+            for frame in frames:
+                if frame.HasField("tombstone"):
+                    yield _gap(wanted, frame.tombstone)
+                messages = pa.BufferReader(frame.arrow)
+                if schema is None and frame.arrow:
+                    schema = pa.ipc.read_schema(messages)
+                while messages.tell() < messages.size():
+                    yield pa.ipc.read_record_batch(pa.ipc.read_message(messages), schema)
+                cursor, done = frame.next_from_seq, frame.done
+                yield cursor
+        if not done:
+            raise UnavailableError("unavailable", "the stream ended early")
+        if cursor < wanted.last:
+            raise TopicsError("internal", f"the server's head is seq {cursor}")
+
+    def _request(self, source: Connection, wanted: SeqRange, parts: Parts, cursor: int) -> pb.BulkDiffRequest:
+        request = pb.BulkDiffRequest(
+            topic=wanted.topic,
+            topic_id=wanted.topic_id,
+            partition=wanted.partition,
+            from_seq=cursor,
+            end_seq=wanted.last,
+            node=parts.nodes,
+            include_tags=parts.tags,
+            include_meta=parts.meta,
+            include_data=parts.data,
+            frame_bytes=parts.frame_bytes or (_SERVER_FRAME if source is self._server else _READER_FRAME),
+            format=pb.BULK_FORMAT_ARROW,
+        )
+        if parts.tag_eq is not None:
+            request.filter.eq = parts.tag_eq
+        elif parts.tag_prefix is not None:
+            request.filter.prefix = parts.tag_prefix
+        return request
+
+    def _source(self) -> Connection:
+        if self._readers is None:
+            self._readers = list(self._find_readers())
+        return random.choice(self._readers) if self._readers else self._server
+
+    def _find_readers(self) -> Iterator[Connection]:
+        try:
+            request = admin_pb.ListBulkReadersRequest()
+            found = self._server.unary(self._server.admin.ListBulkReaders, request, repeatable=True)
+        except InvalidRequestError:  # a server that knows no bulk readers
+            return
+        for each in found.readers:
+            place = self._address
+            address = Address(each.host or place.host, each.port, place.key, place.tls, place.ca_file)
+            yield Connection(address, retry=self._retry)
+
+    def close(self) -> None:
+        """End all connections."""
+        for each in (self._server, *(self._readers or ())):
+            each.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _gap(wanted: SeqRange, tombstone: record_pb2.Tombstone) -> Gap:
+    reason = record_pb2.GapReason.Name(tombstone.reason).removeprefix(_REASON_PREFIX).lower()
+    return Gap(wanted.topic, wanted.partition, tombstone.gap_from, tombstone.gap_to, reason, tombstone.missed_estimate)
+
+
+def _named(error: TopicsError, wanted: SeqRange, cursor: int) -> TopicsError:
+    """The error with what was being read."""
+    text = f"{wanted}: {error.message} (read up to seq {cursor})"
+    if isinstance(error, NotFoundError | AuthError):
+        text = f"{wanted}: {error.message}"
+    return type(error)(error.reason, text, error.detail, error.retry_after_ms)

@@ -1,0 +1,102 @@
+"""The topics that a task writes to: made where that is allowed, and checked before the first append."""
+
+import time
+from typing import Final
+
+from pyspark_topics.inventory import TopicInfo, find_topic
+from pyspark_topics.write_columns import Target
+from pyspark_topics.write_options import WriteOptions
+from topics.v1 import topics_service_pb2 as pb
+from topics_client.connection import Connection
+from topics_client.errors import ConflictError, NotFoundError, TopicsError
+
+_MARGIN: Final = 2  # windows are to be so many times the time for which one append is retried
+
+
+class ShortWindowError(ConflictError):
+    """The topic forgets idempotency keys too soon for a repeat of this write to be recognized."""
+
+
+class Topics:
+    """Looks each topic up once."""
+
+    def __init__(self, connection: Connection, options: WriteOptions, *, any_time: bool, begun: float | None) -> None:
+        """`any_time`: the same write may come again after an outage, so keys have to last. `begun`: when the first
+        attempt of this task may have begun, in seconds since the epoch, if this is a later one."""
+        self._connection = connection
+        self._options = options
+        self._any_time = any_time
+        self._begun = begun
+        self._known: dict[str, TopicInfo] = {}
+
+    def ready(self, target: Target) -> TopicInfo:
+        """The topic, which exists, has the partition, and remembers keys for long enough. Raises TopicsError."""
+        info = self._known.get(target.topic)
+        if info is None:
+            try:
+                info = self._known[target.topic] = self._find(target.topic)
+            except TopicsError as error:
+                if target.topic in error.message:
+                    raise
+                text = f"topic {target.topic}: {error.message}"
+                raise type(error)(error.reason, text, error.detail, error.retry_after_ms) from error
+        if target.partition >= len(info.partitions):
+            raise NotFoundError(
+                "partition_not_found", f"{target}: the topic has {len(info.partitions)}, numbered from 0"
+            )
+        window = info.idempotency_window_ms
+        if self._begun is not None and (time.time() - self._begun) * 1e3 > window:
+            raise ShortWindowError(
+                "window_passed",
+                f"topic {target.topic} remembers idempotency keys for {_text(window)} only, and this task is a repeat "
+                f"of one that began up to {time.time() - self._begun:.0f} s ago: what that wrote can't be told any "
+                f"more, and would be appended twice. {_ADVICE}",
+            )
+        return info
+
+    def _find(self, topic: str) -> TopicInfo:
+        options = self._options
+        try:
+            info = find_topic(self._connection, topic)
+        except NotFoundError as error:
+            if not options.create:
+                raise NotFoundError(error.reason, f"{error.message} (and option create is false)") from error
+            self._put(pb.PutTopicRequest(topic=topic, config=options.config(), partition_count=options.partitions))
+            info = find_topic(self._connection, topic)
+        least = _MARGIN * options.retry_seconds * 1000
+        if self._any_time:
+            least = max(least, options.least_window_ms)
+        if options.raise_window:
+            least = max(least, options.new_window_ms)
+        if info.idempotency_window_ms >= least:
+            return info
+        if options.raise_window:
+            return self._raised(topic, least)
+        raise ShortWindowError(
+            "window_too_short",
+            f"topic {topic} remembers idempotency keys for {_text(info.idempotency_window_ms)}, and this write needs "
+            f"{_text(least)}: a repeat that comes later would be appended twice. {_ADVICE}",
+        )
+
+    def _raised(self, topic: str, window_ms: int) -> TopicInfo:
+        asked = pb.GetTopicRequest(topic=topic, touch=False)
+        state = self._connection.unary(self._connection.topics.GetTopic, asked, repeatable=True).state
+        state.config.idempotency_window_ms = window_ms
+        self._put(pb.PutTopicRequest(topic=topic, config=state.config))
+        return find_topic(self._connection, topic)
+
+    def _put(self, request: pb.PutTopicRequest) -> None:
+        self._connection.unary(self._connection.topics.PutTopic, request, repeatable=True)
+
+
+_ADVICE: Final = (
+    "Raise idempotency_window_ms of the topic (option raiseWindow=true does it, with a key that has scope admin), or "
+    "accept a shorter one with option idempotencyWindow"
+)
+
+
+def _text(ms: int) -> str:
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
+        if ms >= size and ms % size == 0:
+            return f"{ms // size}{unit}"
+    return f"{ms}ms"

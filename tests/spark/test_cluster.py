@@ -1,0 +1,130 @@
+"""A standalone master and two workers, each a process: reads side by side, writes, a table, a killed executor."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from pyspark_topics.inventory import find_topic
+from support.server import DIE_WITH_US
+from support.spark import Row, Server, fill, need_java, rows
+from support.spark_cluster import Cluster
+from support.waiting import poll
+from topics_client.connection import Connection
+from topics_client.errors import NotFoundError
+from topics_lakehouse.config import load
+from topics_lakehouse.query import Lakehouse
+
+DRIVER = Path(__file__).with_name("cluster_driver.py")
+RECORDS = 10_000
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Driver:
+    """A process of cluster_driver.py that does some steps."""
+
+    def __init__(self, cluster: Cluster, server: Server, directory: Path, *steps: str) -> None:
+        self._log = directory / "driver.log"
+        with self._log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [*DIE_WITH_US, sys.executable, DRIVER, cluster.master, server.url, directory, *steps],
+                env=cluster.env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+
+    def said(self, step: str) -> dict[str, Any]:
+        """What it found in its next step, which has to be this one."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, self._log.read_text(errors="replace")[-4000:]
+        found: dict[str, Any] = json.loads(line)
+        assert found.pop("step") == step
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    need_java()
+    with Cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def source(server: Server) -> list[Row]:
+    """The topic that is read."""
+    with server.connect() as connection:
+        fill(connection, "source", RECORDS, tag=lambda i: f"t{i % 5}")
+        return rows(connection, "source")
+
+
+def written(connection: Connection, topic: str) -> int:
+    """How many records a topic has, also if it is not there yet."""
+    try:
+        return sum(each.count for each in find_topic(connection, topic).partitions)
+    except NotFoundError:
+        return 0
+
+
+def as_written(records: list[Row]) -> Counter[tuple[str | None, bytes]]:
+    return Counter((row.tag, row.data) for row in records)
+
+
+def test_executors_read_write_and_keep(
+    cluster: Cluster, server: Server, source: list[Row], connection: Connection, tmp_path: Path
+) -> None:
+    with Driver(cluster, server, tmp_path, "read", "copy", "keep") as driver:
+        tasks = driver.said("read")["tasks"]
+        assert sum(count for _, _, count in tasks) == RECORDS
+        assert len({task for task, _, _ in tasks}) >= 4
+        assert len({executor for _, executor, _ in tasks}) == 2
+
+        driver.said("copy")
+        assert as_written(rows(connection, "copy")) == as_written(source)
+
+        assert driver.said("keep") == {"done": True, "records": RECORDS}
+    config = load(
+        overrides={
+            "server": server.url,
+            "warehouse": str(tmp_path / "lake"),
+            "topics": [{"name": "source", "table": "kept"}],
+        }
+    )
+    with Lakehouse(config) as lake:
+        kept = lake.query("select seq, tag, data from kept order by seq", fresh=False).to_pylist()
+    assert kept == [{"seq": row.seq, "tag": row.tag, "data": row.data} for row in source]
+
+
+def test_executor_dies_in_the_middle_of_a_write(
+    cluster: Cluster, server: Server, source: list[Row], connection: Connection, tmp_path: Path
+) -> None:
+    with Driver(cluster, server, tmp_path, "slow") as driver:
+        poll(lambda: len(list(tmp_path.glob("stopped-?"))) == 2, 150, "two tasks that stand still")
+        poll(lambda: 0 < written(connection, "slow") < RECORDS, 30, "records of a write that is not done")
+        executors = {int(mark.read_text()) for mark in tmp_path.glob("stopped-?")}
+        assert len(executors) == 2
+        os.kill(min(executors), signal.SIGKILL)
+        (tmp_path / "go").touch()
+        driver.said("slow")
+    assert as_written(rows(connection, "slow")) == as_written(source)
