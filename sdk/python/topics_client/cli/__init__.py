@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from topics_client.cli import create, groups, importing, readiness, serve, version
+from topics_client.cli import create, groups, importing, lakehouse, readiness, serve, version
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="topics", description="A persistent event engine: durable log, pub/sub and job queue in one process."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, readiness, create, importing, groups, version):
+    for module in (serve, readiness, create, importing, groups, lakehouse, version):
         module.add_parser(commands)
     arguments = parser.parse_args(argv)
     return int(arguments.run(arguments))

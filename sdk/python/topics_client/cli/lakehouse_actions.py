@@ -1,0 +1,301 @@
+"""The actions of `topics lakehouse`. Imports what they need: is itself imported when one of them is run."""
+
+import argparse
+import csv
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.exceptions import CommitFailedException, ValidationException
+from pyiceberg.table import Table
+
+from topics_client.connection import Connection
+from topics_client.errors import TopicsError
+from topics_client.retry import Retry
+from topics_lakehouse.catalog import (
+    ERRORS,
+    GAPS,
+    RECORDS,
+    CatalogDownError,
+    TableError,
+    find_table,
+    identifier,
+    open_catalog,
+    owned_state,
+    reachable,
+)
+from topics_lakehouse.compact import Compaction, compact
+from topics_lakehouse.config import DEFAULT_FILE, Config, ConfigError, TopicRule, load
+from topics_lakehouse.deletes import Step, sync_deletes
+from topics_lakehouse.display import shown
+from topics_lakehouse.hot import HotTailError
+from topics_lakehouse.maintain import Maintenance, maintain
+from topics_lakehouse.query import HOT_RECORDS, Lakehouse, QueryError
+from topics_lakehouse.schema import SchemaError
+from topics_lakehouse.status import TopicStatus, status
+
+_PATIENCE: Final = Retry(seconds=10)
+_SETTINGS: Final = {"url": "server", "warehouse": "warehouse", "trigger": "trigger", "master": "spark.master"}
+_FAILURES: Final = (
+    TopicsError,
+    CatalogDownError,
+    TableError,
+    SchemaError,
+    QueryError,
+    HotTailError,
+    CommitFailedException,
+    ValidationException,
+    RuntimeError,  # no Java, and what else Spark has against its start
+    OSError,
+    ValueError,
+)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """0: done. 1: failed, with one line on standard error. 2: settings that are wrong."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        config = _config(arguments)
+        with reachable():
+            return _ACTIONS[arguments.action](arguments, config)
+    except ConfigError as error:
+        return _failed(error, 2)
+    except _FAILURES as error:
+        return _failed(error, 1)
+    except KeyboardInterrupt:
+        return 1
+
+
+def _failed(error: BaseException, code: int) -> int:
+    text = " ".join(str(error).split()) or type(error).__name__
+    print(f"topics lakehouse: {text}", file=sys.stderr)
+    return code
+
+
+def _config(arguments: argparse.Namespace) -> Config:
+    """The settings: the file's, with those of the command line in their place."""
+    overrides: dict[str, Any] = {}
+    for each in arguments.set:
+        key, found, value = each.partition("=")
+        if not found:
+            raise ConfigError(f"--set {each}: KEY=VALUE is wanted")
+        overrides[key.strip()] = value.strip()
+    for name, key in _SETTINGS.items():
+        if getattr(arguments, name, None) is not None:
+            overrides[key] = getattr(arguments, name)
+    if arguments.config is None and not Path(DEFAULT_FILE).exists():
+        names = [*arguments.topic, *([arguments.name] if arguments.action == "sync-deletes" else [])]
+        if not names and arguments.action != "query":
+            raise ConfigError(f"there is no {DEFAULT_FILE} here: give --config FILE, or --topic NAME")
+        overrides["topics"] = [{"name": name} for name in names] or [{"pattern": ".*"}]
+    config = load(arguments.config, overrides)
+    if not arguments.topic:
+        return config
+    return replace(config, topics=tuple(_rule(config, name) for name in dict.fromkeys(arguments.topic)))
+
+
+def _rule(config: Config, topic: str) -> TopicRule:
+    """The rule for a topic of the command line: that of the file, if it has one."""
+    rule = config.rule(topic)
+    if rule is None:
+        return TopicRule(name=topic)
+    return replace(rule, name=topic, pattern="", table=config.table(topic))
+
+
+def _run(arguments: argparse.Namespace, config: Config) -> int:
+    from topics_lakehouse.job import follow
+
+    with shown(as_json=arguments.json) as report:
+        return 0 if follow(config, once=arguments.once, report=report, started=lambda _: report.begin()) else 1
+
+
+def _status(arguments: argparse.Namespace, config: Config) -> int:
+    with Connection(config.address, retry=_PATIENCE) as connection:
+        found = status(config, open_catalog(config), connection)
+    if arguments.json:
+        _print_json([each.as_json() for each in found])
+    else:
+        _print_table([_row(each) for each in found])
+        for each in found:
+            for problem in each.problems:
+                print(f"{each.topic}: {problem}")
+    return 1 if any(each.problems for each in found) else 0
+
+
+def _row(each: TopicStatus) -> dict[str, Any]:
+    return {
+        "topic": each.topic,
+        "table": each.table,
+        "lag": each.lag,
+        "rows": each.rows,
+        "errors": each.errors,
+        "gaps": each.gaps,
+        "files": each.files,
+        "MiB": round(each.bytes / (1 << 20), 1),
+        "snapshots": each.snapshots,
+        "last commit": None if each.last_commit is None else each.last_commit.isoformat(" ", "seconds"),
+        "state": "ok" if not each.problems else f"{len(each.problems)} problem{'s'[: len(each.problems) > 1]}",
+    }
+
+
+def _tables(config: Config) -> Iterator[tuple[str, str, Table]]:
+    """The tables of the configured topics that there are, as (topic, role, table)."""
+    catalog = open_catalog(config)
+    with Connection(config.address, retry=_PATIENCE) as connection:
+        topics = [each.topic for each in status(config, catalog, connection)]
+    for topic in topics:
+        for role in (RECORDS, ERRORS, GAPS):
+            table = find_table(catalog, identifier(config, topic, role))
+            if table is not None:
+                owned_state(table, topic, role)
+                yield topic, role, table
+
+
+def _compact(arguments: argparse.Namespace, config: Config) -> int:
+    rows = []
+    for _, role, table in _tables(config):
+        how = Compaction(target_bytes=config.target_file_bytes, thorough=True, ordered=role == RECORDS)
+        rows.append({"table": ".".join(table.name()), **asdict(compact(table, how))})
+    _print(arguments, rows)
+    return 0
+
+
+def _maintain(arguments: argparse.Namespace, config: Config) -> int:
+    how = Maintenance(
+        keep_snapshots=config.keep_snapshots if arguments.keep is None else arguments.keep,
+        orphan_grace_seconds=config.orphan_grace_seconds if arguments.grace is None else arguments.grace,
+    )
+    rows = [{"table": ".".join(table.name()), **asdict(maintain(table, how))} for _, _, table in _tables(config)]
+    _print(arguments, rows)
+    return 0
+
+
+def _sync_deletes(arguments: argparse.Namespace, config: Config) -> int:
+    config = replace(config, topics=(_rule(config, arguments.name),))
+    with Connection(config.address, retry=_PATIENCE) as connection, _steps(arguments) as progress:
+        done = sync_deletes(
+            config, open_catalog(config), connection, arguments.name, timeout=arguments.timeout, progress=progress
+        )
+    if arguments.json:
+        _print_json({**asdict(done), "heads": {str(partition): seq for partition, seq in done.heads.items()}})
+    else:
+        errors = f" and {done.error_rows:,} from that of errors" if done.error_rows else ""
+        print(f"{done.topic}: {done.rows:,} rows removed from the table{errors}, {done.files:,} files rewritten")
+    return 0
+
+
+@contextmanager
+def _steps(arguments: argparse.Namespace) -> Iterator[Callable[[Step], None]]:
+    """A line on the terminal that tells how far it is."""
+    terminal = sys.stderr.isatty() and not arguments.json
+
+    def show(step: Step) -> None:
+        if terminal:
+            part = 100 * step.done // step.total if step.total else 100
+            print(f"\r{step.stage}: {part} %   ", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        if terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _query(arguments: argparse.Namespace, config: Config) -> int:
+    sql = sys.stdin.read() if arguments.sql == "-" else arguments.sql
+    limit = HOT_RECORDS if arguments.hot_limit is None else arguments.hot_limit
+    with Lakehouse(config, hot_records=limit) as session, session.stream(sql, fresh=not arguments.table_only) as reader:
+        if arguments.parquet is not None:
+            _write_parquet(reader, arguments.parquet)
+        elif arguments.csv:
+            _write_csv(reader)
+        elif arguments.json:
+            for row in _rows(reader):
+                print(json.dumps(row, default=_plain))
+        else:
+            _print_table(list(_rows(reader)), reader.schema.names)
+    return 0
+
+
+def _write_parquet(reader: pa.RecordBatchReader, path: str) -> None:
+    with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
+        for batch in reader:
+            writer.write_batch(batch)
+
+
+def _write_csv(reader: pa.RecordBatchReader) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(reader.schema.names)
+    for row in _rows(reader):
+        writer.writerow(["" if value is None else _text(value) for value in row.values()])
+
+
+def _rows(reader: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
+    names = reader.schema.names
+    for batch in reader:
+        for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            yield dict(zip(names, values, strict=True))
+
+
+def _plain(value: object) -> object:
+    """A value for JSON that JSON has no form for."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return str(value)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, datetime):
+        return value.isoformat(" ")
+    if isinstance(value, dict | list):
+        return json.dumps(value, default=_plain)
+    if isinstance(value, bool | int | float):
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(_plain(value))
+
+
+def _print(arguments: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
+    if arguments.json:
+        _print_json(rows)
+    else:
+        _print_table(rows)
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value))
+
+
+def _print_table(rows: Iterable[Mapping[str, Any]], names: Sequence[str] = ()) -> None:
+    """Under their names: text to the left, numbers to the right."""
+    found = list(rows)
+    columns = []
+    for name in names or (list(found[0]) if found else []):
+        values = [row[name] for row in found]
+        cells = [name, *("" if value is None else _text(value).replace("\n", " ") for value in values)]
+        width = max(map(len, cells))
+        right = all(isinstance(value, int | float) for value in values if value is not None) and any(values)
+        columns.append([cell.rjust(width) if right else cell.ljust(width) for cell in cells])
+    for row in zip(*columns, strict=True):
+        print("  ".join(row).rstrip())
+
+
+_ACTIONS: Final[Mapping[str, Callable[[argparse.Namespace, Config], int]]] = {
+    "run": _run,
+    "status": _status,
+    "compact": _compact,
+    "maintain": _maintain,
+    "sync-deletes": _sync_deletes,
+    "query": _query,
+}

@@ -1,0 +1,234 @@
+"""One topic on its way into its tables: what it waits for, and the commits that a round leads to.
+
+The commits of a round, in this order, each atomic:
+
+1. `_errors`, where records did not fit, 2. `_gaps`, where seqs were lost, 3. the table itself.
+
+Each moves the positions of its own table. A crash in front of 3 means that the range is read again; what 1 and 2 hold
+already is then not told again, because their positions are ahead.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+
+from pyspark_topics.fetch import Gap
+from pyspark_topics.inventory import TopicInfo
+from topics_lakehouse.catalog import ERRORS, GAPS, RECORDS, CatalogDownError, Positions
+from topics_lakehouse.commit import Append, append, form_of
+from topics_lakehouse.config import Config, TopicRule
+from topics_lakehouse.files import TaskResult
+from topics_lakehouse.gaps import gap_rows, new_gaps
+from topics_lakehouse.parquet import ParquetFiles, layout
+from topics_lakehouse.schema import GAPS as GAPS_SCHEMA
+from topics_lakehouse.tables import RecreatedError, TopicTables, archive_tables, open_tables
+
+_FIRST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 30.0
+
+LIVE: Final = "live"  # follows the topic
+WAITING: Final = "waiting"  # for a server or a catalog that does not answer
+FAILED: Final = "failed"  # needs someone; tried again now and then
+ABSENT: Final = "absent"  # the topic does not exist
+
+Reporter = Callable[[str, "Status"], None]
+
+
+@dataclass(slots=True)
+class Status:
+    """Where one topic stands."""
+
+    topic: str
+    table: str
+    state: str = LIVE
+    reason: str = ""  # why it is not live
+    conflicts: list[str] = field(default_factory=list)  # declared columns that the table can't have
+    positions: Positions = field(default_factory=dict)
+    heads: Positions = field(default_factory=dict)
+    records: int = 0  # written by this process
+    errors: int = 0  # of them did not fit
+    gaps: int = 0  # told by this process
+    bytes: int = 0
+    files: int = 0
+    committed_at: float = 0.0  # time of the last commit of this process, seconds since the epoch
+
+    @property
+    def lag(self) -> int:
+        """Seqs that the table is behind."""
+        return sum(max(0, head - self.positions.get(partition, 0)) for partition, head in self.heads.items())
+
+
+class Follower:
+    """Keeps the tables of one topic."""
+
+    def __init__(self, catalog: Callable[[], Catalog], config: Config, rule: TopicRule, topic: str, report: Reporter):
+        self._catalog = catalog
+        self._config = config
+        self.rule = rule
+        self._report = report
+        self._pending: list[tuple[str, Append]] = []
+        self._pending_since = 0.0
+        self._pause = _FIRST_PAUSE
+        self._not_before = 0.0
+        self.tables: TopicTables | None = None
+        self.status = Status(topic, ".".join((config.namespace, config.table(topic))))
+
+    def hurry(self) -> None:
+        """Try at once, without the rest of a pause."""
+        self._not_before = 0.0
+
+    def due(self) -> bool:
+        """Whether to try now."""
+        return time.monotonic() >= self._not_before
+
+    def open(self, info: TopicInfo) -> TopicTables:
+        """The tables for this life of the topic, with what was left to be committed committed."""
+        self.status.heads = {each.partition: each.head_seq for each in info.partitions}
+        if self.tables is not None and (self.tables.topic_id != info.topic_id or self._overdue()):
+            self.forget()
+        if self.tables is None:
+            self.tables = self._open(info)
+        self.status.conflicts = [str(each) for each in self.tables.conflicts]
+        self._finish()
+        self.status.positions = self.tables.positions[RECORDS]
+        return self.tables
+
+    def _overdue(self) -> bool:
+        """Whether a commit has waited so long that its files may soon pass for orphans: better to write them again."""
+        age = time.monotonic() - self._pending_since
+        return bool(self._pending) and age > self._config.orphan_grace_seconds / 2
+
+    def _open(self, info: TopicInfo) -> TopicTables:
+        try:
+            return open_tables(self._catalog(), self._config, self.rule, info.topic, info.topic_id)
+        except RecreatedError:
+            if self.rule.on_recreate != "archive":
+                raise
+        for name in archive_tables(self._catalog(), self._config, info.topic, info.topic_id):
+            self.status.reason = f"put aside as {name}"
+            self._report("archived", self.status)
+        self.status.reason = ""
+        return open_tables(self._catalog(), self._config, self.rule, info.topic, info.topic_id)
+
+    def discard(self, results: Sequence[TaskResult]) -> None:
+        """Remove files that no commit was told of, as far as that can be done."""
+        if self.tables is None:
+            return
+        io = self.tables.tables[RECORDS].io
+        for each in results:
+            for file in (*each.files, *each.error_files):
+                with suppress(Exception):  # an orphan more for the maintenance
+                    io.delete(file.file_path)
+
+    def commit(self, results: Sequence[TaskResult]) -> list[Table]:
+        """Commit what the tasks of one round wrote, all of which went well; the tables that this changed."""
+        assert self.tables is not None
+        self._pending, self._pending_since = self._steps(self.tables, results), time.monotonic()
+        roles = [role for role, _ in self._pending]
+        self._report("written", self.status)
+        self._finish()
+        status = self.status
+        status.records += sum(each.rows for each in results)
+        status.errors += sum(each.error_rows for each in results)
+        status.bytes += sum(each.bytes for each in results)
+        status.files += sum(len(each.files) for each in results)
+        status.positions = self.tables.positions[RECORDS]
+        status.committed_at = time.time()
+        return [self.tables.tables[role] for role in roles]
+
+    def _steps(self, tables: TopicTables, results: Sequence[TaskResult]) -> list[tuple[str, Append]]:
+        base = tables.positions[RECORDS]
+        ranges: dict[int, tuple[int, int]] = {}
+        ordered = sorted(results, key=lambda each: (each.wanted.partition, each.wanted.first))
+        for each in ordered:
+            first, _ = ranges.get(each.wanted.partition, (each.wanted.first, 0))
+            ranges[each.wanted.partition] = (first, each.wanted.last)
+        steps = []
+        error_files = [file for each in ordered for file in each.error_files]
+        if error_files:
+            steps.append((ERRORS, self._append(tables, ERRORS, ranges, error_files)))
+        found = [gap for each in ordered for gap in each.gaps]
+        if found:
+            gaps = new_gaps(tables.tables[GAPS], tables.positions[GAPS], base, found)
+            if gaps:
+                steps.append((GAPS, self._append(tables, GAPS, ranges, self._gap_files(tables, gaps))))
+                self.status.gaps += len(gaps)
+        files = [file for each in ordered for file in each.files]
+        steps.append((RECORDS, self._append(tables, RECORDS, ranges, files)))
+        return steps
+
+    def _append(
+        self, tables: TopicTables, role: str, ranges: Mapping[int, tuple[int, int]], files: Sequence[DataFile]
+    ) -> Append:
+        table, base = tables.tables[role], tables.positions[role]
+        ahead = {partition: max(last, base.get(partition, 0)) for partition, (_, last) in ranges.items()}
+        return Append(
+            name=table.name(),
+            table_uuid=table.metadata.table_uuid,
+            topic=tables.topic,
+            topic_id=tables.topic_id,
+            base=base,
+            target={**base, **ahead},
+            ranges=ranges,
+            files=files,
+            form=form_of(table),
+        )
+
+    def _gap_files(self, tables: TopicTables, gaps: Sequence[Gap]) -> list[DataFile]:
+        table, config = tables.tables[GAPS], self._config
+        where = layout(
+            table, GAPS_SCHEMA.names, row_group_rows=config.row_group_rows, target_bytes=config.target_file_bytes
+        )
+        with ParquetFiles(table.io, where) as files:
+            files.write(gap_rows(gaps, where.schema))
+            return files.close()
+
+    def _finish(self) -> None:
+        """Do the commits that are still to be done; what fails stays to be done, unless it never can be."""
+        assert self.tables is not None
+        while self._pending:
+            role, wanted = self._pending[0]
+            try:
+                table = append(self._catalog(), wanted)
+            except CatalogDownError:
+                raise
+            except BaseException:
+                self._pending = []
+                raise
+            self.tables.replace(role, table)
+            del self._pending[0]
+            self._report("committed" if role == RECORDS else role, self.status)
+
+    def forget(self) -> None:
+        """Look at the tables afresh next time, and plan from there."""
+        self.tables = None
+        self._pending = []
+
+    def settle(self, state: str, reason: str = "") -> None:
+        """Take a state; one that is not live is tried again after a pause that grows."""
+        status = self.status
+        changed = (status.state, status.reason) != (state, reason)
+        status.state, status.reason = state, reason
+        if state in (LIVE, ABSENT):  # each look tells of an absent topic anyway
+            self._pause, self._not_before = _FIRST_PAUSE, 0.0
+        else:
+            self._not_before = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        if changed:
+            self._report(state, status)
+
+
+@contextmanager
+def timed(add: Callable[[float], None]) -> Iterator[None]:
+    """Tell how many seconds the body took."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        add(time.monotonic() - began)

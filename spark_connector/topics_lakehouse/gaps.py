@@ -1,0 +1,82 @@
+"""Rows of the `_gaps` table: each lost seq is told once, whatever was repeated."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+import pyarrow as pa
+from pyiceberg.table import Table
+
+from pyspark_topics.fetch import Gap
+from topics_lakehouse.catalog import Positions, reachable
+
+_Range = tuple[int, int]
+
+
+def new_gaps(table: Table, told: Positions, base: Positions, gaps: Sequence[Gap]) -> list[Gap]:
+    """The gaps, or what is left of them, that the gaps table does not hold yet; neighbours become one.
+
+    `told` are the positions of the gaps table, `base` those that the gaps were found from. Only where the former are
+    ahead, which is after a crash between two commits, is the table read. Raises CatalogDownError.
+    """
+    repeated = {gap.partition for gap in gaps if told.get(gap.partition, 0) > base.get(gap.partition, 0)}
+    known: dict[int, list[_Range]] = {partition: [] for partition in repeated}
+    if repeated:
+        lowest = min(base.get(partition, 0) for partition in repeated)
+        with reachable():
+            rows = table.scan(f"gap_to > {lowest}", selected_fields=("partition", "gap_from", "gap_to"))
+            for row in rows.to_arrow().to_pylist():
+                if row["partition"] in known:
+                    known[row["partition"]].append((row["gap_from"], row["gap_to"]))
+    left = []
+    for gap in gaps:
+        for first, last in _without((gap.gap_from, gap.gap_to), known.get(gap.partition, ())):
+            lost = min(gap.missed_estimate, last - first + 1)
+            left.append(Gap(gap.topic, gap.partition, first, last, gap.reason, lost))
+    return _merged(left)
+
+
+def gap_rows(gaps: Sequence[Gap], schema: pa.Schema) -> pa.RecordBatch:
+    """The gaps as rows of the table."""
+    now = datetime.now(UTC)
+    rows = [
+        {
+            "partition": gap.partition,
+            "gap_from": gap.gap_from,
+            "gap_to": gap.gap_to,
+            "reason": gap.reason,
+            "missed_estimate": gap.missed_estimate,
+            "found_at": now,
+        }
+        for gap in gaps
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def _without(whole: _Range, parts: Iterable[_Range]) -> list[_Range]:
+    """What is left of a range without the parts."""
+    left = [whole]
+    for first, last in parts:
+        pieces = []
+        for begin, end in left:
+            if last < begin or first > end:
+                pieces.append((begin, end))
+                continue
+            if begin < first:
+                pieces.append((begin, first - 1))
+            if last < end:
+                pieces.append((last + 1, end))
+        left = pieces
+    return left
+
+
+def _merged(gaps: Iterable[Gap]) -> list[Gap]:
+    """In order, those of one reason that touch as one."""
+    merged: list[Gap] = []
+    for gap in sorted(gaps, key=lambda gap: (gap.partition, gap.gap_from)):
+        last = merged[-1] if merged else None
+        if last and (last.partition, last.reason, last.gap_to + 1) == (gap.partition, gap.reason, gap.gap_from):
+            lost = last.missed_estimate + gap.missed_estimate
+            merged[-1] = Gap(gap.topic, gap.partition, last.gap_from, gap.gap_to, gap.reason, lost)
+        else:
+            merged.append(gap)
+    return merged

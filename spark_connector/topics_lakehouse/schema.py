@@ -1,0 +1,205 @@
+"""The columns of the tables, and how a table's columns follow what is declared."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.io.pyarrow import _ConvertToIcebergWithoutIDs, schema_to_pyarrow, visit_pyarrow
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.table import Table
+from pyiceberg.types import DecimalType, DoubleType, FloatType, IcebergType, IntegerType, LongType
+
+FIELD_ID: Final = b"PARQUET:field_id"
+_TS: Final = pa.timestamp("us", "UTC")
+
+ENVELOPE: Final = pa.schema(
+    [
+        pa.field("partition", pa.int32()),
+        pa.field("seq", pa.int64()),
+        pa.field("ts", _TS),
+        pa.field("node", pa.string()),
+        pa.field("tag", pa.string()),
+        pa.field("meta", pa.string()),
+        pa.field("kind", pa.string()),  # json, binary
+        pa.field("data", pa.binary()),
+    ]
+)
+"""Columns of every topic's table, in front of the declared ones."""
+
+ERRORS: Final = pa.schema(
+    [
+        pa.field("partition", pa.int32()),
+        pa.field("seq", pa.int64()),
+        pa.field("ts", _TS),
+        pa.field("tag", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("data", pa.binary()),
+    ]
+)
+"""Columns of `<table>_errors`: one row for each record that does not fit the declared columns."""
+
+GAPS: Final = pa.schema(
+    [
+        pa.field("partition", pa.int32()),
+        pa.field("gap_from", pa.int64()),
+        pa.field("gap_to", pa.int64()),
+        pa.field("reason", pa.string()),  # cap, ttl, mixed, source_trim
+        pa.field("missed_estimate", pa.int64()),
+        pa.field("found_at", _TS),
+    ]
+)
+"""Columns of `<table>_gaps`: one row for each range that retention took before it was read."""
+
+
+class SchemaError(Exception):
+    """A table that can't hold the records of its topic; the text names the table and the column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A declared column whose type the table's column can't take. The table's type stays in force."""
+
+    column: str
+    declared: str
+    kept: str
+
+    def __str__(self) -> str:
+        return f"column {self.column} is declared as {self.declared} but stays {self.kept}, which can't become that"
+
+
+def iceberg_schema(columns: pa.Schema) -> Schema:
+    """An Iceberg schema with fresh field ids for a new table."""
+    return assign_fresh_schema_ids(_to_iceberg(columns))
+
+
+def check_declared(columns: pa.Schema) -> None:
+    """Raises ValueError for a declared column that has the name of one that every table has."""
+    taken = {name.lower() for name in ENVELOPE.names}
+    for name in columns.names:
+        if name.lower() in taken:
+            raise ValueError(f"column {name}: every table has one of that name")
+
+
+def evolve(table: Table, declared: pa.Schema) -> tuple[Table, list[Conflict]]:
+    """The table with every declared column, new ones added and old ones widened; what can't be done is told.
+
+    Columns that are declared no more, and those that others have added, stay. Raises SchemaError where the table can't
+    take records at all, and what a commit raises.
+    """
+    for last in (False, False, True):
+        _check_envelope(table)
+        additions, widenings, conflicts = _differences(table.schema(), declared)
+        if not additions and not widenings:
+            break
+        try:
+            with table.update_schema() as update:
+                for field in additions:
+                    update.add_column(field.name, _type(field))
+                for field in widenings:
+                    update.update_column(field.name, _type(field))
+        except CommitFailedException:  # someone else's change came in between
+            if last:
+                raise
+        table.refresh()
+    return table, conflicts
+
+
+def _check_envelope(table: Table) -> None:
+    names = {field.name: field for field in table.schema().fields}
+    for field in ENVELOPE:
+        there = names.get(field.name)
+        if there is None or there.field_type != _type(field):
+            found = "is missing" if there is None else f"is of type {there.field_type}, not {_type(field)}"
+            raise SchemaError(f"table {_name(table)}: column {field.name} {found}: someone changed the table")
+    for there in names.values():
+        if there.required and there.name not in ENVELOPE.names:
+            raise SchemaError(f"table {_name(table)}: column {there.name} is required, but no topic has it")
+    if not table.spec().is_unpartitioned():
+        raise SchemaError(f"table {_name(table)}: it has been given partitions, which the pipeline does not write")
+
+
+def _differences(schema: Schema, declared: pa.Schema) -> tuple[list[pa.Field], list[pa.Field], list[Conflict]]:
+    """Declared columns to add, those to widen, and those that can't be had."""
+    there = {field.name: field for field in schema.fields}
+    spelled = {field.name.lower(): field.name for field in schema.fields}
+    additions, widenings, conflicts = [], [], []
+    for field in declared:
+        if field.name not in there:
+            if field.name.lower() in spelled:
+                other = spelled[field.name.lower()]
+                conflicts.append(Conflict(field.name, str(_type(field)), f"{other} {there[other].field_type}"))
+            else:
+                additions.append(field)
+            continue
+        old, new = there[field.name].field_type, _type(field)
+        if _same(old, new) or _wider(new, old):
+            continue
+        if _wider(old, new):
+            widenings.append(field)
+        else:
+            conflicts.append(Conflict(field.name, str(new), str(old)))
+    return additions, widenings, conflicts
+
+
+def _wider(narrow: IcebergType, wide: IcebergType) -> bool:
+    """Whether Iceberg can turn a column of the first type into one of the second."""
+    if isinstance(narrow, DecimalType) and isinstance(wide, DecimalType):
+        return narrow.scale == wide.scale and narrow.precision < wide.precision
+    return (type(narrow), type(wide)) in ((IntegerType, LongType), (FloatType, DoubleType))
+
+
+def _same(one: IcebergType, other: IcebergType) -> bool:
+    """Whether two types are the same but for their field ids."""
+    return bool(_plain(one) == _plain(other))
+
+
+def _plain(kind: IcebergType) -> pa.DataType:
+    return _small(schema_to_pyarrow(kind, include_field_ids=False))
+
+
+def typed_columns(table: Table, declared: pa.Schema) -> pa.Schema:
+    """The declared columns as the table has them: what records are parsed into."""
+    there = {field.name: field for field in table.schema().fields}
+    return pa.schema([pa.field(name, _plain(there[name].field_type)) for name in declared.names if name in there])
+
+
+def file_schema(schema: Schema, names: Iterable[str]) -> pa.Schema:
+    """The Arrow schema, with field ids, of a Parquet file that holds these of the table's columns."""
+    full = schema_to_pyarrow(schema)
+    wanted = set(names)
+    return pa.schema([_small_field(field) for field in full if field.name in wanted])
+
+
+def _small_field(field: pa.Field) -> pa.Field:
+    """The field with offsets of 32 bits, as the server's batches have them; its ids stay."""
+    return pa.field(field.name, _small(field.type), field.nullable, field.metadata)
+
+
+def _small(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind):
+        return pa.binary()
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        return pa.list_(_small_field(kind.value_field))
+    if pa.types.is_map(kind):
+        return pa.map_(_small_field(kind.key_field), _small_field(kind.item_field))
+    if pa.types.is_struct(kind):
+        return pa.struct([_small_field(kind.field(i)) for i in range(kind.num_fields)])
+    return kind
+
+
+def _type(field: pa.Field) -> IcebergType:
+    return _to_iceberg(pa.schema([field])).fields[0].field_type
+
+
+def _to_iceberg(columns: pa.Schema) -> Schema:
+    found = visit_pyarrow(columns, _ConvertToIcebergWithoutIDs())
+    assert isinstance(found, Schema)
+    return found
+
+
+def _name(table: Table) -> str:
+    return ".".join(table.name())
