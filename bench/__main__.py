@@ -5,7 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench import clients, grpc_streams, http, kafka, length, queue, routers, scale, table, tools, watch
+from bench import clients, grpc_streams, http, kafka, length, queue, routers, scale, spark, table, tools, watch
 
 _GROUPS = {
     "http": http.run,
@@ -15,6 +15,7 @@ _GROUPS = {
     "routers": routers.run,
     "queue": queue.run,
     "kafka": kafka.run,
+    "spark": spark.run,
     "length": length.run,
     "scale": scale.run,
 }
