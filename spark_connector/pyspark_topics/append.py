@@ -1,10 +1,12 @@
 """Appending chunks over one AppendStream, over breaks of the connection and pauses that the server asks for."""
 
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
+from threading import Thread
 from types import TracebackType
 from typing import Final, Self
 
@@ -38,10 +40,6 @@ _KINDS: Final[dict[str, type[TopicsError]]] = {
     "record_too_large": InvalidRequestError,
     "payload_too_large": InvalidRequestError,
 }
-_HINTS: Final = {
-    "invalid_request": " (data that is not JSON is written with option dataKind=binary or a column kind)",
-    "topic_full": " (the topic refuses what is over its caps until its readers have made room)",
-}
 
 
 @dataclass(slots=True)
@@ -53,10 +51,12 @@ class Counts:
     deduped: int = 0  # chunks that an earlier attempt had written
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Sent:
     chunk: Chunk
     request: pb.AppendStreamRequest
+    at: float = 0.0  # when it was sent last; times are of time.monotonic
+    lost: float | None = None  # when it was sent for the first time without an answer: since then it may be stored
 
     @property
     def number(self) -> int:
@@ -68,7 +68,8 @@ class Appender:
 
     Each chunk goes with its own idempotency key, so that one whose answer was lost is sent again as it was. The order
     of the chunks is kept over breaks; a chunk that is throttled can be overtaken by those that were sent before its ack
-    came, unless `in_flight` is 1.
+    came, unless `in_flight` is 1. As long as an earlier write has stored every chunk, they go one by one: nothing is
+    appended behind one that `check` refuses.
     """
 
     def __init__(
@@ -76,14 +77,18 @@ class Appender:
         connection: Connection,
         *,
         key: Callable[[Chunk], str],
+        ready: Callable[[Chunk, float], None],
         check: Callable[[Chunk, pb.AppendResponse], None],
         in_flight: int,
     ) -> None:
-        """`key` gives the idempotency key; `check` is called with what an earlier write with this key stored, and
-        raises if that isn't the chunk. How long a chunk is tried without any success is the connection's `retry`."""
+        """`key` gives the idempotency key; `ready` is called each time before a chunk is sent, with how many seconds
+        ago it may have been stored already, and raises where it must not be sent; `check` is called with what an
+        earlier write with this key stored, and raises if that isn't the chunk. How long a chunk is tried without any
+        success is the connection's `retry`."""
         self.counts = Counts()
         self._connection = connection
         self._key = key
+        self._ready = ready
         self._check = check
         self._in_flight = in_flight
         self._patience = Patience(connection.retry)
@@ -91,12 +96,13 @@ class Appender:
         self._refused: list[_Sent] = []  # to be sent again when the others have their acks, in order
         self._refusal: UnavailableError | None = None
         self._ahead_bytes = 0
+        self._appending = False  # whether a chunk was stored that had not been before
         self._last = 0
         self._stream: _Stream | None = None
 
     def add(self, chunk: Chunk) -> None:
         """Send a chunk. Blocks while too much is ahead. Raises TopicsError for this or an earlier chunk."""
-        while self._refused or len(self._pending) >= self._in_flight or self._ahead_bytes >= _AHEAD_BYTES:
+        while self._refused or len(self._pending) >= self._most_pending or self._ahead_bytes >= _AHEAD_BYTES:
             self._settle()
         self._last += 1
         append = pb.AppendRequest(
@@ -114,9 +120,15 @@ class Appender:
             self._settle()
         return self.counts
 
+    @property
+    def _most_pending(self) -> int:
+        return self._in_flight if self._appending else 1
+
     def _send(self, sent: _Sent) -> None:
+        self._ready(sent.chunk, 0.0 if sent.lost is None else time.monotonic() - sent.lost)
         if self._stream is None:
             self._stream = _Stream(self._connection)
+        sent.at = time.monotonic()
         self._stream.send(sent.request)
         self._pending.append(sent)
         self._ahead_bytes += sent.chunk.nbytes
@@ -150,6 +162,8 @@ class Appender:
         if ack.appended.deduped:
             self.counts.deduped += 1
             self._check(sent.chunk, ack.appended)
+        else:
+            self._appending = True
         self.counts.chunks += 1
         self.counts.records += sent.chunk.records.num_rows
 
@@ -158,6 +172,8 @@ class Appender:
         unsettled = sorted([*self._refused, *self._pending], key=lambda sent: sent.number)
         if self._pending:
             self._hang_up()
+        for sent in self._pending:
+            sent.lost = sent.at if sent.lost is None else sent.lost
         if not self._patience.waited(error):
             raise _about(unsettled[0].chunk, error) from error
         self._refused.clear()
@@ -179,37 +195,59 @@ class Appender:
 
 
 class _Stream:
-    """One call of AppendStream."""
+    """One call of AppendStream. A thread takes the acks in as they come: those left in gRPC are lost with a break."""
 
     def __init__(self, connection: Connection) -> None:
-        self._address = connection.address
         self._requests: SimpleQueue[pb.AppendStreamRequest | None] = SimpleQueue()
+        self._acks: SimpleQueue[pb.AppendAck | Exception] = SimpleQueue()
         self._call = ExitStack()
         requests = iter(self._requests.get, None)
         responses = self._call.enter_context(connection.exchange(connection.topics.AppendStream, requests))
-        self._acks = (ack for response in responses for ack in response.acks)
+        end = UnavailableError("unavailable", f"{connection.address}: the stream ended early")
+        self._reading = Thread(target=self._read, args=(responses, end), name="topics-acks", daemon=True)
+        self._reading.start()
+
+    def _read(self, responses: Iterator[pb.AppendStreamResponse], end: Exception) -> None:
+        try:
+            for response in responses:
+                for ack in response.acks:
+                    self._acks.put(ack)
+        except Exception as error:
+            end = error
+        self._acks.put(end)
 
     def send(self, request: pb.AppendStreamRequest) -> None:
         self._requests.put(request)
 
     def ack(self) -> pb.AppendAck:
         """The next ack, in the order of the requests. Raises TopicsError."""
-        for ack in self._acks:
-            return ack
-        raise UnavailableError("unavailable", f"{self._address}: the stream ended early")
+        got = self._acks.get()
+        if isinstance(got, Exception):
+            raise got
+        return got
 
     def close(self) -> None:
         self._requests.put(None)  # ends the thread that sends
         self._call.close()
+        self._reading.join()
 
 
 def _error(told: pb.AppendError) -> TopicsError:
-    reason = errors_pb2.ErrorReason.Name(told.reason).removeprefix(_REASON_PREFIX).lower()
+    known = errors_pb2.ErrorReason.DESCRIPTOR.values_by_number.get(told.reason)
+    reason = known.name.removeprefix(_REASON_PREFIX).lower() if known else "internal"  # of a newer server
     retry = told.retry_after_ms if told.HasField("retry_after_ms") else None
     return _KINDS.get(reason, TopicsError)(reason, told.message, told.detail, retry)
 
 
+def _hint(error: TopicsError) -> str:
+    if error.reason == "topic_full":
+        return " (the topic refuses what is over its caps until its readers have made room)"
+    if error.reason == "invalid_request" and error.message.startswith("columns.data"):
+        return " (data that is not JSON is written with option dataKind=binary or a column kind)"
+    return ""
+
+
 def _about(chunk: Chunk, error: TopicsError) -> TopicsError:
     """The error with what was being written."""
-    text = error.message if str(chunk) in error.message else f"{chunk}: {error.message}{_HINTS.get(error.reason, '')}"
+    text = error.message if str(chunk) in error.message else f"{chunk}: {error.message}{_hint(error)}"
     return type(error)(error.reason, text, error.detail, error.retry_after_ms)

@@ -63,8 +63,12 @@ class Columns:
     def __init__(self, schema: pa.Schema) -> None:
         """`schema`: the columns in order. A name of ENVELOPE is that column and must have its type; every other column
         is a field of `data`. Raises OptionError."""
+        if not schema.names:
+            raise OptionError("schema: no columns")  # a batch of none has no rows either
         for each in schema:
             known = ENVELOPE.get(each.name)
+            if known is None and each.name.lower() in ENVELOPE:
+                raise OptionError(f"column {each.name}: that of the record itself is spelled {each.name.lower()}")
             if known is not None and known.type != each.type:
                 raise OptionError(f"column {each.name} is of type {known.type}, not {each.type}")
             if not each.nullable:

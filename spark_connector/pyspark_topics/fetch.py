@@ -64,6 +64,10 @@ class Parts:
 ALL: Final = Parts()
 
 
+class PutBackError(TopicsError):
+    """The head lies in front of the end of a range that was planned: the server was put back to an older state."""
+
+
 class Fetcher:
     """Reads ranges from one server, or from its bulk readers where it has some."""
 
@@ -80,7 +84,8 @@ class Fetcher:
         Batches have the columns of BULK_FORMAT_ARROW (proto/topics/v1/topics_service.proto): seq int64, ts
         timestamp[us, UTC], kind int8, node, and as asked for tag, meta, data. Deleted records are passed in silence. A
         break is mended by reading on behind what came; NotFoundError says that the topic was deleted or made again
-        since the range was planned; UnavailableError, that the server did not answer for as long as `retry` allows.
+        since the range was planned; PutBackError, that the server has lost its end; UnavailableError, that the server
+        did not answer for as long as `retry` allows.
         """
         cursor, source, patience = wanted.first - 1, self._source(), Patience(self._retry)
         while cursor < wanted.last:
@@ -105,6 +110,8 @@ class Fetcher:
         done = False
         with source.stream(source.topics.BulkDiff, self._request(source, wanted, parts, cursor)) as frames:
             for frame in frames:
+                if frame.next_from_seq < cursor:  # it begins anew for a cursor that it does not know
+                    raise _put_back(frame.head_seq)
                 if frame.HasField("tombstone"):
                     yield _gap(wanted, frame.tombstone)
                 messages = pa.BufferReader(frame.arrow)
@@ -117,7 +124,7 @@ class Fetcher:
         if not done:
             raise UnavailableError("unavailable", "the stream ended early")
         if cursor < wanted.last:
-            raise TopicsError("internal", f"the server's head is seq {cursor}")
+            raise _put_back(cursor)
 
     def _request(self, source: Connection, wanted: SeqRange, parts: Parts, cursor: int) -> pb.BulkDiffRequest:
         request = pb.BulkDiffRequest(
@@ -165,6 +172,10 @@ class Fetcher:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _put_back(head: int) -> PutBackError:
+    return PutBackError("out_of_range", f"the head is seq {head} by now: the server was put back to an older state")
 
 
 def _gap(wanted: SeqRange, tombstone: record_pb2.Tombstone) -> Gap:

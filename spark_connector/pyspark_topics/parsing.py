@@ -6,7 +6,7 @@ record costs no more than one for a joined block, and tells which record it was.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation
 from functools import lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, Final
@@ -19,10 +19,12 @@ import pyarrow.types as pt
 from topics.v1 import record_pb2
 
 _REASON_CHARS: Final = 200
-_FLOAT32: Final = 3.4028234663852886e38
+_FLOAT32: Final = 3.4028235677973362e38  # the last that is rounded to a float: the largest is written as 3.4028235e38
 _JSON: Final = int(record_pb2.RECORD_KIND_JSON)
 _INTEGERS: Final[Mapping[pa.DataType, int]] = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
 _MICROS: Final = "us"
+_DAYS: Final = (-719_162, 2_932_896)  # since the Unix epoch: the first of the year 1 and the last of 9999
+_MOMENTS: Final = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
 
 # What Arrow does not take and ISO 8601 allows: a time without a zone (UTC, here), and more than six decimals.
 _DECIMALS: Final = (r"(\.\d{6})\d+", r"\1")
@@ -45,8 +47,8 @@ class Parser:
     Types and what they are in JSON: string, boolean: these. int8 to int64, float32, float64: a number in range, for an
     integer one without fraction or exponent. decimal128: a number or its text, if it fits without rounding. timestamp
     in us: ISO 8601 text (with a zone UTC where it names none, finer decimals cut off; without a zone it may name none).
-    date32: YYYY-MM-DD. binary: base64. list: an array. struct: an object. map with string keys: an object. A member
-    that is missing or null is null; one that the schema does not name is passed over.
+    date32: YYYY-MM-DD. Both from the year 1 to 9999. binary: base64. list: an array. struct: an object. map with string
+    keys: an object. A member that is missing or null is null; one that the schema does not name is passed over.
 
     A record that does not fit, be it no JSON, no object, of kind binary or of another type at any place, is null in
     every column and has its reason, a short text, in the second result. Whether it fits does not depend on its
@@ -178,9 +180,11 @@ def _decoded(kind: pa.DataType, path: str) -> Any:
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     """An array of decoded values. ArrowException if one does not fit."""
     if pt.is_timestamp(kind):
-        return _times(pa.array(values, pa.string()), kind)
+        return _within(_times(pa.array(values, pa.string()), kind), *_MOMENTS)
     if pt.is_date32(kind):
-        return pa.array(values, pa.string()).cast(kind)
+        return _within(pa.array(values, pa.string()).cast(kind), *_DAYS)
+    if pt.is_decimal128(kind):
+        return pa.array(_exact(values, kind), kind)
     if pt.is_struct(kind):
         missing = pa.array([each is None for each in values], pa.bool_())
         children = [
@@ -205,7 +209,21 @@ def _plain(kind: pa.DataType) -> bool:
     """Whether Arrow takes decoded values of this type as they are."""
     if pt.is_list(kind):
         return _plain(kind.value_type)
-    return not (pt.is_timestamp(kind) or pt.is_date32(kind) or pt.is_struct(kind) or pt.is_map(kind))
+    texts = pt.is_timestamp(kind) or pt.is_date32(kind)
+    return not (texts or pt.is_decimal128(kind) or pt.is_struct(kind) or pt.is_map(kind))
+
+
+def _exact(values: Sequence[Decimal | None], kind: pa.Decimal128Type) -> list[Decimal | None]:
+    """The values in the scale of the type. ArrowException if one does not fit without rounding.
+
+    Arrow must not see them as they are: it makes 0.00 of 1e-77, and of 1e-999999999 a dead process.
+    """
+    unit = Decimal((0, (1,), -kind.scale))
+    scaled = Context(kind.precision, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation]).quantize
+    try:
+        return [None if each is None else scaled(each, unit) for each in values]
+    except (Inexact, InvalidOperation) as error:
+        raise pa.ArrowInvalid("a decimal that does not fit") from error
 
 
 def _flattened(values: Sequence[Sequence[Any] | None]) -> tuple[pa.Array, pa.Array, list[Any]]:
@@ -215,6 +233,14 @@ def _flattened(values: Sequence[Sequence[Any] | None]) -> tuple[pa.Array, pa.Arr
         flat += each or ()
         offsets.append(len(flat))
     return pa.array(offsets, pa.int32()), pa.array([each is None for each in values], pa.bool_()), flat
+
+
+def _within(times: pa.Array, first: int, last: int) -> pa.Array:
+    """The same. ArrowException if one lies outside: Arrow has a year 0, Python and Spark have none."""
+    spread = pc.min_max(times.cast(pa.int32() if pt.is_date32(times.type) else pa.int64()))
+    if spread["min"].is_valid and not first <= spread["min"].as_py() <= spread["max"].as_py() <= last:
+        raise pa.ArrowInvalid("a time before the year 1 or behind the year 9999")
+    return times
 
 
 def _times(texts: pa.Array, kind: pa.TimestampType) -> pa.Array:

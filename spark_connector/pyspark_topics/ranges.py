@@ -25,8 +25,10 @@ def wanted_extents(connection: Connection, options: ReadOptions, limits: Limits)
     found: list[Extent] = []
     for info in topics:
         for at in info.partitions:
-            start, end = starts[info.topic][at.partition], ends[info.topic][at.partition]
-            if start > end and start >= at.earliest_seq:  # else it is retention that has passed the end
+            # A time may have been found behind the head, in what was written since then.
+            start = min(starts[info.topic][at.partition], at.head_seq)
+            end = min(ends[info.topic][at.partition], at.head_seq)
+            if start > end and start != at.earliest_seq - 1:  # else it is retention that has passed the end
                 raise OffsetError(
                     f"partition {at.partition} of topic {info.topic}: the read ends with seq {end}"
                     f" ({options.ending.option}) and begins behind seq {start} ({options.starting.option})"

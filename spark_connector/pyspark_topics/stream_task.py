@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from pyspark_topics.columns import Columns, DataLossError
-from pyspark_topics.fetch import Fetcher, Gap, Parts, SeqRange
+from pyspark_topics.fetch import Fetcher, Gap, Parts, PutBackError, SeqRange
 from pyspark_topics.options import ReadOptions
 from pyspark_topics.stream_plan import RECREATED
 from topics_client.errors import NotFoundError
@@ -24,8 +24,8 @@ class StreamTask(InputPartition):
 def read_task(task: StreamTask, options: ReadOptions, columns: Columns) -> Iterator[pa.RecordBatch]:
     """The rows of a task. Holds a few batches at a time, however long the ranges are.
 
-    Raises DataLossError, which names topic, range and reason, and TopicsError. A topic that was deleted or made again
-    since the batch was planned is a loss of what is left of the range.
+    Raises DataLossError, which names topic, range and reason, and TopicsError. A topic that was deleted, made again
+    or put back since the batch was planned is a loss of what is left of the range.
     """
     for gap in task.gaps:
         yield columns.gap(gap)
@@ -54,10 +54,11 @@ def _read(
     gaps = options.columns.gaps
     try:
         yield from columns.batches(wanted, fetched(), fail_on_data_loss=options.fail_on_data_loss, gaps=gaps)
-    except NotFoundError as error:
+    except (NotFoundError, PutBackError) as error:
         if options.fail_on_data_loss:
+            what = "put back to an older state" if isinstance(error, PutBackError) else "deleted or made again"
             text = (
-                f"{wanted}: lost from seq {behind + 1} on, as the topic ({wanted.topic_id}) was deleted or made again"
+                f"{wanted}: lost from seq {behind + 1} on, as the topic ({wanted.topic_id}) was {what}"
                 " since the batch was planned; with option failOnDataLoss=false the stream goes on without it"
             )
             raise DataLossError(text) from error

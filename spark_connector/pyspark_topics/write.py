@@ -114,17 +114,19 @@ class TaskWrite:
             def key(chunk: Chunk) -> str:
                 return f"{prefix}/{chunk.number}"
 
+            def ready(chunk: Chunk, seconds: float) -> None:
+                topics.ready(chunk.target, seconds)
+
             def stored(chunk: Chunk, answer: pb.AppendResponse) -> None:
                 check(fetcher, chunk, topics.ready(chunk.target).topic_id, answer)
 
-            with Appender(connection, key=key, check=stored, in_flight=options.in_flight) as appender:
+            with Appender(connection, key=key, ready=ready, check=stored, in_flight=options.in_flight) as appender:
                 for chunk in chunks(
                     batches,
                     self.layout,
                     most_records=options.records_per_append,
                     most_bytes=options.bytes_per_append,
                 ):
-                    topics.ready(chunk.target)
                     appender.add(chunk)
                 counts: Counts = appender.finish()
         return Written(counts.records, counts.chunks, counts.deduped)

@@ -69,7 +69,7 @@ def _windows(batches: Iterable[pa.RecordBatch], layout: Layout, most_records: in
             rest = rows.slice(start, len(rows) - start)
             count, size = fitting(rest.records, most_records - records, most_bytes - nbytes)
             if not count and not parts:
-                count = 1  # a record that is larger than the limit
+                count, size = 1, most_bytes  # a record that is larger than the limit, wherever its batch ends
             if count:
                 parts.append(rest.slice(0, count))
                 start, records, nbytes = start + count, records + count, nbytes + size

@@ -1,6 +1,7 @@
 """The topics that a task writes to: made where that is allowed, and checked before the first append."""
 
 import time
+from contextlib import suppress
 from typing import Final
 
 from pyspark_topics.inventory import TopicInfo, find_topic
@@ -29,8 +30,9 @@ class Topics:
         self._begun = begun
         self._known: dict[str, TopicInfo] = {}
 
-    def ready(self, target: Target) -> TopicInfo:
-        """The topic, which exists, has the partition, and remembers keys for long enough. Raises TopicsError."""
+    def ready(self, target: Target, seconds: float = 0.0) -> TopicInfo:
+        """The topic, which exists, has the partition, and remembers keys for long enough. `seconds`: how long ago this
+        attempt may have stored what it is about to send. Raises TopicsError."""
         info = self._known.get(target.topic)
         if info is None:
             try:
@@ -44,13 +46,15 @@ class Topics:
             raise NotFoundError(
                 "partition_not_found", f"{target}: the topic has {len(info.partitions)}, numbered from 0"
             )
-        window = info.idempotency_window_ms
-        if self._begun is not None and (time.time() - self._begun) * 1e3 > window:
+        past = "this is the repeat of an append whose answer was lost"
+        if self._begun is not None and (since := time.time() - self._begun) > seconds:
+            seconds, past = since, "this task is a repeat of one that began up to so long ago"
+        if seconds * 1e3 > info.idempotency_window_ms:
             raise ShortWindowError(
                 "window_passed",
-                f"topic {target.topic} remembers idempotency keys for {_text(window)} only, and this task is a repeat "
-                f"of one that began up to {time.time() - self._begun:.0f} s ago: what that wrote can't be told any "
-                f"more, and would be appended twice. {_ADVICE}",
+                f"{target}: the topic remembers idempotency keys for {_text(info.idempotency_window_ms)} only, and "
+                f"{seconds:.0f} s have passed ({past}): what is stored can't be told any more, and would be appended "
+                f"twice. {_ADVICE}",
             )
         return info
 
@@ -61,10 +65,12 @@ class Topics:
         except NotFoundError as error:
             if not options.create:
                 raise NotFoundError(error.reason, f"{error.message} (and option create is false)") from error
-            self._put(pb.PutTopicRequest(topic=topic, config=options.config(), partition_count=options.partitions))
+            wanted = pb.PutTopicRequest(topic=topic, config=options.config(), partition_count=options.partitions)
+            with suppress(ConflictError):  # it is there by now, with more partitions
+                self._put(wanted)
             info = find_topic(self._connection, topic)
         least = _MARGIN * options.retry_seconds * 1000
-        if self._any_time:
+        if self._any_time or options.window_ms is not None:
             least = max(least, options.least_window_ms)
         if options.raise_window:
             least = max(least, options.new_window_ms)
@@ -75,7 +81,8 @@ class Topics:
         raise ShortWindowError(
             "window_too_short",
             f"topic {topic} remembers idempotency keys for {_text(info.idempotency_window_ms)}, and this write needs "
-            f"{_text(least)}: a repeat that comes later would be appended twice. {_ADVICE}",
+            f"{_text(least)}: a repeat that comes later would be appended twice. {_ADVICE}, or accept a shorter one "
+            "(options idempotencyWindow and retrySeconds)",
         )
 
     def _raised(self, topic: str, window_ms: int) -> TopicInfo:
@@ -90,8 +97,7 @@ class Topics:
 
 
 _ADVICE: Final = (
-    "Raise idempotency_window_ms of the topic (option raiseWindow=true does it, with a key that has scope admin), or "
-    "accept a shorter one with option idempotencyWindow"
+    "Raise idempotency_window_ms of the topic (option raiseWindow=true does it, with a key that has scope admin)"
 )
 
 

@@ -9,7 +9,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from pyspark_topics.fetch import Fetcher, Gap, Parts, SeqRange
+from pyspark_topics.fetch import Fetcher, Gap, Parts, PutBackError, SeqRange
 from topics.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2, topics_service_pb2_grpc
 from topics.v1 import topics_service_pb2 as pb
 from topics_client.address import Address
@@ -175,5 +175,25 @@ def test_a_head_below_the_range_is_no_end() -> None:
     def short(request: pb.BulkDiffRequest, context: Any) -> Iterator[pb.BulkDiffResponse]:
         yield _frame(1, 4, begin=True, done=True)
 
-    with pytest.raises(TopicsError, match="head is seq 4"):
+    with pytest.raises(PutBackError, match="topic orders, seq 1 to 9: the head is seq 4"):
         _read(_Server(short))
+
+
+def test_a_server_that_was_put_back_gives_nothing_twice() -> None:
+    """For a cursor beyond its head it begins anew, behind a tombstone."""
+
+    def anew(request: pb.BulkDiffRequest, context: Any) -> Iterator[pb.BulkDiffResponse]:
+        lost = record_pb2.Tombstone(gap_from=1, gap_to=1, reason=record_pb2.GAP_REASON_RECREATED)
+        frame = _frame(1, 1, begin=True, done=True, tombstone=lost)
+        frame.head_seq = 1
+        yield frame
+
+    found: list[pa.RecordBatch | Gap] = []
+    servicer = _Server(_broken(grpc.StatusCode.UNAVAILABLE), anew)
+    with _serving(servicer) as port, Fetcher(Address("127.0.0.1", port), retry=_QUICK) as fetcher:
+        read = map(found.append, fetcher.read(_RANGE))
+        with pytest.raises(PutBackError, match="topic orders, seq 1 to 9: the head is seq 1"):
+            list(read)
+    [batch] = found
+    assert not isinstance(batch, Gap)
+    assert batch.column("seq").to_pylist() == [1, 2]

@@ -130,6 +130,13 @@ def test_the_key_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         assert caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize("key", ["sekret\n", "sek\tret", "s\u00e9kret"])
+def test_a_key_that_can_be_none_is_told_and_not_shown(key: str) -> None:
+    with pytest.raises(OptionError, match="a key is printable ASCII") as caught:
+        parse(apiKey=key)
+    assert key.strip() not in str(caught.value)
+
+
 def test_the_environment_of_the_driver_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPICS_URL", "topics+tls://driver:9?ca=/x/ca.pem")
     monkeypatch.setenv("TOPICS_API_KEY", "sekret")

@@ -50,6 +50,12 @@ def test_the_columns_of_the_options() -> None:
             frame_schema(ColumnOptions(data_schema=wrong))
 
 
+def test_a_frame_has_columns() -> None:
+    """A batch without columns would have no rows either, however many there are."""
+    with pytest.raises(OptionError, match="no columns"):
+        Columns(pa.schema([]))
+
+
 def test_rows_of_records() -> None:
     columns = Columns(frame_schema(ColumnOptions(kind=True, gaps=True, data_schema="id bigint")))
     rows = made(columns, batch(b'{"id":1}', b"x", b"[]", kinds=[1, 2, 1]), batch(b'{"id":4}', first=4))

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, StringStartsWith
 
 from pyspark_topics.columns import DataLossError
+from pyspark_topics.inventory import TopicInfo, find_topics
 from pyspark_topics.offsets import OffsetError
 from pyspark_topics.options import OptionError
 from support.spark import Row, Server, put_topic
@@ -131,6 +133,22 @@ def test_from_and_to_a_time(read: Callable[..., Read], fill: Fill, connection: C
     )
 
 
+def test_what_is_written_while_a_read_is_planned(
+    read: Callable[..., Read], fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time is looked for after the heads were, and may be found behind them."""
+    fill("growing", 10)
+
+    def found(*given: Any) -> list[TopicInfo]:
+        topics = find_topics(*given)
+        fill("growing", 5)
+        return topics
+
+    monkeypatch.setattr("pyspark_topics.ranges.find_topics", found)
+    assert read(subscribe="growing", startingTimestamp="2100-01-01").rows() == []
+    assert read(subscribe="growing", endingTimestamp="2100-01-01").column() == list(range(1, 16))
+
+
 def test_nodes_and_tags(read: Callable[..., Read], fill: Fill) -> None:
     fill("marked", 12, tag=lambda i: ("a", "ab", "b", None)[i % 4], node=lambda i: (None, "n1", "n2")[i % 3])
     assert read(subscribe="marked", nodes="n1,n2").column() == [1, 4, 7, 10]
@@ -161,6 +179,8 @@ def test_columns(read: Callable[..., Read], fill: Fill) -> None:
         read(subscribe="columns", dataSchema="id bigint", schema="id bigint")
     with pytest.raises(OptionError, match="seq is of type int64"):
         read(subscribe="columns", schema="seq string")
+    with pytest.raises(OptionError, match="column SEQ: that of the record itself is spelled seq"):
+        read(subscribe="columns", schema="SEQ bigint")
 
 
 def test_what_does_not_fit_the_schema(read: Callable[..., Read], fill: Fill) -> None:
@@ -222,6 +242,8 @@ def test_lost_records(read: Callable[..., Read], fill: Fill, connection: Connect
     gone = {"subscribe": "capped", "startingOffsets": '{"capped": 5}', "endingOffsets": '{"capped": 20}'}
     rows = read(**gone, failOnDataLoss=False, includeGaps=True, minPartitions=5).rows()
     assert [(row["seq"], row["gap_to"]) for row in rows] == [(6, 20)]
+    with pytest.raises(OffsetError, match=r"ends with seq 5 .* and begins behind seq 20"):
+        read(subscribe="capped", startingOffsets='{"capped": 20}', endingOffsets='{"capped": 5}')
     # The read begins with what is there and has its end in what is gone: nothing is left of it.
     assert read(subscribe="capped", endingOffsets='{"capped": 20}').rows() == []
     # Lost between planning and reading.

@@ -239,3 +239,20 @@ def test_fields_of_data_as_columns(spark: "SparkSession", server: Server, fill: 
         (1, 1.25, None),
         (2, 2.25, None),
     ]
+
+
+def test_what_is_said_of_keys_in_plans(spark: "SparkSession") -> None:
+    """Spark shows the options of a stream; docs/spark.md says how to keep the key out of what it shows."""
+
+    def plan(**options: str) -> str:
+        frame = spark.readStream.format("topics").options(subscribe="orders", **options).load()
+        return str(frame._jdf.queryExecution().toString())
+
+    assert "orders" in plan(url="topics://sekret@127.0.0.1:1")
+    assert "sekret" not in plan(url="topics://sekret@127.0.0.1:1")
+    assert "sekret" not in plan(**{"topics.url": "topics://sekret@127.0.0.1:1"})
+    spark.conf.set("spark.sql.redaction.options.regex", "(?i)url|apikey")
+    try:
+        assert "sekret" not in plan(url="topics://127.0.0.1:1", apiKey="sekret")
+    finally:
+        spark.conf.unset("spark.sql.redaction.options.regex")

@@ -455,6 +455,26 @@ def test_a_topic_made_again_between_the_plan_and_the_read(server: Server, fill: 
     silent.stop()
 
 
+@pytest.mark.parametrize(("middle", "expected"), [(2, [(3, None), (4, None), (5, 9)]), (6, [(7, 9)])])
+def test_a_server_put_back_between_the_plan_and_the_read(
+    server: Server, fill: Fill, middle: int, expected: list[tuple[int, int | None]]
+) -> None:
+    """The batch ends behind the head, and perhaps begins there."""
+    topic = f"put-back-{middle}"
+    fill(topic, 4)
+    made = reader(server, subscribe=topic, startingOffsets="earliest")
+    start, end = through_spark(made.initialOffset()), through_spark(made.initialOffset())
+    made.stop()
+    start[topic]["seq"], end[topic]["seq"] = {"0": middle}, {"0": 9}
+    strict = reader(server, subscribe=topic)
+    with pytest.raises(DataLossError, match=rf"topic {topic}, seq {middle + 1} to 9: lost .* put back to an older"):
+        read(strict, start, end)
+    strict.stop()
+    lenient = reader(server, subscribe=topic, failOnDataLoss="false", includeGaps="true")
+    assert [(row["seq"], row["gap_to"]) for row in read(lenient, start, end)] == expected
+    lenient.stop()
+
+
 # What retention took.
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,14 @@ from support.waiting import poll
 from topics.v1 import topic_pb2
 from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
-from topics_client.errors import AuthError, ConflictError, InvalidRequestError, NotFoundError, UnavailableError
+from topics_client.errors import (
+    AuthError,
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    TopicsError,
+    UnavailableError,
+)
 
 TYPES: Mapping[str, types.DataType] = {"partition": types.IntegerType()}
 TEXTS = pa.array([json.dumps({"n": i, "text": "x" * (i % 50)}) for i in range(2000)])
@@ -65,6 +73,17 @@ def test_a_repeat_appends_nothing(server: Server, rows: Callable[..., list[Row]]
     assert job.run({"data": TEXTS[:333]}, {"data": TEXTS[333:]}) == Written(2000, 20, 20)
     assert rows(topic) == before
     assert Job(server.url, topic=topic).run({"data": TEXTS}) == Written(2000, 20, 0), "another job"
+
+
+def test_nothing_is_left_of_a_task_that_fails(server: Server, topic: str) -> None:
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"data": TEXTS})
+        raise OSError("the input broke")
+
+    before = threading.active_count()
+    with pytest.raises(OSError, match="the input broke"):
+        Job(server.url, topic=topic).task.run(broken(), "", 0, None)
+    poll(lambda: threading.active_count() == before)
 
 
 def test_a_repeat_goes_on_where_the_first_attempt_ended(
@@ -115,6 +134,7 @@ ROW = {
         ({"tag": ["a", "b"]}, "with another tag at seq 2"),
         ({"node": ["m", "n"]}, "with another node at seq 1"),
         ({"meta": ['{"k": 2}', None]}, "with another meta at seq 1"),
+        ({"meta": ['{"k": true}', None]}, "with another meta at seq 1"),
         ({"kind": ["json", "json"]}, "with another kind at seq 2"),
         ({name: values[:1] for name, values in ROW.items()}, "with 2 records"),
     ],
@@ -142,6 +162,20 @@ def test_what_the_server_may_spell_differently_is_no_mismatch(
     assert job.run(columns).deduped == 0
     assert job.run(columns).deduped == 1
     assert [row.data for row in rows(topic)][1] == b" x "
+    digits = {"data": ["1"], "meta": ['{"n": %s} ' % ("9" * 5000)]}
+    job = Job(server.url, ("data", "meta"), topic=topic)
+    assert [job.run(digits).deduped for _ in range(2)] == [0, 1]
+
+
+def test_nothing_is_appended_behind_a_chunk_that_is_refused(
+    server: Server, rows: Callable[..., list[Row]], topic: str
+) -> None:
+    job = Job(server.url, topic=topic)
+    job.run({"data": TEXTS[:300]})
+    before = rows(topic)
+    with pytest.raises(MismatchError, match="chunk 2 "):
+        job.run({"data": pa.concat_arrays([TEXTS[:200], TEXTS[300:]])})
+    assert rows(topic) == before
 
 
 def test_records_that_are_gone_are_not_compared(server: Server, connection: Connection, topic: str) -> None:
@@ -189,6 +223,8 @@ def test_rows_go_to_many_topics_and_partitions(server: Server, rows: Callable[..
 def test_data_that_is_not_json(server: Server, rows: Callable[..., list[Row]], topic: str) -> None:
     with pytest.raises(InvalidRequestError, match=rf"partition 0 of topic {topic}, chunk 0.*dataKind=binary"):
         Job(server.url, topic=topic).run({"data": ["1", "nope"]})
+    with pytest.raises(InvalidRequestError, match=r"tag is longer than 256 bytes$"):
+        Job(server.url, ("data", "tag"), topic=topic).run({"data": ["1"], "tag": ["x" * 257]})
     Job(server.url, topic=topic, dataKind="binary").run({"data": ["1", "nope", ""]})
     assert [(row.data, row.kind) for row in rows(topic)] == [(b"1", "binary"), (b"nope", "binary"), (b"", "binary")]
 
@@ -203,9 +239,25 @@ def test_a_topic_that_is_not_to_be_created(server: Server, topic: str) -> None:
         Job(server.url, topic=topic, create="false").run({"data": ["1"]})
 
 
+def test_jobs_that_create_the_same_topic_with_other_partitions(server: Server, topic: str) -> None:
+    """Who comes second finds the topic as it is, as if it had come later."""
+    jobs = [Job(server.url, topic=topic, partitions=str(1 + number % 4)) for number in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        assert [written.records for written in pool.map(lambda job: job.run({"data": ["1"]}), jobs)] == [1] * 16
+
+
 def test_a_partition_that_is_not_there(server: Server, topic: str) -> None:
     with pytest.raises(NotFoundError, match=f"partition 2 of topic {topic}: the topic has 2, numbered from 0"):
         Job(server.url, topic=topic, partition="2", partitions="2").run({"data": ["1"]})
+
+
+def test_a_reason_of_a_newer_server(server: Server, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
+    def newer(self: append._Stream) -> pb.AppendAck:
+        return pb.AppendAck(request_id=1, error=pb.AppendError(reason=999, message="of tomorrow"))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(append._Stream, "ack", newer)
+    with pytest.raises(TopicsError, match=f"internal: partition 0 of topic {topic}, chunk 0 .*of tomorrow"):
+        Job(server.url, topic=topic).run({"data": ["1"]})
 
 
 def test_a_full_topic(server: Server, connection: Connection, topic: str) -> None:
@@ -253,6 +305,8 @@ def test_windows_of_topics(server: Server, connection: Connection, topic: str) -
         Job(server.url, topic=topic, writeId="w").run({"data": ["1"]})
     with pytest.raises(ShortWindowError, match=r"for 2m, and.* needs 4m"):
         Job(server.url, topic=topic, retrySeconds="120").run({"data": ["1"]})
+    with pytest.raises(ShortWindowError, match=r"for 2m, and.* needs 3h"):
+        Job(server.url, topic=topic, idempotencyWindow="3h").run({"data": ["1"]})
     Job(server.url, topic=topic, writeId="w", idempotencyWindow="2m").run({"data": ["1"]})
     Job(server.url, topic=topic, writeId="w", raiseWindow="true", idempotencyWindow="2d").run({"data": ["1"]})
     asked = pb.GetTopicRequest(topic=topic)
@@ -266,7 +320,7 @@ def test_a_repeat_that_comes_too_late_is_refused(
     put_topic(connection, topic)
     job = Job(server.url, topic=topic)
     job.run({"data": TEXTS})
-    with pytest.raises(ShortWindowError, match=f"topic {topic} remembers .* for 2m only, and this task is a repeat"):
+    with pytest.raises(ShortWindowError, match=f"topic {topic}: .* for 2m only, and .*this task is a repeat"):
         job.run({"data": TEXTS}, begun=1.0)
     assert len(rows(topic)) == 2000
 
@@ -298,6 +352,50 @@ def test_a_server_that_is_killed_in_the_middle(tmp_path: Path) -> None:
             assert writing.result(60).records == 2000
             with second.connect() as connection:
                 assert texts(stored_rows(connection, "t")) == TEXTS.to_pylist()
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_server_that_is_away_for_longer_than_keys_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: bool
+) -> None:
+    """The input of a task stalls, the server dies and is back when the keys are forgotten: acks that had come count,
+    and what may be stored without one is not sent again."""
+
+    def deaf(self: append._Stream, responses: Iterator[pb.AppendStreamResponse], end: Exception) -> None:
+        with pytest.raises(UnavailableError) as caught:
+            for _ in responses:
+                pass
+        self._acks.put(caught.value)
+
+    if not heard:
+        monkeypatch.setattr(append._Stream, "_read", deaf)
+    first = Server(tmp_path / "1").start()
+    port = first.grpc_target.rpartition(":")[2]
+    with first.connect() as connection:
+        put_topic(connection, "t", idempotency_window_ms=2000)
+    job, sent, go_on = Job(first.url, retrySeconds="1"), threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            writing = pool.submit(job.task.run, batches(go_on, sent, 20 if heard else 2), "", 0, None)
+            assert sent.wait(30)
+            count = 1000 if heard else 100
+            with first.connect() as connection:
+                poll(lambda: len(stored_rows(connection, "t")) == count, 30)
+            late = time.monotonic() + 2.1
+            first.kill()
+            with Server(tmp_path / "2", data_dir=first.data_dir, env={"TOPICS_GRPC_PORT": port}) as second:
+                poll(lambda: time.monotonic() > late, 10)
+                go_on.set()
+                if heard:
+                    assert writing.result(60) == Written(2000, 20, 0)
+                else:
+                    with pytest.raises(ShortWindowError, match=r"partition 0 of topic t: .*whose answer was lost"):
+                        writing.result(60)
+                with second.connect() as connection:
+                    assert texts(stored_rows(connection, "t")) == TEXTS[: 2000 if heard else 100].to_pylist()
+        finally:
+            first.kill()
+            go_on.set()
 
 
 def test_a_server_that_is_stopped_in_the_middle(tmp_path: Path) -> None:

@@ -180,6 +180,17 @@ def test_cuts_hang_on_the_rows_alone(seed: int) -> None:
     assert got == wanted
 
 
+@pytest.mark.parametrize("topic", ["t", ""])
+def test_cuts_behind_a_record_that_is_larger_than_an_append(topic: str) -> None:
+    """Also where a batch ends with it."""
+    columns = {"data": ["x" * 5000, *(f"{i}" for i in range(20))] * 2, "topic": ["t"] * 42}
+    options = {"topic": topic} if topic else {}
+    whole = [content(chunk) for chunk in made("data string, topic string", columns, records=4, size=600, **options)]
+    for cuts in ([1], [21], [22], [1, 22], list(range(1, 42))):
+        found = made("data string, topic string", columns, records=4, size=600, cuts=cuts, **options)
+        assert [content(chunk) for chunk in found] == whole
+
+
 def test_rows_are_taken_in_as_they_are_needed() -> None:
     taken = 0
 

@@ -29,23 +29,27 @@ class Address:
         ValueError.
         """
         text = url or os.environ.get("TOPICS_URL") or DEFAULT_URL
-        parts = urlsplit(text if "://" in text else f"topics://{text}")
-        shown = f"{parts.scheme}://…"
+        text = text if "://" in text else f"topics://{text}"
+        shown = "topics://…"
+        # What Python says of a bad URL may hold what stands where a key does, so none of it is passed on.
+        try:
+            parts = urlsplit(text)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise ValueError(f"{shown}: a server's URL is topics://KEY@HOST:PORT, its port in 0-65535") from None
         if parts.scheme not in _SCHEMES:
             raise ValueError(f"{shown}: the scheme of a server's URL is {' or '.join(_SCHEMES)}")
         user, _, place = parts.netloc.rpartition("@")
-        try:
-            host, port = parts.hostname, parts.port
-        except ValueError as error:
-            raise ValueError(f"{shown}: {error}") from error
         if not host or parts.path not in ("", "/") or parts.fragment or place.endswith(":"):
             raise ValueError(f"{shown}: a server's URL is topics://KEY@HOST:PORT")
         tls = _SCHEMES[parts.scheme]
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         ca_file = query.pop("ca", None) if tls else None
         if query:
-            raise ValueError(f"{shown}: unknown parameter {min(query)}")
+            raise ValueError(f"{shown}: a server's URL has no parameter but ca, and that with topics+tls")
         found = key or unquote(user) or os.environ.get("TOPICS_API_KEY") or None
+        if found and not (found.isascii() and found.isprintable()):
+            raise ValueError(f"{shown}: a key is printable ASCII, and this one has other characters (an end of line?)")
         return cls(host, _DEFAULT_PORT if port is None else port, found, tls, ca_file)
 
     @property

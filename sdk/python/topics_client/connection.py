@@ -20,7 +20,7 @@ from topics_client.errors import TopicsError, from_rpc
 from topics_client.retry import Retry
 
 _MESSAGE_BYTES: Final = 80 << 20  # an append may carry 64 MiB
-_OPTIONS: Final = (
+CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
@@ -130,6 +130,7 @@ class Connection:
 
 def _channel(address: Address) -> grpc.Channel:
     if not address.tls:
-        return grpc.insecure_channel(address.target, options=_OPTIONS)
+        return grpc.insecure_channel(address.target, options=CHANNEL_OPTIONS)
     roots = Path(address.ca_file).read_bytes() if address.ca_file else None
-    return grpc.secure_channel(address.target, grpc.ssl_channel_credentials(root_certificates=roots), options=_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(root_certificates=roots)
+    return grpc.secure_channel(address.target, credentials, options=CHANNEL_OPTIONS)
