@@ -10,7 +10,7 @@ def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
         # The defaults drop clients that ping more often than every five minutes, or without a call.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
         # A peer that vanished without a word is found out, and its streams end.
         ("grpc.keepalive_time_ms", 60_000),
