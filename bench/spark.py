@@ -9,6 +9,9 @@ import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,10 @@ from bench import spark_peer
 from bench.kafka_broker import kafka_broker
 from bench.spark_client import Appends, Background, Driver, appends
 from bench.table import Row
+from pyspark_topics.fetch import Fetcher, Gap, SeqRange
+from pyspark_topics.inventory import find_topic
 from support.spark import Server, fill
+from topics_client.address import Address
 from topics_lakehouse.config import load
 from topics_lakehouse.query import Lakehouse
 
@@ -47,10 +53,41 @@ def run(directory: Path) -> list[Row]:
             rows += _reads(driver, server, directory)
             rows += _lakehouse(driver, server, directory)
         rows += _beside(directory / "idle-driver.log", server, "")
-    readers = {"TOPICS_BULK_READERS": 1}
-    with Server(directory / "readers", data_dir=directory / "topics" / "data", env=readers) as server:
+    kept = directory / "topics" / "data"
+    with Server(directory / "readers", data_dir=kept, env={"TOPICS_BULK_READERS": 1}) as server:
         rows += _beside(directory / "readers-driver.log", server, ", with --bulk-readers 1")
+    for readers in (0, 1, 2):
+        with Server(directory / f"scale-{readers}", data_dir=kept, env={"TOPICS_BULK_READERS": readers}) as server:
+            rows.append(_scale(server, readers))
     return rows
+
+
+def _scale(server: Server, readers: int) -> Row:
+    """Everything there is, read by one process, and by two that share it, without Spark."""
+    with server.connect() as connection:
+        info = find_topic(connection, "bulk")
+    head, rates = info.partitions[0].head_seq, []
+    for count in (1, 2):
+        ends = [head * i // count for i in range(count + 1)]
+        wanted = [SeqRange("bulk", info.topic_id, 0, first + 1, last) for first, last in pairwise(ends)]
+        with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+            list(pool.map(fetched, [server.url] * count, [SeqRange("bulk", info.topic_id, 0, 1, 1)] * count))  # start
+            begun = time.perf_counter()
+            found = sum(pool.map(fetched, [server.url] * count, wanted))
+            rates.append(found / (time.perf_counter() - begun))
+        if found != head:
+            raise RuntimeError(f"{found} of {head} records were read")
+    how = f"with --bulk-readers {readers}" if readers else "at the server itself"
+    return Row(
+        f"Connector, two processes that read a topic, {how}", rates[1], "rec/s", "", rates[0], "one process",
+        "no Spark: batches of Arrow, not looked at",
+    )  # fmt: skip
+
+
+def fetched(url: str, wanted: SeqRange) -> int:
+    """How many records came; in a process of its own."""
+    with Fetcher(Address.parse(url)) as fetcher:
+        return sum(each.num_rows for each in fetcher.read(wanted) if not isinstance(each, Gap))
 
 
 def _options(server: Server, topic: str = "bulk") -> dict[str, str]:
@@ -73,6 +110,7 @@ def _rate(answer: Mapping[str, Any]) -> float:
 def _reads(driver: Driver, server: Server, directory: Path) -> list[Row]:
     options = _options(server)
     text = _best(driver, "text", source="topics", options=options)
+    every = _best(driver, "text", source="topics", options=options, every_column=True)
     typed = _best(driver, "typed", source="topics", options=options)
     streaming = options | {"startingOffsets": "earliest", "maxRecordsPerTrigger": "1000000"}
     driver.do("stream", options=streaming, name="warm")
@@ -88,9 +126,13 @@ def _reads(driver: Driver, server: Server, directory: Path) -> list[Row]:
             _rate(peer["text"]) if peer else None, peer_name, million + absent,
         ),
         Row(
+            "Spark: the same with every column handed to the JVM", _rate(every), "rec/s", "",
+            _rate(peer["text"]) if peer else None, peer_name, "without .schema(...); the peer hands over what is used",
+        ),
+        Row(
             "Spark: batch read, a number of the JSON in data", _rate(typed), "rec/s", "",
             _rate(peer["typed"]) if peer else None, peer_name,
-            "option dataSchema, 3 columns; from_json at the peer",
+            "3 typed columns; from_json at the peer",
         ),
         Row(
             "Spark: streaming read, AvailableNow", _rate(stream), "rec/s", "300 k",
