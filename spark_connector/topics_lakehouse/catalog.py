@@ -1,6 +1,7 @@
 """The catalog, and the tables of a topic in it."""
 
 import json
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -117,11 +118,12 @@ def create_table(
 ) -> Table:
     """A new, empty table at position 0; the one that is there, if another process was faster.
 
-    Its folder has a name of its own, so that a table never shares one with an earlier table of the same name.
+    Its folder has a name of its own, so that a table never shares one with another, be it dropped or renamed: what one
+    of them does not refer to would pass for orphans.
     """
     location = None
     if config.warehouse:
-        location = f"{config.warehouse}/{'/'.join(name)}-{topic_id.removeprefix('top_')[-12:]}"
+        location = f"{config.warehouse}/{'/'.join(name)}-{uuid.uuid4().hex[:12]}"
     properties = {
         **_PROPERTIES,
         "write.parquet.row-group-limit": str(config.row_group_rows),
@@ -180,20 +182,29 @@ def check_history(table: Table) -> None:
         )
 
 
-def archive_table(catalog: Catalog, name: Identifier, topic_id: str) -> Identifier:
-    """Rename the table of an ended life of a topic, and tell its new name."""
+def archive_table(catalog: Catalog, name: Identifier, topic_id: str) -> Identifier | None:
+    """Rename the table of an ended life of a topic, and tell its new name; None if another process was faster."""
     new = (*name[:-1], f"{name[-1]}_{topic_id}")
     with reachable():
-        catalog.rename_table(name, new)
+        try:
+            catalog.rename_table(name, new)
+        except NoSuchTableError:
+            return None
+        except TableAlreadyExistsError as error:
+            old, taken = ".".join(name), ".".join(new)
+            raise TableError(f"table {old} can't be put aside: there is a {taken} already") from error
     return new
 
 
 def parse_positions(text: str) -> dict[int, int]:
     """Positions from the text of a property. Raises ValueError."""
     found = json.loads(text)
-    if not isinstance(found, dict) or not all(isinstance(seq, int) and seq >= 0 for seq in found.values()):
+    if not isinstance(found, dict) or not all(type(seq) is int and 0 <= seq < 1 << 63 for seq in found.values()):
         raise ValueError(text)
-    return {int(partition): seq for partition, seq in found.items()}
+    positions = {int(partition): seq for partition, seq in found.items()}
+    if not all(0 <= partition < 1 << 31 for partition in positions):
+        raise ValueError(text)
+    return positions
 
 
 def positions_text(positions: Positions) -> str:

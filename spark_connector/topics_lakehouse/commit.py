@@ -31,6 +31,7 @@ from topics_lakehouse.catalog import (
     find_table,
     is_down,
     positions_text,
+    reachable,
     table_state,
 )
 
@@ -68,7 +69,7 @@ def append(catalog: Catalog, wanted: Append) -> Table:
 
     Raises FencedError when another committer has moved the positions: nothing of this landed, or will. Raises
     CatalogDownError when the outcome can't be known: call again with the same `wanted`, and never delete its files.
-    Raises TableError when the table is gone, or another one.
+    Raises TableError when the table, or one of the files, is gone.
     """
     failure: BaseException | None = None
     for _ in range(_ATTEMPTS):
@@ -76,11 +77,10 @@ def append(catalog: Catalog, wanted: Append) -> Table:
         if _landed(table, wanted):
             return table
         _fence(table, wanted)
+        _check_files(table, wanted)
         try:
             return _commit(table, wanted)
-        except ValidationException as error:
-            raise FencedError(f"{wanted}: {error}") from error
-        except CommitFailedException as error:  # lost every race: look again
+        except (CommitFailedException, ValidationException) as error:  # did not land: look again why
             failure = error
         except Exception as error:
             if is_down(error):
@@ -118,6 +118,14 @@ def _fence(table: Table, wanted: Append) -> None:
     if form_of(table) != wanted.form:
         raise FencedError(f"{wanted}: the table's columns or partitions were changed since the files were written")
     check_history(table)
+
+
+def _check_files(table: Table, wanted: Append) -> None:
+    """Raises TableError where files are gone: they waited too long, or clocks disagree, and passed for orphans."""
+    with reachable():
+        gone = next((each.file_path for each in wanted.files if not table.io.new_input(each.file_path).exists()), None)
+    if gone is not None:
+        raise TableError(f"{wanted}: someone deleted {gone} before it was committed; it is written again")
 
 
 def form_of(table: Table) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """What the lakehouse is told: a TOML file, and settings that win over it."""
 
+import math
 import os
 import re
 import tomllib
@@ -15,6 +16,9 @@ from topics_lakehouse.ddl import columns_of
 from topics_lakehouse.schema import check_declared
 
 DEFAULT_FILE: Final = "lakehouse.toml"
+LEAST_GRACE: Final = 3600.0
+"""Seconds that a file which nothing refers to is always left alone: it may belong to a commit that is under way."""
+
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_]")
 _NAME: Final = re.compile(r"[A-Za-z0-9_]+")
@@ -23,6 +27,9 @@ _SIZES: Final = {"": 1, "k": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _TIMES: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 _LOCAL_IO: Final = "topics_lakehouse.local_io.SyncedFileIO"
+_LONGEST: Final = 10 * 365 * 86400.0
+_MOST: Final = 1 << 62
+_ODD: Final = frozenset("?#%")  # in a folder's name, where it is part of a URL
 _ON_RECREATE: Final = ("fail", "archive")
 
 
@@ -110,6 +117,17 @@ def load(
         raise ConfigError(f"{where}{error}") from error
 
 
+def assignments(texts: Sequence[str]) -> dict[str, str]:
+    """Overrides for `load` from texts as `KEY=VALUE`, as command lines have them. Raises ConfigError."""
+    found = {}
+    for each in texts:
+        key, equals, value = each.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError("--set: KEY=VALUE is wanted")  # the text may be a secret
+        found[key.strip()] = value.strip()
+    return found
+
+
 def _override(given: dict[str, Any], key: str, value: object) -> None:
     outer, _, inner = key.partition(".")
     if inner:
@@ -155,7 +173,7 @@ class _Settings:
     def text(self, key: str, default: str = "") -> str:
         value = self.take(key, default)
         if not isinstance(value, str):
-            raise ConfigError(f"{self.name(key)}: a text is wanted, not {value!r}")
+            raise ConfigError(f"{self.name(key)}: a text is wanted, not a {type(value).__name__}")  # may be a secret
         return value
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
@@ -166,19 +184,22 @@ class _Settings:
 
     def _measure(self, key: str, default: float, pattern: re.Pattern[str], units: Mapping[Any, float]) -> float:
         value = self.take(key, default)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
             return value
         found = pattern.fullmatch(value.strip()) if isinstance(value, str) else None
         if found is None:
             raise ConfigError(f"{self.name(key)}: can't be {value!r}")
         return float(found[1]) * units[found[2]]
 
-    def seconds(self, key: str, default: float) -> float:
-        return float(self._measure(key, default, _TIME, _TIMES))
+    def seconds(self, key: str, default: float, *, least: float = 0.0) -> float:
+        value = float(self._measure(key, default, _TIME, _TIMES))
+        if not least <= value <= _LONGEST:
+            raise ConfigError(f"{self.name(key)}: {least:g} to {_LONGEST:g} seconds are wanted, not {value:g}")
+        return value
 
     def whole(self, key: str, default: int, *, least: int = 1) -> int:
         value = self._measure(key, default, _SIZE, _SIZES)
-        if value != int(value) or value < least:
+        if value != int(value) or not least <= value <= _MOST:
             raise ConfigError(f"{self.name(key)}: a whole number of at least {least} is wanted, not {value:g}")
         return int(value)
 
@@ -208,7 +229,7 @@ def _config(given: Mapping[str, Any], folder: Path) -> Config:
         target_file_bytes=settings.whole("target_file_size", 128 << 20, least=1 << 16),
         row_group_rows=settings.whole("row_group_rows", 100_000),
         keep_snapshots=settings.whole("keep_snapshots", 20),
-        orphan_grace_seconds=settings.seconds("orphan_grace", 86400.0),
+        orphan_grace_seconds=settings.seconds("orphan_grace", 86400.0, least=LEAST_GRACE),
         group=settings.text("group", "lakehouse"),
         spark=_properties(settings, "spark"),
     )
@@ -235,10 +256,10 @@ def _catalog(settings: _Settings, folder: Path) -> tuple[str, dict[str, str], st
         place = properties.get("warehouse", "")
         return name, properties, place.rstrip("/") if "://" in place else ""
     place = properties.get("warehouse", place or "warehouse")
-    if "://" not in place and any(letter in str(folder / place) for letter in "?#%"):
-        raise ConfigError(f"warehouse: {folder / place}: a folder with ?, # or % in its name can't be used")
     if "://" not in place:
         place = f"file://{(folder / place).absolute()}"
+    if place.startswith("file://") and _ODD & set(place):
+        raise ConfigError(f"warehouse: {place}: a folder with ?, # or % in its name can't be used")
     place = place.rstrip("/")
     if "uri" not in properties:
         if not place.startswith("file://"):

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 from urllib.parse import urlparse
@@ -13,40 +14,13 @@ import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import PyArrowFileIO, pyarrow_to_schema
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    LongType,
-    StringType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg.types import DecimalType, DoubleType, FloatType, IntegerType, LongType, NestedField
 
 from topics_lakehouse.rewrite import LiveFile, live_files, read_file
 from topics_lakehouse.schema import file_schema
 
-_SAME: Final = "same"  # has the table's columns, all of them
-_OLDER: Final = "older"  # has field ids, and flat columns that the table's can be made of
-_OTHER: Final = "other"  # for PyIceberg alone
 _GLOB: Final = frozenset("*?[")
-_PLAIN: Final[dict[type[IcebergType], str]] = {
-    BooleanType: "BOOLEAN",
-    IntegerType: "INTEGER",
-    LongType: "BIGINT",
-    FloatType: "FLOAT",
-    DoubleType: "DOUBLE",
-    DateType: "DATE",
-    TimestampType: "TIMESTAMP",
-    TimestamptzType: "TIMESTAMPTZ",
-    StringType: "VARCHAR",
-    BinaryType: "BLOB",
-}
+_WIDENED: Final = (IntegerType, LongType, FloatType, DoubleType, DecimalType)
 
 
 class Scans:
@@ -60,7 +34,7 @@ class Scans:
         self._names = count()
         self._registered: list[str] = []
         self._manifests: dict[str, dict[str, list[LiveFile]]] = defaultdict(dict)  # by table
-        self._layouts: dict[tuple[int, str], str] = {}  # by schema and file
+        self._layouts: dict[tuple[int, str], _Layout] = {}  # by schema and file
 
     def register(self, source: Any) -> str:
         """A SELECT of an Arrow table or dataset."""
@@ -75,28 +49,26 @@ class Scans:
             self._connection.unregister(self._registered.pop())
 
     def selects(self, table: Table) -> Iterator[str]:
-        """SELECTs that together are the table's current snapshot, of all its columns; at least one."""
+        """SELECTs, for a union by name, that together are the table's current snapshot; the first has all columns."""
         schema = table.schema()
-        yield self.register(file_schema(schema, schema.column_names).empty_table())
+        yield self.register(file_schema(schema, _names(schema)).empty_table())
         known = self._manifests[str(table.metadata.table_uuid)]
         files = live_files(table, known=known)
         for old in known.keys() - {each.manifest_path for each in _manifests(table)}:
             del known[old]
-        groups: dict[tuple[str, bool], list[LiveFile]] = defaultdict(list)
+        groups: dict[tuple[_Layout, bool], list[LiveFile]] = defaultdict(list)
         for file in files:
             groups[self._layout(table, schema, file), _local(file.path) is not None].append(file)
-        columns = ", ".join(quoted(name) for name in schema.column_names)
         for (layout, local), group in groups.items():
-            if layout == _OTHER or (layout == _OLDER and not local):
+            if layout is _OTHER or not (local or layout.same):
                 yield self.register(_read(table, group))
             elif not local:
                 yield self.register(_dataset(table, group))
             else:
                 paths = ", ".join(_text(_local(file.path) or "") for file in group)
-                mapping = "" if layout == _SAME else f", schema = {_mapping(schema)}"
-                yield f"SELECT {columns} FROM read_parquet([{paths}], hive_partitioning = false{mapping})"
+                yield f"SELECT {layout.columns} FROM read_parquet([{paths}], hive_partitioning = false)"
 
-    def _layout(self, table: Table, schema: Schema, file: LiveFile) -> str:
+    def _layout(self, table: Table, schema: Schema, file: LiveFile) -> "_Layout":
         if file.deletes:
             return _OTHER
         key = (schema.schema_id, file.path)
@@ -106,44 +78,52 @@ class Scans:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How files are read; those of one layout with one SELECT."""
+
+    columns: str  # the table's columns that they have, by field id, under the table's names
+    types: str  # of the columns in the files
+    same: bool  # whether they have all of the table's columns, in its types, and no others
+
+
+_OTHER: Final = _Layout("", "", False)  # for PyIceberg alone
+
+
+def _names(schema: Schema) -> list[str]:
+    return [field.name for field in schema.fields]
+
+
 def _manifests(table: Table) -> Sequence[Any]:
     snapshot = table.current_snapshot()
     return snapshot.manifests(table.io) if snapshot is not None else []
 
 
-def _compare(table: Table, schema: Schema, file: LiveFile) -> str:
+def _compare(table: Table, schema: Schema, file: LiveFile) -> _Layout:
     with table.io.new_input(file.path).open() as stream:
         arrow = pq.read_schema(stream)
     try:
         there = pyarrow_to_schema(arrow)
     except ValueError:  # no field ids
         return _OTHER
-    has = file_schema(there, there.column_names)
-    wants = file_schema(schema, schema.column_names)
-    if has.equals(wants, check_metadata=True):
-        return _SAME
-    flat = all(type(field.field_type) in _PLAIN or isinstance(field.field_type, DecimalType) for field in schema.fields)
-    return _OLDER if flat and all(not pa.types.is_nested(field.type) for field in has) else _OTHER
+    fields = {field.field_id: field for field in there.fields}
+    pairs = [(fields[field.field_id], field) for field in schema.fields if field.field_id in fields]
+    if not pairs or any(has.field_type != wants.field_type and not _widened(has, wants) for has, wants in pairs):
+        return _OTHER
+    columns = ", ".join(f"{quoted(has.name)} AS {quoted(wants.name)}" for has, wants in pairs)
+    types = ", ".join(str(has.field_type) for has, _ in pairs)
+    has_all = file_schema(there, _names(there))
+    return _Layout(columns, types, has_all.equals(file_schema(schema, _names(schema)), check_metadata=True))
 
 
-def _mapping(schema: Schema) -> str:
-    """How `read_parquet` finds columns by their field ids, under whatever name a file has them."""
-    entries = (
-        f"{field.field_id}: {{name: {_text(field.name)}, type: {_text(_type(field.field_type))}, default_value: NULL}}"
-        for field in schema.fields
-    )
-    return f"MAP {{{', '.join(entries)}}}"
-
-
-def _type(kind: IcebergType) -> str:
-    if isinstance(kind, DecimalType):
-        return f"DECIMAL({kind.precision},{kind.scale})"
-    return _PLAIN[type(kind)]
+def _widened(has: NestedField, wants: NestedField) -> bool:
+    """Whether a union makes the wider of the two types of both."""
+    return isinstance(has.field_type, _WIDENED) and isinstance(wants.field_type, _WIDENED)
 
 
 def _read(table: Table, files: Sequence[LiveFile]) -> pa.Table:
     """The rows, in memory."""
-    schema = file_schema(table.schema(), table.schema().column_names)
+    schema = file_schema(table.schema(), _names(table.schema()))
     batches = [batch for file in files for batch in read_file(table, file)]
     return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
 
@@ -153,7 +133,7 @@ def _dataset(table: Table, files: Sequence[LiveFile]) -> ds.Dataset:
     io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
     places = [io.parse_location(file.path, io.properties) for file in files]
     scheme, place, _ = places[0]
-    schema = file_schema(table.schema(), table.schema().column_names).remove_metadata()
+    schema = file_schema(table.schema(), _names(table.schema())).remove_metadata()
     paths = [path for _, _, path in places]
     return ds.dataset(paths, schema=schema, format="parquet", filesystem=io.fs_by_scheme(scheme, place))
 

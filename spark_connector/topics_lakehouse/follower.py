@@ -22,7 +22,7 @@ from pyspark_topics.fetch import Gap
 from pyspark_topics.inventory import TopicInfo
 from topics_lakehouse.catalog import ERRORS, GAPS, RECORDS, CatalogDownError, Positions
 from topics_lakehouse.commit import Append, append, form_of
-from topics_lakehouse.config import Config, TopicRule
+from topics_lakehouse.config import LEAST_GRACE, Config, TopicRule
 from topics_lakehouse.files import TaskResult
 from topics_lakehouse.gaps import gap_rows, new_gaps
 from topics_lakehouse.parquet import ParquetFiles, layout
@@ -74,6 +74,7 @@ class Follower:
         self._report = report
         self._pending: list[tuple[str, Append]] = []
         self._pending_since = 0.0
+        self._written: Sequence[TaskResult] = ()
         self._pause = _FIRST_PAUSE
         self._not_before = 0.0
         self.tables: TopicTables | None = None
@@ -101,8 +102,7 @@ class Follower:
 
     def _overdue(self) -> bool:
         """Whether a commit has waited so long that its files may soon pass for orphans: better to write them again."""
-        age = time.monotonic() - self._pending_since
-        return bool(self._pending) and age > self._config.orphan_grace_seconds / 2
+        return bool(self._pending) and time.monotonic() - self._pending_since > LEAST_GRACE / 2
 
     def _open(self, info: TopicInfo) -> TopicTables:
         try:
@@ -126,20 +126,16 @@ class Follower:
                 with suppress(Exception):  # an orphan more for the maintenance
                     io.delete(file.file_path)
 
-    def commit(self, results: Sequence[TaskResult]) -> list[Table]:
-        """Commit what the tasks of one round wrote, all of which went well; the tables that this changed."""
+    def commit(self, results: Sequence[TaskResult], began: float) -> list[Table]:
+        """Commit what the tasks of one round wrote, all of which went well; the tables that this changed. `began` is
+        when the first file may have been written, by the monotonic clock."""
         assert self.tables is not None
-        self._pending, self._pending_since = self._steps(self.tables, results), time.monotonic()
+        self._pending, self._pending_since = self._steps(self.tables, results), began
+        self._written = results
         roles = [role for role, _ in self._pending]
         self._report("written", self.status)
         self._finish()
-        status = self.status
-        status.records += sum(each.rows for each in results)
-        status.errors += sum(each.error_rows for each in results)
-        status.bytes += sum(each.bytes for each in results)
-        status.files += sum(len(each.files) for each in results)
-        status.positions = self.tables.positions[RECORDS]
-        status.committed_at = time.time()
+        self.status.positions = self.tables.positions[RECORDS]
         return [self.tables.tables[role] for role in roles]
 
     def _steps(self, tables: TopicTables, results: Sequence[TaskResult]) -> list[tuple[str, Append]]:
@@ -158,7 +154,6 @@ class Follower:
             gaps = new_gaps(tables.tables[GAPS], tables.positions[GAPS], base, found)
             if gaps:
                 steps.append((GAPS, self._append(tables, GAPS, ranges, self._gap_files(tables, gaps))))
-                self.status.gaps += len(gaps)
         files = [file for each in ordered for file in each.files]
         steps.append((RECORDS, self._append(tables, RECORDS, ranges, files)))
         return steps
@@ -203,7 +198,19 @@ class Follower:
                 raise
             self.tables.replace(role, table)
             del self._pending[0]
+            self._count(role, wanted)
             self._report("committed" if role == RECORDS else role, self.status)
+
+    def _count(self, role: str, landed: Append) -> None:
+        status = self.status
+        if role == GAPS:
+            status.gaps += sum(int(each.record_count) for each in landed.files)
+        if role == RECORDS:
+            status.records += sum(each.rows for each in self._written)
+            status.errors += sum(each.error_rows for each in self._written)
+            status.bytes += sum(each.bytes for each in self._written)
+            status.files += sum(len(each.files) for each in self._written)
+            status.committed_at = time.time()
 
     def forget(self) -> None:
         """Look at the tables afresh next time, and plan from there."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from topics_lakehouse.config import Config, ConfigError, load
+from topics_lakehouse.config import Config, ConfigError, assignments, load
 from topics_lakehouse.pipeline import Pipeline, Report
 from topics_lakehouse.runner import SparkRunner
 from topics_lakehouse.upkeep import Upkeep
@@ -105,12 +105,7 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 
 def settings(parsed: argparse.Namespace) -> Config:
     """The configuration that a command line asks for. Raises ConfigError."""
-    overrides: dict[str, Any] = {}
-    for each in parsed.set:
-        key, found, value = each.partition("=")
-        if not found:
-            raise ConfigError(f"--set {each}: KEY=VALUE is wanted")
-        overrides[key.strip()] = value.strip()
+    overrides: dict[str, Any] = {**assignments(parsed.set)}
     if parsed.topic:
         overrides["topics"] = [{"name": name} for name in parsed.topic]
     return load(parsed.config, overrides)

@@ -31,8 +31,10 @@ class _SyncedFileSystem(PyArrowLocalFileSystem):
 class _SyncedFile(io.FileIO):
     def close(self) -> None:
         if not self.closed:
-            os.fsync(self.fileno())
-            super().close()
+            try:
+                os.fsync(self.fileno())
+            finally:
+                super().close()
             folder = os.open(os.path.dirname(os.fsdecode(self.name)), os.O_RDONLY)
             try:
                 os.fsync(folder)

@@ -102,7 +102,7 @@ class ParquetFiles:
             try:
                 if close is not None:
                     close()
-            except (OSError, pa.ArrowException):
+            except Exception:  # a writer that failed can't be closed; the disk may be full
                 continue
         self._writer = self._sink = None
         for path in self._paths:

@@ -7,7 +7,7 @@ on where the tables are.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,12 +17,12 @@ from pyiceberg.table import Table
 
 from pyspark_topics.inventory import TopicInfo, find_topic, find_topics
 from topics_client.connection import Connection
-from topics_client.errors import AuthError, InvalidRequestError, NotFoundError, TopicsError, UnavailableError
+from topics_client.errors import NotFoundError, TopicsError, UnavailableError
 from topics_client.retry import Retry
 from topics_lakehouse.catalog import ERRORS, RECORDS, CatalogDownError, TableError, open_catalog
 from topics_lakehouse.commit import FencedError
 from topics_lakehouse.config import Config, TopicRule
-from topics_lakehouse.files import BROKEN, NOT_FOUND, SERVER_DOWN, STORE_DOWN, FileTask, TaskFailure, TaskResult
+from topics_lakehouse.files import BROKEN, NOT_FOUND, SERVER_DOWN, STORE_DOWN, FileTask, Target, TaskFailure, TaskResult
 from topics_lakehouse.follower import ABSENT, FAILED, LIVE, WAITING, Follower, Status, timed
 from topics_lakehouse.progress import Progress
 from topics_lakehouse.runner import Runner, RunnerGoneError
@@ -88,6 +88,7 @@ class Pipeline:
         self._progress = Progress(self._server, config.group)
         self._opened: Catalog | None = None
         self._followers: dict[str, Follower] = {}
+        self._refused: set[TopicRule] = set()  # those that the last look was refused
         self._stop = threading.Event()
         self.metrics = Metrics()
 
@@ -142,26 +143,31 @@ class Pipeline:
         if infos is None:
             return False
         behind: list[Lag] = []
+        targets: dict[str, Target] = {}
         for info in infos:
             follower = self._followers[info.topic]
             if not follower.due():
                 continue
             with self._guarded(follower):
                 tables = follower.open(info)
+                targets[info.topic] = tables.target(self._config)
                 follower.settle(LIVE)
                 behind += lags(info, tables.positions[RECORDS], None if ends is None else ends.get(info.topic, {}))
         if behind:
-            tasks = self._tasks(behind)
+            tasks = self._tasks(behind, targets)
+            began = time.monotonic()
             with timed(self._add_job_seconds):
                 results = self._run(tasks)
             with timed(self._add_commit_seconds):
                 for topic, done in _by_topic(results).items():
                     with self._guarded(self._followers[topic]):
-                        self._commit(self._followers[topic], done)
+                        self._commit(self._followers[topic], done, began)
             self.metrics.rounds += 1
         for topic, follower in self._followers.items():
             if follower.tables is not None:
                 self._progress.tell(topic, follower.tables.topic_id, follower.tables.positions[RECORDS])
+        for counted in ("records", "bytes", "files", "errors", "gaps"):
+            setattr(self.metrics, counted, sum(getattr(status, counted) for status in self.statuses))
         for status in self.statuses:
             self.metrics.lag[status.topic] = status.lag
             self._report("round", status)
@@ -173,7 +179,7 @@ class Pipeline:
             if rule.name:
                 self._follower(rule.name)
         found: dict[str, TopicInfo] = {}
-        refused: set[str] = set()
+        refused: dict[TopicRule, TopicsError] = {}
         try:
             for rule in self._config.topics:
                 try:
@@ -183,8 +189,10 @@ class Pipeline:
                     else:
                         for info in find_topics(self._server, pattern=rule.pattern):
                             found.setdefault(info.topic, info)
-                except (AuthError, InvalidRequestError) as error:
-                    refused |= self._refused(rule, error)
+                except UnavailableError:
+                    raise
+                except TopicsError as error:
+                    refused[rule] = error
         except UnavailableError as error:
             _log.warning("the server does not answer: %s", error)
             for follower in self._followers.values():
@@ -192,20 +200,24 @@ class Pipeline:
             return None
         for name in found:
             self._follower(name)
+        if refused and not self._followers:  # nothing to follow, and nothing will come
+            raise next(iter(refused.values()))
+        self._tell_refused(refused, found)
         for name, follower in self._followers.items():
-            if name not in found and name not in refused:
+            if name not in found and follower.rule not in refused:
                 follower.forget()
                 follower.settle(ABSENT, f"topic {name} does not exist")
         return list(found.values())
 
-    def _refused(self, rule: TopicRule, error: TopicsError) -> set[str]:
-        """The topics of a rule that the server does not let us see. Where there are none yet, none will come."""
-        topics = {name for name, follower in self._followers.items() if follower.rule is rule}
-        if not topics:
-            raise error
-        for name in topics:
-            self._fail(self._followers[name], f"topic {name}: {error}")
-        return topics
+    def _tell_refused(self, refused: Mapping[TopicRule, TopicsError], found: Collection[str]) -> None:
+        """The topics that the server does not let us see have failed; a pattern is told of once."""
+        for rule, error in refused.items():
+            if rule.pattern and rule not in self._refused:
+                _log.error("topics of pattern %s: %s", rule.pattern, error)
+        self._refused = set(refused)
+        for name, follower in self._followers.items():
+            if follower.rule in refused and name not in found:
+                self._fail(follower, f"topic {name}: {refused[follower.rule]}")
 
     def _follower(self, topic: str) -> Follower:
         follower = self._followers.get(topic)
@@ -222,9 +234,8 @@ class Pipeline:
             self._opened = open_catalog(self._config)
         return self._opened
 
-    def _tasks(self, behind: Sequence[Lag]) -> list[FileTask]:
+    def _tasks(self, behind: Sequence[Lag], targets: Mapping[str, Target]) -> list[FileTask]:
         chosen = share(behind, self._config.max_records)
-        targets = {lag.topic: self._tables(lag.topic).target(self._config) for lag in behind}
         tasks = []
         for wanted in split(chosen, task_records=self._config.task_records, parallelism=self._runner.parallelism):
             told = self._tables(wanted.topic).positions.get(ERRORS, {}).get(wanted.partition, 0)
@@ -255,20 +266,13 @@ class Pipeline:
             failure = TaskFailure(BROKEN, f"{type(error).__name__}: {error}".partition("\n")[0])
             return [TaskResult(task.wanted, failure=failure) for task in tasks]
 
-    def _commit(self, follower: Follower, results: Sequence[TaskResult]) -> None:
+    def _commit(self, follower: Follower, results: Sequence[TaskResult], began: float) -> None:
         failed = next((each for each in results if each.failure is not None), None)
         if failed is not None:
             follower.discard(results)
             raise _error(failed)
-        before = follower.status.gaps
-        tables = follower.commit(results)
-        metrics = self.metrics
-        metrics.commits += 1
-        metrics.gaps += follower.status.gaps - before
-        metrics.records += sum(each.rows for each in results)
-        metrics.errors += sum(each.error_rows for each in results)
-        metrics.bytes += sum(each.bytes for each in results)
-        metrics.files += sum(len(each.files) for each in results)
+        tables = follower.commit(results, began)
+        self.metrics.commits += 1
         if self._after_commit is not None:
             try:
                 for table in tables:

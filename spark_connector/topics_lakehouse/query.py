@@ -6,8 +6,8 @@ goes. A record that was deleted in the topic is gone from the hot tail at once, 
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -17,7 +17,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from pyspark_topics.fetch import Fetcher
-from pyspark_topics.inventory import find_topic
+from pyspark_topics.inventory import find_topic, find_topics
 from topics_client.connection import Connection
 from topics_client.errors import NotFoundError
 from topics_client.retry import Retry
@@ -66,6 +66,7 @@ class Lakehouse:
             self._duck.execute(f"SET threads = {threads:d}")
         self._scans = Scans(self._duck)
         self._made: list[str] = []
+        self._new: dict[str, str] = {}  # topics without a table that the query may be about, by its name
 
     def query(self, sql: str, *, fresh: bool = True) -> pa.Table:
         """The result, in memory; see `stream`."""
@@ -80,46 +81,63 @@ class Lakehouse:
         """
         reader: pa.RecordBatchReader | None = None
         try:
-            for name, rows in self._wanted(sql):
+            for name, rows in self._wanted(sql, fresh=fresh):
                 if rows:
                     self._view(name, fresh=fresh)
                 else:
                     self._name(name)
-            try:
-                relation = self._duck.sql(sql)
-                reader = relation.to_arrow_reader() if relation is not None else pa.table({}).to_reader()
-                yield reader
-            except (duckdb.Error, pa.ArrowException) as error:
-                raise QueryError(str(error)) from error
+            relation = self._duck.sql(sql)
+            reader = relation.to_arrow_reader() if relation is not None else pa.table({}).to_reader()
+            yield reader
+        except (duckdb.Error, pa.ArrowException) as error:
+            raise QueryError(str(error)) from error
         finally:
             if reader is not None:
                 reader.close()
+            with suppress(duckdb.Error):  # there seldom is one
+                self._duck.rollback()
             self._scans.release()
             while self._made:  # nothing may ever meet a view of an earlier query
-                self._duck.execute(f"DROP {self._made.pop()}")
+                self._duck.execute(f"DROP {self._made.pop()}")  # the SQL may have dropped it
 
     def tables(self) -> list[str]:
         """Names of the tables that there are."""
         with reachable():
             return sorted(name[-1] for name in self._catalog.list_tables(self._config.namespace))
 
-    def _wanted(self, sql: str) -> list[tuple[str, bool]]:
+    def _wanted(self, sql: str, *, fresh: bool) -> list[tuple[str, bool]]:
         """The tables that the SQL may be about, and whether it is about their rows: those that it names, all for a list
         of tables, or, where DuckDB does not tell, those whose name is somewhere in it."""
         ((text,),) = self._duck.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
         parsed = json.loads(text)
-        known = {name.lower(): name for name in [*self._topics(), *self.tables()]}
+        self._new = {}
+        known = list(dict.fromkeys([*self._topics(), *self.tables()]))
         if parsed.get("error", True):
-            return [(name, True) for key, name in known.items() if key in sql.lower()]
+            if fresh:
+                known = self._with_new(known)
+            found = [name for name in known if name.lower() in sql.lower()]
+            return [(name, True) for name in _spelled(found, lambda name: name in sql)]
         if any(node.get("show_type") == "SHOW_SPECIAL" for node in _nodes(parsed, "SHOW_REF")):
-            return [(name, False) for name in known.values()]
-        # names of common table expressions are among them
-        named = dict.fromkeys(node["table_name"].lower() for node in _nodes(parsed, "BASE_TABLE"))
-        return [(known[name], True) for name in named if name in known]
+            return [(name, False) for name in {name.lower(): name for name in known}.values()]
+        nodes = list(_nodes(parsed, "BASE_TABLE"))
+        named = {node["table_name"] for node in nodes}
+        plain = {node["table_name"] for node in nodes if not node.get("schema_name")} - set(_ctes(parsed))
+        if fresh and {name.lower() for name in plain} - {name.lower() for name in known}:
+            known = self._with_new(known)
+        folded = {name.lower() for name in named}
+        found = [name for name in known if name.lower() in folded]
+        return [(name, True) for name in _spelled(found, lambda name: name in named)]
 
     def _topics(self) -> dict[str, str]:
         """Configured topics by the names of their tables."""
-        return {self._config.table(rule.name): rule.name for rule in self._config.topics if rule.name}
+        return {self._config.table(rule.name): rule.name for rule in self._config.topics if rule.name} | self._new
+
+    def _with_new(self, known: Sequence[str]) -> list[str]:
+        """The names, and those of all topics that match a pattern: they may be too new to have a table."""
+        patterns = [rule.pattern for rule in self._config.topics if rule.pattern]
+        found = (info.topic for pattern in patterns for info in find_topics(self._server, pattern=pattern))
+        self._new = {self._config.table(topic): topic for topic in found}
+        return list(dict.fromkeys([*known, *self._new]))
 
     def _view(self, name: str, *, fresh: bool) -> None:
         table = find_table(self._catalog, (*self._config.namespace.split("."), name))  # first the snapshot, then heads
@@ -135,12 +153,12 @@ class Lakehouse:
                 selects.append(self._scans.register(hot))
         body = " UNION ALL BY NAME ".join(selects)
         self._duck.execute(f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS {body}")
-        self._made.append(f"VIEW {quoted(name)}")
+        self._made.append(f"VIEW IF EXISTS temp.main.{quoted(name)}")
 
     def _name(self, name: str) -> None:
         """Something empty of that name, for a list of tables."""
         self._duck.execute(f"CREATE TEMP TABLE {quoted(name)} (partition INTEGER)")
-        self._made.append(f"TABLE {quoted(name)}")
+        self._made.append(f"TABLE IF EXISTS temp.main.{quoted(name)}")
 
     def _declared(self, topic: str | None) -> pa.Schema:
         rule = self._config.rule(topic) if topic is not None else None
@@ -185,6 +203,32 @@ class Lakehouse:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _spelled(names: Sequence[str], said: Callable[[str], bool]) -> list[str]:
+    """The names, and of those that differ in capitals only, which DuckDB takes for one, that which the SQL has."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name.lower(), []).append(name)
+    for same in found.values():
+        if len(same) > 1:
+            same[:] = list(filter(said, same)) or same
+        if len(same) > 1:
+            raise QueryError(
+                f"tables {' and '.join(same)} differ in capitals only: ask for one of them, as it is spelled"
+            )
+    return [name for (name,) in found.values()]
+
+
+def _ctes(node: Any) -> Iterator[str]:
+    """Names of the common table expressions in a parsed statement."""
+    if isinstance(node, dict):
+        yield from (each["key"] for each in node.get("cte_map", {}).get("map", ()))
+        for each in node.values():
+            yield from _ctes(each)
+    elif isinstance(node, list):
+        for each in node:
+            yield from _ctes(each)
 
 
 def _nodes(node: Any, kind: str) -> Iterator[dict[str, Any]]:

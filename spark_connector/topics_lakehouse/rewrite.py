@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import CommitFailedException, ValidationException
@@ -20,15 +21,16 @@ from pyiceberg.io.pyarrow import (
     pyarrow_to_schema,
 )
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestFile
-from pyiceberg.schema import prune_columns
+from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table, Transaction
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles
 from pyiceberg.table.update.validate import _validate_data_files_exist, _validate_no_new_deletes_for_data_files
 from pyiceberg.typedef import EMPTY_DICT
-from pyiceberg.types import PrimitiveType
+from pyiceberg.types import NestedField, PrimitiveType
 
 from topics_lakehouse.parquet import ParquetFiles, layout
+from topics_lakehouse.schema import file_schema
 
 _ROW_GROUP_ROWS: Final = 100_000  # where the table does not say
 _BATCH_ROWS: Final = 25_000
@@ -150,19 +152,36 @@ def read_file(table: Table, file: LiveFile, columns: Sequence[str] = ()) -> Iter
         yield from scan.to_record_batches([FileScanTask(file.data, set(file.deletes))])
         return
     metadata = table.metadata
+    schema = file_schema(wanted, [field.name for field in wanted.fields])
     with table.io.new_input(file.path).open() as stream, pq.ParquetFile(stream) as parquet:
-        file_schema = pyarrow_to_schema(
+        found = pyarrow_to_schema(
             parquet.schema_arrow,
             metadata.name_mapping(),
             downcast_ns_timestamp_to_us=True,
             format_version=metadata.format_version,
         )
-        present = prune_columns(file_schema, {field.field_id for field in wanted.fields}, select_full_types=False)
-        names = [field.name for field in present.fields]
+        there = {field.field_id: field for field in found.fields}
+        present = [there.get(field.field_id) for field in wanted.fields]
+        names = [field.name for field in present if field is not None]
         for batch in parquet.iter_batches(_batch_rows(parquet.metadata), columns=names):
-            yield _to_requested_schema(
-                wanted, present, batch, downcast_ns_timestamp_to_us=True, allow_timestamp_tz_mismatch=True
-            )
+            arrays = [
+                _fitted(batch.column(has.name), has, wants, kind) if has else pa.nulls(batch.num_rows, kind.type)
+                for has, wants, kind in zip(present, wanted.fields, schema, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _fitted(array: pa.Array, has: NestedField, wants: NestedField, kind: pa.Field) -> pa.Array:
+    """A file's column as the table has it; nulls stay nulls, which PyIceberg makes empty lists of."""
+    if isinstance(wants.field_type, PrimitiveType) or has.field_type == wants.field_type:
+        same = array.type.equals(kind.type, check_metadata=True)
+        return array if same else array.cast(kind.type, safe=not pa.types.is_timestamp(kind.type))
+    batch = pa.RecordBatch.from_arrays([array], names=[has.name])  # nested, and changed by someone
+    made = _to_requested_schema(
+        Schema(wants), Schema(has), batch, downcast_ns_timestamp_to_us=True, allow_timestamp_tz_mismatch=True
+    )
+    fitted = made.column(0).cast(kind.type)
+    return pc.if_else(array.is_valid(), fitted, pa.scalar(None, kind.type)) if array.null_count else fitted
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:

@@ -1,5 +1,6 @@
 """The columns of the tables, and how a table's columns follow what is declared."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -89,16 +90,16 @@ def evolve(table: Table, declared: pa.Schema) -> tuple[Table, list[Conflict]]:
     take records at all, and what a commit raises.
     """
     for last in (False, False, True):
-        _check_envelope(table)
-        additions, widenings, conflicts = _differences(table.schema(), declared)
+        check_envelope(table)
+        additions, widenings, conflicts = differences(table.schema(), declared)
         if not additions and not widenings:
             break
         try:
             with table.update_schema() as update:
                 for field in additions:
-                    update.add_column(field.name, _type(field))
+                    update.add_column((field.name,), _type(field))
                 for field in widenings:
-                    update.update_column(field.name, _type(field))
+                    update.update_column((field.name,), _type(field))
         except CommitFailedException:  # someone else's change came in between
             if last:
                 raise
@@ -106,7 +107,8 @@ def evolve(table: Table, declared: pa.Schema) -> tuple[Table, list[Conflict]]:
     return table, conflicts
 
 
-def _check_envelope(table: Table) -> None:
+def check_envelope(table: Table) -> None:
+    """Raises SchemaError where the table can't take records at all."""
     names = {field.name: field for field in table.schema().fields}
     for field in ENVELOPE:
         there = names.get(field.name)
@@ -120,7 +122,7 @@ def _check_envelope(table: Table) -> None:
         raise SchemaError(f"table {_name(table)}: it has been given partitions, which the pipeline does not write")
 
 
-def _differences(schema: Schema, declared: pa.Schema) -> tuple[list[pa.Field], list[pa.Field], list[Conflict]]:
+def differences(schema: Schema, declared: pa.Schema) -> tuple[list[pa.Field], list[pa.Field], list[Conflict]]:
     """Declared columns to add, those to widen, and those that can't be had."""
     there = {field.name: field for field in schema.fields}
     spelled = {field.name.lower(): field.name for field in schema.fields}
@@ -129,7 +131,7 @@ def _differences(schema: Schema, declared: pa.Schema) -> tuple[list[pa.Field], l
         if field.name not in there:
             if field.name.lower() in spelled:
                 other = spelled[field.name.lower()]
-                conflicts.append(Conflict(field.name, str(_type(field)), f"{other} {there[other].field_type}"))
+                conflicts.append(Conflict(field.name, _told(_type(field)), f"{other} {_told(there[other].field_type)}"))
             else:
                 additions.append(field)
             continue
@@ -139,8 +141,13 @@ def _differences(schema: Schema, declared: pa.Schema) -> tuple[list[pa.Field], l
         if _wider(old, new):
             widenings.append(field)
         else:
-            conflicts.append(Conflict(field.name, str(new), str(old)))
+            conflicts.append(Conflict(field.name, _told(new), _told(old)))
     return additions, widenings, conflicts
+
+
+def _told(kind: IcebergType) -> str:
+    """The type without field ids."""
+    return re.sub(r"-?\d+: ", "", str(kind))
 
 
 def _wider(narrow: IcebergType, wide: IcebergType) -> bool:

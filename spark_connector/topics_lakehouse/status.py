@@ -24,7 +24,7 @@ from topics_lakehouse.catalog import (
     reachable,
 )
 from topics_lakehouse.config import Config
-from topics_lakehouse.schema import SchemaError, _check_envelope, _differences
+from topics_lakehouse.schema import SchemaError, check_envelope, differences
 from topics_lakehouse.shares import lags
 
 
@@ -164,10 +164,10 @@ def _total(table: Table, name: str) -> int:
 
 def _schema_problems(config: Config, topic: str, table: Table) -> Iterator[str]:
     try:
-        _check_envelope(table)
+        check_envelope(table)
     except SchemaError as error:
         yield str(error)
     rule = config.rule(topic)
     if rule is not None:
-        _, _, conflicts = _differences(table.schema(), rule.columns)
+        _, _, conflicts = differences(table.schema(), rule.columns)
         yield from map(str, conflicts)

@@ -114,6 +114,7 @@ def archive_tables(catalog: Catalog, config: Config, topic: str, topic_id: str) 
         if table is None:
             continue
         state = owned_state(table, topic, role)
-        if state.topic_id != topic_id:
-            renamed.append(".".join(archive_table(catalog, name, state.topic_id)))
+        new = archive_table(catalog, name, state.topic_id) if state.topic_id != topic_id else None
+        if new is not None:
+            renamed.append(".".join(new))
     return renamed

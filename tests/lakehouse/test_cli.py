@@ -3,13 +3,17 @@
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.schema import Schema
 
 from support.lake_runs import LocalRunner, follow, settings
 from support.spark import Server
@@ -18,8 +22,9 @@ from topics_client import cli
 from topics_client.cli import lakehouse, lakehouse_actions
 from topics_client.connection import Connection
 from topics_client.retry import Retry
-from topics_lakehouse import display, job
-from topics_lakehouse.config import Config
+from topics_lakehouse import display, job, query
+from topics_lakehouse.catalog import open_catalog
+from topics_lakehouse.config import Config, load
 from topics_lakehouse.display import shown
 from topics_lakehouse.follower import Status
 from topics_lakehouse.pipeline import Pipeline
@@ -32,7 +37,8 @@ Run = Callable[..., tuple[int, str, str]]
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """`topics lakehouse …` in this process, in a folder of its own: exit code, output, errors."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(lakehouse_actions, "_PATIENCE", Retry(seconds=0))
+    for module in (lakehouse_actions, query):
+        monkeypatch.setattr(module, "_PATIENCE", Retry(seconds=0))
 
     def _run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -59,6 +65,12 @@ def orders(server: Server, fill: Fill, tmp_path: Path, request: pytest.FixtureRe
     follow(settings(server, tmp_path / "lake", given))
     fill(topic, 5, first=15, tag=lambda i: f"t{i % 3}")
     return topic
+
+
+@pytest.fixture
+def catalog_of(tmp_path: Path) -> Callable[[], Catalog]:
+    """Opens the catalog that the settings of `orders` are about."""
+    return lambda: open_catalog(load(tmp_path / "lakehouse.toml"))
 
 
 def _lines(text: str) -> list[str]:
@@ -110,6 +122,13 @@ def test_query_of_the_table_alone_or_with_a_limit(run: Run, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("orders")
+def test_columns_of_one_name_are_all_there(run: Run) -> None:
+    sql = "SELECT a.seq, b.seq, b.id AS seq_1 FROM orders a, orders b WHERE a.seq = 1 AND b.seq = 4"
+    assert _lines(run("query", "--csv", sql)[1]) == ["seq,seq_1,seq_1_1", "1,4,3"]
+    assert json.loads(run("query", "--json", sql)[1]) == {"seq": 1, "seq_1": 4, "seq_1_1": 3}
+
+
+@pytest.mark.usefixtures("orders")
 def test_what_goes_wrong_is_one_line(run: Run, server: Server) -> None:
     for arguments, code, text in (
         (["query", "SELECT * FROM nosuch"], 1, "nosuch"),
@@ -121,8 +140,10 @@ def test_what_goes_wrong_is_one_line(run: Run, server: Server) -> None:
         (["status", "--config", "nosuch.toml"], 2, "nosuch.toml: No such file or directory"),
         (["status", "--set", "colour=red"], 2, "unknown setting colour"),
         (["status", "--set", "colour"], 2, "KEY=VALUE is wanted"),
+        (["query", "--set", "catalog.uri=sqlit:///x", "SELECT 1"], 1, "Can't load plugin"),
+        (["query", "--set", "catalog.uri=mysql://u:p@h/x", "SELECT 1"], 1, "not installed"),
         (["run", "--trigger", "often"], 2, "trigger"),
-        (["status", "--url", "http://x"], 2, "server: http://"),
+        (["status", "--url", "http://x"], 2, "the scheme of a server's URL is"),
     ):
         found, out, err = run(*arguments)
         assert (found, out) == (code, ""), arguments
@@ -181,8 +202,29 @@ def test_compact_and_maintain_tell_what_they_did(run: Run, server: Server, order
     assert code == 0
     first = json.loads(out)[0]
     assert (first["table"], first["snapshots_expired"], first["files_deleted"]) == ("topics.orders", 1, 0)
-    assert json.loads(run("maintain", "--grace", "0", "--json")[1])[0]["files_deleted"] > 0
+    code, _, err = run("maintain", "--grace", "60")
+    assert code == 2
+    assert "younger files may belong to a commit that is under way" in err
+    for each in (tmp_path / "lake").rglob("*.*"):
+        os.utime(each, (time.time() - 4000,) * 2)
+    assert json.loads(run("maintain", "--grace", "3600", "--json")[1])[0]["files_deleted"] > 0
     assert _lines(run("query", "SELECT count(*) AS n FROM orders")[1]) == [" n", "20"]
+
+
+def test_a_table_that_is_not_ours_keeps_no_other_from_its_maintenance(
+    run: Run, orders: str, catalog_of: Callable[[], Catalog]
+) -> None:
+    with Path("lakehouse.toml").open("a") as more:
+        more.write('[[topics]]\nname = "cli-foreign"\ntable = "foreign"\n')
+    catalog_of().create_table("topics.foreign", Schema())
+    for action in ("compact", "maintain"):
+        code, out, err = run(action, "--json")
+        assert code == 1
+        assert len(_lines(err)) == 1
+        assert "table topics.foreign is not one of the lakehouse's" in err
+        assert [each["table"] for each in json.loads(out)] == [
+            f"topics.orders{suffix}" for suffix in ("", "_errors", "_gaps")
+        ]
 
 
 def test_sync_deletes_tells_what_it_did(

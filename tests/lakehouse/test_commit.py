@@ -1,6 +1,7 @@
 """The fence: each range lands once, whoever commits, and whatever answer gets lost."""
 
 import multiprocessing
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from topics_lakehouse.catalog import (
 )
 from topics_lakehouse.commit import Append, FencedError, append, form_of
 from topics_lakehouse.config import Config, load
+from topics_lakehouse.maintain import Maintenance, maintain
 from topics_lakehouse.parquet import ParquetFiles, layout
+from topics_lakehouse.rewrite import merge_manifests
 from topics_lakehouse.schema import ENVELOPE
 
 _ID = "top_01jd0000000000000000000000"
@@ -217,6 +220,44 @@ def test_a_table_that_is_gone_or_another(catalog: Catalog, table: Table, config:
     create_table(catalog, config, table.name(), ENVELOPE, topic="orders", topic_id=_ID, role=RECORDS)
     with pytest.raises(FencedError, match="another one now"):
         append(catalog, wanted)
+
+
+def test_files_that_passed_for_orphans_are_not_committed(catalog: Catalog, table: Table) -> None:
+    wanted = _range(table, 1, 10)
+    table.io.delete(wanted.files[0].file_path)
+    with pytest.raises(TableError, match=r"seq 1 to 10: someone deleted .*parquet before it was committed"):
+        append(catalog, wanted)
+    assert table.refresh().current_snapshot() is None
+
+
+def test_a_start_that_expired_in_between_is_no_fence(
+    catalog: Catalog, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others rewrite the table and drop the snapshot that the commit began at: the positions are still the same."""
+    table = append(catalog, _range(table, 1, 10))
+    wanted, start = _range(table, 11, 20), table.current_snapshot()
+    assert start is not None
+    landing = SqlCatalog.commit_table
+
+    def commit_table(*given: Any) -> Any:
+        monkeypatch.setattr(SqlCatalog, "commit_table", landing)
+        other = catalog.load_table(table.name())
+        merge_manifests(other)
+        other.maintenance.expire_snapshots().by_id(start.snapshot_id).commit()
+        return landing(*given)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+    append(catalog, wanted)
+    assert _seqs(table) == [*range(1, 21)]
+
+
+def test_a_renamed_table_and_its_successor_share_no_folder(catalog: Catalog, table: Table, config: Config) -> None:
+    """What the one does not refer to would pass for its orphans."""
+    append(catalog, _range(table, 1, 10))
+    catalog.rename_table(table.name(), ("topics", "kept"))
+    new = create_table(catalog, config, table.name(), ENVELOPE, topic="orders", topic_id=_ID, role=RECORDS)
+    maintain(new, Maintenance(orphan_grace_seconds=0), now=time.time() + 60)
+    assert _seqs(catalog.load_table(("topics", "kept"))) == [*range(1, 11)]
 
 
 def _race(folder: str, ranges: int, won: "multiprocessing.Queue[int]") -> None:

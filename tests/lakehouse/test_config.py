@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from topics_lakehouse.config import ConfigError, load
+from topics_lakehouse.config import ConfigError, assignments, load
 
 _FILE = """
 server = "topics://${KEY}@10.0.0.1:4001"
@@ -114,7 +114,15 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"topics": ["a"], "key": "${NOT_THERE}"}, "key: the environment has no NOT_THERE"),
         ({"topics": ["a"], "namespace": "a b"}, "namespace: 'a b'"),
         ({"topics": ["a"], "warehouse": "s3://bucket"}, "catalog.uri: wanted"),
-        ({"topics": ["a"], "warehouse": "50%"}, "warehouse: 50%: a folder with"),
+        ({"topics": ["a"], "warehouse": "50%"}, "warehouse: file://.*/50%: a folder with"),
+        ({"topics": ["a"], "warehouse": "file:///a?b"}, r"warehouse: file:///a\?b: a folder with"),
+        ({"topics": ["a"], "catalog": {"warehouse": "a#b"}}, "warehouse: file://.*/a#b: a folder with"),
+        ({"topics": ["a"], "trigger": float("inf")}, "trigger: can't be inf"),
+        ({"topics": ["a"], "trigger": "99999999h"}, "trigger: 0 to "),
+        ({"topics": ["a"], "task_records": float("inf")}, "task_records: can't be inf"),
+        ({"topics": ["a"], "task_records": float("nan")}, "task_records: can't be nan"),
+        ({"topics": ["a"], "task_records": "99999999999999G"}, "task_records: a whole number"),
+        ({"topics": ["a"], "orphan_grace": "10m"}, "orphan_grace: 3600 to "),
         ({"topics": ["a"], "catalog": "x"}, "catalog: a table"),
         ({"topics": ["a"], "catalog": {"type": "rest", "uri": "http://x"}, "warehouse": "w"}, "warehouse: with a cat"),
         ({"topics": ["a"], "catalog": {"name": ["x"]}}, "catalog.name: a text"),
@@ -124,6 +132,25 @@ def test_what_is_wrong_is_named(given: dict[str, Any], told: str, tmp_path: Path
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=told):
         load(None, given, environment={})
+
+
+def test_a_folder_that_can_not_be_named_in_a_url_is_found_in_what_leads_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "50%").mkdir()
+    monkeypatch.chdir(tmp_path / "50%")
+    with pytest.raises(ConfigError, match="50%/warehouse: a folder with"):
+        load(None, {"topics": ["a"]})
+
+
+def test_no_error_shows_what_may_be_a_secret() -> None:
+    with pytest.raises(ConfigError, match="key: a text is wanted, not a int") as wrong:
+        load(None, {"topics": ["a"], "key": 13579})
+    assert "13579" not in str(wrong.value)
+    with pytest.raises(ConfigError, match="KEY=VALUE is wanted") as wrong:
+        assignments(["group=x", "s3cret"])
+    assert "s3cret" not in str(wrong.value)
+    assert assignments(["a.b = c=d ", "e="]) == {"a.b": "c=d", "e": ""}
 
 
 def test_files_that_can_not_be_read(tmp_path: Path) -> None:

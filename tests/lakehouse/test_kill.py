@@ -97,6 +97,6 @@ def test_kills_again_and_again_at_any_moment(server: Server, connection: Connect
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait(10)
-    config = load(None, overrides)
+    config = load(None, {**overrides, "max_records_per_round": 5000})
     follow(config)
     _check(connection, Lake(config), "often")

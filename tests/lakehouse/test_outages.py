@@ -1,5 +1,8 @@
 """Pipelines whose server or catalog is away for a while, and two pipelines for one topic."""
 
+import errno
+import os
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +13,7 @@ import pytest
 import requests
 from pyiceberg.catalog.sql import SqlCatalog
 
+from pyspark_topics.inventory import TopicInfo
 from support.lake_runs import LocalRunner, follow, settings
 from support.lake_truth import Lake
 from support.spark import Server, fill, put_topic, rows
@@ -17,6 +21,9 @@ from support.waiting import poll
 from topics.v1 import topics_service_pb2 as pb
 from topics_client.address import Address
 from topics_client.connection import Connection
+from topics_client.errors import AuthError, TopicsError
+from topics_lakehouse import follower, local_io
+from topics_lakehouse import pipeline as pipeline_module
 from topics_lakehouse.config import Config
 from topics_lakehouse.files import FileTask, TaskResult
 from topics_lakehouse.follower import FAILED, LIVE, WAITING, Status
@@ -117,6 +124,7 @@ def test_the_files_of_a_commit_that_waits_are_used(
     pipeline = Pipeline(config, LocalRunner())
     assert pipeline.once()
     pipeline.close()
+    assert (pipeline.metrics.records, pipeline.metrics.files, pipeline.statuses[0].records) == (100, 1, 100)
     assert len(list((tmp_path / "topics").glob("patient-*/data/*.parquet"))) == 1
     assert Lake(config).records("patient") == rows(connection, "patient")
 
@@ -132,6 +140,41 @@ def test_a_catalog_that_is_not_there_at_the_start(server: Server, connection: Co
         place.unlink()
         poll(lambda: _done(pipeline, "early", 10), 20)
     assert Lake(config).records("early") == rows(connection, "early")
+
+
+@pytest.mark.parametrize("room", [100, 100_000])
+def test_a_full_disk_leaves_no_files_and_is_waited_for(
+    server: Server, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    topic = f"full-{room}"
+    put_topic(connection, topic)
+    fill(connection, topic, 3000, data=lambda i: b'"%s"' % random.randbytes(100).hex().encode())
+    config = settings(server, tmp_path, topic)
+    writing = local_io._SyncedFile.write
+
+    def write(self: Any, data: Any) -> int:
+        if str(self.name).endswith(".parquet") and self.tell() + len(data) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return writing(self, data)
+
+    pipeline = Pipeline(config, LocalRunner())
+    with monkeypatch.context() as patch:
+        patch.setattr(local_io._SyncedFile, "write", write, raising=False)
+        pipeline.round()
+    (status,) = pipeline.statuses
+    assert (status.state, "No space left" in status.reason) == (WAITING, True)
+    assert not list(tmp_path.rglob("*.parquet"))
+    assert not [each for each in os.listdir("/proc/self/fd") if _opens(each, ".parquet")]
+    assert pipeline.once()
+    pipeline.close()
+    assert Lake(config).records(topic) == rows(connection, topic)
+
+
+def _opens(number: str, suffix: str) -> bool:
+    try:
+        return suffix in os.readlink(f"/proc/self/fd/{number}")
+    except OSError:
+        return False
 
 
 def test_the_server_restarts(tmp_path: Path) -> None:
@@ -218,6 +261,39 @@ def test_one_topic_that_fails_does_not_stop_the_others(server: Server, connectio
     assert Lake(config).records("bad") == rows(connection, "bad")
 
 
+def test_a_topic_that_can_not_be_looked_at_does_not_stop_the_others(
+    server: Server, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_topic(connection, "seen")
+    fill(connection, "seen", 20)
+    real_one, real_all = pipeline_module.find_topic, pipeline_module.find_topics
+
+    def find_topic(server: Connection, topic: str) -> TopicInfo:
+        if topic == "unseen":
+            raise TopicsError("internal", "broken block")
+        return real_one(server, topic)
+
+    def find_topics(server: Connection, *, pattern: str) -> list[TopicInfo]:
+        if pattern == "hidden-.*":
+            raise AuthError("not_allowed", "only your own")
+        return real_all(server, pattern=pattern)
+
+    monkeypatch.setattr(pipeline_module, "find_topic", find_topic)
+    monkeypatch.setattr(pipeline_module, "find_topics", find_topics)
+    config = settings(server, tmp_path, "unseen", {"pattern": "hidden-.*"}, {"pattern": "seen"})
+    pipeline = Pipeline(config, LocalRunner())
+    assert not pipeline.once()
+    seen, unseen = pipeline.statuses
+    assert (seen.state, seen.lag, unseen.state) == (LIVE, 0, FAILED)
+    assert "topic unseen: internal: broken block" in unseen.reason
+    pipeline.close()
+    assert Lake(config).records("seen") == rows(connection, "seen")
+    alone = Pipeline(settings(server, tmp_path, {"pattern": "hidden-.*"}), LocalRunner())
+    with pytest.raises(AuthError):
+        alone.once()
+    alone.close()
+
+
 def test_a_session_that_ended_ends_the_pipeline(server: Server, connection: Connection, tmp_path: Path) -> None:
     put_topic(connection, "over")
     fill(connection, "over", 20)
@@ -286,7 +362,8 @@ def test_a_commit_that_waited_too_long_is_made_anew(
     """Its files might have been taken for orphans meanwhile."""
     put_topic(connection, "overdue")
     fill(connection, "overdue", 100)
-    config = settings(server, tmp_path, "overdue", orphan_grace=0)
+    config = settings(server, tmp_path, "overdue")
+    monkeypatch.setattr(follower, "LEAST_GRACE", 0.0)
     landing = SqlCatalog.commit_table
     calls = []
 

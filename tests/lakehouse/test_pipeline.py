@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.types import LongType, StringType
 
 from support.lake_runs import LocalRunner, follow, settings
@@ -217,6 +218,70 @@ def test_a_recreated_topic_gets_new_tables(server: Server, connection: Connectio
     assert {f"reborn_errors_{old}", f"reborn_gaps_{old}", "reborn_errors", "reborn_gaps"} <= names
 
 
+@pytest.mark.parametrize("renames", [0, 1, 2, 3])
+def test_putting_tables_aside_may_end_anywhere(
+    server: Server, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    topic = f"halfway-{renames}"
+    old = put_topic(connection, topic)
+    fill(connection, topic, 5)
+    config = settings(server, tmp_path, {"name": topic, "schema": "id bigint"}, on_recreate="archive")
+    follow(config)
+    before = Lake(config).records(topic)
+    _delete(connection, topic)
+    put_topic(connection, topic)
+    fill(connection, topic, 3, data=lambda i: b"[]" if i else b"{}")
+    renaming, left = SqlCatalog.rename_table, [renames]
+
+    def rename_table(self: SqlCatalog, *given: object) -> object:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return renaming(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlCatalog, "rename_table", rename_table)
+        pipeline = Pipeline(config, LocalRunner())
+        if renames < 3:
+            with pytest.raises(KeyboardInterrupt):
+                pipeline.once()
+        else:
+            assert pipeline.once()
+        pipeline.close()
+    follow(config)
+    lake = Lake(config)
+    assert lake.records(topic) == rows(connection, topic)
+    assert lake.errors(topic) == [(0, 2), (0, 3)]
+    assert len(lake.catalog.load_table(f"topics.{config.table(topic)}_{old}").scan().to_arrow()) == len(before)
+    assert len(lake.catalog.list_tables("topics")) == 6
+
+
+def test_putting_tables_aside_beside_another_pipeline(
+    server: Server, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_topic(connection, "both")
+    fill(connection, "both", 5)
+    config = settings(server, tmp_path, "both", on_recreate="archive")
+    follow(config)
+    _delete(connection, "both")
+    put_topic(connection, "both")
+    fill(connection, "both", 3)
+    renaming, first = SqlCatalog.rename_table, [True]
+
+    def rename_table(self: SqlCatalog, *given: object) -> object:
+        if first:
+            first.clear()
+            follow(config)
+        return renaming(self, *given)
+
+    monkeypatch.setattr(SqlCatalog, "rename_table", rename_table)
+    pipeline = Pipeline(config, LocalRunner())
+    pipeline.once()
+    assert pipeline.once()
+    pipeline.close()
+    assert Lake(config).records("both") == rows(connection, "both")
+
+
 def test_an_absent_topic_is_told_and_others_go_on(server: Server, connection: Connection, tmp_path: Path) -> None:
     put_topic(connection, "present")
     fill(connection, "present", 5)
@@ -288,6 +353,10 @@ def test_a_table_whose_positions_were_removed_is_not_guessed_at(
         change.remove_properties(POSITIONS)
     fill(connection, "lost", 5)
     assert POSITIONS in _failed(config).reason
+    for wrong in ('{"0": true}', '{"0": 99999999999999999999}', '{"-1": 5}', '{"0": "5"}', "5", "nonsense"):
+        with table.refresh().transaction() as change:
+            change.set_properties({POSITIONS: wrong})
+        assert POSITIONS in _failed(config).reason
     with table.refresh().transaction() as change:
         change.set_properties({POSITIONS: '{"0": 5}'})
     follow(config)

@@ -192,6 +192,17 @@ def test_wrong_sql_is_told(lake: tuple[Config, str, Lakehouse], fill: Fill) -> N
     assert _one(session, "SELECT count(*) FROM orders") == 4
 
 
+def test_a_transaction_that_sql_leaves_open_ends_with_it(lake: tuple[Config, str, Lakehouse], fill: Fill) -> None:
+    _, topic, session = lake
+    fill(topic, 3)
+    for sql in ("BEGIN", "DROP VIEW orders"):
+        session.query(sql)
+        assert _one(session, "SELECT count(*) FROM orders") == 3
+    with pytest.raises(QueryError, match="no such thing"):
+        session.query("BEGIN; SELECT error('no such thing') FROM orders")
+    assert _one(session, "SELECT count(*) FROM orders") == 3
+
+
 def test_names_of_the_program_are_no_tables(lake: tuple[Config, str, Lakehouse]) -> None:
     _, _, session = lake
     some_table = pa.table({"a": [1]})
@@ -292,6 +303,54 @@ def _add(table: Table, name: str, made: pa.Table) -> None:
     with table.io.new_output(path).create() as stream:
         pq.write_table(made, stream)
     table.add_files([path])
+
+
+def test_nested_columns_keep_their_nulls(server: Server, tmp_path: Path, fill: Fill) -> None:
+    """In the table, the hot tail, files of an older schema, and files that were put together."""
+    texts = [b'{"items":[{"sku":"a","n":2}],"attrs":{"k":"v"},"s":{"x":[1,null]}}', b'{"items":[],"attrs":{}}', b"{}"]
+    truth = [
+        {"items": [{"sku": "a", "n": 2}], "attrs": [("k", "v")], "s": {"x": [1, None]}},
+        {"items": [], "attrs": [], "s": None},
+        {"items": None, "attrs": None, "s": None},
+    ]
+    declared = "items array<struct<sku: string, n: int>>, attrs map<string, string>, s struct<x: array<int>>"
+    fill("nested", 3, data=texts)
+    follow(settings(server, tmp_path / "lake", {"name": "nested", "schema": declared}))
+    config = settings(server, tmp_path / "lake", {"name": "nested", "schema": f"{declared}, `later.on` int"})
+    fill("nested", 3, data=texts)
+    follow(config)
+    fill("nested", 3, data=texts)
+    with Lakehouse(config) as session:
+        sql = 'SELECT items, attrs, s FROM nested WHERE "later.on" IS NULL ORDER BY seq'
+        assert session.query(sql).to_pylist() == 3 * truth
+        table = _table(config, "nested")
+        assert {duck._local(each.path) is not None for each in live_files(table)} == {True}
+        assert compact(table, Compaction(thorough=True)).files_after == 1
+        assert session.query(sql).to_pylist() == 3 * truth
+
+
+def test_names_that_differ_in_capitals_are_told_apart(server: Server, tmp_path: Path, fill: Fill) -> None:
+    fill("Capital", 3)
+    fill("capital", 4)
+    config = settings(server, tmp_path / "lake", "Capital", "capital")
+    follow(config)
+    with Lakehouse(config) as session:
+        assert _one(session, "SELECT count(*) FROM capital") == 4
+        assert _one(session, "FROM Capital SELECT count(*)") == 3
+        assert session.query("PIVOT Capital ON kind USING count(*)").num_rows == 3
+        for sql in ("SELECT count(*) FROM CAPITAL", "SELECT 1 FROM capital, Capital"):
+            with pytest.raises(QueryError, match="Capital and capital differ in capitals only"):
+                session.query(sql)
+
+
+def test_a_topic_of_a_pattern_needs_no_table_either(server: Server, tmp_path: Path, fill: Fill) -> None:
+    fill("web-new", 3)
+    with Lakehouse(settings(server, tmp_path / "lake", {"pattern": "web-.*"})) as session:
+        assert _one(session, "SELECT count(*) FROM web_new") == 3
+        assert _one(session, "WITH x AS (FROM web_new) SELECT count(*) FROM x") == 3
+        assert session.query("PIVOT web_new ON kind USING count(*)").num_rows == 3
+        with pytest.raises(QueryError, match="other_new"):
+            session.query("FROM other_new")
 
 
 def test_files_of_others_are_read_by_pyiceberg(

@@ -12,11 +12,12 @@ import pytest
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
-from pyiceberg.types import LongType, StringType
+from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType, StructType
 
 from support.lake_tables import append, batch, content, make_catalog, make_table, seqs_of, write_file
 from topics_lakehouse import rewrite
 from topics_lakehouse.rewrite import Rewritten, live_files, merge_manifests, read_file, replace
+from topics_lakehouse.schema import file_schema
 
 
 @pytest.fixture
@@ -195,6 +196,30 @@ def test_files_of_an_older_schema_are_written_in_the_present_one(table: Table) -
     assert content(table) == before
     assert {"amount", "note", "source"} <= before[0].keys()
     assert before[0]["source"] == "n1"
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_nested_columns_keep_their_nulls(table: Table, changed: bool) -> None:
+    """Also where someone has given the elements of a list one more field since."""
+    with table.update_schema() as update:
+        update.add_column("items", ListType(0, StructType(NestedField(0, "n", LongType())), element_required=False))
+        update.add_column("attrs", MapType(0, StringType(), 0, LongType(), value_required=False))
+    lists = (None, [], [{"n": 1}, None], [{"n": None}])
+    maps = (None, [], [("a", 1)], [])
+    plain = batch(table, range(1, 5)).to_pylist()
+    rows = [{**row, "items": items, "attrs": attrs} for row, items, attrs in zip(plain, lists, maps, strict=True)]
+    schema = file_schema(table.schema(), [each.name for each in table.schema().fields])
+    made = pa.RecordBatch.from_pylist(rows, schema=schema)
+    table.add_files([write_file(table, "nested.parquet", made)])
+    if changed:
+        with table.update_schema() as update:
+            update.add_column(("items", "more"), StringType())
+    replace(table, [live_files(table)])
+    (file,) = live_files(table.refresh())
+    found = pa.Table.from_batches(read_file(table, file, ("items", "attrs"))).to_pylist()
+    more = {"more": None} if changed else {}
+    assert [row["items"] for row in found] == [None, [], [{"n": 1, **more}, None], [{"n": None, **more}]]
+    assert [row["attrs"] for row in found] == list(maps)
 
 
 def test_large_records_are_read_in_small_batches(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,17 +51,23 @@ def test_columns_are_added_and_widened(table: Table) -> None:
         ("a decimal(9, 2)", "a decimal(9, 3)", "decimal(9, 2)"),
         ("a date", "a timestamp", "date"),
         ("a bigint", "a double", "long"),
-        ("a struct<x: int>", "a struct<x: int, y: int>", None),
+        ("a struct<x: int>", "a struct<x: int, y: int>", "struct<x: optional int>"),
         ("a bigint", "A bigint", "a long"),
     ],
 )
-def test_what_can_not_be_had_is_told(table: Table, old: str, new: str, kept: str | None) -> None:
+def test_what_can_not_be_had_is_told(table: Table, old: str, new: str, kept: str) -> None:
     table, _ = evolve(table, columns_of(old))
     table, (conflict,) = evolve(table, columns_of(new))
     assert isinstance(conflict, Conflict)
-    if kept is not None:
-        assert conflict.kept == kept
+    assert conflict.kept == kept
     assert str(conflict).startswith(f"column {conflict.column} is declared as ")
+
+
+def test_a_name_may_have_dots(table: Table) -> None:
+    for declared in ("a int, `a.b` int", "a int, `a.b` bigint, `c.d` string"):
+        table, conflicts = evolve(table, columns_of(declared))
+        assert conflicts == []
+    assert _types(table) == {"a": "int", "a.b": "long", "c.d": "string"}
 
 
 def test_narrower_is_no_conflict(table: Table) -> None:

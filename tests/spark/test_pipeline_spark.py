@@ -173,7 +173,7 @@ def test_the_program_runs_until_it_is_told_to_end(server: Server, connection: Co
     job = _submitted(tmp_path, sys.executable, "-m", "topics_lakehouse.job", "--config", str(file))
     config = settings(server, tmp_path / "lake", "job")
     try:
-        poll(lambda: _rows_there(config, "job") == 1000, 90, (tmp_path / "job.log").read_text())
+        poll(lambda: _rows_there(config, "job") == 1000, 180, (tmp_path / "job.log").read_text())
         fill(connection, "job", 1000)
         poll(lambda: _rows_there(config, "job") == 2000, 30)
         job.send_signal(signal.SIGTERM)

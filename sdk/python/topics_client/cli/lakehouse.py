@@ -23,7 +23,7 @@ def add_parser(commands: "Commands") -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     run = _action(actions, "run", "write what is new in the topics to their tables, with Spark, until stopped")
     run.add_argument("--once", action="store_true", help="write what is there now, then end")
-    run.add_argument("--trigger", metavar="S", help="seconds between the starts of two rounds, at least (default: 1)")
+    run.add_argument("--trigger", metavar="S", help="seconds between the starts of two rounds, at least (default: 0.5)")
     run.add_argument("--master", metavar="URL", help="where Spark runs (default: local[*])")
     status = _action(actions, "status", "where each table stands, and what is wrong; 1 if anything is")
     compact = _action(actions, "compact", "make large files of small ones")
@@ -33,7 +33,7 @@ def add_parser(commands: "Commands") -> None:
         "--grace",
         type=_seconds,
         metavar="S",
-        help="seconds that an unreferenced file is left alone (default: orphan_grace); longer than any commit takes",
+        help="seconds, 3600 at least, that an unreferenced file is left alone (default: orphan_grace)",
     )
     deletes = _action(actions, "sync-deletes", "remove the rows of records that are deleted in the topic")
     deletes.add_argument("name", metavar="TOPIC", help="the topic")

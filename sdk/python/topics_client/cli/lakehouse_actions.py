@@ -9,13 +9,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import datetime
+from itertools import count, product
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.exceptions import CommitFailedException, ValidationException
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    NotInstalledError,
+    RESTError,
+    ValidationException,
+)
 from pyiceberg.table import Table
+from sqlalchemy.exc import SQLAlchemyError
 
 from topics_client.connection import Connection
 from topics_client.errors import TopicsError
@@ -33,12 +41,14 @@ from topics_lakehouse.catalog import (
     reachable,
 )
 from topics_lakehouse.compact import Compaction, compact
-from topics_lakehouse.config import DEFAULT_FILE, Config, ConfigError, TopicRule, load
+from topics_lakehouse.config import DEFAULT_FILE, LEAST_GRACE, Config, ConfigError, TopicRule, assignments, load
 from topics_lakehouse.deletes import Step, sync_deletes
 from topics_lakehouse.display import shown
 from topics_lakehouse.hot import HotTailError
-from topics_lakehouse.maintain import Maintenance, maintain
+from topics_lakehouse.maintain import Maintained, Maintenance, maintain
 from topics_lakehouse.query import HOT_RECORDS, Lakehouse, QueryError
+from topics_lakehouse.rewrite import Rewritten
+from topics_lakehouse.runner import RunnerGoneError
 from topics_lakehouse.schema import SchemaError
 from topics_lakehouse.status import TopicStatus, status
 
@@ -52,6 +62,11 @@ _FAILURES: Final = (
     QueryError,
     HotTailError,
     CommitFailedException,
+    NoSuchTableError,
+    NotInstalledError,
+    RESTError,
+    RunnerGoneError,
+    SQLAlchemyError,
     ValidationException,
     RuntimeError,  # no Java, and what else Spark has against its start
     OSError,
@@ -82,12 +97,7 @@ def _failed(error: BaseException, code: int) -> int:
 
 def _config(arguments: argparse.Namespace) -> Config:
     """The settings: the file's, with those of the command line in their place."""
-    overrides: dict[str, Any] = {}
-    for each in arguments.set:
-        key, found, value = each.partition("=")
-        if not found:
-            raise ConfigError(f"--set {each}: KEY=VALUE is wanted")
-        overrides[key.strip()] = value.strip()
+    overrides: dict[str, Any] = {**assignments(arguments.set)}
     for name, key in _SETTINGS.items():
         if getattr(arguments, name, None) is not None:
             overrides[key] = getattr(arguments, name)
@@ -146,36 +156,47 @@ def _row(each: TopicStatus) -> dict[str, Any]:
     }
 
 
-def _tables(config: Config) -> Iterator[tuple[str, str, Table]]:
-    """The tables of the configured topics that there are, as (topic, role, table)."""
+def _each_table(
+    arguments: argparse.Namespace, config: Config, work: Callable[[str, Table], Rewritten | Maintained]
+) -> int:
+    """Do the work on the tables of the configured topics that there are, and print what became of each. `work` is given
+    the role and the table. One that fails has a line on standard error, and keeps no other from its turn."""
     catalog = open_catalog(config)
     with Connection(config.address, retry=_PATIENCE) as connection:
         topics = [each.topic for each in status(config, catalog, connection)]
-    for topic in topics:
-        for role in (RECORDS, ERRORS, GAPS):
+    rows, failed = [], False
+    for topic, role in product(topics, (RECORDS, ERRORS, GAPS)):
+        try:
             table = find_table(catalog, identifier(config, topic, role))
             if table is not None:
                 owned_state(table, topic, role)
-                yield topic, role, table
+                rows.append({"table": ".".join(table.name()), **asdict(work(role, table))})
+        except CatalogDownError:
+            raise
+        except _FAILURES as error:
+            failed = bool(_failed(error, 1))
+    _print(arguments, rows)
+    return 1 if failed else 0
 
 
 def _compact(arguments: argparse.Namespace, config: Config) -> int:
-    rows = []
-    for _, role, table in _tables(config):
+    def work(role: str, table: Table) -> Rewritten:
         how = Compaction(target_bytes=config.target_file_bytes, thorough=True, ordered=role == RECORDS)
-        rows.append({"table": ".".join(table.name()), **asdict(compact(table, how))})
-    _print(arguments, rows)
-    return 0
+        return compact(table, how)
+
+    return _each_table(arguments, config, work)
 
 
 def _maintain(arguments: argparse.Namespace, config: Config) -> int:
+    grace = config.orphan_grace_seconds if arguments.grace is None else arguments.grace
+    if grace < LEAST_GRACE:
+        raise ConfigError(
+            f"--grace: at least {LEAST_GRACE:g} s: younger files may belong to a commit that is under way"
+        )
     how = Maintenance(
-        keep_snapshots=config.keep_snapshots if arguments.keep is None else arguments.keep,
-        orphan_grace_seconds=config.orphan_grace_seconds if arguments.grace is None else arguments.grace,
+        keep_snapshots=config.keep_snapshots if arguments.keep is None else arguments.keep, orphan_grace_seconds=grace
     )
-    rows = [{"table": ".".join(table.name()), **asdict(maintain(table, how))} for _, _, table in _tables(config)]
-    _print(arguments, rows)
-    return 0
+    return _each_table(arguments, config, lambda _, table: maintain(table, how))
 
 
 def _sync_deletes(arguments: argparse.Namespace, config: Config) -> int:
@@ -221,7 +242,7 @@ def _query(arguments: argparse.Namespace, config: Config) -> int:
             for row in _rows(reader):
                 print(json.dumps(row, default=_plain))
         else:
-            _print_table(list(_rows(reader)), reader.schema.names)
+            _print_table(list(_rows(reader)), _names(reader))
     return 0
 
 
@@ -233,16 +254,25 @@ def _write_parquet(reader: pa.RecordBatchReader, path: str) -> None:
 
 def _write_csv(reader: pa.RecordBatchReader) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(reader.schema.names)
+    writer.writerow(_names(reader))
     for row in _rows(reader):
         writer.writerow(["" if value is None else _text(value) for value in row.values()])
 
 
 def _rows(reader: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
-    names = reader.schema.names
+    names = _names(reader)
     for batch in reader:
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             yield dict(zip(names, values, strict=True))
+
+
+def _names(reader: pa.RecordBatchReader) -> list[str]:
+    """The columns' names, with a number behind each that was there before."""
+    names: list[str] = []
+    for name in reader.schema.names:
+        numbered = (f"{name}_{i}" for i in count(1))
+        names.append(name if name not in names else next(each for each in numbered if each not in names))
+    return names
 
 
 def _plain(value: object) -> object:
