@@ -19,6 +19,8 @@ from topics_client.retry import Patience, Retry
 _REASON_PREFIX: Final = "GAP_REASON_"
 _SERVER_FRAME: Final = 256 << 10  # a frame takes the time of writers there
 _READER_FRAME: Final = 1 << 20
+_SERVER_SILENCE: Final = 60.0  # seconds without a frame, then the read begins anew
+_READER_SILENCE: Final = 10.0  # then it goes on at the server
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class Fetcher:
                         patience.renew()
             except TopicsError as error:
                 if source is not self._server:  # a bulk reader may know less than the server: ask that
+                    self._drop(source, error)
                     source = self._server
                 elif not (isinstance(error, UnavailableError) and patience.waited(error)):
                     raise _named(error, wanted, cursor) from error
@@ -108,7 +111,9 @@ class Fetcher:
         """What one call brings: batches and gaps, each frame's followed by the cursor behind it."""
         schema: pa.Schema | None = None
         done = False
-        with source.stream(source.topics.BulkDiff, self._request(source, wanted, parts, cursor)) as frames:
+        request = self._request(source, wanted, parts, cursor)
+        silence = _SERVER_SILENCE if source is self._server else _READER_SILENCE
+        with source.stream(source.topics.BulkDiff, request, silence=silence) as frames:
             for frame in frames:
                 if frame.next_from_seq < cursor:  # it begins anew for a cursor that it does not know
                     raise _put_back(frame.head_seq)
@@ -150,6 +155,12 @@ class Fetcher:
         if self._readers is None:
             self._readers = list(self._find_readers())
         return random.choice(self._readers) if self._readers else self._server
+
+    def _drop(self, reader: Connection, error: TopicsError) -> None:
+        """Have no more to do with a bulk reader that does not answer."""
+        if error.reason == "unavailable" and self._readers is not None:
+            self._readers = [each for each in self._readers if each is not reader]
+            reader.close()
 
     def _find_readers(self) -> Iterator[Connection]:
         try:

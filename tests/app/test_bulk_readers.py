@@ -313,6 +313,15 @@ def test_a_stop_ends_reads_and_leaves_nothing(tmp_path: Path) -> None:
         assert "Traceback" not in server.log
 
 
+def test_files_in_the_working_directory_are_no_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "grpc.py").write_text("raise SystemExit('not ours')")
+    monkeypatch.chdir(tmp_path)
+    with ServerProcess(tmp_path, env={"TOPICS_BULK_READERS": 1}) as server, Client(server.grpc_target) as client:
+        assert len(client.readers(1)) == 1
+        assert "not ours" not in server.log
+        assert server.stop() == 0
+
+
 def test_without_them_none_is_listed(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server, Client(server.grpc_target) as client:
         assert client.listed() == []

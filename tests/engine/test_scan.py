@@ -1,9 +1,19 @@
 """A long read of cold records leaves the cache to those who read what is hot."""
 
+import pytest
 from engine_support import FakeClock
 
+from topics_service.engine import reader
 from topics_service.engine.engine import Engine
-from topics_service.engine.model import AppendRequest, Batch, BulkRequest, ConfigInput, DiffRequest
+from topics_service.engine.model import (
+    AppendRequest,
+    Batch,
+    BulkRequest,
+    ConfigInput,
+    DeleteRequest,
+    DiffRequest,
+    TagMatch,
+)
 from topics_service.storage.memory import MemoryStore
 
 DATA = b'"%b"' % (b"x" * 1000)
@@ -57,3 +67,23 @@ def test_a_scan_reads_a_large_block_once() -> None:
     before = engine.blocks.statistics.misses
     assert _read(engine, "t") == 6000
     assert engine.blocks.statistics.misses - before <= 3
+
+
+@pytest.mark.parametrize("match", [None, TagMatch("Glob", b"a")])
+def test_a_page_is_of_few_slices(match: TagMatch | None) -> None:
+    """However much was deleted in between: each slice takes time."""
+    engine = Engine(MemoryStore(), FakeClock())
+    tags = [b"a", b"b"] * 1300
+    engine.append(AppendRequest(topic="t", batch=Batch(datas=[b"1"] * 2600, tags=tags)))
+    engine.sync()
+    engine.delete_records(DeleteRequest(topic="t", match=TagMatch("Eq", b"b")))
+    engine.sync()
+    request = BulkRequest(topic="t", limit=16_000, max_batch_bytes=1 << 20, filter=match)
+    sizes, seqs = list[int](), list[int]()
+    while request.from_seq < 2600:
+        reply, request.epoch = engine.bulk(request)
+        sizes.append(len(reply.slices))
+        seqs += [piece.block.base_seq + i for piece in reply.slices for i in range(piece.start, piece.stop)]
+        request.from_seq = reply.next_from_seq
+    assert seqs == list(range(1, 2600, 2))
+    assert sizes == [reader.SLICES, reader.SLICES, 1300 - 2 * reader.SLICES]

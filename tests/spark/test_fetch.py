@@ -1,5 +1,6 @@
 """Reading a range over breaks, against a server that answers as a test tells it to. No JVM."""
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from pyspark_topics import fetch
 from pyspark_topics.fetch import Fetcher, Gap, Parts, PutBackError, SeqRange
 from topics.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2, topics_service_pb2_grpc
 from topics.v1 import topics_service_pb2 as pb
@@ -197,3 +199,40 @@ def test_a_server_that_was_put_back_gives_nothing_twice() -> None:
     [batch] = found
     assert not isinstance(batch, Gap)
     assert batch.column("seq").to_pylist() == [1, 2]
+
+
+def test_a_bulk_reader_that_hangs_is_left_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_READER_SILENCE", 0.2)
+    ended = threading.Event()
+
+    def hanging(request: pb.BulkDiffRequest, context: Any) -> Iterator[pb.BulkDiffResponse]:
+        yield _frame(1, 2, begin=True)
+        context.add_callback(ended.set)
+        assert ended.wait(30)
+
+    reader, server = _Server(hanging), _Server(_all)
+    with _serving(reader) as port, _serving(server) as at:
+        server.readers = (port,)
+        with Fetcher(Address("127.0.0.1", at), retry=_QUICK) as fetcher:
+            for expected in (1, 1):  # it is not asked again
+                found = [seq for got in fetcher.read(_RANGE) for seq in got.column("seq").to_pylist()]  # type: ignore[union-attr]
+                assert found == list(range(1, 10))
+                assert len(reader.requests) == expected
+        assert ended.wait(30)
+    assert [request.from_seq for request in server.requests] == [2, 0]
+
+
+def test_time_that_the_caller_takes_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_SERVER_SILENCE", 0.2)
+
+    def frames(request: pb.BulkDiffRequest, context: Any) -> Iterator[pb.BulkDiffResponse]:
+        yield _frame(1, 4, begin=True)
+        yield _frame(5, 9, done=True)
+
+    server = _Server(frames)
+    with _serving(server) as port, Fetcher(Address("127.0.0.1", port), retry=_QUICK) as fetcher:
+        batches = fetcher.read(_RANGE)
+        next(batches)
+        threading.Event().wait(0.6)
+        assert [each.num_rows for each in batches] == [5]  # type: ignore[union-attr]
+    assert len(server.requests) == 1

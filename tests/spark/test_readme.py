@@ -29,7 +29,7 @@ def test_the_tour_of_spark(
     assert '.option("subscribe", "gh")' in block
     names: dict[str, Any] = {"spark": spark}
     exec(block.replace('.option("subscribe"', f'.option("url", "{server.url}").option("subscribe"'), names)
-    counts = re.findall(r"\|\s*(\w+)\|\s*(\d+)\|", capsys.readouterr().out)
+    counts = re.findall(r"\|\s*([\w.]+)\|\s*(\d+)\|", capsys.readouterr().out)
     assert sum(int(count) for _, count in counts) == 12
 
     environment()

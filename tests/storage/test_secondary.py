@@ -127,6 +127,57 @@ def test_a_try_counts_if_the_manifest_stood_still(writer: RocksStore, follower: 
     assert follower.whole
 
 
+def test_what_was_flushed_before_it_was_read_is_not_hidden_by_what_was_there(
+    writer: RocksStore, follower: SecondaryStore
+) -> None:
+    """RocksDB skips the part of a log that is in a file by now, and would go on with the older rows in memory."""
+    for number in range(20):
+        batch = writer.batch()
+        batch.put(Family.DELETES, b"chunk", b"%d" % number)
+        batch.put(Family.TOPICS, b"topic %d" % number, b"")
+        writer.write(batch)
+        follower.catch_up()
+        batch = writer.batch()
+        batch.put(Family.DELETES, b"chunk", b"newer than %d" % number)
+        batch.delete(Family.TOPICS, b"topic %d" % number)
+        writer.write(batch)
+        for family in (Family.DELETES, Family.TOPICS):
+            writer._families[family].flush(True)
+            writer._families[family].compact_range(None, None)
+        put(writer, number)
+        follower.catch_up()
+        assert follower.get(Family.DELETES, b"chunk") == b"newer than %d" % number
+        assert list(follower.scan(Family.DELETES, b"", b"d")) == [(b"chunk", b"newer than %d" % number)]
+        assert list(follower.scan(Family.TOPICS, b"", b"u")) == []
+        assert numbers(follower) == list(range(number + 1))
+
+
+def test_a_follower_that_could_not_be_opened_again_tries_it_later(
+    writer: RocksStore, follower: SecondaryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtake(value: bytes) -> None:
+        put(writer, 1, family=Family.TOPICS)
+        writer._families[Family.TOPICS].flush(True)
+        batch = writer.batch()
+        batch.put(Family.BLOCKS, b"new", value)
+        writer.write(batch)
+
+    follower.catch_up()
+    overtake(b"1")
+
+    def fail() -> None:
+        raise OSError("no more files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(follower, "_open", fail)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="can't follow the writer: no more files"):
+                follower.catch_up()
+            assert not follower.whole
+    follower.catch_up()
+    assert (follower.whole, follower.get(Family.BLOCKS, b"new")) == (True, b"1")
+
+
 def test_it_never_writes(writer: RocksStore, follower: SecondaryStore, tmp_path: Path) -> None:
     before = {file.name: file.stat().st_size for file in (tmp_path / "data").iterdir() if file.name != "LOG"}
     with pytest.raises(StoreError, match="does not write"):

@@ -1,8 +1,10 @@
 """A connection to one server: a channel, the key, deadlines, retries, and errors in the terms of the product."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -16,7 +18,7 @@ from topics.v1.router_service_pb2_grpc import RouterServiceStub
 from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
 from topics.v1.watch_service_pb2_grpc import WatchServiceStub
 from topics_client.address import Address
-from topics_client.errors import TopicsError, from_rpc
+from topics_client.errors import TopicsError, UnavailableError, from_rpc
 from topics_client.retry import Retry
 
 _MESSAGE_BYTES: Final = 80 << 20  # an append may carry 64 MiB
@@ -25,6 +27,7 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", _MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),  # a reader of a stream sends no data
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),  # a connection of one's own, not one shared within the process
@@ -81,12 +84,18 @@ class Connection:
         method: "grpc.UnaryStreamMultiCallable[_Request, _Response]",
         request: _Request,
         *,
-        timeout: float | None = None,
+        silence: float | None = None,
     ) -> Iterator[Iterator[_Response]]:
-        """The answers, as they come; the call ends with the context. Without `timeout` it may last for ever. A break is
-        raised as TopicsError: to go on is up to the caller, who knows from where."""
-        with self._answers(method(request, timeout=timeout, metadata=self._metadata)) as answers:
-            yield answers
+        """The answers, as they come; the call ends with the context, and may last for ever. A break is raised as
+        TopicsError: to go on is up to the caller, who knows from where. With `silence` so many seconds of waiting for
+        one answer are a break too."""
+        call = method(request, metadata=self._metadata)
+        with self._answers(call) as answers:
+            if silence is None:
+                yield answers
+            else:
+                with _Watch(call, silence) as watch:
+                    yield watch.over(answers)
 
     @contextmanager
     def exchange(
@@ -126,6 +135,49 @@ class Connection:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+class _Watch:
+    """Ends a call that is silent for too long, which a peer that hangs may be for ever."""
+
+    def __init__(self, call: Any, silence: float) -> None:
+        self._call = call
+        self._silence = silence
+        self._since: float | None = None  # when the wait for the next answer began
+        self._cut = False
+        self._done = Event()
+        self._thread = Thread(target=self._look, daemon=True)
+
+    def over(self, answers: Iterator[_Response]) -> Iterator[_Response]:
+        """The answers; UnavailableError in place of a long silence."""
+        while True:
+            self._since = time.monotonic()
+            try:
+                answer = next(answers, None)
+            except TopicsError:
+                if self._cut:
+                    raise UnavailableError("unavailable", f"no answer for {self._silence:g} s") from None
+                raise
+            self._since = None
+            if answer is None:
+                return
+            yield answer
+
+    def _look(self) -> None:
+        while not self._done.wait(self._silence / 4):
+            since = self._since
+            if since is not None and time.monotonic() - since > self._silence:
+                self._cut = True
+                self._call.cancel()
+                return
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._done.set()
+        self._thread.join()
 
 
 def _channel(address: Address) -> grpc.Channel:

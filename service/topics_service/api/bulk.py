@@ -38,6 +38,8 @@ async def read_bulk(
     asked for, and then in turn (without `turns`: a turn of the loop later). Raises TopicsError, also for a topic that
     was deleted meanwhile and for a server that drains.
     """
+    if turns is not None:  # many can begin at once
+        await turns.wait()
     reply, epoch = await api.bulk(request)
     end = request.end_seq
     if not follow:

@@ -126,8 +126,11 @@ class BulkReaders:
 
 
 def _spawn() -> "Popen[bytes]":
-    """Start the process. Not through the loop, which forks: Popen does not run the handlers that gRPC has for that."""
-    return Popen([sys.executable, "-m", _MODULE], stdin=PIPE, stdout=PIPE)
+    """Start the process. Not through the loop, which forks: Popen does not run the handlers that gRPC has for that.
+
+    `-P`: what lies in the working directory is no module of ours.
+    """
+    return Popen([sys.executable, "-P", "-m", _MODULE], stdin=PIPE, stdout=PIPE)
 
 
 def _tell(process: "Popen[bytes]", message: bytes) -> None:

@@ -181,26 +181,23 @@ class Block(StoredBlock):
     def _values(self, column: Packed | bytes | None) -> Column | None:
         return None if column is None else texts.pack(column, self.count).values()
 
-    def packed(self, part: Literal["tag", "node", "meta"]) -> Packed | None:
+    def packed(self, part: Literal["tag", "node", "meta"]) -> Packed | Column | None:
         """The tags, nodes or metas, one behind the other; None when no record has one.
 
-        Without a look at single ones as long as nobody has asked for them.
+        Without a look at single ones as long as nobody has asked for them; else they are there as a column.
         """
         name = f"_{part}s"
         column: Texts | None = getattr(self, name)
-        if column is None or isinstance(column, Packed):
+        if not isinstance(column, bytes):
             return column
         found = texts.pack(column, self.count)
-        if isinstance(column, bytes):
-            setattr(self, name, found)
+        setattr(self, name, found)
         return found
 
     def packed_tags(self) -> Packed | None:
         """The tags one behind the other, while nobody has asked for single ones; None if a record has no tag."""
-        if self._tags is None or isinstance(self._tags, list):
-            return None
         tags = self.packed("tag")
-        return None if tags is None or tags.absent else tags
+        return tags if isinstance(tags, Packed) and not tags.absent else None
 
     def record_data(self, i: int) -> bytes:
         """The data of the record at position i."""

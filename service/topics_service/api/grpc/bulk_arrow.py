@@ -11,7 +11,7 @@ from topics_service.api.grpc.arrow import Column, Field, Piece
 from topics_service.api.grpc.slices import Joined, by_block, joined_data, numbers, seq_runs, time_runs
 from topics_service.engine.model import Slice
 from topics_service.storage.block import Block
-from topics_service.storage.texts import Packed
+from topics_service.storage.texts import Packed, pack
 
 _KIND_BYTES: Final = bytes.maketrans(b"\0\1", bytes((record_pb2.RECORD_KIND_JSON, record_pb2.RECORD_KIND_BINARY)))
 
@@ -83,6 +83,9 @@ def _texts(groups: Sequence[tuple[Block, Sequence[Slice]]], count: int, name: Li
     for block, slices in groups:
         packed = block.packed(name)
         size = sum([piece.stop - piece.start for piece in slices])
+        if isinstance(packed, list):  # as it was appended: to pack all of it for each frame would take much longer
+            packed = pack([value for piece in slices for value in packed[piece.start : piece.stop]], size)
+            slices = (Slice(block, 0, size),)
         if packed is None:
             values.skip(size)
         else:
