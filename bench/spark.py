@@ -17,7 +17,7 @@ from typing import Any
 
 from bench import spark_peer
 from bench.kafka_broker import kafka_broker
-from bench.spark_client import Appends, Background, Driver, appends
+from bench.spark_client import Appends, Background, Driver, appends, lateness_ms
 from bench.table import Row
 from pyspark_topics.fetch import Fetcher, Gap, SeqRange
 from pyspark_topics.inventory import find_topic
@@ -33,6 +33,7 @@ _TAIL = 20_000
 _READS = 3
 _QUERIES = 9
 _APPENDS_A_SECOND = 100
+_SLEEP_SECONDS = 5.0
 _LIVE_BATCHES_A_SECOND = 50
 _LIVE_BATCH = 200
 _FILLER = b"lorem ipsum " * 7
@@ -53,6 +54,7 @@ def run(directory: Path) -> list[Row]:
             rows += _reads(driver, server, directory)
             rows += _lakehouse(driver, server, directory)
         rows += _beside(directory / "idle-driver.log", server, "")
+        rows += _beside(directory / "nice-driver.log", server, ", all of Spark at nice 19", nice=19)
     kept = directory / "topics" / "data"
     with Server(directory / "readers", data_dir=kept, env={"TOPICS_BULK_READERS": 1}) as server:
         rows += _beside(directory / "readers-driver.log", server, ", with --bulk-readers 1")
@@ -234,16 +236,18 @@ def _visible(sent: Appends, commits: list[tuple[float, int]]) -> list[float]:
     return found
 
 
-def _beside(log: Path, server: Server, how: str) -> list[Row]:
+def _beside(log: Path, server: Server, how: str, *, nice: int = 0) -> list[Row]:
     """Appends alone, beside Spark that reads, and beside Spark that takes the processors for something else."""
     alone = appends(server.url, "single", seconds=SECONDS, rate=_APPENDS_A_SECOND)
-    with Driver(log) as driver:
+    with Driver(log, nice=nice) as driver:
         driver.do("text", source="topics", options=_options(server))
         beside: dict[str, Appends] = {}
         read: dict[str, Any] = {}
+        late = {"alone": lateness_ms(_SLEEP_SECONDS)}
         for what, options in (("read", _options(server)), ("count", None)):
             driver.do("busy", options=options)
             beside[what] = appends(server.url, "single", seconds=SECONDS, rate=_APPENDS_A_SECOND)
+            late[what] = lateness_ms(_SLEEP_SECONDS)
             read[what] = driver.do("idle")
     p99 = {what: found.quantile_ms(99) for what, found in beside.items()}
     idle = alone.quantile_ms(99)
@@ -252,6 +256,7 @@ def _beside(log: Path, server: Server, how: str) -> list[Row]:
             f"Append p99 while Spark reads{how}", p99["read"], "ms", "2x of alone", idle, "alone",
             f"{_APPENDS_A_SECOND} appends/s of one record; Spark reads {_rate(read['read']):,.0f} rec/s; p50 "
             f"{beside['read'].quantile_ms(50):.2f}, alone {alone.quantile_ms(50):.2f}; beside Spark that counts "
-            f"numbers p99 {p99['count']:.2f}",
+            f"numbers p99 {p99['count']:.2f}; p99 of how late a process that only sleeps is woken: {late['read']:.2f} "
+            f"while Spark reads, {late['count']:.2f} while it counts, {late['alone']:.2f} alone",
         )
     ]  # fmt: skip

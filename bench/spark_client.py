@@ -18,12 +18,16 @@ from topics_client.address import Address
 from topics_client.connection import Connection
 
 _ROOT = Path(__file__).parents[1]
+_SLEEP = 0.005
 
 
 class Driver:
     """A process of bench/spark_driver.py."""
 
-    def __init__(self, log: Path, *, python: str = sys.executable, settings: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self, log: Path, *, python: str = sys.executable, settings: Mapping[str, str] = {}, nice: int = 0
+    ) -> None:
+        """`nice` is how much it steps back for others on the same processors."""
         env = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
         env |= {
             "PYSPARK_PYTHON": python,
@@ -34,7 +38,7 @@ class Driver:
         self._log = log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [python, "-m", "bench.spark_driver"],
+                ["nice", "-n", str(nice), python, "-m", "bench.spark_driver"],
                 env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=_ROOT,
             )  # fmt: skip
         self._send(dict(settings))
@@ -117,3 +121,13 @@ class Background:
 
     def __exit__(self, *_: object) -> None:
         self._thread.join()
+
+
+def lateness_ms(seconds: float) -> float:
+    """p99 of how late a process that does nothing but sleep is woken: what the machine adds to every wait."""
+    late = []
+    ends = time.perf_counter() + seconds
+    while (begun := time.perf_counter()) < ends:
+        time.sleep(_SLEEP)
+        late.append((time.perf_counter() - begun - _SLEEP) * 1e3)
+    return statistics.quantiles(late, n=100)[98]
