@@ -34,6 +34,7 @@ _READS = 3
 _QUERIES = 9
 _APPENDS_A_SECOND = 100
 _SLEEP_SECONDS = 5.0
+_OURS, _SPARKS = 0, 1  # cores
 _LIVE_BATCHES_A_SECOND = 50
 _LIVE_BATCH = 200
 _FILLER = b"lorem ipsum " * 7
@@ -53,11 +54,13 @@ def run(directory: Path) -> list[Row]:
         with Driver(directory / "driver.log") as driver:
             rows += _reads(driver, server, directory)
             rows += _lakehouse(driver, server, directory)
-        rows += _beside(directory / "idle-driver.log", server, "")
-        rows += _beside(directory / "nice-driver.log", server, ", all of Spark at nice 19", nice=19)
     kept = directory / "topics" / "data"
-    with Server(directory / "readers", data_dir=kept, env={"TOPICS_BULK_READERS": 1}) as server:
-        rows += _beside(directory / "readers-driver.log", server, ", with --bulk-readers 1")
+    for readers in (0, 1):
+        for apart in (False, True):
+            where = directory / f"beside-{readers}-{apart}"
+            prefix = ["taskset", "-c", str(_OURS)] if apart else []
+            with Server(where, data_dir=kept, env={"TOPICS_BULK_READERS": readers}, prefix=prefix) as server:
+                rows.append(_beside(where / "driver.log", server, readers, apart=apart))
     for readers in (0, 1, 2):
         with Server(directory / f"scale-{readers}", data_dir=kept, env={"TOPICS_BULK_READERS": readers}) as server:
             rows.append(_scale(server, readers))
@@ -236,10 +239,22 @@ def _visible(sent: Appends, commits: list[tuple[float, int]]) -> list[float]:
     return found
 
 
-def _beside(log: Path, server: Server, how: str, *, nice: int = 0) -> list[Row]:
-    """Appends alone, beside Spark that reads, and beside Spark that takes the processors for something else."""
+def _beside(log: Path, server: Server, readers: int, *, apart: bool) -> Row:
+    """Appends alone, beside Spark that reads, and beside Spark that takes the processors for something else. With
+    `apart` Spark has a core of its own, and server, bulk reader and the appending client share the other."""
+    if not apart:
+        return _appended(log, server, f", --bulk-readers {readers}", None)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {_OURS})
+    try:
+        return _appended(log, server, f" on a core of its own, --bulk-readers {readers}", _SPARKS)
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _appended(log: Path, server: Server, how: str, core: int | None) -> Row:
     alone = appends(server.url, "single", seconds=SECONDS, rate=_APPENDS_A_SECOND)
-    with Driver(log, nice=nice) as driver:
+    with Driver(log, core=core) as driver:
         driver.do("text", source="topics", options=_options(server))
         beside: dict[str, Appends] = {}
         read: dict[str, Any] = {}
@@ -250,13 +265,10 @@ def _beside(log: Path, server: Server, how: str, *, nice: int = 0) -> list[Row]:
             late[what] = lateness_ms(_SLEEP_SECONDS)
             read[what] = driver.do("idle")
     p99 = {what: found.quantile_ms(99) for what, found in beside.items()}
-    idle = alone.quantile_ms(99)
-    return [
-        Row(
-            f"Append p99 while Spark reads{how}", p99["read"], "ms", "2x of alone", idle, "alone",
-            f"{_APPENDS_A_SECOND} appends/s of one record; Spark reads {_rate(read['read']):,.0f} rec/s; p50 "
-            f"{beside['read'].quantile_ms(50):.2f}, alone {alone.quantile_ms(50):.2f}; beside Spark that counts "
-            f"numbers p99 {p99['count']:.2f}; p99 of how late a process that only sleeps is woken: {late['read']:.2f} "
-            f"while Spark reads, {late['count']:.2f} while it counts, {late['alone']:.2f} alone",
-        )
-    ]  # fmt: skip
+    return Row(
+        f"Append p99 while Spark reads{how}", p99["read"], "ms", "2x of alone", alone.quantile_ms(99), "alone",
+        f"{_APPENDS_A_SECOND} appends/s of one record; Spark reads {_rate(read['read']):,.0f} rec/s; p50 "
+        f"{beside['read'].quantile_ms(50):.2f}, alone {alone.quantile_ms(50):.2f}; beside Spark that counts "
+        f"numbers p99 {p99['count']:.2f}; p99 of how late a process that only sleeps is woken: {late['read']:.2f} "
+        f"while Spark reads, {late['count']:.2f} while it counts, {late['alone']:.2f} alone",
+    )  # fmt: skip

@@ -25,9 +25,10 @@ class Driver:
     """A process of bench/spark_driver.py."""
 
     def __init__(
-        self, log: Path, *, python: str = sys.executable, settings: Mapping[str, str] = {}, nice: int = 0
+        self, log: Path, *, python: str = sys.executable, settings: Mapping[str, str] = {}, core: int | None = None
     ) -> None:
-        """`nice` is how much it steps back for others on the same processors."""
+        """`core` is the one that it and its workers stay on; None: all."""
+        pinned = [] if core is None else ["taskset", "-c", str(core)]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
         env |= {
             "PYSPARK_PYTHON": python,
@@ -38,7 +39,7 @@ class Driver:
         self._log = log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                ["nice", "-n", str(nice), python, "-m", "bench.spark_driver"],
+                [*pinned, python, "-m", "bench.spark_driver"],
                 env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=_ROOT,
             )  # fmt: skip
         self._send(dict(settings))
