@@ -56,7 +56,6 @@ class Status:
     gaps: int = 0  # told by this process
     bytes: int = 0
     files: int = 0
-    committed_at: float = 0.0  # time of the last commit of this process, seconds since the epoch
 
     @property
     def lag(self) -> int:
@@ -210,7 +209,6 @@ class Follower:
             status.errors += sum(each.error_rows for each in self._written)
             status.bytes += sum(each.bytes for each in self._written)
             status.files += sum(len(each.files) for each in self._written)
-            status.committed_at = time.time()
 
     def forget(self) -> None:
         """Look at the tables afresh next time, and plan from there."""

@@ -12,7 +12,6 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table import Table
 from pyiceberg.types import DecimalType, DoubleType, FloatType, IcebergType, IntegerType, LongType
 
-FIELD_ID: Final = b"PARQUET:field_id"
 _TS: Final = pa.timestamp("us", "UTC")
 
 ENVELOPE: Final = pa.schema(

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from support.kafka_clients import Client
+from support.missing import without
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests/kafka/clients"
@@ -147,7 +146,5 @@ def usable(name: str) -> Kind:
     """The client of that name; skips the test if it can't be run here (TOPICS_ALL_CLIENTS=1: fails it)."""
     kind = KINDS[name]
     if reason := kind.missing():
-        if os.environ.get("TOPICS_ALL_CLIENTS"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        without(reason)
     return kind

