@@ -18,6 +18,7 @@ from topics.v1.router_service_pb2_grpc import RouterServiceStub
 from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
 from topics.v1.watch_service_pb2_grpc import WatchServiceStub
 from topics_client.address import Address
+from topics_client.declared import repeatable as declared_repeatable
 from topics_client.errors import TopicsError, UnavailableError, from_rpc
 from topics_client.retry import Retry
 
@@ -65,18 +66,32 @@ class Connection:
         method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]",
         request: _Request,
         *,
-        repeatable: bool,
+        repeatable: bool | None = None,
         timeout: float | None = None,
     ) -> _Response:
         """The answer. A `repeatable` call, which does no more when it is made twice, is made again while the server is
-        unavailable; another one never is. Raises TopicsError."""
-        retry = self.retry if repeatable else _ONCE
+        unavailable; another one never is. None: as the protos declare it. Raises TopicsError."""
+        retry = self.retry if _is(repeatable, request) else _ONCE
 
         def attempt() -> _Response:
             with self._errors():
                 return method(request, timeout=timeout or self.timeout, metadata=self._metadata)
 
         return retry.run(attempt)
+
+    def start(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]",
+        request: _Request,
+        *,
+        timeout: float | None = None,
+    ) -> "grpc.Future[_Response]":
+        """One attempt that does not block: gRPC's future of the answer. `failure` tells what its RpcError means."""
+        return method.future(request, timeout=timeout or self.timeout, metadata=self._metadata)
+
+    def failure(self, error: grpc.RpcError) -> TopicsError:
+        """What a call failed with, in the terms of the product."""
+        return from_rpc(error, self.address)
 
     @contextmanager
     def stream(
@@ -124,7 +139,7 @@ class Connection:
         except TopicsError:
             raise
         except grpc.RpcError as error:
-            raise from_rpc(error, self.address) from error
+            raise self.failure(error) from error
 
     def close(self) -> None:
         """End the connection and every call on it."""
@@ -135,6 +150,10 @@ class Connection:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _is(repeatable: bool | None, request: Message) -> bool:
+    return declared_repeatable(request) if repeatable is None else repeatable
 
 
 class _Watch:
