@@ -1,7 +1,7 @@
 """A connection to one server: a channel, the key, deadlines, retries, and errors in the terms of the product."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -20,7 +20,7 @@ from topics.v1.watch_service_pb2_grpc import WatchServiceStub
 from topics_client.address import Address
 from topics_client.declared import repeatable as declared_repeatable
 from topics_client.errors import TopicsError, UnavailableError, from_rpc
-from topics_client.retry import Retry
+from topics_client.retry import Patience, Retry
 
 _MESSAGE_BYTES: Final = 80 << 20  # an append may carry 64 MiB
 CHANNEL_OPTIONS: Final = (
@@ -35,7 +35,7 @@ CHANNEL_OPTIONS: Final = (
 )
 
 DEFAULT_RETRY: Final = Retry()
-_ONCE: Final = Retry(seconds=0)
+ONCE: Final = Retry(seconds=0)
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)
@@ -71,13 +71,21 @@ class Connection:
     ) -> _Response:
         """The answer. A `repeatable` call, which does no more when it is made twice, is made again while the server is
         unavailable; another one never is. None: as the protos declare it. Raises TopicsError."""
-        retry = self.retry if _is(repeatable, request) else _ONCE
+        retry = self.retry if is_repeatable(request, repeatable) else ONCE
 
         def attempt() -> _Response:
             with self._errors():
                 return method(request, timeout=timeout or self.timeout, metadata=self._metadata)
 
         return retry.run(attempt)
+
+    def waited(self, patience: Patience, error: UnavailableError) -> bool:
+        """Sleep before another attempt; False, at once, if the time is up by then."""
+        return patience.waited(error)
+
+    def blocking(self) -> "Connection":
+        """Itself: see AsyncConnection."""
+        return self
 
     def start(
         self,
@@ -100,11 +108,14 @@ class Connection:
         request: _Request,
         *,
         silence: float | None = None,
+        started: Callable[[Callable[[], object]], None] | None = None,
     ) -> Iterator[Iterator[_Response]]:
         """The answers, as they come; the call ends with the context, and may last for ever. A break is raised as
         TopicsError: to go on is up to the caller, who knows from where. With `silence` so many seconds of waiting for
-        one answer are a break too."""
+        one answer are a break too. `started` gets what cancels the call, from any thread."""
         call = method(request, metadata=self._metadata)
+        if started:
+            started(call.cancel)
         with self._answers(call) as answers:
             if silence is None:
                 yield answers
@@ -152,10 +163,6 @@ class Connection:
         self.close()
 
 
-def _is(repeatable: bool | None, request: Message) -> bool:
-    return declared_repeatable(request) if repeatable is None else repeatable
-
-
 class _Watch:
     """Ends a call that is silent for too long, which a peer that hangs may be for ever."""
 
@@ -199,9 +206,21 @@ class _Watch:
         self._thread.join()
 
 
-def _channel(address: Address) -> grpc.Channel:
+def is_repeatable(request: Message, said: bool | None) -> bool:
+    """What the caller said of a call, else what the protos declare."""
+    return declared_repeatable(request) if said is None else said
+
+
+def credentials_of(address: Address) -> grpc.ChannelCredentials | None:
+    """What a channel to a TLS server takes; None for plain TCP. Raises OSError for a file of roots it can't read."""
     if not address.tls:
-        return grpc.insecure_channel(address.target, options=CHANNEL_OPTIONS)
+        return None
     roots = Path(address.ca_file).read_bytes() if address.ca_file else None
-    credentials = grpc.ssl_channel_credentials(root_certificates=roots)
+    return grpc.ssl_channel_credentials(root_certificates=roots)
+
+
+def _channel(address: Address) -> grpc.Channel:
+    credentials = credentials_of(address)
+    if credentials is None:
+        return grpc.insecure_channel(address.target, options=CHANNEL_OPTIONS)
     return grpc.secure_channel(address.target, credentials, options=CHANNEL_OPTIONS)

@@ -1,10 +1,13 @@
 """What a call to the server can fail with."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+from topics.v1 import errors_pb2
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 
@@ -53,6 +56,7 @@ class UnavailableError(TopicsError):
 _KINDS: Final[Mapping[grpc.StatusCode, type[TopicsError]]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: InvalidRequestError,  # too large; who is throttled gets RetryInfo
     grpc.StatusCode.UNIMPLEMENTED: InvalidRequestError,
     grpc.StatusCode.UNAUTHENTICATED: AuthError,
     grpc.StatusCode.PERMISSION_DENIED: AuthError,
@@ -63,6 +67,31 @@ _KINDS: Final[Mapping[grpc.StatusCode, type[TopicsError]]] = {
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.DEADLINE_EXCEEDED: UnavailableError,
 }
+
+
+@cache
+def _registry() -> Mapping[str, type[TopicsError]]:
+    """Kind of each code of the registry."""
+    rules = (value.GetOptions().Extensions[errors_pb2.rule] for value in errors_pb2.ErrorReason.DESCRIPTOR.values)
+    return {
+        rule.code: UnavailableError if rule.retryable else _KINDS.get(grpc.StatusCode[rule.grpc_status], TopicsError)
+        for rule in rules
+        if rule.code
+    }
+
+
+@cache
+def code_of(reason: int) -> str:
+    """The code of a reason that came as a number; `internal` for one unknown here."""
+    value = errors_pb2.ErrorReason.DESCRIPTOR.values_by_number.get(reason)
+    return (value and value.GetOptions().Extensions[errors_pb2.rule].code) or "internal"
+
+
+def error_of(
+    code: str, message: str, detail: Mapping[str, str] | None = None, retry_after_ms: int | None = None
+) -> TopicsError:
+    """The error that a code of the registry stands for."""
+    return _registry().get(code, TopicsError)(code, message, detail, retry_after_ms)
 
 
 def from_rpc(error: grpc.RpcError, server: object = "") -> TopicsError:
@@ -79,9 +108,7 @@ def from_rpc(error: grpc.RpcError, server: object = "") -> TopicsError:
                 elif packed.Unpack(again):
                     retry = again.retry_delay.ToMilliseconds()
     text = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
-    kind = _KINDS.get(code, TopicsError)
-    if retry is not None and kind is TopicsError:  # throttled
-        kind = UnavailableError
+    kind = _KINDS.get(code, TopicsError) if retry is None else UnavailableError
     if not reason:
         reason = code.name.lower()
         text = f"{server}: {text}" if server else text

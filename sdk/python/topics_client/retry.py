@@ -53,13 +53,18 @@ class Patience:
         """It got further: the time begins anew with the next failure."""
         self._ends = None
 
-    def waited(self, error: UnavailableError) -> bool:
-        """Sleep before another attempt; False, at once, if the time is up by then."""
+    def pause(self, error: UnavailableError) -> float | None:
+        """How long to wait before another attempt, in seconds; None if the time is up by then."""
         if self._ends is None:
             self._ends = time.monotonic() + self._retry.seconds
             self._pauses = self._retry.pauses()
         pause = max(random.uniform(0, next(self._pauses)), (error.retry_after_ms or 0) / 1e3)
-        if time.monotonic() + pause > self._ends:
+        return None if time.monotonic() + pause > self._ends else pause
+
+    def waited(self, error: UnavailableError) -> bool:
+        """Sleep before another attempt; False, at once, if the time is up by then."""
+        pause = self.pause(error)
+        if pause is None:
             return False
         self._sleep(pause)
         return True

@@ -1,0 +1,49 @@
+# The public names, each from where it is defined: what `__init__.py` loads, and what type checkers see.
+from .address import Address as Address
+from .aio.client import AsyncTopicsClient as AsyncTopicsClient
+from .aio.streams import (
+    AsyncReadStream as AsyncReadStream,
+    AsyncWatchStream as AsyncWatchStream,
+)
+from .errors import (
+    AuthError as AuthError,
+    ConflictError as ConflictError,
+    InvalidRequestError as InvalidRequestError,
+    NotFoundError as NotFoundError,
+    TopicsError as TopicsError,
+    UnavailableError as UnavailableError,
+)
+from .models import (
+    Advice as Advice,
+    Appended as Appended,
+    CaughtUp as CaughtUp,
+    Deleted as Deleted,
+    Event as Event,
+    Gap as Gap,
+    GapError as GapError,
+    GroupPosition as GroupPosition,
+    GroupSummary as GroupSummary,
+    Job as Job,
+    JobView as JobView,
+    NewRecord as NewRecord,
+    Page as Page,
+    PartitionInfo as PartitionInfo,
+    QueueCounts as QueueCounts,
+    RawJson as RawJson,
+    Record as Record,
+    RouterConfig as RouterConfig,
+    RouterInfo as RouterInfo,
+    RouterSummary as RouterSummary,
+    Settled as Settled,
+    TopicConfig as TopicConfig,
+    TopicDeleted as TopicDeleted,
+    TopicInfo as TopicInfo,
+    TopicPut as TopicPut,
+    TopicSummary as TopicSummary,
+)
+from .retry import Retry as Retry
+from .sync.client import TopicsClient as TopicsClient
+from .sync.streams import (
+    ReadStream as ReadStream,
+    WatchStream as WatchStream,
+)

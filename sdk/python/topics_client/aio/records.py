@@ -1,0 +1,282 @@
+"""Records: append, read, watch, delete."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, overload
+
+from topics.v1 import topics_service_pb2 as pb
+from topics.v1.watch_service_pb2 import (
+    WATCH_CONSISTENCY_EVENTUAL,
+    WATCH_CONSISTENCY_STRONG,
+    WatchRequest,
+    WatchSubscription,
+)
+from topics_client.aio.base import AsyncBase
+from topics_client.aio.streams import HEARTBEAT_SECONDS, AsyncReadStream, AsyncWatchStream
+from topics_client.decoding import appended_of, page_of
+from topics_client.models import Appended, Deleted, Event, Gap, NewRecord, Page, Record, TopicConfig
+from topics_client.reading import Reading
+from topics_client.requests import append_request, tag_match
+from topics_client.watching import Start, Watching, subscribe
+
+
+class AsyncRecords(AsyncBase):
+    """Calls on the records of topics."""
+
+    async def append(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: Mapping[str, Any] | None = None,
+        partition: int = 0,
+        idempotency_key: str | None = None,
+        create: bool | None = None,
+        config: TopicConfig | None = None,
+        delay_ms: int = 0,
+        priority: int = 0,
+    ) -> Appended:
+        """Append one record: any JSON value, RawJson, or bytes for a binary one. See `append_many`, and NewRecord for
+        `tag`, `node` and `meta`."""
+        return await self.append_many(
+            topic,
+            (NewRecord(value, tag, node, meta),),
+            partition=partition,
+            idempotency_key=idempotency_key,
+            create=create,
+            config=config,
+            delay_ms=delay_ms,
+            priority=priority,
+        )
+
+    async def append_many(
+        self,
+        topic: str,
+        values: Iterable[Any],
+        *,
+        partition: int = 0,
+        idempotency_key: str | None = None,
+        create: bool | None = None,
+        config: TopicConfig | None = None,
+        delay_ms: int = 0,
+        priority: int = 0,
+    ) -> Appended:
+        """Append up to 10,000 records, all or none; each is a NewRecord or what its value can be.
+
+        The answer comes once they are durable for the class of the topic. A topic that is not there is made, with
+        `config`, unless `create` is False. `delay_ms` and `priority` (0 to 9) are for jobs of a queue. A write under an
+        `idempotency_key` that was used within the topic's `idempotency_window_ms` stores nothing and answers as the
+        first; a key is made where none is given, so that a write whose answer was lost is not stored twice.
+        Raises InvalidRequestError, NotFoundError, ConflictError (topic_full).
+        """
+        request = append_request(
+            topic,
+            values,
+            partition=partition,
+            idempotency_key=idempotency_key,
+            create=create,
+            config=config,
+            delay_ms=delay_ms,
+            priority=priority,
+        )
+        return appended_of(await self.connection.unary(self.connection.topics.Append, request, repeatable=True))
+
+    async def diff(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        *,
+        limit: int = 0,
+        wait_ms: int = 0,
+        from_ts_ms: int | None = None,
+        last: int | None = None,
+        tag: str | None = None,
+        tag_prefix: str | None = None,
+        node: Sequence[str] = (),
+        partition: int = 0,
+    ) -> Page:
+        """One page of what lies behind the cursor `from_seq`, or from a time, or the `last` records.
+
+        `limit` is at most 1000 (0: 256). At the head it waits up to `wait_ms` (30,000 at most) for a record. The next
+        page begins at `next_from_seq`.
+        """
+        request = pb.DiffRequest(
+            topic=topic,
+            from_seq=from_seq,
+            limit=limit,
+            node=node,
+            include_tags=True,
+            wait_ms=wait_ms,
+            partition=partition,
+            from_ts_ms=from_ts_ms,
+            last=last,
+            filter=tag_match(tag, tag_prefix),
+        )
+        timeout = self.connection.timeout + wait_ms / 1e3
+        return page_of(await self.connection.unary(self.connection.topics.Diff, request, timeout=timeout))
+
+    @overload
+    def read(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        *,
+        end_seq: int | None = None,
+        from_ts_ms: int | None = None,
+        last: int | None = None,
+        follow: bool = False,
+        tag: str | None = None,
+        tag_prefix: str | None = None,
+        node: Sequence[str] = (),
+        partition: int = 0,
+        gaps: Literal["raise"] = "raise",
+    ) -> AsyncReadStream[Record]: ...
+
+    @overload
+    def read(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        *,
+        end_seq: int | None = None,
+        from_ts_ms: int | None = None,
+        last: int | None = None,
+        follow: bool = False,
+        tag: str | None = None,
+        tag_prefix: str | None = None,
+        node: Sequence[str] = (),
+        partition: int = 0,
+        gaps: Literal["yield"],
+    ) -> AsyncReadStream[Record | Gap]: ...
+
+    def read(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        *,
+        end_seq: int | None = None,
+        from_ts_ms: int | None = None,
+        last: int | None = None,
+        follow: bool = False,
+        tag: str | None = None,
+        tag_prefix: str | None = None,
+        node: Sequence[str] = (),
+        partition: int = 0,
+        gaps: Literal["raise", "yield"] = "raise",
+    ) -> AsyncReadStream[Any]:
+        """All records behind a cursor (or from a time, or the `last` ones), to iterate over, up to `end_seq`.
+
+        Without `end_seq` it ends at the head of the moment when it begins, or never with `follow`. Records lost to
+        retention raise GapError where they were; with `gaps="yield"` a Gap stands in their place.
+        Records that one of the `node`s wrote are left out.
+        """
+        request = pb.BulkDiffRequest(
+            topic=topic,
+            from_seq=from_seq,
+            from_ts_ms=from_ts_ms,
+            last=last,
+            end_seq=end_seq,
+            follow=follow,
+            node=node,
+            include_tags=True,
+            partition=partition,
+            filter=tag_match(tag, tag_prefix),
+        )
+        return AsyncReadStream(self.connection, Reading(request, raise_gaps=gaps == "raise"))
+
+    @overload
+    def watch(
+        self,
+        topics: str | Iterable[str] | Mapping[str, Start],
+        *,
+        cursor: Mapping[str, int] | None = None,
+        tag: str | None = None,
+        tag_prefix: str | None = None,
+        node: Sequence[str] = (),
+        strong: bool = False,
+        lenient: bool = False,
+        events: Literal[False] = False,
+    ) -> AsyncWatchStream[Record]: ...
+
+    @overload
+    def watch(
+        self,
+        topics: str | Iterable[str] | Mapping[str, Start],
+        *,
+        cursor: Mapping[str, int] | None = None,
+        tag: str | None = None,
+        tag_prefix: str | None = None,
+        node: Sequence[str] = (),
+        strong: bool = False,
+        lenient: bool = False,
+        events: Literal[True],
+    ) -> AsyncWatchStream[Event]: ...
+
+    def watch(
+        self,
+        topics: str | Iterable[str] | Mapping[str, Start],
+        *,
+        cursor: Mapping[str, int] | None = None,
+        tag: str | None = None,
+        tag_prefix: str | None = None,
+        node: Sequence[str] = (),
+        strong: bool = False,
+        lenient: bool = False,
+        events: bool = False,
+    ) -> AsyncWatchStream[Any]:
+        """Follow many topics at once, to iterate over, without an end.
+
+        `topics` are names, each with where it begins: a seq to begin behind (0 where none is given) or "tail". A name
+        that ends in `*` stands for all topics that begin so, also those that are made later; `topic@N` is a partition.
+        `cursor`, as an earlier watch gave it, wins. With `strong` records come only once they are synced. With
+        `lenient` topics that are not there are left out.
+
+        Records lost raise GapError, a deleted topic NotFoundError; iterate again to go on with the others. With
+        `events=True` there come Gap, TopicDeleted, CaughtUp and Advice objects instead.
+        """
+        subscription = WatchSubscription(
+            cursor=cursor,
+            node=node,
+            limit=1000,
+            heartbeat_ms=HEARTBEAT_SECONDS * 1000,
+            include_tags=True,
+            consistency=WATCH_CONSISTENCY_STRONG if strong else WATCH_CONSISTENCY_EVENTUAL,
+            filter=tag_match(tag, tag_prefix),
+        )
+        subscribe(subscription, topics)
+        request = WatchRequest(subscription=subscription, lenient=lenient)
+        return AsyncWatchStream(self.connection, Watching(request, events=events))
+
+    async def delete_records(
+        self,
+        topic: str,
+        *,
+        before_seq: int | None = None,
+        tag: str | None = None,
+        tag_prefix: str | None = None,
+        partition: int = 0,
+    ) -> Deleted:
+        """Remove records for good, without a trace: those below `before_seq`, those of a tag, or what is both.
+
+        Made once unless `before_seq` is given: a second one might remove what came between.
+        """
+        request = pb.DeleteRecordsRequest(
+            topic=topic, before_seq=before_seq, match=tag_match(tag, tag_prefix), partition=partition
+        )
+        reply = await self.connection.unary(
+            self.connection.topics.DeleteRecords, request, repeatable=before_seq is not None
+        )
+        return Deleted(
+            deleted=reply.deleted,
+            earliest_seq=reply.earliest_seq,
+            head_seq=reply.head_seq,
+            count=reply.count,
+            bytes=reply.bytes,
+        )
+
+    async def locate_time(self, topic: str, ts_ms: int, *, partition: int = 0) -> int:
+        """The first live seq of that time (milliseconds since the epoch) or later; the seq behind the head if there is
+        none yet."""
+        request = pb.LocateTimeRequest(topic=topic, ts_ms=ts_ms, partition=partition)
+        return (await self.connection.unary(self.connection.topics.LocateTime, request)).seq

@@ -1,0 +1,126 @@
+"""Streams that go on where they were when the connection breaks."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar, cast
+
+from topics_client.aio_connection import AsyncConnection
+from topics_client.errors import TopicsError, UnavailableError
+from topics_client.reading import Feed, Reading
+from topics_client.retry import Patience
+from topics_client.watching import Watching
+
+HEARTBEAT_SECONDS: Final = 15
+_SILENT_HEARTBEATS: Final = 3
+
+Item = TypeVar("Item")
+
+
+class AsyncStream(Generic[Item]):
+    """Items, as they come. When the server is gone for a while, the stream waits for it and goes on without a loss or a
+    repeat; it raises UnavailableError once that took longer than the client's `retry` allows.
+
+    What was handed out counts as dealt with. To iterate again, also after an error, is to go on behind it. One
+    iteration at a time; to leave it ends the call to the server, as does the end of the stream's context.
+    """
+
+    def __init__(
+        self, connection: AsyncConnection, method: Any, feed: Feed[Any, Any, Item], silence: float | None
+    ) -> None:
+        """Made by the client. With `silence` so many seconds without a word from the server are a break."""
+        self._connection = connection
+        self._method = method
+        self._feed = feed
+        self._silence = silence
+        self._closed = False
+        self._cancel: Callable[[], object] = lambda: None
+
+    async def __aiter__(self) -> AsyncIterator[Item]:
+        feed = self._feed
+        async with aclosing(self._answers()) as answers:
+            async for answer in answers:
+                for item in feed.take(answer):
+                    feed.at(item)
+                    yield item
+                feed.passed(answer)
+
+    async def batches(self) -> AsyncIterator[Sequence[Item]]:
+        """The same items in the groups in which they came, a few thousand at most: the cheapest way to take many."""
+        feed = self._feed
+        async with aclosing(self._answers()) as answers:
+            async for answer in answers:
+                items = feed.take(answer)
+                for item in items:
+                    feed.at(item)
+                feed.passed(answer)
+                if items:
+                    yield items
+
+    async def _answers(self) -> AsyncGenerator[Any, None]:
+        """Answers of one call after the other, each dealt with before the next is asked for."""
+        patience = Patience(self._connection.retry)
+        while not (self._feed.done or self._closed):
+            try:
+                request = self._feed.request()
+                async with self._connection.stream(
+                    self._method, request, silence=self._silence, started=self._started
+                ) as answers:
+                    async for answer in answers:
+                        patience.renew()
+                        yield answer
+                return
+            except TopicsError as error:
+                if self._closed:
+                    return
+                if not isinstance(error, UnavailableError) or not await self._connection.waited(patience, error):
+                    raise
+
+    def _started(self, cancel: Callable[[], object]) -> None:
+        self._cancel = cancel
+        if self._closed:
+            cancel()
+
+    def close(self) -> None:
+        """End the iteration, also one that waits for the next item in another thread or task."""
+        self._closed = True
+        self._cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncReadStream(AsyncStream[Item]):
+    """The records of one partition, and its gaps if they were asked for as objects."""
+
+    def __init__(self, connection: AsyncConnection, reading: Reading) -> None:
+        """Made by `read`."""
+        super().__init__(connection, connection.topics.BulkDiff, cast("Feed[Any, Any, Item]", reading), None)
+        self._reading = reading
+
+    @property
+    def position(self) -> int | None:
+        """The cursor behind what was handed out: the `from_seq` to go on with. None while it is not known, before the
+        first answer to a read that begins at a time or near the end."""
+        return self._reading.position
+
+
+class AsyncWatchStream(AsyncStream[Item]):
+    """The records of many topics, and what else happens to them if that was asked for."""
+
+    def __init__(self, connection: AsyncConnection, watching: Watching) -> None:
+        """Made by `watch`."""
+        feed = cast("Feed[Any, Any, Item]", watching)
+        super().__init__(connection, connection.watches.Watch, feed, _SILENT_HEARTBEATS * HEARTBEAT_SECONDS)
+        self._watching = watching
+
+    @property
+    def cursor(self) -> dict[str, int]:
+        """The last seq handed out of each topic, or of `topic@N` for a partition N > 0: to be kept, and given to
+        another watch to go on with."""
+        return dict(self._watching.cursor)

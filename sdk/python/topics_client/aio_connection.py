@@ -1,0 +1,167 @@
+"""`connection` for asyncio: the same calls, awaited."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar, cast
+
+import grpc
+from google.protobuf.message import Message
+
+from topics.v1.admin_service_pb2_grpc import AdminServiceStub
+from topics.v1.group_service_pb2_grpc import GroupServiceStub
+from topics.v1.queue_service_pb2_grpc import QueueServiceStub
+from topics.v1.router_service_pb2_grpc import RouterServiceStub
+from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
+from topics.v1.watch_service_pb2_grpc import WatchServiceStub
+from topics_client.address import Address
+from topics_client.connection import CHANNEL_OPTIONS, DEFAULT_RETRY, ONCE, Connection, credentials_of, is_repeatable
+from topics_client.errors import UnavailableError, from_rpc
+from topics_client.retry import Patience, Retry
+
+if TYPE_CHECKING:
+    from topics.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
+    from topics.v1.group_service_pb2_grpc import GroupServiceAsyncStub
+    from topics.v1.queue_service_pb2_grpc import QueueServiceAsyncStub
+    from topics.v1.router_service_pb2_grpc import RouterServiceAsyncStub
+    from topics.v1.topics_service_pb2_grpc import TopicsServiceAsyncStub
+    from topics.v1.watch_service_pb2_grpc import WatchServiceAsyncStub
+
+_Request = TypeVar("_Request", bound=Message)
+_Response = TypeVar("_Response", bound=Message)
+
+
+class AsyncConnection:
+    """See Connection. Belongs to the event loop in which its first call is made."""
+
+    def __init__(self, address: Address, *, timeout: float = 30.0, retry: Retry = DEFAULT_RETRY) -> None:
+        """`timeout` is the deadline of each attempt of a unary call, in seconds."""
+        self.address = address
+        self.timeout = timeout
+        self.retry = retry
+        self._metadata = (("authorization", f"Bearer {address.key}"),) if address.key else ()
+        self._blocking: Connection | None = None
+
+    @cached_property
+    def _channel(self) -> grpc.aio.Channel:
+        credentials, options = credentials_of(self.address), list(CHANNEL_OPTIONS)
+        if credentials is None:
+            return grpc.aio.insecure_channel(self.address.target, options=options)
+        return grpc.aio.secure_channel(self.address.target, credentials, options=options)
+
+    @cached_property
+    def topics(self) -> "TopicsServiceAsyncStub":
+        """The calls of TopicsService."""
+        return TopicsServiceStub(self._channel)
+
+    @cached_property
+    def queues(self) -> "QueueServiceAsyncStub":
+        """The calls of QueueService."""
+        return QueueServiceStub(self._channel)
+
+    @cached_property
+    def routers(self) -> "RouterServiceAsyncStub":
+        """The calls of RouterService."""
+        return RouterServiceStub(self._channel)
+
+    @cached_property
+    def groups(self) -> "GroupServiceAsyncStub":
+        """The calls of GroupService."""
+        return GroupServiceStub(self._channel)
+
+    @cached_property
+    def watches(self) -> "WatchServiceAsyncStub":
+        """The calls of WatchService."""
+        return WatchServiceStub(self._channel)
+
+    @cached_property
+    def admin(self) -> "AdminServiceAsyncStub":
+        """The calls of AdminService."""
+        return AdminServiceStub(self._channel)
+
+    async def unary(
+        self,
+        method: "grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]",
+        request: _Request,
+        *,
+        repeatable: bool | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # the call's deadline, which the server learns of
+    ) -> _Response:
+        """See Connection.unary."""
+        patience = Patience(self.retry if is_repeatable(request, repeatable) else ONCE)
+        while True:
+            try:
+                with self._errors():
+                    return await method(request, timeout=timeout or self.timeout, metadata=self._metadata)
+            except UnavailableError as error:
+                if not await self.waited(patience, error):
+                    raise
+
+    async def waited(self, patience: Patience, error: UnavailableError) -> bool:
+        """Sleep before another attempt; False, at once, if the time is up by then."""
+        pause = patience.pause(error)
+        if pause is None:
+            return False
+        await asyncio.sleep(pause)
+        return True
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: "grpc.aio.UnaryStreamMultiCallable[_Request, _Response]",
+        request: _Request,
+        *,
+        silence: float | None = None,
+        started: Callable[[Callable[[], object]], None] | None = None,
+    ) -> AsyncIterator[AsyncIterator[_Response]]:
+        """See Connection.stream."""
+        call = method(request, metadata=self._metadata)
+        if started:
+            started(call.cancel)
+
+        async def answers() -> AsyncIterator[_Response]:
+            while True:
+                try:
+                    with self._errors():
+                        async with asyncio.timeout(silence):
+                            answer = await call.read()
+                except TimeoutError:
+                    raise UnavailableError("unavailable", f"no answer for {silence:g} s") from None
+                if answer is grpc.aio.EOF:
+                    return
+                yield cast("_Response", answer)
+
+        try:
+            yield answers()
+        finally:
+            call.cancel()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.address) from error
+
+    def blocking(self) -> Connection:
+        """A connection to the same server for threads; it is closed along with this one."""
+        if self._blocking is None:
+            self._blocking = Connection(self.address, timeout=self.timeout, retry=self.retry)
+        return self._blocking
+
+    async def close(self) -> None:
+        """End the connection and every call on it."""
+        if "_channel" in self.__dict__:
+            await self._channel.close()
+        if self._blocking is not None:
+            self._blocking.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,66 @@
+"""Python values as the bytes of records."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from topics.v1.record_pb2 import RECORD_KIND_BINARY, RECORD_KIND_JSON, Column, ColumnBatch
+from topics_client.errors import InvalidRequestError
+from topics_client.models import RawJson
+
+_JSON: Final = int(RECORD_KIND_JSON)
+_BINARY: Final = int(RECORD_KIND_BINARY)
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def encode(value: Any) -> tuple[bytes, bool]:
+    """The bytes of a record's value, and whether it is a binary one.
+
+    RawJson goes as it is, other bytes are binary, everything else is encoded as JSON. Raises InvalidRequestError for
+    what has no JSON form (NaN, a set, a lone surrogate).
+    """
+    if isinstance(value, bytes):
+        return value, not isinstance(value, RawJson)
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value), True
+    return encode_json(value), False
+
+
+def encode_json(value: Any) -> bytes:
+    """A value as compact JSON in UTF-8. Raises InvalidRequestError."""
+    try:
+        return _ENCODER.encode(value).encode()
+    except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
+        raise InvalidRequestError("invalid_request", f"the value has no JSON form: {error}") from None
+
+
+def encode_meta(meta: Mapping[str, Any] | None) -> bytes:
+    """Headers as the text of a JSON object; empty for none. Raises InvalidRequestError."""
+    return encode_json(dict(meta)) if meta else b""
+
+
+def column_batch(
+    datas: Sequence[bytes],
+    binary: Sequence[bool],
+    tags: Sequence[str | None],
+    nodes: Sequence[str | None],
+    metas: Sequence[bytes],
+) -> ColumnBatch:
+    """Records as columns, each sequence as long as `datas`: several times cheaper than rows, here and at the server."""
+    batch = ColumnBatch(data=datas, tag=_column(tags), node=_column(nodes))
+    if any(binary):
+        batch.kinds = bytes(_BINARY if each else _JSON for each in binary)
+    if any(metas):
+        batch.meta.CopyFrom(Column(value=metas))
+    return batch
+
+
+def _column(texts: Sequence[str | None]) -> Column | None:
+    """A column of texts; None where nobody has one."""
+    different = set(texts)
+    if different <= {None}:
+        return None
+    if len(different) == 1:
+        return Column(shared=(texts[0] or "").encode())
+    absent = [index for index, text in enumerate(texts) if text is None] if None in different else ()
+    return Column(value=[(text or "").encode() for text in texts], absent=absent)

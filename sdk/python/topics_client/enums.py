@@ -1,0 +1,42 @@
+"""Enums of the protos as the short texts that `/v0` uses: `TOPIC_TYPE_QUEUE` is `queue`."""
+
+from functools import cache
+from typing import Final
+
+from topics.v1.job_pb2 import JobState
+from topics.v1.record_pb2 import GapReason
+from topics.v1.router_pb2 import RouterGuarantee
+from topics.v1.topic_pb2 import DiscardPolicy, Durability, TopicType
+from topics_client.errors import InvalidRequestError
+
+_ENUMS: Final = {
+    "type": TopicType,
+    "discard": DiscardPolicy,
+    "durability": Durability,
+    "guarantee": RouterGuarantee,
+    "state": JobState,
+    "reason": GapReason,
+}
+
+
+@cache
+def _texts(field: str) -> dict[str, int]:
+    """Text to number, in the order of the numbers; the unspecified one is the first."""
+    items = _ENUMS[field].items()
+    prefix = items[0][0].removesuffix("UNSPECIFIED")
+    return {name.removeprefix(prefix).lower(): number for name, number in items}
+
+
+@cache
+def text_of(field: str, number: int) -> str:
+    """The text of a value of the enum that is `field` (`type`, `durability`, …); `unspecified` for one unknown here."""
+    return next((text for text, value in _texts(field).items() if value == number), "unspecified")
+
+
+def number_of(field: str, text: str) -> int:
+    """The number that goes on the wire. Raises InvalidRequestError for a text that is none of the enum."""
+    number = _texts(field).get(text, 0)
+    if not number:
+        known = ", ".join(list(_texts(field))[1:])
+        raise InvalidRequestError("invalid_request", f"{field} must be one of {known}, not {text!r}")
+    return number

@@ -1,0 +1,86 @@
+"""How far a stream of records has come, and what to ask for to go on. No calls are made here."""
+
+from collections.abc import Sequence
+from typing import Final, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from topics.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
+from topics_client.decoding import gap_of, records_of_columns
+from topics_client.models import Gap, GapError, Record
+
+Request_co = TypeVar("Request_co", bound=Message, covariant=True)
+Response_contra = TypeVar("Response_contra", bound=Message, contravariant=True)
+Item = TypeVar("Item")
+
+
+class Feed(Protocol[Request_co, Response_contra, Item]):
+    """What a stream that resumes goes by.
+
+    Answers are taken one after the other; each item of one is passed to `at` right before it is handed out, and the
+    answer to `passed` after its last. Whenever the stream breaks, `request` asks for what was not handed out yet.
+    """
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to come, ever."""
+
+    def request(self) -> Request_co:
+        """What to ask for."""
+
+    def take(self, response: Response_contra) -> Sequence[Item]:
+        """The items of an answer."""
+
+    def at(self, item: Item) -> None:
+        """Count `item` as handed out. Raises what stands for it if it is not to be handed out as an object."""
+
+    def passed(self, response: Response_contra) -> None:
+        """Count all of an answer as handed out."""
+
+
+class Reading:
+    """A read of one partition, from a cursor to an end or for ever."""
+
+    def __init__(self, request: BulkDiffRequest, *, raise_gaps: bool) -> None:
+        """`request` says where it begins; the cursor is known from the first answer on if it begins at a time or at so
+        many records before the head."""
+        self._request: Final = request
+        self._raise_gaps: Final = raise_gaps
+        begins_elsewhere = request.HasField("from_ts_ms") or request.HasField("last")
+        self.position: int | None = None if begins_elsewhere else request.from_seq
+        self._done = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the end is reached."""
+        return self._done
+
+    def request(self) -> BulkDiffRequest:
+        """What lies behind the cursor."""
+        if self.position is not None:
+            self._request.ClearField("from_ts_ms")
+            self._request.ClearField("last")
+            self._request.from_seq = self.position
+        return self._request
+
+    def take(self, response: BulkDiffResponse) -> Sequence[Record | Gap]:
+        """The gap, if there is one, and the records behind it."""
+        topic, partition = self._request.topic, response.partition
+        records = records_of_columns(topic, partition, response.records) if response.HasField("records") else []
+        if response.HasField("tombstone"):
+            return [gap_of(topic, partition, response.tombstone), *records]
+        return records
+
+    def at(self, item: Record | Gap) -> None:
+        """Move the cursor behind `item`. Raises GapError if gaps are to be raised."""
+        if type(item) is Record:
+            self.position = item.seq
+        elif isinstance(item, Gap):
+            self.position = max(item.earliest_seq - 1, 0) if item.reason == "recreated" else item.last_seq
+            if self._raise_gaps:
+                raise GapError(item)
+
+    def passed(self, response: BulkDiffResponse) -> None:
+        """Move the cursor behind the answer, and what was filtered out of it."""
+        self.position = response.next_from_seq
+        self._done = response.done

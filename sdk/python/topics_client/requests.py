@@ -1,0 +1,136 @@
+"""What callers ask for, as requests of the protos. Raises InvalidRequestError where no request can say it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final
+from uuid import uuid4
+
+from topics.v1 import queue_service_pb2 as queues
+from topics.v1 import router_pb2, topic_pb2
+from topics.v1 import topics_service_pb2 as topics
+from topics.v1.group_pb2 import LOG_END_EARLIEST, LOG_END_LATEST, PositionCommit
+from topics.v1.group_service_pb2 import ResetPositionsRequest
+from topics.v1.record_pb2 import TagMatch
+from topics_client.encoding import column_batch, encode, encode_meta
+from topics_client.enums import number_of
+from topics_client.errors import InvalidRequestError
+from topics_client.models import Job, NewRecord, RouterConfig, TopicConfig
+
+_ENUMS: Final = frozenset({"type", "discard", "durability"})
+
+
+def tag_match(tag: str | None, tag_prefix: str | None) -> TagMatch | None:
+    """The rule that selects records by tag; None selects all."""
+    if tag is not None and tag_prefix is not None:
+        raise InvalidRequestError("invalid_request", "tag and tag_prefix exclude each other")
+    if tag is not None:
+        return TagMatch(eq=tag)
+    return None if tag_prefix is None else TagMatch(prefix=tag_prefix)
+
+
+def config_message(config: TopicConfig | None) -> topic_pb2.TopicConfig | None:
+    """A configuration as it goes on the wire: what is None is left out."""
+    if config is None:
+        return None
+    given: dict[str, Any] = {each.name: getattr(config, each.name) for each in fields(config)}
+    message: dict[str, Any] = {
+        name: number_of(name, value) if name in _ENUMS else value for name, value in given.items() if value is not None
+    }
+    return topic_pb2.TopicConfig(**message)
+
+
+def append_request(
+    topic: str,
+    values: Iterable[object],
+    *,
+    partition: int,
+    idempotency_key: str | None,
+    create: bool | None,
+    config: TopicConfig | None,
+    delay_ms: int,
+    priority: int,
+) -> topics.AppendRequest:
+    """An append of `values`, each a NewRecord or what a NewRecord's value can be.
+
+    It has a key of its own if none is given, so that it can be repeated.
+    """
+    records = [value if isinstance(value, NewRecord) else NewRecord(value) for value in values]
+    encoded = [encode(record.value) for record in records]
+    return topics.AppendRequest(
+        topic=topic,
+        columns=column_batch(
+            [data for data, _ in encoded],
+            [binary for _, binary in encoded],
+            [record.tag for record in records],
+            [record.node for record in records],
+            [encode_meta(record.meta) for record in records],
+        ),
+        idempotency_key=uuid4().hex if idempotency_key is None else idempotency_key,
+        create=create,
+        config=config_message(config),
+        return_seqs=False,
+        partition=partition,
+        delay_ms=delay_ms,
+        priority=priority,
+    )
+
+
+def router_config(config: RouterConfig, *, create_dest: bool, backfill: bool) -> router_pb2.RouterConfig:
+    """A router's configuration, and what acts on the call that makes it only."""
+    return router_pb2.RouterConfig(
+        source=config.source,
+        dest=config.dest,
+        preserve_node=config.preserve_node,
+        preserve_tag=config.preserve_tag,
+        create_dest=create_dest,
+        filter=tag_match(config.tag, config.tag_prefix),
+        allow_cycle=config.allow_cycle,
+        guarantee=number_of("guarantee", config.guarantee),  # type: ignore[arg-type]  # an enum is an int
+        backfill=backfill,
+    )
+
+
+def finished(jobs: Sequence[Job]) -> queues.FinishedJobs | None:
+    """Jobs whose ack rides on a claim."""
+    return queues.FinishedJobs(**fence(jobs)) if jobs else None
+
+
+def fence(jobs: Iterable[Job]) -> dict[str, list[Any]]:
+    """Jobs by seq, each under the very lease it was given."""
+    jobs = list(jobs)
+    return {"seqs": [job.seq for job in jobs], "lease_ids": [job.lease_id for job in jobs]}
+
+
+def place(name: str) -> tuple[str, int]:
+    """(topic, partition) of `topic` or `topic@N`."""
+    topic, at, number = name.rpartition("@")
+    return (topic, int(number)) if at and number.isascii() and number.isdigit() else (name, 0)
+
+
+def position_commits(positions: Mapping[str, int], metadata: str) -> list[PositionCommit]:
+    """Positions by place."""
+    return [
+        PositionCommit(topic=topic, partition=partition, from_seq=seq, metadata=metadata)
+        for (topic, partition), seq in ((place(name), seq) for name, seq in positions.items())
+    ]
+
+
+def reset_request(
+    group: str, to: str | int | None, to_ts_ms: int | None, names: Iterable[str]
+) -> ResetPositionsRequest:
+    """Where a group's positions are to go: an end, a seq, or a time."""
+    request = ResetPositionsRequest(group=group)
+    if (to is None) == (to_ts_ms is None):
+        raise InvalidRequestError("invalid_request", "to or to_ts_ms: one of them")
+    ends = {"earliest": LOG_END_EARLIEST, "latest": LOG_END_LATEST}
+    if to_ts_ms is not None:
+        request.to_ts_ms = to_ts_ms
+    elif isinstance(to, int):
+        request.to_from_seq = to
+    elif to in ends:
+        request.to_end = ends[to]
+    else:
+        raise InvalidRequestError("invalid_request", f"a position is earliest, latest or a seq, not {to!r}")
+    for name in names:
+        request.topics.add(topic=name)
+    return request

@@ -1,0 +1,127 @@
+"""How far a watch has come in each topic, and what to ask for to go on. No calls are made here."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+from topics.v1.errors_pb2 import ERROR_REASON_THROTTLED
+from topics.v1.stream_pb2 import Frame, StreamError
+from topics.v1.watch_service_pb2 import WatchRequest, WatchResponse, WatchSubscription
+from topics_client.decoding import gap_of, records_of_rows
+from topics_client.errors import InvalidRequestError, NotFoundError, code_of, error_of
+from topics_client.models import Advice, CaughtUp, Event, Gap, GapError, Record, TopicDeleted
+
+Start = int | Literal["tail"]
+
+
+def subscribe(subscription: WatchSubscription, topics: str | Iterable[str] | Mapping[str, Start]) -> None:
+    """Fill in what is watched: names, each with where it begins. Raises InvalidRequestError."""
+    if isinstance(topics, str):
+        topics = [topics]
+    starts = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, 0)
+    for name, start in starts.items():
+        topic = subscription.topics[name]
+        if start == "tail":
+            topic.tail = True
+        elif isinstance(start, int) and start >= 0:
+            topic.from_seq = start
+        else:
+            raise InvalidRequestError(
+                "invalid_request", f"a watch of {name} begins at a seq or at 'tail', not {start!r}"
+            )
+
+
+class Watching:
+    """A watch of many topics.
+
+    `cursor` names for each the last seq that was handed out: what was handed out counts as dealt with. Given back to
+    another watch it goes on right there.
+    """
+
+    def __init__(self, request: WatchRequest, *, events: bool) -> None:
+        """Without `events` only records are handed out, and what else must not go unseen is raised."""
+        self._request: Final = request
+        self._events: Final = events
+        self._place = ""  # of the frame at hand
+        self.cursor: dict[str, int] = dict(request.subscription.cursor)
+
+    @property
+    def done(self) -> bool:
+        """A watch has no end of its own."""
+        return False
+
+    def request(self) -> WatchRequest:
+        """What lies behind the cursor."""
+        self._request.subscription.cursor.clear()
+        self._request.subscription.cursor.update(self.cursor)
+        return self._request
+
+    def take(self, response: WatchResponse) -> Sequence[Event]:
+        """The items of a frame, most often none or many records."""
+        frame = response.frame
+        kind = frame.WhichOneof("kind")
+        if kind == "records":
+            batch = frame.records
+            self._place = _place(batch.topic, batch.partition)
+            return records_of_rows(batch.topic, batch.partition, batch.records)
+        if kind == "tombstone":
+            lost = frame.tombstone
+            return [gap_of(lost.topic, lost.partition, lost.tombstone)]
+        if kind == "topic_deleted":
+            gone = frame.topic_deleted
+            return [TopicDeleted(gone.topic, gone.partition, gone.head_seq)]
+        if kind == "error":
+            return [] if frame.error.terminal else [_advice(frame.error)]
+        if kind == "caught_up" and self._events:
+            drained = frame.caught_up
+            return [CaughtUp(drained.topic, drained.partition, drained.head_seq)]
+        if kind == "subscribed":
+            self._subscribed()
+        return []
+
+    def at(self, item: Event) -> None:
+        """Move the cursor behind a record. Raises GapError, NotFoundError for a deleted topic and the error of a topic
+        that is not followed any more if these are not to be handed out."""
+        if type(item) is Record:
+            self.cursor[self._place] = item.seq
+        elif not self._events:
+            if isinstance(item, Gap):
+                recreated = item.reason == "recreated"
+                self.cursor[_place(item.topic, item.partition)] = item.earliest_seq - 1 if recreated else item.last_seq
+                raise GapError(item)
+            if isinstance(item, TopicDeleted):
+                self._departed()
+                raise NotFoundError("topic_not_found", f"{item.topic} was deleted", {"topic": item.topic})
+            if isinstance(item, Advice) and not _paces(item):
+                raise error_of(item.reason, item.message, {"topics": ",".join(item.topics)}, item.retry_after_ms)
+
+    def passed(self, response: WatchResponse) -> None:
+        """Take in the cursor of a frame."""
+        frame: Frame = response.frame
+        if frame.WhichOneof("kind") == "topic_deleted":
+            self.cursor.pop(_place(frame.topic_deleted.topic, frame.topic_deleted.partition), None)
+            self._departed()
+        self.cursor.update(frame.cursor)
+
+    def _subscribed(self) -> None:
+        """From now on the cursor says where each topic goes on. One that a prefix covers and that is made while there
+        is no stream is read from its first record, as it would be within one, wherever the prefix began."""
+        for name, topic in self._request.subscription.topics.items():
+            if name.endswith("*"):
+                topic.Clear()
+
+    def _departed(self) -> None:
+        """A topic that is gone is no reason to refuse the others when the stream is opened anew."""
+        self._request.lenient = True
+
+
+def _advice(error: StreamError) -> Advice:
+    retry = error.retry_after_ms if error.HasField("retry_after_ms") else None
+    return Advice(code_of(error.reason), error.message, tuple(error.topics), retry)
+
+
+def _paces(advice: Advice) -> bool:
+    return advice.reason == code_of(ERROR_REASON_THROTTLED) and advice.retry_after_ms is not None
+
+
+def _place(topic: str, partition: int) -> str:
+    return f"{topic}@{partition}" if partition else topic
