@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
 NODE_CLIENTS := tests/clients/node_modules/.installed
+SDK_CLIENTS := build/sdk-clients/.built
 KAFKA_CLIENTS := build/kafka-clients/.built
 SPARKS := 4.1 4.2 4.3
 
-.PHONY: setup run test test-core test-kafka test-spark lint format proto bench soak conformance clean
+.PHONY: setup run test test-core test-sdk test-kafka test-spark lint format proto bench soak conformance clean
 
 setup: $(STAMP)
 
@@ -22,6 +23,11 @@ $(NODE_CLIENTS): tests/clients/package.json tests/clients/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --silent --no-audit --no-fund --prefix tests/clients && touch $@; \
 	else echo "npm is not installed: the tests with Node clients will be skipped"; fi
 
+# What the tests of the generated SDKs need of Go and Node, grpcurl among it; left out as the Kafka clients are.
+$(SDK_CLIENTS): $(filter-out %node_modules,$(wildcard tests/sdk/languages/setup.sh tests/sdk/languages/go/* tests/sdk/languages/node/* \
+		sdk/generated/go/go.* sdk/generated/go/topics/v1/* sdk/generated/ts/package.json sdk/generated/ts/lib/* sdk/generated/ts/lib/*/*/*))
+	@tests/sdk/languages/setup.sh && touch $@ || test $$? -eq 3
+
 # The Kafka clients of other languages, compiled; what has no toolchain here is left out and tried again next time.
 $(KAFKA_CLIENTS): $(filter-out %node_modules,$(wildcard tests/kafka/clients/*.sh tests/kafka/clients/java/* tests/kafka/clients/go/* tests/kafka/clients/node/*.json))
 	@tests/kafka/clients/setup.sh && touch $@ || test $$? -eq 3
@@ -33,10 +39,14 @@ build/spark-%/.installed: $(STAMP) tests/spark/matrix/setup.sh
 run: setup
 	$(BIN)/topics serve
 
-test: test-core test-kafka test-spark
+test: test-core test-sdk test-kafka test-spark
 
 test-core: setup $(NODE_CLIENTS)
-	$(PYTEST) -m 'not soak' --ignore tests/kafka/clients --ignore tests/spark --ignore tests/lakehouse tests
+	$(PYTEST) -m 'not soak' --ignore tests/sdk --ignore tests/kafka/clients --ignore tests/spark --ignore tests/lakehouse tests
+
+# The SDKs: the Python client, the command line, the generated code of every language against a real server, grpcurl.
+test-sdk: setup $(SDK_CLIENTS)
+	$(PYTEST) -m 'not soak' --durations 15 tests/sdk
 
 # Unmodified Kafka clients against the server.
 test-kafka: setup $(KAFKA_CLIENTS)
@@ -57,7 +67,8 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Regenerates the stubs and the schema of the Kafka protocol; on a clean tree it must leave no diff.
+# Regenerates the code of the SDKs and the schema of the Kafka protocol; on a clean tree it must leave no diff. Says which
+# language it leaves as it is where Go or npm is missing.
 proto: setup
 	PYTHON=$(BIN)/python proto/generate.sh
 	$(BIN)/python gateway_kafka/generate_schema.py

@@ -377,7 +377,7 @@ class TopicState(_message.Message):
     rrl: _builtins.str
     """Label that places the topic: `<org>/<env>/<cluster>/topics/<slug>`. Not unique."""
     epoch: _builtins.int
-    """How many times a topic of this name has been created; 1 for the first life."""
+    """Number of this life of the topic: a topic of the same name that is created later has a greater one."""
     partition_count: _builtins.int
     """Partitions of the topic. On HTTP only where there are several."""
     partition: _builtins.int

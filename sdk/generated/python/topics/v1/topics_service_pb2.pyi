@@ -117,7 +117,7 @@ class PutTopicResponse(_message.Message):
     rrl: _builtins.str
     """Label that places the topic (see TopicState.rrl)."""
     epoch: _builtins.int
-    """How many times a topic of this name has been created."""
+    """Number of this life of the topic (see TopicState.epoch)."""
     partition_count: _builtins.int
     """Partitions that the topic now has. On HTTP only where there are several."""
     @_builtins.property
