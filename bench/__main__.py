@@ -5,12 +5,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench import clients, grpc_streams, http, kafka, length, queue, routers, scale, spark, table, tools, watch
+from bench import clients, grpc_streams, http, kafka, length, queue, routers, scale, sdk, spark, table, tools, watch
 
 _GROUPS = {
     "http": http.run,
     "grpc": grpc_streams.run,
     "clients": clients.run,
+    "sdk": sdk.run,
     "watch": watch.run,
     "routers": routers.run,
     "queue": queue.run,

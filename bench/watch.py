@@ -7,11 +7,9 @@ import asyncio
 import contextlib
 import json
 import resource
-import socket
 import statistics
-import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import hiredis
@@ -19,7 +17,7 @@ import uvloop
 
 from bench.followers import Follower, follow_nats, follow_redis, follow_sse, stamped
 from bench.table import Row
-from bench.tools import have, redis_server
+from bench.tools import have, nats_server, redis_server
 from support.http import Api
 from support.server import ServerProcess
 
@@ -48,7 +46,7 @@ def run(directory: Path) -> list[Row]:
             redis = runner.run(_measure(lambda: _redis(port)))
         nats = None
         if have("nats-server"):
-            with _nats_server(directory / "nats") as port:
+            with nats_server(directory / "nats") as port:
                 nats = runner.run(_measure(lambda: _nats(port)))
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     rows = []
@@ -207,29 +205,6 @@ async def _nats(port: int) -> AsyncIterator[tuple[Publish, Callable[[int, bool],
 
     yield publish, follow
     writer.close()
-
-
-@contextlib.contextmanager
-def _nats_server(directory: Path) -> Iterator[int]:
-    directory.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = ["nats-server", "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(directory)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
-    try:
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 async def _until(done: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -115,13 +115,13 @@ def test_import_without_a_file_or_a_server_fails(server: ServerProcess, tmp_path
     assert "No such file" in missing
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert "unavailable" in _topics("import", "-", "--topic", "t", "--server", f"127.0.0.1:{port}", code=1, stdin=b"1")
+    assert "unavailable" in _topics("import", "-", "--topic", "t", "--server", f"127.0.0.1:{port}", code=3, stdin=b"1")
 
 
 def test_import_shows_its_key(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, env={"TOPICS_API_KEYS": "secret:rw"}) as server:
         target = ["import", "-", "--topic", "keyed", "--server", server.grpc_target]
-        assert "unauthorized" in _topics(*target, code=1, stdin=b"1")
+        assert "unauthorized" in _topics(*target, code=4, stdin=b"1")
         text = _topics(*target, "--key-env", "MY_KEY", stdin=b"1", env=os.environ | {"MY_KEY": "secret"})
         assert "read back 1 records" in text
 
@@ -143,7 +143,7 @@ def test_create_makes_a_topic_and_adds_partitions(server: ServerProcess) -> None
         assert _topics("create", "narrow", "--partitions", 2, *at) == "narrow: there already, 2 partitions\n"
         assert api.client.get("/v0/topics/narrow").json()["config"]["cap_records"] == 7
     assert "topic_exists_incompatible" in _topics("create", "wide", "--partitions", 2, *at, code=1)
-    assert "at least 1" in _topics("create", "wide", "--partitions", 0, *at, code=1)
+    assert "at least 1" in _topics("create", "wide", "--partitions", 0, *at, code=2)
 
 
 def test_groups_and_their_lag(server: ServerProcess) -> None:
@@ -168,7 +168,7 @@ def test_groups_and_their_lag(server: ServerProcess) -> None:
     moved = json.loads(_topics("groups", "readers", "--reset", "latest", "--topic", "lag-a", "--json", *at))
     assert (moved["from_seq"], moved["lag"]) == (5, 0)
     for bad in (["--reset", "1"], ["readers", "--reset", "x"], ["readers", "--reset", "1", "--delete"]):
-        assert _topics("groups", *bad, *at, code=1).startswith("topics groups: ")
-    assert _topics("groups", "nobody", *at, code=1).startswith("topics groups: group_not_found")
+        assert _topics("groups", *bad, *at, code=2).startswith("topics groups: ")
+    assert _topics("groups", "nobody", *at, code=5).startswith("topics groups: group_not_found")
     assert json.loads(_topics("groups", "readers", "--delete", "--json", *at)) == {"group": "readers", "deleted": True}
     assert all(line.split()[0] != "readers" for line in _topics("groups", *at).splitlines())

@@ -1,11 +1,13 @@
 """`topics create`: make a topic, or give one more partitions."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from topics_client.cli import server
+from topics_client.cli import config, output, server
+from topics_client.cli.types import whole
 
 if TYPE_CHECKING:
+    from topics_client import TopicsClient
     from topics_client.cli.types import Commands
 
 
@@ -13,37 +15,52 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
         "create",
-        help="make a topic, or give one more partitions",
-        description="Make the topic TOPIC with the default configuration. If it is there, only add partitions to it.",
+        description="Make the topic TOPIC. What is not said takes the server's default. If the topic is there, only "
+        "partitions are added to it; one that is configured otherwise is left as it is, which is an error.",
     )
     parser.add_argument("topic", metavar="TOPIC", help="the topic")
-    parser.add_argument("--partitions", type=int, default=None, metavar="N", help="partitions in all (default: 1)")
+    parser.add_argument("--partitions", type=whole, default=None, metavar="N", help="partitions in all (default: 1)")
+    config.add_arguments(parser)
+    output.add_arguments(parser, table=False)
     server.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Create; 1 if the server refuses."""
+    """Create; exit codes as in docs/cli.md."""
     return server.told("create", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from topics.v1.topics_service_pb2 import GetTopicRequest, PutTopicRequest
-    from topics_client.errors import NotFoundError
-
     if arguments.partitions is not None and not 1 <= arguments.partitions < 1 << 32:
-        raise ValueError("--partitions must be at least 1")
-    with server.connected(arguments) as connection:
-        topics = connection.topics
-        request = PutTopicRequest(topic=arguments.topic, partition_count=arguments.partitions)
-        try:
-            found = connection.unary(
-                topics.GetTopic, GetTopicRequest(topic=arguments.topic, touch=False), repeatable=True
-            )
-            request.config.CopyFrom(found.state.config)
-        except NotFoundError:
-            pass
-        reply = connection.unary(topics.PutTopic, request, repeatable=True)
-    what = "created" if reply.created else "there already"
-    print(f"{arguments.topic}: {what}, {reply.partition_count} partition{'s' if reply.partition_count != 1 else ''}")
+        raise server.UsageError("--partitions must be at least 1")
+    from topics_client.cli import shapes
+
+    with server.client(arguments) as client:
+        members = shapes.put(_put(client, arguments))
+    if arguments.json:
+        output.line(members)
+        return 0
+    what, count = "created" if members["created"] else "there already", members["partition_count"]
+    print(f"{arguments.topic}: {what}, {count} partition{'s' if count != 1 else ''}")
     return 0
+
+
+def _put(client: "TopicsClient", arguments: argparse.Namespace) -> Any:
+    from topics_client.errors import ConflictError, NotFoundError
+    from topics_client.models import TopicConfig
+
+    wanted = config.given(arguments)
+    try:
+        found = client.get_topic(arguments.topic, touch=False).config
+    except NotFoundError:
+        found = TopicConfig(**wanted)
+    else:
+        if other := config.differing(found, wanted):
+            has = ", ".join(f"{name}={config.text(value)}" for name, value in other.items())
+            change = " ".join(f"{name}={config.text(wanted[name])}" for name in other)
+            raise ConflictError(
+                "topic_exists",
+                f"{arguments.topic} is there already, with {has} (topics set {arguments.topic} {change} changes it)",
+            )
+    return client.put_topic(arguments.topic, found, partitions=arguments.partitions or 0)

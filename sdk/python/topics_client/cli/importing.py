@@ -1,31 +1,56 @@
-"""`topics import`: append the lines of a JSON file to a topic, and check that they read back as they were."""
+"""`topics import`: append files to a topic, and check that their records read back as they were."""
 
 import argparse
-import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from topics_client.cli import server
+from topics_client.cli import output, server
+from topics_client.cli.appending import Appending
+from topics_client.cli.comparing import Comparison
+from topics_client.cli.inputs import Inputs
+from topics_client.cli.intermixed import intermixed
+from topics_client.cli.sending import MOST_RECORDS, Options, Sender
+from topics_client.cli.types import positive, whole
 
 if TYPE_CHECKING:
     from topics_client.cli.types import Commands
-    from topics_client.connection import Connection
 
-_BATCH_BYTES = 8 << 20
+_READ_SECONDS: Final = 60.0  # how long the comparison waits for a server that restarts
+_FORMATS = """\
+formats: ndjson takes each line as the data of a record, or with --with-meta as a whole record with its tag, node and
+meta, as `topics export --with-meta` writes it. parquet takes each row of a file with a column data (text or bytes) as a
+record, with the columns kind (json or binary), tag, node, meta and partition if they are there; each row of any other
+file as a JSON object.
+"""
 
 
 def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
         "import",
-        help="append a file of JSON lines to a topic",
-        description="Append each line of FILE as one record, byte for byte, then read all of them back and compare.",
+        help="append files to a topic",
+        description="Append the lines or rows of each FILE as records, byte for byte, then read all of them back and "
+        "compare.",
+        epilog=_FORMATS,
     )
-    parser.add_argument("file", metavar="FILE", help="newline-delimited JSON; - is standard input")
-    parser.add_argument("--topic", required=True, help="the topic; created if absent")
-    parser.add_argument("--tag-field", metavar="NAME", help="tag each record with this top-level string field")
-    parser.add_argument("--batch", type=int, default=500, metavar="N", help="records in a write (default: 500)")
+    parser.add_argument("file", nargs="+", metavar="FILE", help="the file; - is standard input")
+    parser.add_argument("--topic", required=True, help="the topic; made if it is not there")
+    parser.add_argument("--format", choices=("ndjson", "parquet"), help="(default: parquet for *.parquet, else ndjson)")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--tag-field", metavar="NAME", help="tag each record with this top-level string field")
+    kinds.add_argument("--with-meta", action="store_true", help="ndjson: each line is a whole record")
+    parser.add_argument("--rows", action="store_true", help="parquet: each row as a JSON object, whatever its columns")
+    parser.add_argument(
+        "--partition", type=whole, metavar="N", help="the partition (default: 0, or that of the record)"
+    )
+    parser.add_argument("--skip-invalid", action="store_true", help="pass over lines that are no JSON or too large")
+    parser.add_argument(
+        "--start-line", type=positive, default=1, metavar="N", help="begin with line N of the first FILE"
+    )
+    parser.add_argument("--batch", type=positive, default=500, metavar="N", help="records in a write (default: 500)")
+    parser.add_argument("--no-compare", action="store_true", help="don't read back")
+    output.add_arguments(parser, table=False)
     server.add_arguments(parser)
+    intermixed(parser)
     parser.set_defaults(run=run)
 
 
@@ -35,64 +60,61 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from topics_client.retry import Retry
+
+    kind = arguments.format
+    if arguments.with_meta:
+        if kind == "parquet":
+            raise server.UsageError("--with-meta is for ndjson; Parquet has everything anyway")
+        kind = "records"
+    elif arguments.rows:
+        kind = "rows"
+    inputs = Inputs(
+        arguments.file,
+        kind=kind,
+        skip_invalid=arguments.skip_invalid,
+        start_line=arguments.start_line,
+        partition=arguments.partition,
+        tag_field=arguments.tag_field,
+    )
+    comparison = Comparison(arguments.topic)
+    options = Options(
+        topic=arguments.topic,
+        batch_records=min(arguments.batch, MOST_RECORDS),
+        skip_too_large=arguments.skip_invalid,
+    )
     with server.connected(arguments) as connection:
-        return _import(connection, arguments)
-
-
-def _import(connection: "Connection", arguments: argparse.Namespace) -> int:
-    from topics.v1.record_pb2 import AppendRecord
-    from topics.v1.topics_service_pb2 import AppendRequest, DiffRequest
-
-    appended: list[tuple[int, bytes]] = []
-    for lines in _batches(arguments.file, max(1, arguments.batch)):
-        records = [AppendRecord(data=line, tag=_tag(line, arguments.tag_field, number)) for number, line in lines]
-        request = AppendRequest(topic=arguments.topic, records=records, return_seqs=False)
-        reply = connection.unary(connection.topics.Append, request, repeatable=False)
-        appended += [(reply.first_seq + i, line) for i, (_, line) in enumerate(lines)]
-    if not appended:
-        raise ValueError(f"{arguments.file} holds no records")
-    print(f"appended {len(appended)} records to {arguments.topic}: seq {appended[0][0]} to {appended[-1][0]}")
-    expected = dict(appended)
-    at, last = appended[0][0] - 1, appended[-1][0]
-    while at < last:
-        ask = DiffRequest(topic=arguments.topic, from_seq=at, limit=1000)
-        page = connection.unary(connection.topics.Diff, ask, repeatable=True)
-        for record in page.records:
-            if record.data == expected.get(record.seq):
-                del expected[record.seq]
-        if page.next_from_seq <= at:
-            break
-        at = page.next_from_seq
-    if expected:
-        raise ValueError(f"{len(expected)} records did not read back as they were, the first is seq {min(expected)}")
-    print(f"read back {len(appended)} records, byte for byte the same")
+        sender = Sender(connection, options, None if arguments.no_compare else comparison.appended)
+        appending = Appending(arguments, inputs, sender)
+        code = appending.run(inputs.batches())
+        if code:
+            return code
+    if not sender.count:
+        raise ValueError(f"{', '.join(arguments.file)} holds no records")
+    row: dict[str, Any] = {
+        "topic": arguments.topic,
+        "count": sender.count,
+        "first_seq": sender.first_seq,
+        "last_seq": sender.last_seq,
+        "skipped": appending.skipped,
+        "seconds": round(appending.seconds, 3),
+    }
+    if not arguments.json:
+        where = f"seq {sender.first_seq} to {sender.last_seq}"
+        if comparison.partitions > 1:
+            where = f"{comparison.partitions} partitions"
+        print(f"appended {sender.count} records to {arguments.topic}: {where}", flush=True)
+    if not arguments.no_compare:
+        with server.client(arguments, retry=Retry(seconds=_READ_SECONDS)) as client:
+            comparison.read(client)
+        row["different"] = comparison.different
+    if arguments.json:
+        output.line(row)
+    if comparison.different:
+        raise ValueError(
+            f"{comparison.different} records did not read back as they were, the first is seq "
+            f"{comparison.first_different}"
+        )
+    if not (arguments.json or arguments.no_compare):
+        print(f"read back {sender.count} records, byte for byte the same")
     return 0
-
-
-def _batches(file: str, size: int) -> Iterator[list[tuple[int, bytes]]]:
-    """Numbered lines in groups of at most `size` records and about 8 MiB; blank lines are passed over."""
-    with open(0 if file == "-" else file, "rb") as stream:  # 0 is standard input
-        batch: list[tuple[int, bytes]] = []
-        total = 0
-        for number, line in enumerate(stream, 1):
-            text = line.strip()
-            if not text:
-                continue
-            if len(batch) == size or (batch and total + len(text) > _BATCH_BYTES):
-                yield batch
-                batch, total = [], 0
-            batch.append((number, text))
-            total += len(text)
-        if batch:
-            yield batch
-
-
-def _tag(line: bytes, field: str | None, number: int) -> str | None:
-    if field is None:
-        return None
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"line {number} is not JSON: {error}") from error
-    tag = value.get(field) if isinstance(value, dict) else None
-    return tag if isinstance(tag, str) else None

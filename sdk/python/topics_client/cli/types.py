@@ -1,5 +1,81 @@
-"""Names for types that argparse keeps private."""
+"""The parser that all commands have, names for types that argparse keeps private, and values of arguments."""
 
 import argparse
+import re
+import sys
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
-Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+if TYPE_CHECKING:
+    Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_UNITS_MS: Final = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_UNITS_BYTES: Final = {"": 1, "b": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("kmgt", 1)
+    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+_U64: Final = 1 << 64
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells a wrong usage in one line, and takes options by their whole names only, so that a new one breaks no
+    script."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str) -> NoReturn:
+        """Exit code 2."""
+        print(f"{self.prog}: {' '.join(message.split())}; usage: {self.prog} --help", file=sys.stderr)
+        sys.exit(2)
+
+
+def whole(text: str) -> int:
+    """A number, 0 or more, below 2**64."""
+    return _whole(text, 0)
+
+
+def positive(text: str) -> int:
+    """A number, 1 or more, below 2**64."""
+    return _whole(text, 1)
+
+
+def _whole(text: str, least: int) -> int:
+    value = int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else -1
+    if not least <= value < _U64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {least}")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time in seconds: above 0, and not longer than gRPC can count."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not (isfinite(value) and 0 < value <= 1e7):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def milliseconds(text: str) -> int:
+    """A length of time in ms: a plain number of ms, or one with a unit: 500ms, 30s, 5m, 2h, 7d, 2w."""
+    return _scaled(text, _UNITS_MS, "a time such as 500ms, 30s, 5m, 2h or 7d")
+
+
+def size(text: str) -> int:
+    """A size in bytes: a plain number, or one with a unit: 64KiB, 10MiB, 2GiB (k, m and g mean the same), 5MB."""
+    return _scaled(text, _UNITS_BYTES, "a size such as 65536, 64KiB, 10MiB or 2GiB")
+
+
+def _scaled(text: str, units: dict[str, int], what: str) -> int:
+    found = re.fullmatch(r"(\d{1,20}(?:\.\d{1,9})?) ?([A-Za-z]*)", text, re.ASCII)
+    unit = units.get(found[2].lower()) if found else None
+    if found is None or unit is None or ("." in found[1] and unit == 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    whole, _, part = found[1].partition(".")
+    value = int(whole) * unit + (int(part) * unit // 10 ** len(part) if part else 0)
+    if value >= _U64:
+        raise argparse.ArgumentTypeError(f"{text!r} is too much")
+    return value

@@ -1,0 +1,230 @@
+"""`topics export`: write the records of a topic to a file."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Protocol
+
+from topics_client.cli import output, ranges, server
+from topics_client.cli.progress import Progress
+from topics_client.cli.recordtext import changed, value_lines, whole_line
+from topics_client.cli.types import whole
+
+if TYPE_CHECKING:
+    from topics_client import TopicsClient
+    from topics_client.cli.types import Commands
+    from topics_client.models import Record
+
+_FORMATS = """\
+formats: ndjson writes the data of each record as a line; with --with-meta the whole record, with its seq, time, tag,
+node and meta, which `topics import --with-meta` takes back to the byte. parquet writes the columns partition, seq, ts,
+tag, node, meta, kind and data, and needs pyarrow.
+
+The file gets its name when it is complete; what there is of it after a failure is FILE.part.
+"""
+
+
+def add_parser(commands: "Commands") -> None:
+    """Register the subcommand."""
+    parser = commands.add_parser(
+        "export",
+        help="write the records of a topic to a file",
+        description="Write the records that are in TOPIC now to FILE, oldest first, one partition after the other.",
+        epilog=_FORMATS,
+    )
+    server.add_name(parser, "topic", help="the topic")
+    parser.add_argument("file", metavar="FILE", help="the file; - is standard output")
+    parser.add_argument("--format", choices=("ndjson", "parquet"), help="(default: parquet for *.parquet, else ndjson)")
+    parser.add_argument("--with-meta", action="store_true", help="ndjson: whole records instead of their data")
+    parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    ranges.add_range(parser)
+    parser.add_argument("--partition", type=whole, metavar="N", help="only this partition (default: all)")
+    ranges.add_gaps(parser)
+    output.add_arguments(parser, table=False)
+    server.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export; 1 for a gap with `--gaps fail`, a file that is there, or what the server or the disk has against it."""
+    return server.told("export", lambda: _run(arguments))
+
+
+class Writer(Protocol):
+    """A file format."""
+
+    def write(self, records: "Sequence[Record]") -> None:
+        """Take in records."""
+
+    def close(self) -> None:
+        """Write what is left of them, and what the format wants at the end."""
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    how = arguments.format or ("parquet" if arguments.file.endswith(".parquet") else "ndjson")
+    if how == "parquet" and arguments.with_meta:
+        raise server.UsageError("--with-meta is for ndjson; Parquet has everything anyway")
+    if how == "parquet" and arguments.file == "-":
+        raise server.UsageError("Parquet goes to a file")
+    with server.client(arguments) as client:
+        count = client.get_topic(arguments.topic, touch=False).partition_count
+        if arguments.partition is not None:
+            partitions: Sequence[int] = [arguments.partition]
+        else:
+            partitions = range(count)
+        positions = (arguments.from_seq, arguments.to_seq, arguments.last, arguments.limit)
+        if len(partitions) > 1 and any(each is not None for each in positions):
+            raise server.UsageError(
+                f"{arguments.topic} has {count} partitions, and --from-seq, --to-seq, --last and --limit are for one: "
+                "add --partition N"
+            )
+        with _target(arguments) as target:
+            writer: Writer
+            if how == "parquet":
+                from topics_client.cli.parquet import ParquetRecords
+
+                writer = ParquetRecords(target)
+            else:
+                writer = _Lines(target, whole=arguments.with_meta, partition=count > 1)
+            return _Exporting(arguments, client, partitions).run(writer)
+
+
+class _Exporting:
+    """One run of the command."""
+
+    def __init__(self, arguments: argparse.Namespace, client: "TopicsClient", partitions: Sequence[int]) -> None:
+        self._arguments = arguments
+        self._client = client
+        self._partitions = partitions
+        self._began = time.monotonic()
+        self._count = 0
+        self._first_seq: int | None = None
+        self._last_seq: int | None = None
+        self._gaps = self._lost = 0
+
+    def run(self, writer: Writer) -> int:
+        """Write everything; a failure says with which seq to go on."""
+        with Progress("export") as progress:
+            try:
+                for partition in self._partitions:
+                    self._partition(partition, writer, progress)
+            except BaseException as error:
+                progress.clear()
+                writer.close()
+                self._tell_part(partition, error)
+                raise
+        writer.close()
+        self._result(writer)
+        return 0
+
+    def _partition(self, partition: int, writer: Writer, progress: Progress) -> None:
+        self._first_seq = self._last_seq = None
+        read = ranges.Read(self._client, self._arguments, self._arguments.topic, partition)
+        for gap, records in read.batches():
+            if gap is not None:
+                progress.clear()
+                ranges.tell_gap("export", gap, self._arguments)
+                self._gaps += 1
+                self._lost += gap.missed_estimate
+            if records:
+                writer.write(records)
+                self._count += len(records)
+                self._first_seq = self._first_seq or records[0].seq
+                self._last_seq = records[-1].seq
+                progress.advance(len(records))
+
+    def _tell_part(self, partition: int, error: BaseException) -> None:
+        if isinstance(error, BrokenPipeError) or self._last_seq is None or self._arguments.file == "-":
+            return
+        where = f"--partition {partition} " if len(self._partitions) > 1 else ""
+        output.note(
+            f"topics export: {self._arguments.file}.part holds the first {self._count:,} records; "
+            f"{where}--from-seq {self._last_seq} goes on behind them, into another file"
+        )
+
+    def _result(self, writer: Writer) -> None:
+        arguments, seconds = self._arguments, time.monotonic() - self._began
+        changed = writer.changed if isinstance(writer, _Lines) else 0
+        if changed:
+            output.note(
+                f"topics export: {changed:,} records are not there to the byte: bytes became base64, or line ends "
+                "between values of JSON became spaces; --with-meta and Parquet keep both"
+            )
+        single = len(self._partitions) == 1
+        if arguments.json:
+            row = {
+                "topic": arguments.topic,
+                "file": arguments.file,
+                "count": self._count,
+                "first_seq": self._first_seq if single else None,
+                "last_seq": self._last_seq if single else None,
+                "gaps": self._gaps,
+                "missed_estimate": self._lost,
+                "changed": changed,
+                "seconds": round(seconds, 3),
+            }
+            if arguments.file == "-":
+                import json
+
+                output.note(json.dumps(row, ensure_ascii=False, separators=(",", ":")))
+            else:
+                output.line(row)
+            return
+        text = f"exported {self._count:,} record{'' if self._count == 1 else 's'} of {arguments.topic}"
+        text += f" from {len(self._partitions)} partitions" if not single else ""
+        text += f" to {arguments.file}" if arguments.file != "-" else ""
+        if single and self._last_seq is not None:
+            text += f": seq {self._first_seq} to {self._last_seq}; --from-seq {self._last_seq} goes on there"
+        if self._gaps:
+            text += f"; {self._gaps} gap{'s' if self._gaps > 1 else ''}, up to {self._lost:,} records are gone"
+        if arguments.file == "-":
+            output.note(f"topics export: {text}")
+        else:
+            print(f"{text} ({seconds:.2f} s)")
+
+
+class _Lines:
+    """NDJSON. `changed` counts the records whose bytes are not in the lines."""
+
+    def __init__(self, target: IO[bytes], *, whole: bool, partition: bool) -> None:
+        self.changed = 0
+        self._target = target
+        self._whole = whole
+        self._partition = partition
+
+    def write(self, records: "Sequence[Record]") -> None:
+        """Take in records."""
+        if self._whole:
+            lines = [whole_line(record, partition=self._partition, exact=True) + b"\n" for record in records]
+            self._target.write(b"".join(lines))
+            return
+        self.changed += changed(records)
+        self._target.write(value_lines(records))
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+
+@contextmanager
+def _target(arguments: argparse.Namespace) -> "Iterator[IO[bytes]]":
+    """What to write to. A file has its name once all is in it."""
+    if arguments.file == "-":
+        yield sys.stdout.buffer
+        return
+    path = Path(arguments.file)
+    part = path.with_name(f"{path.name}.part")
+    for each in (path, part):
+        if each.exists() and not arguments.force:
+            raise ValueError(f"{each} is there already; --force writes over it")
+    try:
+        with part.open("wb") as stream:
+            yield stream
+    except BaseException:
+        if part.exists() and not part.stat().st_size:
+            part.unlink()
+        raise
+    os.replace(part, path)

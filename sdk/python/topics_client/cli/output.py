@@ -1,0 +1,173 @@
+"""What subcommands print: JSON lines for programs, tables for people."""
+
+import argparse
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TextIO
+
+_UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would move the cursor, or worse
+_COLORS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, table: bool = True) -> None:
+    """`--json` and `--color`; with `table` also `--no-headers`."""
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print one JSON object a line")
+    if table:
+        group.add_argument("--no-headers", action="store_true", help="print tables without their headings")
+    group.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="auto is on for a terminal, unless NO_COLOR is set (default: auto)",
+    )
+
+
+def line(value: object) -> None:
+    """One JSON value, compact as in /v0, in a line."""
+    import json
+
+    print(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def raw_lines(texts: Iterable[bytes]) -> None:
+    """Lines of bytes, as they are, each as it comes; behind what was printed before."""
+    sys.stdout.flush()
+    for text in texts:
+        sys.stdout.buffer.write(text + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def rows(
+    arguments: argparse.Namespace,
+    found: Iterable[Mapping[str, Any]],
+    shown: Mapping[str, Callable[[Any], object] | None],
+    headings: Sequence[str] = (),
+) -> int:
+    """Print rows, as JSON lines while they come, or as a table of those members that `shown` names, in its order.
+
+    Each has a function that makes something for people of the value, or None. `headings` stand above them in place of
+    the members' names. Returns how many rows there were.
+    """
+    if arguments.json:
+        count = 0
+        for row in found:
+            line(row)
+            count += 1
+        return count
+    cells = [[_cell(row.get(name), look) for name, look in shown.items()] for row in found]
+    table(headings or list(shown), cells, headers=not arguments.no_headers, color=colored(arguments))
+    return len(cells)
+
+
+def table(
+    names: Sequence[str], cells: Sequence[Sequence[object]], *, headers: bool = True, color: bool = False
+) -> None:
+    """Cells under their names: text to the left, numbers to the right. Nothing where there is no row."""
+    for text in table_lines(names, cells, headers=headers, color=color):
+        print(text)
+
+
+def table_lines(
+    names: Sequence[str], cells: Sequence[Sequence[object]], *, headers: bool = True, color: bool = False
+) -> Iterable[str]:
+    """The lines of `table`."""
+    if not cells:
+        return
+    columns = []
+    for number, name in enumerate(names):
+        values = [row[number] for row in cells]
+        right = all(isinstance(value, int | float | Measure | None) for value in values)
+        texts = [name.upper()] * headers + [clean("-" if value is None else str(value)) for value in values]
+        width = max(map(len, texts))
+        columns.append([text.rjust(width) if right else text.ljust(width) for text in texts])
+    for number, row in enumerate(zip(*columns, strict=True)):
+        text = "  ".join(row).rstrip()
+        yield paint(text, "bold") if color and headers and number == 0 else text
+
+
+def sections(arguments: argparse.Namespace, found: Mapping[str, Mapping[str, object]]) -> None:
+    """Facts under headings, a line for each; the one without a heading stands first."""
+    width = max((len(name) for facts in found.values() for name in facts), default=0)
+    for heading, facts in found.items():
+        if heading:
+            print(f"\n{title(arguments, heading)}")
+        for name, value in facts.items():
+            print(f"{'  ' * bool(heading)}{name:<{width}}  {clean('-' if value is None else str(value))}")
+
+
+def title(arguments: argparse.Namespace, heading: str) -> str:
+    """A heading, bold where colours are wanted."""
+    return paint(heading, "bold") if colored(arguments) else heading
+
+
+def note(text: str) -> None:
+    """One line on stderr for a person, beside the output."""
+    print(clean(text), file=sys.stderr)
+
+
+class Measure(str):
+    """A number with its unit, which stands to the right in a table."""
+
+    __slots__ = ()
+
+
+def size(count: int | None) -> Measure | None:
+    """Bytes for people: 512B, 1.5KiB, 20MiB."""
+    if count is None:
+        return None
+    value, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 999.5 or unit == "PiB":
+            break
+        value /= 1024
+    return Measure(f"{value:.0f}{unit}" if unit == "B" or value >= 9.95 else f"{value:.1f}{unit}")
+
+
+def duration(ms: float | None) -> Measure | None:
+    """A length of time for people: 250ms, 12s, 5m, 3h, 2d."""
+    if ms is None:
+        return None
+    if ms < 1000:
+        return Measure(f"{ms:.0f}ms")
+    value = ms / 1000
+    for unit, length in (("s", 120), ("m", 120), ("h", 48)):
+        if value < length:
+            return Measure(f"{int(value)}{unit}")
+        value /= {"s": 60, "m": 60, "h": 24}[unit]
+    return Measure(f"{int(value)}d")
+
+
+def age(ts_ms: int | None) -> Measure | None:
+    """How long ago a time was, for people."""
+    return None if ts_ms is None else duration(max(0.0, time.time() * 1e3 - ts_ms))
+
+
+def until(ts_ms: int | None) -> Measure | None:
+    """How long it is until a time, for people; 0ms once it is over."""
+    return None if ts_ms is None else duration(max(0.0, ts_ms - time.time() * 1e3))
+
+
+def colored(arguments: argparse.Namespace, stream: TextIO | None = None) -> bool:
+    """Whether colours are wanted on the stream (default: stdout)."""
+    if arguments.color != "auto":
+        return bool(arguments.color == "always")
+    out = sys.stdout if stream is None else stream
+    return out is not None and out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, color: str) -> str:
+    """The text in one of the colours `bold`, `dim`, `red`, `green`, `yellow`, `blue`, `cyan`."""
+    return f"\x1b[{_COLORS[color]}m{text}\x1b[0m"
+
+
+def clean(text: str) -> str:
+    """Text that may come from anyone, without characters that would do something to a terminal, or end the line."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def _cell(value: Any, look: Callable[[Any], object] | None) -> object:
+    return value if look is None else look(value)

@@ -1,0 +1,298 @@
+"""Records on their way to a topic, in order: what was appended, and where it stopped, is known to the line."""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Condition, Thread
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+if TYPE_CHECKING:
+    from topics.v1.topics_service_pb2 import AppendRequest, AppendResponse
+    from topics_client.connection import Connection
+    from topics_client.errors import TopicsError, UnavailableError
+    from topics_client.retry import Patience
+
+MOST_RECORDS: Final = 10_000  # that the server takes in a write
+_AHEAD_BYTES: Final = 8 << 20  # read and not sent yet
+_BATCH_BYTES: Final = 1 << 20
+_RECORD_BYTES: Final = 32  # what a record counts beside its own
+_ABSENT_SECONDS: Final = 1.0  # how long a server is waited for that never answered
+_GONE_SECONDS: Final = 60.0  # and one that did
+_UNANSWERED: Final = frozenset({"unavailable", "deadline_exceeded"})
+_DEFAULT_WINDOW_MS: Final = 120_000  # idempotency_window_ms of a topic that can't be asked
+_WINDOW_SHARE: Final = 0.9
+
+
+@dataclass(slots=True)
+class Batch:
+    """Records for one partition as columns, all of one file; each has the number of its line there."""
+
+    file: str
+    partition: int = 0
+    datas: list[bytes] = field(default_factory=list)
+    binary: list[bool] = field(default_factory=list)
+    tags: list[str | None] = field(default_factory=list)
+    nodes: list[str | None] = field(default_factory=list)
+    metas: list[bytes] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    size: int = 0
+
+    def add(
+        self,
+        data: bytes,
+        line: int,
+        *,
+        binary: bool = False,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: bytes = b"",
+    ) -> None:
+        """One more record."""
+        self.datas.append(data)
+        self.binary.append(binary)
+        self.tags.append(tag)
+        self.nodes.append(node)
+        self.metas.append(meta)
+        self.lines.append(line)
+        self.size += len(data) + len(meta) + _RECORD_BYTES
+
+    def fill(self, datas: list[bytes], tags: list[str | None], first_line: int, *, meta: bytes) -> None:
+        """Records of JSON on lines one after the other, where there are none yet."""
+        count = len(datas)
+        self.datas, self.tags, self.lines = datas, tags, list(range(first_line, first_line + count))
+        self.binary, self.nodes, self.metas = [False] * count, [None] * count, [meta] * count
+        self.size = self._weight()
+
+    def _weight(self) -> int:
+        return sum(map(len, self.datas)) + sum(map(len, self.metas)) + _RECORD_BYTES * len(self)
+
+    def __len__(self) -> int:
+        return len(self.datas)
+
+    def part(self, start: int, stop: int) -> "Batch":
+        """Some of its records."""
+        part = Batch(
+            self.file,
+            self.partition,
+            self.datas[start:stop],
+            self.binary[start:stop],
+            self.tags[start:stop],
+            self.nodes[start:stop],
+            self.metas[start:stop],
+            self.lines[start:stop],
+        )
+        part.size = part._weight()
+        return part
+
+    def extend(self, other: "Batch") -> None:
+        """The records of another behind its own."""
+        self.datas += other.datas
+        self.binary += other.binary
+        self.tags += other.tags
+        self.nodes += other.nodes
+        self.metas += other.metas
+        self.lines += other.lines
+        self.size += other.size
+
+    def continues(self, other: "Batch") -> bool:
+        """Whether the other can be a part of it."""
+        return (self.file, self.partition) == (other.file, other.partition)
+
+
+class StoppedError(Exception):
+    """`batch` was not appended, and nothing behind it; with `unknown` nobody knows whether it was."""
+
+    def __init__(self, cause: "TopicsError", batch: Batch, *, unknown: bool) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.batch = batch
+        self.unknown = unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What all writes have in common."""
+
+    topic: str
+    node: str | None = None
+    key: str | None = None  # of the one write that there is then
+    create: bool | None = None
+    delay_ms: int = 0
+    priority: int = 0
+    batch_records: int = MOST_RECORDS
+    skip_too_large: bool = False
+
+
+class Sender:
+    """Appends batches in order from a thread of its own, one write at a time: what comes meanwhile makes up the next.
+
+    It is not the SDK's producer, which goes on behind a record that is refused, as is right for records that have
+    nothing to do with each other: of a file one wants to know up to where it is there.
+
+    Every write has an idempotency key and is made again, within the topic's window, while the server is away. The first
+    that fails is the last: nothing behind it is sent. A write that is refused for a record of it, or for want of room,
+    is made in parts, so that all before that record is appended.
+    """
+
+    def __init__(
+        self, connection: "Connection", options: Options, appended: Callable[[Batch, int], object] | None = None
+    ) -> None:
+        """`connection` makes each call once. `appended` is called with each write and the seq of its first record."""
+        self.count = 0
+        self.too_large: list[Batch] = []  # of one record each, that were passed over
+        self.first_seq = self.last_seq = 0
+        self.deduped = False
+        self.last: tuple[str, int] | None = None  # file and line of the last record that was appended
+        self._appended = appended
+        self._connection = connection
+        self._options = options
+        self._changed = Condition()
+        self._pending: deque[Batch] = deque()
+        self._ahead = 0
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._thread = Thread(target=self._run, name="append", daemon=True)
+        self._thread.start()
+
+    def put(self, batch: Batch) -> None:
+        """Send `batch` after what was put before; waits while too much is ahead. Raises what stopped the sending."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ahead < _AHEAD_BYTES or self._failure)
+            if self._failure:
+                raise self._failure
+            self._pending.append(batch)
+            self._ahead += batch.size
+            self._changed.notify_all()
+
+    def finish(self, timeout: float | None = None) -> bool:
+        """Wait until all that was put is appended. False if the time was up first. Raises what stopped the sending."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
+        if self._failure:
+            raise self._failure
+        return not self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """Send no more."""
+        with self._changed:
+            self._closed = True
+            self._pending.clear()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            while batch := self._next():
+                self._send(batch)
+                with self._changed:
+                    self._ahead -= batch.size
+                    self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _next(self) -> Batch | None:
+        """What waits, as far as it fits into a write."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._closed)
+            if not self._pending:
+                return None
+            batch, most = self._pending.popleft(), self._options.batch_records
+            if len(batch) > most:
+                self._pending.appendleft(batch.part(most, len(batch)))
+                return batch.part(0, most)
+            while (
+                self._pending
+                and batch.continues(self._pending[0])
+                and len(batch) + len(self._pending[0]) <= most
+                and batch.size + self._pending[0].size <= _BATCH_BYTES
+            ):
+                batch.extend(self._pending.popleft())
+            return batch
+
+    def _send(self, batch: Batch) -> None:
+        from topics_client.errors import InvalidRequestError, TopicsError
+
+        try:
+            reply = self._append(batch)
+        except TopicsError as error:
+            refused = isinstance(error, InvalidRequestError)
+            if len(batch) > 1 and self._options.key is None and (refused or error.reason == "topic_full"):
+                middle = len(batch) // 2
+                self._send(batch.part(0, middle))
+                self._send(batch.part(middle, len(batch)))
+            elif error.reason == "record_too_large" and self._options.skip_too_large and len(batch) == 1:
+                self.too_large.append(batch)
+            else:
+                unknown = error.reason in _UNANSWERED and "failed to connect" not in error.message
+                raise StoppedError(error, batch, unknown=unknown) from error
+        else:
+            self.first_seq = self.first_seq or reply.first_seq
+            self.last_seq = reply.last_seq
+            self.count += len(batch)
+            self.deduped |= reply.deduped and self._options.key is not None
+            self.last = (batch.file, batch.lines[-1])
+            if self._appended is not None:
+                self._appended(batch, reply.first_seq)
+
+    def _append(self, batch: Batch) -> "AppendResponse":
+        """One write, made again while that is safe and the server may come back."""
+        from topics_client.errors import UnavailableError
+        from topics_client.retry import Patience, Retry
+
+        request = self._request(batch)
+        patience = Patience(Retry(seconds=_GONE_SECONDS if self.count else _ABSENT_SECONDS))
+        began, timeout = time.monotonic(), self._connection.timeout
+        while True:
+            try:
+                return self._connection.unary(
+                    self._connection.topics.Append, request, repeatable=False, timeout=timeout
+                )
+            except UnavailableError as error:
+                left = began + self._back(error, patience) - time.monotonic()
+                if left <= 0:  # a repeat might be taken for another write
+                    raise
+                timeout = min(self._connection.timeout, left)
+
+    def _back(self, failure: "UnavailableError", patience: "Patience") -> float:
+        """Wait until the server answers again. Returns for how many seconds it is sure to know a write again."""
+        from topics_client.errors import UnavailableError
+
+        while patience.waited(failure):
+            with contextlib.suppress(UnavailableError):  # what counts is the failure of the write
+                return self._window()
+        raise failure
+
+    def _window(self) -> float:
+        """Seconds for which the server is sure to know a write again."""
+        from topics.v1.topics_service_pb2 import GetTopicRequest
+        from topics_client.errors import AuthError, NotFoundError
+
+        window_ms = _DEFAULT_WINDOW_MS
+        with contextlib.suppress(AuthError, NotFoundError):  # who may not read, and what the write is to make
+            request = GetTopicRequest(topic=self._options.topic, touch=False)
+            found = self._connection.unary(self._connection.topics.GetTopic, request, repeatable=False)
+            window_ms = found.state.config.idempotency_window_ms
+        return window_ms / 1e3 * _WINDOW_SHARE
+
+    def _request(self, batch: Batch) -> "AppendRequest":
+        from topics.v1.topics_service_pb2 import AppendRequest
+        from topics_client.encoding import column_batch
+
+        options = self._options
+        return AppendRequest(
+            topic=options.topic,
+            columns=column_batch(batch.datas, batch.binary, batch.tags, batch.nodes, batch.metas),
+            node=options.node,
+            idempotency_key=uuid4().hex if options.key is None else options.key,
+            create=options.create,
+            return_seqs=False,
+            partition=batch.partition,
+            delay_ms=options.delay_ms,
+            priority=options.priority,
+        )

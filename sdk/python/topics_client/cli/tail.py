@@ -1,0 +1,198 @@
+"""`topics tail`: print the newest records of topics, and follow them."""
+
+import argparse
+import heapq
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from topics_client.cli import output, ranges, server
+from topics_client.cli.intermixed import intermixed
+from topics_client.cli.recordtext import gap_object, value_line, whole_line
+from topics_client.cli.times import shown
+from topics_client.cli.types import whole
+
+if TYPE_CHECKING:
+    from topics_client import TopicsClient
+    from topics_client.cli.types import Commands
+    from topics_client.models import Gap, Record
+
+_MOST: Final = 10_000  # of `-n`: they are held in memory, to print those of all topics in order of time
+_COLORS: Final = ("cyan", "green", "yellow", "blue")
+
+
+def add_parser(commands: "Commands") -> None:
+    """Register the subcommand."""
+    parser = commands.add_parser(
+        "tail",
+        help="print the newest records of topics, and follow them",
+        description="Print the newest records of each TOPIC, those of several topics in order of time. A TOPIC may be "
+        "NAME@N, which is partition N of it, or PREFIX*, which stands for every topic whose name begins so; with "
+        "--follow also for those that are made later.",
+    )
+    server.add_name(parser, "topic", nargs="+", metavar="TOPIC", help="topics")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C")
+    parser.add_argument("-n", "--lines", type=whole, default=10, metavar="N", help="records of each (default: 10)")
+    ranges.add_tags(parser)
+    parser.add_argument(
+        "--format",
+        choices=("record", "value", "json"),
+        help="record: time, topic, seq, tag, data; value: the data; json: as /v0 shows it (default: record)",
+    )
+    output.add_arguments(parser, table=False)
+    server.add_arguments(parser)
+    intermixed(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print, and follow; a gap, a restart of the server or the end of a topic is told on stderr."""
+    return server.told("tail", lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.json and arguments.format not in (None, "json"):
+        raise server.UsageError(f"--json and --format {arguments.format} exclude each other")
+    if arguments.lines > _MOST:
+        raise server.UsageError(f"-n is at most {_MOST}; topics read --last N takes any number")
+    names = list(dict.fromkeys(arguments.topic))
+    with server.client(arguments) as client:
+        printer = _Printer(arguments, several=len(names) > 1 or names[0].endswith("*"))
+        cursor = {}
+        newest = []
+        for place in _places(client, names):
+            found, cursor[place] = _newest(client, place, arguments, printer)
+            newest.append(found)
+        printer.records(heapq.merge(*newest, key=lambda record: record.ts_ms))
+        if arguments.follow:
+            _follow(client, names, cursor, arguments, printer)
+    return 0
+
+
+def _places(client: "TopicsClient", names: Iterable[str]) -> list[str]:
+    """Names as they are, and for each prefix the topics that there are now."""
+    places: dict[str, None] = {}
+    for name in names:
+        if name.endswith("*"):
+            places.update(dict.fromkeys(each.topic for each in client.list_topics(name.removesuffix("*"))))
+        else:
+            places[name] = None
+    return list(places)
+
+
+def _newest(
+    client: "TopicsClient", place: str, arguments: argparse.Namespace, printer: "_Printer"
+) -> "tuple[list[Record], int]":
+    """The newest records of a topic, and the cursor behind them."""
+    from topics_client.models import Gap
+    from topics_client.requests import place as parsed
+
+    topic, partition = parsed(place)
+    if not arguments.lines:
+        return [], client.get_topic(topic, partition=partition, touch=False).head_seq
+    records: list[Record] = []
+    with client.read(
+        topic,
+        last=arguments.lines,
+        tag=arguments.tag,
+        tag_prefix=arguments.tag_prefix,
+        partition=partition,
+        gaps="yield",
+    ) as stream:
+        for item in stream:
+            if isinstance(item, Gap):
+                printer.gap(item)
+            else:
+                records.append(item)
+        return records, stream.position or 0
+
+
+def _follow(
+    client: "TopicsClient",
+    names: Sequence[str],
+    cursor: Mapping[str, int],
+    arguments: argparse.Namespace,
+    printer: "_Printer",
+) -> None:
+    from topics_client.cli.steady import steadily
+    from topics_client.models import CaughtUp, Gap, Record, TopicDeleted
+    from topics_client.retry import Retry
+
+    printer.flush()
+    stream = client.watch(names, cursor=cursor, tag=arguments.tag, tag_prefix=arguments.tag_prefix, events=True)
+    with stream:
+        for items in steadily(
+            stream,
+            Retry(seconds=float("inf")),
+            broken=lambda error: printer.note("the server is gone; waiting for it"),
+            back=lambda: printer.note("the server is back"),
+        ):
+            records = [item for item in items if type(item) is Record]
+            printer.records(records)
+            printer.flush()
+            for item in items if len(records) < len(items) else ():
+                if isinstance(item, Gap):
+                    printer.gap(item)
+                elif isinstance(item, TopicDeleted):
+                    printer.note(f"{item.topic} was deleted")
+                elif not isinstance(item, CaughtUp | Record):
+                    printer.note(f"{item.reason}: {item.message}")
+
+
+class _Printer:
+    """Records on stdout, everything else on stderr."""
+
+    def __init__(self, arguments: argparse.Namespace, *, several: bool) -> None:
+        self._arguments = arguments
+        self._how = "json" if arguments.json else arguments.format or "record"
+        self._several = several
+        self._colored = output.colored(arguments)
+        self._terminal = sys.stdout.isatty()
+        self._colors: dict[str, str] = {}
+
+    def records(self, records: "Iterable[Record]") -> None:
+        """Print records, each on a line."""
+        line: Any = {"record": self._for_people, "value": self._value, "json": self._whole}[self._how]
+        text = b"".join([line(record) + b"\n" for record in records])
+        if text:
+            sys.stdout.buffer.write(text)
+
+    def flush(self) -> None:
+        """Whatever was printed is to be seen."""
+        sys.stdout.buffer.flush()
+
+    def gap(self, gap: "Gap") -> None:
+        """Tell of records that are gone."""
+        self.flush()
+        if self._how == "json":
+            sys.stdout.buffer.write(json.dumps({"gap": gap_object(gap)}, separators=(",", ":")).encode() + b"\n")
+            self.flush()
+        else:
+            ranges.tell_gap("tail", gap, self._arguments, topic=True)
+
+    def note(self, text: str) -> None:
+        """Tell something else."""
+        self.flush()
+        output.note(f"topics tail: {text}")
+
+    def _whole(self, record: "Record") -> bytes:
+        return whole_line(record, topic=True, partition=record.partition > 0)
+
+    def _value(self, record: "Record") -> bytes:
+        line = value_line(record)
+        return output.clean(line.decode()).encode() if self._terminal else line
+
+    def _for_people(self, record: "Record") -> bytes:
+        place = f"{record.topic}@{record.partition}" if record.partition else record.topic
+        parts = [self._paint(shown(record.ts_ms), "dim")]
+        if self._several:
+            color = self._colors.setdefault(place, _COLORS[len(self._colors) % len(_COLORS)])
+            parts.append(self._paint(place, color))
+        parts.append(self._paint(str(record.seq), "bold"))
+        if record.tag is not None:
+            parts.append(self._paint(f"[{output.clean(record.tag)}]", "dim"))
+        return " ".join([*parts, output.clean(value_line(record).decode())]).encode()
+
+    def _paint(self, text: str, color: str) -> str:
+        return output.paint(text, color) if self._colored else text
