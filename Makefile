@@ -9,7 +9,7 @@ SDK_CLIENTS := build/sdk-clients/.built
 KAFKA_CLIENTS := build/kafka-clients/.built
 SPARKS := 4.1 4.2 4.3
 
-.PHONY: setup run test test-core test-sdk test-kafka test-spark lint format proto bench soak conformance clean
+.PHONY: setup run test test-core test-sdk test-kafka test-spark lint format proto docs docs-serve bench soak conformance clean
 
 setup: $(STAMP)
 
@@ -42,11 +42,12 @@ run: setup
 test: test-core test-sdk test-kafka test-spark
 
 test-core: setup $(NODE_CLIENTS)
-	$(PYTEST) -m 'not soak' --ignore tests/sdk --ignore tests/kafka/clients --ignore tests/spark --ignore tests/lakehouse tests
+	$(PYTEST) -m 'not soak' --ignore tests/sdk --ignore tests/docs --ignore tests/kafka/clients --ignore tests/spark --ignore tests/lakehouse tests
 
-# The SDKs: the Python client, the command line, the generated code of every language against a real server, grpcurl.
+# The SDKs: the Python client, the command line, the generated code of every language against a real server, grpcurl; and
+# the documentation, whose code is written in all of them.
 test-sdk: setup $(SDK_CLIENTS)
-	$(PYTEST) -m 'not soak' --durations 15 tests/sdk
+	$(PYTEST) -m 'not soak' --durations 15 tests/sdk tests/docs
 
 # Unmodified Kafka clients against the server.
 test-kafka: setup $(KAFKA_CLIENTS)
@@ -61,6 +62,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHON=$(BIN)/python proto/generate.sh --check
+	$(BIN)/python sdk/python/generate_sync.py --check
 	$(BIN)/python gateway_kafka/generate_schema.py --check
 
 format: setup
@@ -71,7 +73,16 @@ format: setup
 # language it leaves as it is where Go or npm is missing.
 proto: setup
 	PYTHON=$(BIN)/python proto/generate.sh
+	$(BIN)/python sdk/python/generate_sync.py
 	$(BIN)/python gateway_kafka/generate_schema.py
+
+# The documentation site, into build/site; docs-serve shows it while it is written.
+export NO_MKDOCS_2_WARNING := 1
+docs: setup
+	$(BIN)/mkdocs build --strict
+
+docs-serve: setup
+	$(BIN)/mkdocs serve
 
 bench: setup build/spark-4.2/.installed
 	PYTHONPATH=tests $(BIN)/python -m bench

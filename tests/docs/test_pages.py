@@ -12,7 +12,7 @@ from topics_service.engine.errors import Reason
 from topics_service.engine.model import TopicConfig
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
 
 
 def _rows(page: str) -> list[list[str]]:
