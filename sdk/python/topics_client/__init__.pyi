@@ -5,6 +5,7 @@ from .aio.streams import (
     AsyncReadStream as AsyncReadStream,
     AsyncWatchStream as AsyncWatchStream,
 )
+from .delivery import Delivery as Delivery
 from .errors import (
     AuthError as AuthError,
     ConflictError as ConflictError,
@@ -41,9 +42,22 @@ from .models import (
     TopicPut as TopicPut,
     TopicSummary as TopicSummary,
 )
+from .producer import (
+    AsyncProducer as AsyncProducer,
+    Producer as Producer,
+)
+from .producer_core import ProducerStatistics as ProducerStatistics
 from .retry import Retry as Retry
 from .sync.client import TopicsClient as TopicsClient
 from .sync.streams import (
     ReadStream as ReadStream,
     WatchStream as WatchStream,
+)
+from .worker import (
+    AsyncWorker as AsyncWorker,
+    Backoff as Backoff,
+    Release as Release,
+    RetryLater as RetryLater,
+    Worker as Worker,
+    WorkerStatistics as WorkerStatistics,
 )

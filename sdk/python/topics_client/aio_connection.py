@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, cast
@@ -17,7 +17,15 @@ from topics.v1.router_service_pb2_grpc import RouterServiceStub
 from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
 from topics.v1.watch_service_pb2_grpc import WatchServiceStub
 from topics_client.address import Address
-from topics_client.connection import CHANNEL_OPTIONS, DEFAULT_RETRY, ONCE, Connection, credentials_of, is_repeatable
+from topics_client.connection import (
+    CHANNEL_OPTIONS,
+    DEFAULT_RETRY,
+    ONCE,
+    Connection,
+    closed,
+    credentials_of,
+    is_repeatable,
+)
 from topics_client.errors import UnavailableError, from_rpc
 from topics_client.retry import Patience, Retry
 
@@ -43,9 +51,12 @@ class AsyncConnection:
         self.retry = retry
         self._metadata = (("authorization", f"Bearer {address.key}"),) if address.key else ()
         self._blocking: Connection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
 
     @cached_property
     def _channel(self) -> grpc.aio.Channel:
+        self._loop = asyncio.get_running_loop()
         credentials, options = credentials_of(self.address), list(CHANNEL_OPTIONS)
         if credentials is None:
             return grpc.aio.insecure_channel(self.address.target, options=options)
@@ -91,21 +102,24 @@ class AsyncConnection:
     ) -> _Response:
         """See Connection.unary."""
         patience = Patience(self.retry if is_repeatable(request, repeatable) else ONCE)
+        deadline = timeout or self.timeout
         while True:
             try:
-                with self._errors():
-                    return await method(request, timeout=timeout or self.timeout, metadata=self._metadata)
+                with self._errors(deadline):
+                    return await method(request, timeout=deadline, metadata=self._metadata)
             except UnavailableError as error:
-                if not await self.waited(patience, error):
+                pause = patience.pause(error)
+                if pause is None:
                     raise
+            await asyncio.sleep(pause)
 
-    async def waited(self, patience: Patience, error: UnavailableError) -> bool:
-        """Sleep before another attempt; False, at once, if the time is up by then."""
+    async def waited(self, patience: Patience, error: UnavailableError, ended: asyncio.Event) -> bool:
+        """See Connection.waited."""
         pause = patience.pause(error)
-        if pause is None:
-            return False
-        await asyncio.sleep(pause)
-        return True
+        if pause is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), pause)
+        return pause is not None
 
     @asynccontextmanager
     async def stream(
@@ -117,7 +131,8 @@ class AsyncConnection:
         started: Callable[[Callable[[], object]], None] | None = None,
     ) -> AsyncIterator[AsyncIterator[_Response]]:
         """See Connection.stream."""
-        call = method(request, metadata=self._metadata)
+        with self._errors():
+            call = method(request, metadata=self._metadata)
         if started:
             started(call.cancel)
 
@@ -139,11 +154,22 @@ class AsyncConnection:
             call.cancel()
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self, timeout: float | None = None) -> Iterator[None]:
+        if self._loop is not asyncio.get_running_loop():
+            raise RuntimeError("a client belongs to the event loop of its first call: make one in each loop")
         try:
             yield
         except grpc.RpcError as error:
-            raise from_rpc(error, self.address) from error
+            raise from_rpc(error, self.address, timeout) from error
+        except grpc.aio.UsageError as error:
+            if self._closed:  # gRPC's word for it
+                raise closed(self.address) from error
+            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise closed(self.address) from error  # the call was cancelled, not who waits for it
 
     def blocking(self) -> Connection:
         """A connection to the same server for threads; it is closed along with this one."""
@@ -153,6 +179,7 @@ class AsyncConnection:
 
     async def close(self) -> None:
         """End the connection and every call on it."""
+        self._closed = True
         if "_channel" in self.__dict__:
             await self._channel.close()
         if self._blocking is not None:

@@ -53,6 +53,7 @@ class Connection:
         self.timeout = timeout
         self.retry = retry
         self._metadata = (("authorization", f"Bearer {address.key}"),) if address.key else ()
+        self._closed = False
         self._channel = _channel(address)
         self.topics = TopicsServiceStub(self._channel)
         self.queues = QueueServiceStub(self._channel)
@@ -73,15 +74,20 @@ class Connection:
         unavailable; another one never is. None: as the protos declare it. Raises TopicsError."""
         retry = self.retry if is_repeatable(request, repeatable) else ONCE
 
+        deadline = timeout or self.timeout
+
         def attempt() -> _Response:
-            with self._errors():
-                return method(request, timeout=timeout or self.timeout, metadata=self._metadata)
+            with self._errors(deadline):
+                return method(request, timeout=deadline, metadata=self._metadata)
 
         return retry.run(attempt)
 
-    def waited(self, patience: Patience, error: UnavailableError) -> bool:
-        """Sleep before another attempt; False, at once, if the time is up by then."""
-        return patience.waited(error)
+    def waited(self, patience: Patience, error: UnavailableError, ended: Event) -> bool:
+        """Sleep before another attempt, or until `ended`; False, at once, if the time is up by then."""
+        pause = patience.pause(error)
+        if pause is not None:
+            ended.wait(pause)
+        return pause is not None
 
     def blocking(self) -> "Connection":
         """Itself: see AsyncConnection."""
@@ -113,7 +119,8 @@ class Connection:
         """The answers, as they come; the call ends with the context, and may last for ever. A break is raised as
         TopicsError: to go on is up to the caller, who knows from where. With `silence` so many seconds of waiting for
         one answer are a break too. `started` gets what cancels the call, from any thread."""
-        call = method(request, metadata=self._metadata)
+        with self._errors():
+            call = method(request, metadata=self._metadata)
         if started:
             started(call.cancel)
         with self._answers(call) as answers:
@@ -129,7 +136,9 @@ class Connection:
     ) -> Iterator[Iterator[_Response]]:
         """As `stream`, for calls that go both ways: `requests` is read by a thread of gRPC's, which waits in it; end it
         when the context ends."""
-        with self._answers(method(requests, metadata=self._metadata)) as answers:
+        with self._errors():
+            call = method(requests, metadata=self._metadata)
+        with self._answers(call) as answers:
             yield answers
 
     @contextmanager
@@ -144,16 +153,19 @@ class Connection:
             call.cancel()
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self, timeout: float | None = None) -> Iterator[None]:
         try:
             yield
-        except TopicsError:
-            raise
         except grpc.RpcError as error:
-            raise self.failure(error) from error
+            raise from_rpc(error, self.address, timeout) from error
+        except ValueError as error:
+            if self._closed:  # gRPC's word for it
+                raise closed(self.address) from error
+            raise
 
     def close(self) -> None:
         """End the connection and every call on it."""
+        self._closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -209,6 +221,11 @@ class _Watch:
 def is_repeatable(request: Message, said: bool | None) -> bool:
     """What the caller said of a call, else what the protos declare."""
     return declared_repeatable(request) if said is None else said
+
+
+def closed(address: Address) -> TopicsError:
+    """What a call on a connection that was closed fails with."""
+    return TopicsError("cancelled", f"{address}: the client is closed")
 
 
 def credentials_of(address: Address) -> grpc.ChannelCredentials | None:

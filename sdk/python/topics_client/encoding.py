@@ -56,11 +56,14 @@ def column_batch(
 
 
 def _column(texts: Sequence[str | None]) -> Column | None:
-    """A column of texts; None where nobody has one."""
+    """A column of texts; None where nobody has one. Raises InvalidRequestError for a lone surrogate."""
     different = set(texts)
     if different <= {None}:
         return None
-    if len(different) == 1:
-        return Column(shared=(texts[0] or "").encode())
-    absent = [index for index, text in enumerate(texts) if text is None] if None in different else ()
-    return Column(value=[(text or "").encode() for text in texts], absent=absent)
+    try:
+        if len(different) == 1:
+            return Column(shared=(texts[0] or "").encode())
+        absent = [index for index, text in enumerate(texts) if text is None] if None in different else ()
+        return Column(value=[(text or "").encode() for text in texts], absent=absent)
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError("invalid_request", f"a tag or a node is no text: {error}") from None

@@ -94,11 +94,12 @@ def error_of(
     return _registry().get(code, TopicsError)(code, message, detail, retry_after_ms)
 
 
-def from_rpc(error: grpc.RpcError, server: object = "") -> TopicsError:
-    """The failure of a call. `server` is named where none answered."""
-    code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+def from_rpc(error: grpc.RpcError, server: object = "", timeout: float | None = None) -> TopicsError:
+    """The failure of a call. `server`, and its deadline in seconds, are named where none answered."""
+    call = error if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else None  # asyncio's errors are no Call
+    code = call.code() if call else grpc.StatusCode.UNKNOWN
     reason, detail, retry = "", dict[str, str](), None
-    metadata: Any = error.trailing_metadata() if isinstance(error, grpc.Call) else None
+    metadata: Any = call.trailing_metadata() if call else None
     for key, value in metadata or ():
         if key == _DETAILS_KEY:
             for packed in status_pb2.Status.FromString(value).details:
@@ -107,9 +108,13 @@ def from_rpc(error: grpc.RpcError, server: object = "") -> TopicsError:
                     reason, detail = info.reason.lower(), dict(info.metadata)
                 elif packed.Unpack(again):
                     retry = again.retry_delay.ToMilliseconds()
-    text = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
+    text = (call and call.details()) or str(error)
     kind = _KINDS.get(code, TopicsError) if retry is None else UnavailableError
     if not reason:
         reason = code.name.lower()
+        if timeout and code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            text = f"no answer within {timeout:g} s; the client's `timeout` allows more"
+        elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
+            text += "; append less at once"
         text = f"{server}: {text}" if server else text
     return kind(reason, text, detail, retry)

@@ -38,6 +38,11 @@ class Feed(Protocol[Request_co, Response_contra, Item]):
         """Count all of an answer as handed out."""
 
 
+def behind(gap: Gap) -> int:
+    """The cursor to go on with behind a gap."""
+    return max(gap.earliest_seq - 1, 0) if gap.reason == "recreated" else gap.last_seq
+
+
 class Reading:
     """A read of one partition, from a cursor to an end or for ever."""
 
@@ -65,6 +70,8 @@ class Reading:
 
     def take(self, response: BulkDiffResponse) -> Sequence[Record | Gap]:
         """The gap, if there is one, and the records behind it."""
+        if not (self._request.follow or self._request.HasField("end_seq")):
+            self._request.end_seq = response.head_seq  # also of those to come, should this call break
         topic, partition = self._request.topic, response.partition
         records = records_of_columns(topic, partition, response.records) if response.HasField("records") else []
         if response.HasField("tombstone"):
@@ -76,7 +83,7 @@ class Reading:
         if type(item) is Record:
             self.position = item.seq
         elif isinstance(item, Gap):
-            self.position = max(item.earliest_seq - 1, 0) if item.reason == "recreated" else item.last_seq
+            self.position = behind(item)
             if self._raise_gaps:
                 raise GapError(item)
 

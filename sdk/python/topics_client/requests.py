@@ -28,6 +28,11 @@ def tag_match(tag: str | None, tag_prefix: str | None) -> TagMatch | None:
     return None if tag_prefix is None else TagMatch(prefix=tag_prefix)
 
 
+def nodes(node: str | Sequence[str]) -> Sequence[str]:
+    """A reader's own nodes; a text is one, not one for each of its letters."""
+    return [node] if isinstance(node, str) else node
+
+
 def config_message(config: TopicConfig | None) -> topic_pb2.TopicConfig | None:
     """A configuration as it goes on the wire: what is None is left out."""
     if config is None:
@@ -132,5 +137,6 @@ def reset_request(
     else:
         raise InvalidRequestError("invalid_request", f"a position is earliest, latest or a seq, not {to!r}")
     for name in names:
-        request.topics.add(topic=name)
+        topic, partition = place(name)
+        request.topics.add(topic=topic, partitions=() if topic == name else [partition])
     return request

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from topics.v1.errors_pb2 import ERROR_REASON_THROTTLED
-from topics.v1.stream_pb2 import Frame, StreamError
+from topics.v1.stream_pb2 import Frame, StreamError, Subscribed
 from topics.v1.watch_service_pb2 import WatchRequest, WatchResponse, WatchSubscription
 from topics_client.decoding import gap_of, records_of_rows
 from topics_client.errors import InvalidRequestError, NotFoundError, code_of, error_of
 from topics_client.models import Advice, CaughtUp, Event, Gap, GapError, Record, TopicDeleted
+from topics_client.reading import behind
+from topics_client.requests import place
 
 Start = int | Literal["tail"]
 
@@ -18,8 +20,10 @@ def subscribe(subscription: WatchSubscription, topics: str | Iterable[str] | Map
     if isinstance(topics, str):
         topics = [topics]
     starts = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, 0)
+    if not starts:
+        raise InvalidRequestError("invalid_request", "a watch takes at least one topic")
     for name, start in starts.items():
-        topic = subscription.topics[name]
+        topic = subscription.topics[_place(*place(name))]
         if start == "tail":
             topic.tail = True
         elif isinstance(start, int) and start >= 0:
@@ -34,7 +38,8 @@ class Watching:
     """A watch of many topics.
 
     `cursor` names for each the last seq that was handed out: what was handed out counts as dealt with. Given back to
-    another watch it goes on right there.
+    another watch it goes on right there. A topic whose end was told has left: it is not followed any more, but for one
+    that a prefix brings in when it is made again.
     """
 
     def __init__(self, request: WatchRequest, *, events: bool) -> None:
@@ -42,15 +47,19 @@ class Watching:
         self._request: Final = request
         self._events: Final = events
         self._place = ""  # of the frame at hand
+        self._began = False  # whether a stream was open
         self.cursor: dict[str, int] = dict(request.subscription.cursor)
 
     @property
     def done(self) -> bool:
-        """A watch has no end of its own."""
-        return False
+        """Whether nothing is left to follow."""
+        return not self._request.subscription.topics
 
     def request(self) -> WatchRequest:
-        """What lies behind the cursor."""
+        """What lies behind the cursor. A topic that went while there was no stream is no reason to refuse the others:
+        it is told as one that goes within a stream."""
+        if self._began:
+            self._request.lenient = True
         self._request.subscription.cursor.clear()
         self._request.subscription.cursor.update(self.cursor)
         return self._request
@@ -74,44 +83,62 @@ class Watching:
         if kind == "caught_up" and self._events:
             drained = frame.caught_up
             return [CaughtUp(drained.topic, drained.partition, drained.head_seq)]
-        if kind == "subscribed":
-            self._subscribed()
+        if kind == "subscribed" and self._began:
+            return [TopicDeleted(*place(name), self.cursor[name]) for name in self._missing(frame.subscribed)]
         return []
 
     def at(self, item: Event) -> None:
-        """Move the cursor behind a record. Raises GapError, NotFoundError for a deleted topic and the error of a topic
+        """Move the cursor behind an item. Raises GapError, NotFoundError for a deleted topic and the error of a topic
         that is not followed any more if these are not to be handed out."""
         if type(item) is Record:
             self.cursor[self._place] = item.seq
-        elif not self._events:
-            if isinstance(item, Gap):
-                recreated = item.reason == "recreated"
-                self.cursor[_place(item.topic, item.partition)] = item.earliest_seq - 1 if recreated else item.last_seq
+        elif isinstance(item, Gap):
+            self.cursor[_place(item.topic, item.partition)] = behind(item)
+            if not self._events:
                 raise GapError(item)
-            if isinstance(item, TopicDeleted):
-                self._departed()
+        elif isinstance(item, TopicDeleted):
+            self._departed(_place(item.topic, item.partition))
+            if not self._events:
                 raise NotFoundError("topic_not_found", f"{item.topic} was deleted", {"topic": item.topic})
-            if isinstance(item, Advice) and not _paces(item):
-                raise error_of(item.reason, item.message, {"topics": ",".join(item.topics)}, item.retry_after_ms)
+        elif isinstance(item, Advice) and not self._events and not _paces(item):
+            raise error_of(item.reason, item.message, {"topics": ",".join(item.topics)}, item.retry_after_ms)
 
     def passed(self, response: WatchResponse) -> None:
         """Take in the cursor of a frame."""
         frame: Frame = response.frame
-        if frame.WhichOneof("kind") == "topic_deleted":
-            self.cursor.pop(_place(frame.topic_deleted.topic, frame.topic_deleted.partition), None)
-            self._departed()
         self.cursor.update(frame.cursor)
+        kind = frame.WhichOneof("kind")
+        if kind == "topic_deleted":
+            self.cursor.pop(_place(frame.topic_deleted.topic, frame.topic_deleted.partition), None)
+        elif kind == "subscribed":
+            self._subscribed(frame.subscribed)
 
-    def _subscribed(self) -> None:
+    def _subscribed(self, subscribed: Subscribed) -> None:
         """From now on the cursor says where each topic goes on. One that a prefix covers and that is made while there
-        is no stream is read from its first record, as it would be within one, wherever the prefix began."""
-        for name, topic in self._request.subscription.topics.items():
+        is no stream is read from its first record, as it would be within one, wherever the prefix began. One that was
+        to be left out stays out."""
+        self._began = True
+        for name in self._missing(subscribed):
+            del self.cursor[name]
+        topics = self._request.subscription.topics
+        for name in list(topics):
             if name.endswith("*"):
-                topic.Clear()
+                topics[name].Clear()
+            elif name not in subscribed.topics:
+                del topics[name]
 
-    def _departed(self) -> None:
-        """A topic that is gone is no reason to refuse the others when the stream is opened anew."""
-        self._request.lenient = True
+    def _missing(self, subscribed: Subscribed) -> list[str]:
+        """The topics with a place in the cursor that should be followed, and are not there."""
+        topics = self._request.subscription.topics
+        prefixes = tuple(name.removesuffix("*") for name in topics if name.endswith("*"))
+        there = subscribed.topics
+        return sorted(
+            name for name in self.cursor if name not in there and (name in topics or name.startswith(prefixes))
+        )
+
+    def _departed(self, name: str) -> None:
+        self.cursor.pop(name, None)
+        self._request.subscription.topics.pop(name, None)
 
 
 def _advice(error: StreamError) -> Advice:

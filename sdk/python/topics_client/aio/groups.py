@@ -30,8 +30,8 @@ class AsyncGroups(AsyncBase):
     async def reset_positions(
         self, group: str, to: str | int | None = None, *, to_ts_ms: int | None = None, topics: Iterable[str] = ()
     ) -> list[GroupPosition]:
-        """Move positions `to` "earliest", "latest" or a seq, or to a time; those in `topics`, else all. All or none.
-        Raises ConflictError while the group has members."""
+        """Move positions `to` "earliest", "latest" or a seq, or to a time; those in `topics` (`topic@N`: one of a
+        partition), else all. All or none. Raises ConflictError while the group has members."""
         request = reset_request(group, to, to_ts_ms, topics)
         reply = await self.connection.unary(self.connection.groups.ResetPositions, request)
         return [group_position_of(each) for each in reply.positions]

@@ -15,7 +15,7 @@ from topics_client.aio.streams import HEARTBEAT_SECONDS, AsyncReadStream, AsyncW
 from topics_client.decoding import appended_of, page_of
 from topics_client.models import Appended, Deleted, Event, Gap, NewRecord, Page, Record, TopicConfig
 from topics_client.reading import Reading
-from topics_client.requests import append_request, tag_match
+from topics_client.requests import append_request, nodes, tag_match
 from topics_client.watching import Start, Watching, subscribe
 
 
@@ -93,7 +93,7 @@ class AsyncRecords(AsyncBase):
         last: int | None = None,
         tag: str | None = None,
         tag_prefix: str | None = None,
-        node: Sequence[str] = (),
+        node: str | Sequence[str] = (),
         partition: int = 0,
     ) -> Page:
         """One page of what lies behind the cursor `from_seq`, or from a time, or the `last` records.
@@ -105,7 +105,7 @@ class AsyncRecords(AsyncBase):
             topic=topic,
             from_seq=from_seq,
             limit=limit,
-            node=node,
+            node=nodes(node),
             include_tags=True,
             wait_ms=wait_ms,
             partition=partition,
@@ -128,7 +128,7 @@ class AsyncRecords(AsyncBase):
         follow: bool = False,
         tag: str | None = None,
         tag_prefix: str | None = None,
-        node: Sequence[str] = (),
+        node: str | Sequence[str] = (),
         partition: int = 0,
         gaps: Literal["raise"] = "raise",
     ) -> AsyncReadStream[Record]: ...
@@ -145,7 +145,7 @@ class AsyncRecords(AsyncBase):
         follow: bool = False,
         tag: str | None = None,
         tag_prefix: str | None = None,
-        node: Sequence[str] = (),
+        node: str | Sequence[str] = (),
         partition: int = 0,
         gaps: Literal["yield"],
     ) -> AsyncReadStream[Record | Gap]: ...
@@ -161,7 +161,7 @@ class AsyncRecords(AsyncBase):
         follow: bool = False,
         tag: str | None = None,
         tag_prefix: str | None = None,
-        node: Sequence[str] = (),
+        node: str | Sequence[str] = (),
         partition: int = 0,
         gaps: Literal["raise", "yield"] = "raise",
     ) -> AsyncReadStream[Any]:
@@ -178,7 +178,7 @@ class AsyncRecords(AsyncBase):
             last=last,
             end_seq=end_seq,
             follow=follow,
-            node=node,
+            node=nodes(node),
             include_tags=True,
             partition=partition,
             filter=tag_match(tag, tag_prefix),
@@ -193,7 +193,7 @@ class AsyncRecords(AsyncBase):
         cursor: Mapping[str, int] | None = None,
         tag: str | None = None,
         tag_prefix: str | None = None,
-        node: Sequence[str] = (),
+        node: str | Sequence[str] = (),
         strong: bool = False,
         lenient: bool = False,
         events: Literal[False] = False,
@@ -207,7 +207,7 @@ class AsyncRecords(AsyncBase):
         cursor: Mapping[str, int] | None = None,
         tag: str | None = None,
         tag_prefix: str | None = None,
-        node: Sequence[str] = (),
+        node: str | Sequence[str] = (),
         strong: bool = False,
         lenient: bool = False,
         events: Literal[True],
@@ -220,7 +220,7 @@ class AsyncRecords(AsyncBase):
         cursor: Mapping[str, int] | None = None,
         tag: str | None = None,
         tag_prefix: str | None = None,
-        node: Sequence[str] = (),
+        node: str | Sequence[str] = (),
         strong: bool = False,
         lenient: bool = False,
         events: bool = False,
@@ -237,7 +237,7 @@ class AsyncRecords(AsyncBase):
         """
         subscription = WatchSubscription(
             cursor=cursor,
-            node=node,
+            node=nodes(node),
             limit=1000,
             heartbeat_ms=HEARTBEAT_SECONDS * 1000,
             include_tags=True,

@@ -1,5 +1,6 @@
 """Streams that go on where they were when the connection breaks."""
 
+from asyncio import Event
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -26,14 +27,19 @@ class AsyncStream(Generic[Item]):
     """
 
     def __init__(
-        self, connection: AsyncConnection, method: Any, feed: Feed[Any, Any, Item], silence: float | None
+        self,
+        connection: AsyncConnection,
+        method: Callable[[], Any],
+        feed: Feed[Any, Any, Item],
+        silence: float | None,
     ) -> None:
-        """Made by the client. With `silence` so many seconds without a word from the server are a break."""
+        """Made by the client. `method` gives the stub's. With `silence` so many seconds without a word from the server
+        are a break."""
         self._connection = connection
         self._method = method
         self._feed = feed
         self._silence = silence
-        self._closed = False
+        self._closed = Event()
         self._cancel: Callable[[], object] = lambda: None
 
     async def __aiter__(self) -> AsyncIterator[Item]:
@@ -43,6 +49,8 @@ class AsyncStream(Generic[Item]):
                 for item in feed.take(answer):
                     feed.at(item)
                     yield item
+                    if self._closed.is_set():
+                        return
                 feed.passed(answer)
 
     async def batches(self) -> AsyncIterator[Sequence[Item]]:
@@ -60,30 +68,32 @@ class AsyncStream(Generic[Item]):
     async def _answers(self) -> AsyncGenerator[Any, None]:
         """Answers of one call after the other, each dealt with before the next is asked for."""
         patience = Patience(self._connection.retry)
-        while not (self._feed.done or self._closed):
+        while not (self._feed.done or self._closed.is_set()):
             try:
                 request = self._feed.request()
                 async with self._connection.stream(
-                    self._method, request, silence=self._silence, started=self._started
+                    self._method(), request, silence=self._silence, started=self._started
                 ) as answers:
                     async for answer in answers:
                         patience.renew()
                         yield answer
                 return
             except TopicsError as error:
-                if self._closed:
+                if self._closed.is_set():
                     return
-                if not isinstance(error, UnavailableError) or not await self._connection.waited(patience, error):
+                if not isinstance(error, UnavailableError) or not await self._connection.waited(
+                    patience, error, self._closed
+                ):
                     raise
 
     def _started(self, cancel: Callable[[], object]) -> None:
         self._cancel = cancel
-        if self._closed:
+        if self._closed.is_set():
             cancel()
 
     def close(self) -> None:
         """End the iteration, also one that waits for the next item in another thread or task."""
-        self._closed = True
+        self._closed.set()
         self._cancel()
 
     async def __aenter__(self) -> Self:
@@ -100,7 +110,8 @@ class AsyncReadStream(AsyncStream[Item]):
 
     def __init__(self, connection: AsyncConnection, reading: Reading) -> None:
         """Made by `read`."""
-        super().__init__(connection, connection.topics.BulkDiff, cast("Feed[Any, Any, Item]", reading), None)
+        feed = cast("Feed[Any, Any, Item]", reading)
+        super().__init__(connection, lambda: connection.topics.BulkDiff, feed, None)
         self._reading = reading
 
     @property
@@ -116,7 +127,7 @@ class AsyncWatchStream(AsyncStream[Item]):
     def __init__(self, connection: AsyncConnection, watching: Watching) -> None:
         """Made by `watch`."""
         feed = cast("Feed[Any, Any, Item]", watching)
-        super().__init__(connection, connection.watches.Watch, feed, _SILENT_HEARTBEATS * HEARTBEAT_SECONDS)
+        super().__init__(connection, lambda: connection.watches.Watch, feed, _SILENT_HEARTBEATS * HEARTBEAT_SECONDS)
         self._watching = watching
 
     @property

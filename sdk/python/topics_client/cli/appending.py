@@ -80,21 +80,25 @@ class Appending:
         return Stop(text, INTERRUPTED, file, line + 1)
 
     def _invalid(self, error: InvalidLineError) -> Stop:
-        """As `_failed`, and it is known where to go on."""
+        """What stands before it is appended, unless that fails."""
         hint = "" if error.file else " (a text needs --format text, or JSON's own quotes)"
-        stop = self._failed(error)
-        return (
-            stop._replace(text=f"{error}{hint}", file=error.file, line=error.line) if stop.text == str(error) else stop
-        )
+        try:
+            self._finish()
+        except StoppedError as earlier:
+            return self._stopped(earlier)
+        return Stop(f"{error}{hint}", server.FAILED, error.file, error.line)
 
     def _failed(self, error: Exception) -> Stop:
         """What was read before is appended, unless that fails."""
         try:
-            if not self._keyed:
-                self._sender.finish()
+            self._finish()
         except StoppedError as earlier:
             return self._stopped(earlier)
         return Stop(str(error), server.FAILED)
+
+    def _finish(self) -> None:
+        if not self._keyed:
+            self._sender.finish()
 
     def _stopped(self, error: StoppedError) -> Stop:
         batch, first, last = error.batch, error.batch.lines[0], error.batch.lines[-1]

@@ -63,6 +63,9 @@ class Writer(Protocol):
     def close(self) -> None:
         """Write what is left of them, and what the format wants at the end."""
 
+    def rescue(self, error: BaseException) -> bool:
+        """In place of `close` after a failure: leave a file of all that was taken in. False if that can't be."""
+
 
 def _run(arguments: argparse.Namespace) -> int:
     how = arguments.format or ("parquet" if arguments.file.endswith(".parquet") else "ndjson")
@@ -112,12 +115,16 @@ class _Exporting:
             try:
                 for partition in self._partitions:
                     self._partition(partition, writer, progress)
+                writer.close()
+            except BrokenPipeError:
+                raise
             except BaseException as error:
                 progress.clear()
-                writer.close()
-                self._tell_part(partition, error)
+                if self._arguments.file != "-" and writer.rescue(error):
+                    self._tell_part(partition)
+                if isinstance(error, OSError):
+                    raise ValueError(f"{self._arguments.file}: {error.strerror or error}") from error
                 raise
-        writer.close()
         self._result(writer)
         return 0
 
@@ -137,8 +144,8 @@ class _Exporting:
                 self._last_seq = records[-1].seq
                 progress.advance(len(records))
 
-    def _tell_part(self, partition: int, error: BaseException) -> None:
-        if isinstance(error, BrokenPipeError) or self._last_seq is None or self._arguments.file == "-":
+    def _tell_part(self, partition: int) -> None:
+        if self._last_seq is None:
             return
         where = f"--partition {partition} " if len(self._partitions) > 1 else ""
         output.note(
@@ -192,6 +199,7 @@ class _Lines:
 
     def __init__(self, target: IO[bytes], *, whole: bool, partition: bool) -> None:
         self.changed = 0
+        self._good = 0  # bytes
         self._target = target
         self._whole = whole
         self._partition = partition
@@ -200,13 +208,25 @@ class _Lines:
         """Take in records."""
         if self._whole:
             lines = [whole_line(record, partition=self._partition, exact=True) + b"\n" for record in records]
-            self._target.write(b"".join(lines))
+            self._write(b"".join(lines))
             return
         self.changed += changed(records)
-        self._target.write(value_lines(records))
+        self._write(value_lines(records))
+
+    def _write(self, text: bytes) -> None:
+        self._target.write(text)
+        self._good += len(text)
 
     def close(self) -> None:
         """Nothing is left."""
+        self._target.flush()
+
+    def rescue(self, error: BaseException) -> bool:
+        """Without what was being written."""
+        if not self._target.seekable():
+            return False
+        self._target.truncate(self._good)
+        return True
 
 
 @contextmanager
@@ -215,7 +235,9 @@ def _target(arguments: argparse.Namespace) -> "Iterator[IO[bytes]]":
     if arguments.file == "-":
         yield sys.stdout.buffer
         return
-    path = Path(arguments.file)
+    path = Path(os.path.realpath(arguments.file))
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{arguments.file} is no file; - writes to standard output")
     part = path.with_name(f"{path.name}.part")
     for each in (path, part):
         if each.exists() and not arguments.force:

@@ -43,6 +43,7 @@ class ParquetRecords:
     """Writes records, a row each, in groups of bounded size."""
 
     def __init__(self, target: IO[bytes]) -> None:
+        self._target = target
         self._writer = pq.ParquetWriter(target, _SCHEMA, compression="zstd")
         self._group: list[Record] = []
         self._bytes = 0
@@ -59,6 +60,15 @@ class ParquetRecords:
         if self._group:
             self._write_group()
         self._writer.close()
+
+    def rescue(self, error: BaseException) -> bool:
+        """All but what the disk has against it."""
+        if isinstance(error, OSError):
+            self._target.seek(0)
+            self._target.truncate(0)
+            return False
+        self.close()
+        return True
 
     def _write_group(self) -> None:
         _, partitions, seqs, times, datas, binary, tags, nodes, metas = zip(*self._group, strict=True)

@@ -113,7 +113,10 @@ class Read:
         return sum(gap.missed_estimate for gap in self.gaps)
 
     def _broken(self, error: Any) -> None:
-        server.complain(self._name, f"{error}; waiting for the server for up to {BREAK_SECONDS:.0f} s")
+        server.complain(
+            self._name,
+            f"{error}; read up to seq {self._stream.position}, waiting for the server for up to {BREAK_SECONDS:.0f} s",
+        )
 
 
 def tell_gap(name: str, gap: "Gap", arguments: argparse.Namespace, *, topic: bool = False) -> None:

@@ -32,7 +32,7 @@ def add_parser(commands: "Commands") -> None:
     )
     server.add_name(parser, "topic", help="the topic")
     ranges.add_range(parser)
-    parser.add_argument("--partition", type=whole, default=0, metavar="N", help="its partition (default: 0)")
+    parser.add_argument("--partition", type=whole, metavar="N", help="its partition (default: 0)")
     ranges.add_gaps(parser)
     output.add_arguments(parser, table=False)
     parser.add_argument("--format", choices=("value", "json", "raw", "record"), help="see below (default: value)")
@@ -50,7 +50,11 @@ def _run(arguments: argparse.Namespace) -> int:
         raise server.UsageError(f"--json and --format {arguments.format} exclude each other")
     how = "json" if arguments.json else arguments.format or "value"
     with server.client(arguments) as client:
-        read = ranges.Read(client, arguments, arguments.topic, arguments.partition)
+        if arguments.partition is None:
+            count = client.get_topic(arguments.topic, touch=False).partition_count
+            if count > 1:
+                output.note(f"topics read: partition 0 of {count}; --partition N reads another")
+        read = ranges.Read(client, arguments, arguments.topic, arguments.partition or 0)
         for gap, records in read.batches():
             if gap is not None and how == "json":
                 _write(json.dumps({"gap": gap_object(gap)}, separators=(",", ":")).encode() + b"\n")

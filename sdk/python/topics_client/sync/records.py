@@ -14,7 +14,7 @@ from topics.v1.watch_service_pb2 import (
 from topics_client.decoding import appended_of, page_of
 from topics_client.models import Appended, Deleted, Event, Gap, NewRecord, Page, Record, TopicConfig
 from topics_client.reading import Reading
-from topics_client.requests import append_request, tag_match
+from topics_client.requests import append_request, nodes, tag_match
 from topics_client.sync.base import Base
 from topics_client.sync.streams import HEARTBEAT_SECONDS, ReadStream, WatchStream
 from topics_client.watching import Start, Watching, subscribe
@@ -94,7 +94,7 @@ class Records(Base):
         last: int | None = None,
         tag: str | None = None,
         tag_prefix: str | None = None,
-        node: Sequence[str] = (),
+        node: str | Sequence[str] = (),
         partition: int = 0,
     ) -> Page:
         """One page of what lies behind the cursor `from_seq`, or from a time, or the `last` records.
@@ -106,7 +106,7 @@ class Records(Base):
             topic=topic,
             from_seq=from_seq,
             limit=limit,
-            node=node,
+            node=nodes(node),
             include_tags=True,
             wait_ms=wait_ms,
             partition=partition,
@@ -129,7 +129,7 @@ class Records(Base):
         follow: bool = False,
         tag: str | None = None,
         tag_prefix: str | None = None,
-        node: Sequence[str] = (),
+        node: str | Sequence[str] = (),
         partition: int = 0,
         gaps: Literal["raise"] = "raise",
     ) -> ReadStream[Record]: ...
@@ -146,7 +146,7 @@ class Records(Base):
         follow: bool = False,
         tag: str | None = None,
         tag_prefix: str | None = None,
-        node: Sequence[str] = (),
+        node: str | Sequence[str] = (),
         partition: int = 0,
         gaps: Literal["yield"],
     ) -> ReadStream[Record | Gap]: ...
@@ -162,7 +162,7 @@ class Records(Base):
         follow: bool = False,
         tag: str | None = None,
         tag_prefix: str | None = None,
-        node: Sequence[str] = (),
+        node: str | Sequence[str] = (),
         partition: int = 0,
         gaps: Literal["raise", "yield"] = "raise",
     ) -> ReadStream[Any]:
@@ -179,7 +179,7 @@ class Records(Base):
             last=last,
             end_seq=end_seq,
             follow=follow,
-            node=node,
+            node=nodes(node),
             include_tags=True,
             partition=partition,
             filter=tag_match(tag, tag_prefix),
@@ -194,7 +194,7 @@ class Records(Base):
         cursor: Mapping[str, int] | None = None,
         tag: str | None = None,
         tag_prefix: str | None = None,
-        node: Sequence[str] = (),
+        node: str | Sequence[str] = (),
         strong: bool = False,
         lenient: bool = False,
         events: Literal[False] = False,
@@ -208,7 +208,7 @@ class Records(Base):
         cursor: Mapping[str, int] | None = None,
         tag: str | None = None,
         tag_prefix: str | None = None,
-        node: Sequence[str] = (),
+        node: str | Sequence[str] = (),
         strong: bool = False,
         lenient: bool = False,
         events: Literal[True],
@@ -221,7 +221,7 @@ class Records(Base):
         cursor: Mapping[str, int] | None = None,
         tag: str | None = None,
         tag_prefix: str | None = None,
-        node: Sequence[str] = (),
+        node: str | Sequence[str] = (),
         strong: bool = False,
         lenient: bool = False,
         events: bool = False,
@@ -238,7 +238,7 @@ class Records(Base):
         """
         subscription = WatchSubscription(
             cursor=cursor,
-            node=node,
+            node=nodes(node),
             limit=1000,
             heartbeat_ms=HEARTBEAT_SECONDS * 1000,
             include_tags=True,

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from threading import Event
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, cast
 
@@ -26,13 +27,20 @@ class Stream(Generic[Item]):
     iteration at a time; to leave it ends the call to the server, as does the end of the stream's context.
     """
 
-    def __init__(self, connection: Connection, method: Any, feed: Feed[Any, Any, Item], silence: float | None) -> None:
-        """Made by the client. With `silence` so many seconds without a word from the server are a break."""
+    def __init__(
+        self,
+        connection: Connection,
+        method: Callable[[], Any],
+        feed: Feed[Any, Any, Item],
+        silence: float | None,
+    ) -> None:
+        """Made by the client. `method` gives the stub's. With `silence` so many seconds without a word from the server
+        are a break."""
         self._connection = connection
         self._method = method
         self._feed = feed
         self._silence = silence
-        self._closed = False
+        self._closed = Event()
         self._cancel: Callable[[], object] = lambda: None
 
     def __iter__(self) -> Iterator[Item]:
@@ -42,6 +50,8 @@ class Stream(Generic[Item]):
                 for item in feed.take(answer):
                     feed.at(item)
                     yield item
+                    if self._closed.is_set():
+                        return
                 feed.passed(answer)
 
     def batches(self) -> Iterator[Sequence[Item]]:
@@ -59,30 +69,32 @@ class Stream(Generic[Item]):
     def _answers(self) -> Generator[Any, None]:
         """Answers of one call after the other, each dealt with before the next is asked for."""
         patience = Patience(self._connection.retry)
-        while not (self._feed.done or self._closed):
+        while not (self._feed.done or self._closed.is_set()):
             try:
                 request = self._feed.request()
                 with self._connection.stream(
-                    self._method, request, silence=self._silence, started=self._started
+                    self._method(), request, silence=self._silence, started=self._started
                 ) as answers:
                     for answer in answers:
                         patience.renew()
                         yield answer
                 return
             except TopicsError as error:
-                if self._closed:
+                if self._closed.is_set():
                     return
-                if not isinstance(error, UnavailableError) or not self._connection.waited(patience, error):
+                if not isinstance(error, UnavailableError) or not self._connection.waited(
+                    patience, error, self._closed
+                ):
                     raise
 
     def _started(self, cancel: Callable[[], object]) -> None:
         self._cancel = cancel
-        if self._closed:
+        if self._closed.is_set():
             cancel()
 
     def close(self) -> None:
         """End the iteration, also one that waits for the next item in another thread or task."""
-        self._closed = True
+        self._closed.set()
         self._cancel()
 
     def __enter__(self) -> Self:
@@ -97,7 +109,8 @@ class ReadStream(Stream[Item]):
 
     def __init__(self, connection: Connection, reading: Reading) -> None:
         """Made by `read`."""
-        super().__init__(connection, connection.topics.BulkDiff, cast("Feed[Any, Any, Item]", reading), None)
+        feed = cast("Feed[Any, Any, Item]", reading)
+        super().__init__(connection, lambda: connection.topics.BulkDiff, feed, None)
         self._reading = reading
 
     @property
@@ -113,7 +126,7 @@ class WatchStream(Stream[Item]):
     def __init__(self, connection: Connection, watching: Watching) -> None:
         """Made by `watch`."""
         feed = cast("Feed[Any, Any, Item]", watching)
-        super().__init__(connection, connection.watches.Watch, feed, _SILENT_HEARTBEATS * HEARTBEAT_SECONDS)
+        super().__init__(connection, lambda: connection.watches.Watch, feed, _SILENT_HEARTBEATS * HEARTBEAT_SECONDS)
         self._watching = watching
 
     @property

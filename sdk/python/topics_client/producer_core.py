@@ -1,0 +1,197 @@
+"""What the two producers have in common: taking records in without blocking, and what their waiting waits for."""
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from copy import copy
+from threading import Event
+from typing import Any, Final, NamedTuple
+
+from topics_client import producer_exit
+from topics_client.batching import Batches
+from topics_client.connection import Connection
+from topics_client.delivery import Delivery, on_delivering_thread
+from topics_client.encoding import encode, encode_meta
+from topics_client.errors import InvalidRequestError, UnavailableError
+from topics_client.producer_batch import Limits, Parts
+from topics_client.producer_sender import Sender
+from topics_client.retry import Retry
+
+_MOST_BYTES: Final = 1 << 20  # of a record, its meta included
+_MOST_OF_PARTS: Final = (256, 128, 16 << 10)  # bytes of tag, node and meta
+_FITS: Final = _MOST_BYTES - (16 << 10)  # whatever the meta
+_LOG: Final = logging.getLogger("topics_client.producer")
+
+_Then = Callable[[], None]
+
+
+class ProducerStatistics(NamedTuple):
+    """What a producer holds and has done."""
+
+    buffered_records: int
+    buffered_bytes: int
+    in_flight: int  # appends without an answer
+    delivered: int  # records
+    failed: int  # records
+    batches: int  # stored, each counted once
+    repeats: int  # appends that were made again
+
+
+class ProducerCore:
+    """A producer without a face. Threads can share it; only `drain` and `close` block."""
+
+    def __init__(self, connection: Connection, limits: Limits, retry: Retry, *, owns_connection: bool) -> None:
+        self._connection = connection
+        self._owns_connection = owns_connection
+        self._batches = Batches(
+            limits, name=uuid.uuid4().hex, retry=retry, timeout=connection.timeout, clock=time.monotonic
+        )
+        self._sender = Sender(connection, self._batches)
+        self._lock = self._sender.lock
+        producer_exit.opened(self)
+
+    def offer(
+        self, topic: str, value: Any, tag: str | None, node: str | None, meta: Mapping[str, Any] | None, partition: int
+    ) -> Delivery | None:
+        """Take a record in; None if the buffer is full. Raises InvalidRequestError, and RuntimeError once closed."""
+        # 250,000 times a second and more: what most records don't have costs one look.
+        data, binary = encode(value)
+        parts = _parts(binary, tag, node, meta) if binary or tag is not None or node is not None or meta else None
+        if len(data) > _FITS:
+            _check_size(data, parts)
+        batches = self._batches
+        with self._lock:
+            if batches.buffered_bytes >= batches.room:
+                if batches.closed:
+                    raise RuntimeError(batches.closed)
+                return None
+            delivery = batches.add(topic, partition, data, parts)
+            if not batches.stirred:
+                return delivery
+            batches.stirred = False
+        self._sender.wake()
+        return delivery
+
+    def when_room(self, then: _Then) -> None:
+        """Have `then` called, once, when `offer` may take a record: now, or by the producer's thread."""
+        with self._lock:
+            self._sender.when_room(then)
+
+    def no_room(self) -> UnavailableError:
+        """What waiting for room in vain ends with."""
+        with self._lock:
+            held, trouble = self._batches.buffered_bytes, self._batches.trouble
+        cause = f"last failure: {trouble}" if trouble else "they are appended faster than they are stored"
+        text = f"there is no room for another record, {held} bytes of them wait to be delivered ({cause})"
+        return UnavailableError("buffer_full", text, {"buffered_bytes": str(held)})
+
+    def when_settled(self, then: _Then) -> int:
+        """Let nothing linger, and have `then` called, once, when all records have their outcomes and all callbacks have
+        run: now, or by the producer's thread. Returns what `too_late` is about."""
+        with self._lock:
+            number = self._batches.flush()
+            self._sender.when_settled(number, then)
+        return number
+
+    def too_late(self, number: int, timeout: float) -> TimeoutError:
+        """What waiting for outcomes in vain ends with."""
+        with self._lock:
+            left, trouble = self._batches.pending(number), self._batches.trouble
+        cause = f" (last failure: {trouble})" if trouble else ""
+        return TimeoutError(f"{left} records are not delivered after {timeout:.3g} s{cause}")
+
+    def raise_unseen(self) -> None:
+        """Raise the first failure that nobody has seen, which now somebody has."""
+        with self._lock:
+            unseen = [failure for receipt, failure in self._sender.unseen if not receipt.seen]
+            self._sender.unseen.clear()
+        if unseen:
+            error = copy(unseen[0])
+            if len(unseen) > 1:
+                error.add_note(f"(batches that failed besides: {len(unseen) - 1}, the last with {unseen[-1]})")
+            raise error
+
+    def flush(self, timeout: float | None) -> None:
+        """Wait until all records have their outcomes and all callbacks have run. Raises the first failure that nobody
+        has seen, TimeoutError, and RuntimeError in a callback."""
+        if on_delivering_thread():
+            raise RuntimeError("a callback of a delivery must not flush or close a producer")
+        settled = Event()
+        number = self.when_settled(settled.set)
+        if not settled.wait(timeout):
+            raise self.too_late(number, timeout or 0)
+        self.raise_unseen()
+
+    def close(self, timeout: float | None) -> None:
+        """Take no more records, flush, and end. Raises as `flush`; what has no outcome then fails."""
+        if not on_delivering_thread():
+            with self._lock:
+                self._batches.close("the producer is closed")
+        try:
+            self.flush(timeout)
+        finally:
+            if not on_delivering_thread():
+                self._end()
+
+    def leave(self, error: BaseException | None) -> None:
+        """Close at the end of a block that `error` leaves, which is not to be hidden."""
+        if error is None:
+            self.close(None)
+            return
+        try:
+            self.close(None if isinstance(error, Exception) else producer_exit.SECONDS)
+        except Exception as failure:
+            _LOG.error("a producer was closed with a failure: %s", failure)
+
+    def end_with_process(self, seconds: float) -> None:
+        """See producer_exit."""
+        try:
+            self.close(seconds)
+        except Exception as error:
+            _LOG.error("a producer was not closed before its process ended: %s", error)
+
+    def abandon(self) -> None:
+        """See producer_exit."""
+        why = "this process was forked: the producer is its parent's; make one of your own after the fork"
+        self._lock = self._sender.abandon(why)
+        self._owns_connection = False
+
+    def statistics(self) -> ProducerStatistics:
+        """What it holds and has done, now."""
+        batches = self._batches
+        with self._lock:
+            return ProducerStatistics(
+                batches.pending(),
+                batches.buffered_bytes,
+                batches.in_flight,
+                batches.delivered_records,
+                batches.failed_records,
+                batches.stored_batches,
+                batches.repeats,
+            )
+
+    def _end(self) -> None:
+        self._sender.finish(UnavailableError("closed", "the producer was closed before it could deliver"))
+        producer_exit.closed(self)
+        if self._owns_connection:
+            self._connection.close()
+
+
+def _parts(binary: bool, tag: str | None, node: str | None, meta: Mapping[str, Any] | None) -> Parts:
+    """What a record has beside its data. Raises InvalidRequestError for what no topic takes."""
+    meta_data = encode_meta(meta)
+    try:
+        sizes = (len((tag or "").encode()), len((node or "").encode()), len(meta_data))
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError("invalid_request", f"tag and node are UTF-8: {error}") from None
+    for name, size, most in zip(("tag", "node", "meta"), sizes, _MOST_OF_PARTS, strict=True):
+        if size > most:
+            raise InvalidRequestError("invalid_request", f"the {name} has {size} bytes, and may have {most}")
+    return Parts(binary, tag, node, meta_data, sum(sizes))
+
+
+def _check_size(data: bytes, parts: Parts | None) -> None:
+    size = len(data) + (len(parts.meta) if parts else 0)
+    if size > _MOST_BYTES:
+        raise InvalidRequestError("record_too_large", f"the record has {size} bytes, and may have {_MOST_BYTES}")

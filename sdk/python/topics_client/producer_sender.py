@@ -1,0 +1,277 @@
+"""The thread of a producer: it sends what is due, takes the answers in, and tells the deliveries."""
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import repeat
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any, Final
+
+import grpc
+
+from topics.v1 import topics_service_pb2 as pb
+from topics.v1.record_pb2 import ColumnBatch
+from topics_client.batching import Batches
+from topics_client.connection import Connection
+from topics_client.delivery import Receipt, enter_delivering_thread
+from topics_client.encoding import column_batch
+from topics_client.errors import NotFoundError, TopicsError, UnavailableError
+from topics_client.producer_batch import Batch, Parts
+
+_WINDOW: Final = 120.0  # for how many seconds a topic remembers keys unless it is configured otherwise
+_LEAST_SECONDS: Final = 1.0  # that a repeat is given
+_UNSEEN: Final = 100  # failures that are kept for `flush` to raise
+_LOG_SECONDS: Final = 10.0  # between two lines about the same
+# Where nobody said that nothing was stored: these are not from the registry. What gRPC says of calls that never went
+# out is no contract; were it to say it otherwise, batches would be repeated more warily.
+_MAYBE_STORED: Final = frozenset(
+    {"unavailable", "deadline_exceeded", "cancelled", "unknown", "internal", "aborted", "data_loss"}
+)
+_NEVER_SENT: Final = re.compile(r"failed to connect to all addresses|: errors resolving ")
+_LOG: Final = logging.getLogger("topics_client.producer")
+
+_PLAIN: Final = Parts(False, None, None, b"", 0)
+
+_Then = Callable[[], None]
+
+
+class Sender:
+    """Sends batches until it is told to finish.
+
+    `lock` guards `batches` and what is said to need it. Calls are started under it too: an appender that is busy keeps
+    the interpreter to itself for 5 ms at a time, several times a call, unless it has to wait for the lock.
+    """
+
+    def __init__(self, connection: Connection, batches: Batches) -> None:
+        self.lock = Lock()
+        self.batches = batches
+        self.unseen: list[tuple[Receipt, TopicsError]] = []  # failures that have come to nobody; under the lock
+        self._connection = connection
+        self._arrived: SimpleQueue[_Then | None] = SimpleQueue()  # None only wakes
+        self.ended = False
+        self._looked: list[Batch] = []  # those whose topic was looked at, to be sent now
+        self._waiting_for_room: list[_Then] = []
+        self._waiting_for_end: list[tuple[int, _Then]] = []
+        self._wakes_at: float | None = None
+        self._finishing = False
+        self._failure_log = self._trouble_log = 0.0  # when there may be another line
+        self._unlogged = 0
+        self.thread = Thread(target=self._run, name="topics-producer", daemon=True)
+        self.thread.start()
+
+    def wake(self) -> None:
+        """Have it look at `batches` again."""
+        self._arrived.put(None)
+
+    def when_room(self, then: _Then) -> None:
+        """Have `then` called, once, when the buffer has room, or the thread has ended. Under the lock."""
+        if self.ended or not self.batches.full:
+            then()
+        else:
+            self._waiting_for_room.append(then)
+            self.batches.hurry()
+            self.wake()
+
+    def when_settled(self, number: int, then: _Then) -> None:
+        """Have `then` called, once, when all batches up to `number` have their outcomes and their callbacks have run,
+        or the thread has ended. Under the lock."""
+        if self.ended:
+            then()
+        else:
+            self._waiting_for_end.append((number, then))
+            self.wake()
+
+    def finish(self, error: TopicsError) -> None:
+        """End, and have the records without an outcome fail. Returns when the thread has ended."""
+        with self.lock:
+            self._finishing = True
+            if not self.ended:
+                self.batches.fail_all(error)
+        self.wake()
+        self.thread.join()
+
+    def abandon(self, why: str) -> Lock:
+        """This is the child of a fork, which has no such thread, and in which the lock may be held for ever. Returns a
+        new one."""
+        self.lock = Lock()
+        self.ended = True
+        self.unseen = []
+        self.batches.close(why)
+        self.batches.abandon(TopicsError("forked", why))
+        return self.lock
+
+    # ------------------------------------------------------------- in the thread
+
+    def _run(self) -> None:
+        enter_delivering_thread()
+        try:
+            while not self._turn():
+                pass
+        except Exception as error:  # a bug; nobody is left waiting for ever
+            _LOG.exception("the thread of a producer failed")
+            with self.lock:
+                self.batches.close(f"its thread failed: {error!r}")
+                self.batches.fail_all(TopicsError("internal", f"the thread of the producer failed: {error!r}"))
+                heard = self.batches.heard()
+            self._tell(heard)
+        finally:
+            with self.lock:
+                self.ended = True
+                waiting = [*self._waiting_for_room, *(then for _, then in self._waiting_for_end)]
+            for then in waiting:
+                then()
+
+    def _turn(self) -> bool:
+        """Wait until there is something to do, and do it. Returns whether that was all."""
+        arrived = self._wait()
+        with self.lock:
+            for then in arrived:
+                if then is not None and not self._finishing:
+                    then()
+            self.batches.stirred = False
+            for batch in [*self._looked, *self.batches.take()]:
+                self._send(batch)
+            self._looked.clear()
+            self._wakes_at = self.batches.wakes_at()
+            heard = self.batches.heard()
+            ready = [] if heard else self._ready()
+        self._tell(heard)
+        if heard:
+            with self.lock:
+                ready = self._ready()
+        for then in ready:
+            then()
+        return self._finishing
+
+    def _tell(self, heard: list[_Then]) -> None:
+        """Call those who want to hear of outcomes, and look at the failures that are left."""
+        for then in heard:
+            try:
+                then()
+            except Exception:
+                _LOG.exception("a callback of a delivery failed")
+        if self.batches.failures:
+            self._look_at_failures()
+        if (trouble := self.batches.trouble) is not None and time.monotonic() >= self._trouble_log:
+            _LOG.warning("%s; it is tried again", trouble)
+            self._trouble_log = time.monotonic() + _LOG_SECONDS
+
+    def _wait(self) -> list[_Then | None]:
+        timeout = None if self._wakes_at is None else max(0.0, self._wakes_at - time.monotonic())
+        arrived = list[_Then | None]()
+        try:
+            arrived.append(self._arrived.get(timeout=timeout))
+            while True:
+                arrived.append(self._arrived.get_nowait())
+        except Empty:
+            return arrived
+
+    def _ready(self) -> list[_Then]:
+        """Those whose waiting has come to its end. Under the lock."""
+        batches = self.batches
+        ready = [then for number, then in self._waiting_for_end if batches.settled(number)]
+        if ready:
+            self._waiting_for_end = [each for each in self._waiting_for_end if not batches.settled(each[0])]
+        if self._waiting_for_room and not batches.full:
+            ready += self._waiting_for_room
+            self._waiting_for_room = []
+        return ready
+
+    def _look_at_failures(self) -> None:
+        """Keep those that nobody has seen, and log one now and then."""
+        with self.lock:
+            failures = [each for each in self.batches.failures if not each[0].seen]
+            self.batches.failures.clear()
+            self.unseen = [*(each for each in self.unseen if not each[0].seen), *failures][:_UNSEEN]
+        if not failures:
+            return
+        self._unlogged += len(failures)
+        if (now := time.monotonic()) >= self._failure_log:
+            others = f" (failed batches: {self._unlogged})" if self._unlogged > 1 else ""
+            _LOG.warning("%s%s", failures[0][1], others)
+            self._failure_log, self._unlogged = now + _LOG_SECONDS, 0
+
+    # -------------------------------------------------------------------- calls
+
+    def _send(self, batch: Batch) -> None:
+        topic, partition = batch.place
+        topics, now = self._connection.topics, time.monotonic()
+        if batch.lost_at is None:
+            left = None
+        elif batch.window is None:
+            look = pb.GetTopicRequest(topic=topic, touch=False)
+            self._start(batch, topics.GetTopic, look, partial(self._topic_came, batch))
+            return
+        else:
+            left = batch.lost_at + batch.window - now
+            if left < _LEAST_SECONDS:
+                self._arrived.put(partial(self.batches.failed, batch, _window_passed(batch)))
+                return
+        request = pb.AppendRequest(topic=topic, partition=partition, idempotency_key=batch.key, return_seqs=False)
+        request.columns.data.extend(batch.data)
+        if batch.parts:
+            request.columns.MergeFrom(_other_columns(batch))
+        self._start(batch, topics.Append, request, partial(self._append_came, batch, now), left)
+
+    def _start(
+        self, batch: Batch, method: Any, request: Any, then: Callable[[Any], None], left: float | None = None
+    ) -> None:
+        """Make a call; `then` gets its future, in a turn of this thread."""
+        timeout = self._connection.timeout if left is None else min(left, self._connection.timeout)
+        try:
+            future = self._connection.start(method, request, timeout=timeout)
+        except Exception as error:
+            reason = "closed" if isinstance(error, ValueError) else "internal"  # gRPC's word for a closed channel
+            failure = TopicsError(reason, f"{self._connection.address}: no call can be made: {error}")
+            self._arrived.put(partial(self.batches.failed, batch, failure))
+            return
+        future.add_done_callback(lambda done: self._arrived.put(partial(then, done)))
+
+    def _append_came(self, batch: Batch, sent_at: float, future: Any) -> None:
+        error = self._failure(future)
+        if error is None:
+            self.batches.stored(batch, future.result().first_seq)
+        else:
+            maybe = error.reason in _MAYBE_STORED and not _NEVER_SENT.search(error.message)
+            self.batches.failed(batch, error, sent_at if maybe else None)
+
+    def _topic_came(self, batch: Batch, future: Any) -> None:
+        """How long a repeat of the batch is recognized."""
+        error = self._failure(future)
+        if isinstance(error, UnavailableError):
+            self.batches.failed(batch, error)
+            return
+        if error is None:
+            batch.window = future.result().state.config.idempotency_window_ms / 1e3
+        elif isinstance(error, NotFoundError):
+            batch.window = float("inf")  # it is nowhere
+        else:
+            batch.window = _WINDOW  # the key may not read
+        self._looked.append(batch)
+
+    def _failure(self, future: Any) -> TopicsError | None:
+        try:
+            future.result()
+        except grpc.RpcError as error:
+            return self._connection.failure(error)
+        except grpc.FutureCancelledError:
+            return TopicsError("cancelled", f"{self._connection.address}: the connection was closed")
+        return None
+
+
+def _window_passed(batch: Batch) -> TopicsError:
+    return UnavailableError(
+        "outcome_unknown",
+        f"the topic remembers idempotency keys for {batch.window:g} s only (idempotency_window_ms), so that another "
+        "attempt could store them twice",
+    )
+
+
+def _other_columns(batch: Batch) -> ColumnBatch:
+    """All columns but that of the data."""
+    rows = map(batch.parts.get, range(len(batch)), repeat(_PLAIN))
+    binary, tags, nodes, metas, _ = zip(*rows, strict=True)
+    return column_batch((), binary, tags, nodes, metas)

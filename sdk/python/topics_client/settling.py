@@ -1,0 +1,177 @@
+"""What becomes of a job after its handler, and the thread that tells the server: acks and nacks, many in a call."""
+
+import logging
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Event, Thread
+from typing import Final
+
+from topics.v1 import queue_service_pb2 as pb
+from topics_client.connection import Connection
+from topics_client.leases import Held, Leases, Stage
+from topics_client.models import Job
+from topics_client.retry import Patience, Retry
+from topics_client.worker_errors import passes
+from topics_client.worker_outbox import ACKED, Outbox, Outcome
+
+log = logging.getLogger("topics_client.worker")
+
+_CALL_JOBS: Final = 1000  # the server takes no more in a call
+_STEPS: Final = 10
+_RETRY: Final = Retry(seconds=math.inf, first_pause=0.05, longest_pause=2.0)
+
+
+class Release(Exception):  # noqa: N818  # not an error
+    """Raised by a handler that gives its job back untried: the delivery does not count. Others may have it after
+    `delay_ms`, at once by default."""
+
+    def __init__(self, delay_ms: int = 0) -> None:
+        super().__init__(delay_ms)
+        self.delay_ms = _checked(delay_ms)
+
+
+class RetryLater(Exception):  # noqa: N818  # not an error
+    """Raised by a handler that wants its job tried again in `delay_ms`, whatever the backoff. The delivery counts."""
+
+    def __init__(self, delay_ms: int) -> None:
+        super().__init__(delay_ms)
+        self.delay_ms = _checked(delay_ms)
+
+
+def _checked(delay_ms: int) -> int:
+    if delay_ms < 0:
+        raise ValueError(f"delay_ms is {delay_ms}: a delay is 0 or more milliseconds")
+    return delay_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long a job rests whose handler failed: up to `first_seconds` after its first delivery, up to twice as long
+    after each further one, never above `longest_seconds`; with full jitter, in tenths."""
+
+    first_seconds: float = 1.0
+    longest_seconds: float = 300.0
+
+    def delay_ms(self, deliveries: int) -> int:
+        """A delay after this many deliveries, at least a millisecond."""
+        top = min(self.first_seconds * 2.0 ** min(max(deliveries, 1) - 1, 64), self.longest_seconds)
+        # Tenths, so that jobs which fail together fit into few calls.
+        return max(1, round(1000 * top * random.randint(1, _STEPS) / _STEPS))
+
+
+def outcome_of(error: BaseException | None, job: Job, backoff: Backoff) -> Outcome:
+    """What becomes of a job whose handler returned (None) or raised."""
+    if error is None:
+        return ACKED
+    if isinstance(error, Release):
+        return Outcome("released", error.delay_ms)
+    if isinstance(error, RetryLater):
+        return Outcome("retried", error.delay_ms)
+    return Outcome("retried", backoff.delay_ms(job.deliveries))
+
+
+class Settler:
+    """A thread that sends what is put into its outbox.
+
+    While the server is unavailable it tries again, without end: lease ids fence each call, so a repeated one finds at
+    most that it was done before.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        queue: str,
+        node: str,
+        leases: Leases,
+        *,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """`failed` is told of errors that no repetition helps against."""
+        self._connection = connection
+        self._queue = queue
+        self._node = node
+        self._leases = leases
+        self._failed = failed
+        self.outbox = Outbox(lambda: leases.busy)
+        self._given_up = Event()
+        self._patience = Patience(_RETRY, sleep=self._sleep)
+        self._thread = Thread(target=self._run, name="topics-settle", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """After the outbox is closed: whether the server has answered for all."""
+        return not self._thread.is_alive()
+
+    def give_up(self) -> None:
+        """Send nothing any more."""
+        self._given_up.set()
+        self.outbox.close()
+
+    # -------------------------------------------------------------- internals
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open and not self._given_up.is_set():
+            groups, is_open = self.outbox.gather()
+            for outcome, batch in groups.items():
+                for start in range(0, len(batch), _CALL_JOBS):
+                    self._settle(batch[start : start + _CALL_JOBS], outcome)
+
+    def _settle(self, batch: list[Held], outcome: Outcome) -> None:
+        moot = [held for held in batch if held.is_over and held.stage is Stage.SETTLING]
+        if moot:  # the same job may be in the batch again, under the lease of a later delivery
+            self._leases.settled(moot, outcome.fate)
+            batch = [held for held in batch if held not in moot]
+        is_first = True
+        while batch and not self._given_up.is_set():
+            try:
+                skipped = self._call(batch, outcome)
+            except Exception as error:
+                if unavailable := passes(error):
+                    is_first = False
+                    self._patience.waited(unavailable)
+                    continue
+                skipped = {held.job.seq for held in batch}
+                self._failed(error)
+            else:
+                self._patience.renew()
+            lost = self._leases.settled(batch, outcome.fate, skipped)
+            if lost and outcome == ACKED:
+                self._tell(lost, is_first=is_first)
+            return
+
+    def _call(self, batch: list[Held], outcome: Outcome) -> set[int]:
+        queues = self._connection.queues
+        seqs, lease_ids = [held.job.seq for held in batch], [held.job.lease_id for held in batch]
+        if outcome.fate == "acked":
+            ack = pb.AckRequest(topic=self._queue, node=self._node, seqs=seqs, lease_ids=lease_ids)
+            return set(self._connection.unary(queues.Ack, ack, repeatable=False).skipped)
+        nack = pb.NackRequest(
+            topic=self._queue,
+            node=self._node,
+            seqs=seqs,
+            lease_ids=lease_ids,
+            delay_ms=outcome.delay_ms,
+            mode=pb.NACK_MODE_RELEASE if outcome.fate == "released" else pb.NACK_MODE_RETRY,
+        )
+        return set(self._connection.unary(queues.Nack, nack, repeatable=False).skipped)
+
+    def _tell(self, lost: list[Held], *, is_first: bool) -> None:
+        log.warning(
+            "%s: %d jobs were done, but %s; they may be done again: seq %s",
+            self._queue,
+            len(lost),
+            "their leases were lost"
+            if is_first
+            else "an ack had no answer, and the next came too late or was needless",
+            ", ".join(str(held.job.seq) for held in lost[:5]),
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        self._given_up.wait(seconds)

@@ -1,0 +1,239 @@
+"""What a worker does, whoever calls the handler: it brings the threads together and sees to an orderly end."""
+
+import logging
+import time
+from asyncio import CancelledError
+from contextlib import suppress
+from enum import Enum, auto
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from topics.v1.job_pb2 import JOB_STATE_IN_FLIGHT
+from topics.v1.queue_service_pb2 import ListJobsRequest
+from topics.v1.topics_service_pb2 import GetTopicRequest
+from topics_client.connection import Connection
+from topics_client.handling import Handling
+from topics_client.leases import Held, Leases
+from topics_client.models import Job
+from topics_client.settling import Release, RetryLater, Settler, outcome_of
+from topics_client.worker_errors import passes
+from topics_client.worker_feed import Feed
+from topics_client.worker_keeper import Keeper
+from topics_client.worker_options import Options, WorkerStatistics
+from topics_client.worker_outbox import RELEASED_AT_LAST, Outcome
+
+log = logging.getLogger("topics_client.worker")
+
+_LOOK_SECONDS: Final = 0.02  # between looks whether all is done, at the end
+_EMPTY_SECONDS: Final = 0.1  # between looks whether the queue is empty
+_LEAST_FLUSH_SECONDS: Final = 5.0
+_JOIN_SECONDS: Final = 1.0
+
+
+class Wish(Enum):
+    """What a running worker is asked for. Each is more urgent than the one before."""
+
+    STOP = auto()
+    """End once the handlers that run are done, which have `drain_seconds` for it."""
+    HURRY = auto()
+    """Give up the handlers that run, and end once the server knows of the others."""
+    ABANDON = auto()
+    """End at once."""
+
+
+class _AbandonedError(Exception):
+    """Nothing more is to be done."""
+
+
+class Core:
+    """One run of a worker: four kinds of threads (feed, handlers, settler, keeper), and this one, which waits.
+
+    Between them there are only the Leases and queues.
+    """
+
+    def __init__(self, connection: Connection, queue: str, options: Options) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._options = options
+        self._wishes: SimpleQueue[Wish | BaseException] = SimpleQueue()
+        self._handling: Handling
+        self._error: BaseException | None = None
+        self.leases = Leases(options.slots)
+        self._settler = Settler(connection, queue, options.node, self.leases, failed=self._failed)
+        self._outbox = self._settler.outbox
+        self._keeper = Keeper(connection, queue, options.node, self.leases, failed=self._failed)
+        self._feed = Feed(
+            connection,
+            queue,
+            options.node,
+            options.slots,
+            options.lease_ms,
+            opening=self._opening,
+            took=self._took,
+            broke=self._keeper.recheck,
+            has_room=lambda: self.leases.unsettled < options.slots,
+            is_wanted=lambda: not self.leases.is_closed,
+            failed=self._failed,
+        )
+
+    def wish(self, wish: Wish) -> None:
+        """Ask for an end. From any thread, and from signal handlers."""
+        self._wishes.put(wish)
+
+    def statistics(self) -> WorkerStatistics:
+        """What was done so far."""
+        taken, running, fates = self.leases.counts()
+        return WorkerStatistics(taken, running, *(fates[fate] for fate in ("acked", "retried", "released", "lost")))
+
+    def conduct(self, handling: Handling) -> None:
+        """Work until the end. Blocks. Raises what ended it, unless that was a wish or an empty queue."""
+        self._handling = handling
+        log.info("%s: working as %s, %d jobs at a time", self._queue, self._options.node, self._options.concurrency)
+        try:
+            self._settler.start()
+            self._keeper.start()
+            self._feed.start()
+            wish = self._until_asked()
+            self._drain(wish)
+        except BaseException as error:
+            self._abandon()
+            if not isinstance(error, _AbandonedError):
+                raise
+        log.info("%s: ended, %s", self._queue, self.statistics())
+        if self._error is not None:
+            raise self._error
+
+    def finished(self, held: Held, error: BaseException | None) -> None:
+        """A handler has returned, or raised."""
+        outcome = outcome_of(error, held.job, self._options.backoff)
+        if error is not None and not isinstance(error, Release | RetryLater):
+            self._tell(held, error, outcome)
+        if self.leases.finish(held):
+            self._outbox.put(held, outcome)
+
+    # -------------------------------------------------------------- internals
+
+    def _until_asked(self) -> Wish:
+        """Wait for a wish, an error, or an empty queue."""
+        while True:
+            try:
+                wish = self._wishes.get(timeout=_EMPTY_SECONDS if self._options.until_empty else None)
+            except Empty:
+                if self._is_empty():
+                    return Wish.STOP
+                continue
+            return self._heard(wish)
+
+    def _heard(self, wish: Wish | BaseException) -> Wish:
+        if isinstance(wish, BaseException):
+            self._error = self._error or wish
+            return Wish.STOP
+        if wish is Wish.ABANDON:
+            raise _AbandonedError
+        return wish
+
+    def _drain(self, wish: Wish) -> None:
+        ends = time.monotonic() + (0 if wish is Wish.HURRY else self._options.drain_seconds)
+        for held in self.leases.close():
+            self._outbox.give_back(held)
+        if self.leases.busy:
+            log.info(
+                "%s: stopping, %d handlers run and have %g s", self._queue, self.leases.busy, ends - time.monotonic()
+            )
+        while self.leases.busy and time.monotonic() < ends:
+            with suppress(Empty):
+                if self._heard(self._wishes.get(timeout=_LOOK_SECONDS)) is Wish.HURRY:
+                    break
+        left = self.leases.leave()
+        for held in left:
+            self._outbox.put(held, RELEASED_AT_LAST)
+        if left:
+            log.warning(
+                "%s: %d handlers were not done in time, their jobs are given back: seq %s",
+                self._queue, len(left), ", ".join(str(held.job.seq) for held in left[:5]),
+            )  # fmt: skip
+        self._flush(max(ends, time.monotonic() + _LEAST_FLUSH_SECONDS))
+        self._feed.stop()
+        self._keeper.stop()
+        self._handling.close()
+        for thread in (self._feed, self._keeper):
+            thread.join(_JOIN_SECONDS)
+
+    def _flush(self, ends: float) -> None:
+        """Have the settler send what it has; more urgent wishes are heard meanwhile."""
+        self._outbox.close()
+        while not self._settler.is_done and time.monotonic() < ends:
+            with suppress(Empty):
+                self._heard(self._wishes.get(timeout=_LOOK_SECONDS))
+        self._settler.give_up()
+        undone = self.leases.abandon()
+        if undone:
+            log.warning("%s: the server did not hear that %d jobs are done; they will be again", self._queue, undone)
+
+    def _abandon(self) -> None:
+        self.leases.abandon()
+        self._settler.give_up()
+        self._feed.stop()
+        self._keeper.stop()
+        self._handling.close()
+
+    def _opening(self, lease_ms: int) -> None:
+        self._length = lease_ms / 1e3
+        self._keeper.lasts(lease_ms)
+
+    def _took(self, jobs: list[Job]) -> None:
+        accepted, refused, lost = self.leases.take(jobs, self._length)
+        for held in refused:
+            self._outbox.give_back(held)
+        if accepted:
+            self._handling.start(accepted)
+        for held in lost:
+            log.warning("%s: job %d comes again, its lease was lost before it was acked", self._queue, held.job.seq)
+
+    def _failed(self, error: BaseException) -> None:
+        self._wishes.put(error)
+
+    def _tell(self, held: Held, error: BaseException, outcome: Outcome) -> None:
+        job = held.job
+        if not isinstance(error, Exception | CancelledError):
+            self._failed(error)
+        if held.is_over:
+            if not isinstance(error, CancelledError):
+                log.warning("%s: job %d failed after its lease was lost: %r", self._queue, job.seq, error)
+        elif self._options.on_error is None:
+            log.warning(
+                "%s: job %d failed (delivery %d) and rests for %d ms",
+                self._queue, job.seq, job.deliveries, outcome.delay_ms, exc_info=error,
+            )  # fmt: skip
+        else:
+            try:
+                self._options.on_error(job, error)
+            except Exception:
+                log.exception("%s: on_error failed for job %d", self._queue, job.seq)
+
+    def _is_empty(self) -> bool:
+        """Whether the queue has nothing ready, and this worker nothing in hand."""
+        if self.leases.unsettled or not self._feed.is_open:
+            return False
+        topics, queues = self._connection.topics, self._connection.queues
+        try:
+            request = GetTopicRequest(topic=self._queue, touch=False)
+            counts = self._connection.unary(topics.GetTopic, request, repeatable=False).state.queue
+            if counts.ready:
+                return False
+            # What is leased to this worker may be on its way.
+            after, more = 0, counts.in_flight > 0
+            while more:
+                page = self._connection.unary(
+                    queues.ListJobs,
+                    ListJobsRequest(topic=self._queue, state=JOB_STATE_IN_FLIGHT, limit=1000, after=after),
+                    repeatable=False,
+                )
+                if any(view.node == self._options.node for view in page.jobs):
+                    return False
+                after, more = page.next_after, page.HasField("next_after")
+        except Exception as error:
+            if passes(error) is None:
+                self._failed(error)
+            return False
+        return not self.leases.unsettled
