@@ -25,7 +25,7 @@ def test_the_tour_of_spark(
     command = [str(TOPICS), "import", "examples/webhooks.ndjson", "--topic", "gh", *at]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
 
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (block,) = (each for each in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "pyspark" in each)
     assert '.option("subscribe", "gh")' in block
     names: dict[str, Any] = {"spark": spark}
     exec(block.replace('.option("subscribe"', f'.option("url", "{server.url}").option("subscribe"'), names)
