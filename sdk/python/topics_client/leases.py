@@ -53,8 +53,8 @@ class Leases:
         self._slots = slots
         self._clock = clock
         self._lock = Lock()
-        self._held: dict[int, Held] = {}  # by seq: of two deliveries of a job the earlier is lost
-        self._refused: set[Held] = set()
+        self._held: dict[int, Held] = {}  # by seq: what runs, or is to be extended
+        self._aside: set[Held] = set()  # the others that are not settled yet
         self._busy = 0
         self._unsettled = 0
         self._taken = 0
@@ -66,7 +66,7 @@ class Leases:
     def take(self, jobs: Iterable[Job], length: float) -> tuple[list[Held], list[Held], list[Held]]:
         """Jobs have come, under leases of `length` seconds: those to run, those to give back, those found to be lost.
 
-        The lost ones are earlier deliveries of the same jobs.
+        The lost ones are earlier deliveries of the same jobs whose handlers run still.
         """
         accepted, refused, lost = [], [], list[Held]()
         with self._lock:
@@ -75,16 +75,18 @@ class Leases:
                 self._taken += 1
                 self._unsettled += 1
                 before = self._held.get(job.seq)
-                if before is not None:
+                if before is not None and before.stage in (Stage.ACCEPTED, Stage.RUNNING):
                     self._lose(before, lost)
                 runs_still = before is not None and before.stage is Stage.RUNNING
                 if self._is_closed or self._busy >= self._slots or runs_still:
                     refused.append(Held(job, Stage.RETURNING, length, now))
                     continue
+                if before is not None and before.stage is not Stage.GONE:
+                    self._aside.add(before)  # it was given back, and the answer to that is on its way
                 self._busy += 1
                 held = self._held[job.seq] = Held(job, Stage.ACCEPTED, length, now)
                 accepted.append(held)
-            self._refused.update(refused)
+            self._aside.update(refused)
         return accepted, refused, lost
 
     def begin(self, held: Held) -> bool:
@@ -112,14 +114,11 @@ class Leases:
             for held in batch:
                 if held.stage in (Stage.GONE, Stage.RUNNING):
                     continue  # abandoned, or left: that counts already
-                if held.is_over:
-                    self._forget(held)
-                elif held.job.seq in skipped:
+                if held.job.seq in skipped:
                     self._lose(held, lost)
-                    self._forget(held)
                 else:
                     self._fates[fate] += 1
-                    self._forget(held)
+                self._forget(held)
         return lost
 
     # --------------------------------------------------------------- extending
@@ -182,11 +181,12 @@ class Leases:
         with self._lock:
             self._is_closed = True
             undone = 0
-            for held in [*self._held.values(), *self._refused]:
+            for held in [*self._held.values(), *self._aside]:
                 if not held.is_over:
                     held.is_over = True
                     undone += held.stage is Stage.SETTLING
                     self._fates["lost" if held.stage is Stage.SETTLING else "released"] += 1
+                self._busy -= held.stage is Stage.ACCEPTED
                 if held.stage is not Stage.RUNNING:
                     self._forget(held)
             return undone
@@ -228,6 +228,6 @@ class Leases:
     def _forget(self, held: Held) -> None:
         held.stage = Stage.GONE
         self._unsettled -= 1
-        self._refused.discard(held)
+        self._aside.discard(held)
         if self._held.get(held.job.seq) is held:
             del self._held[held.job.seq]

@@ -3,14 +3,14 @@
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Final
 
 from topics.v1 import queue_service_pb2 as pb
 from topics_client.connection import Connection
-from topics_client.leases import Held, Leases, Stage
+from topics_client.leases import Held, Leases
 from topics_client.models import Job
 from topics_client.retry import Patience, Retry
 from topics_client.worker_errors import passes
@@ -72,6 +72,21 @@ def outcome_of(error: BaseException | None, job: Job, backoff: Backoff) -> Outco
     return Outcome("retried", backoff.delay_ms(job.deliveries))
 
 
+def calls(batch: list[Held]) -> Iterator[list[Held]]:
+    """In parts that fit a call: no part has two deliveries of one job, as answers name jobs by seq alone."""
+    while batch:
+        part: dict[int, Held] = {}
+        rest = list[Held]()
+        for held in batch:
+            fits = len(part) < _CALL_JOBS and held.job.seq not in part
+            if fits:
+                part[held.job.seq] = held
+            else:
+                rest.append(held)
+        yield list(part.values())
+        batch = rest
+
+
 class Settler:
     """A thread that sends what is put into its outbox.
 
@@ -120,14 +135,10 @@ class Settler:
         while is_open and not self._given_up.is_set():
             groups, is_open = self.outbox.gather()
             for outcome, batch in groups.items():
-                for start in range(0, len(batch), _CALL_JOBS):
-                    self._settle(batch[start : start + _CALL_JOBS], outcome)
+                for call in calls(batch):
+                    self._settle(call, outcome)
 
     def _settle(self, batch: list[Held], outcome: Outcome) -> None:
-        moot = [held for held in batch if held.is_over and held.stage is Stage.SETTLING]
-        if moot:  # the same job may be in the batch again, under the lease of a later delivery
-            self._leases.settled(moot, outcome.fate)
-            batch = [held for held in batch if held not in moot]
         is_first = True
         while batch and not self._given_up.is_set():
             try:

@@ -3,7 +3,7 @@
     def resize(job: Job) -> None:
         make_thumbnail(job.value["image"])
 
-    Worker(client.connection, "images", resize, concurrency=4).run()
+    client.worker("images", resize, concurrency=4).run()
 
 A handler that returns has its job acked. One that raises has it tried again, later each time; when the queue's
 `max_deliveries` are used up, the job goes to its dead letters. `raise Release()` gives a job back untried, `raise

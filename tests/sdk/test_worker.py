@@ -1,0 +1,501 @@
+"""The Worker against a real server: jobs are handled, acked, tried again and kept, by plain and by async handlers."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sdk.worker_queues import SOON, acked, add, jobs_in, make_queue, running, state
+
+from support.server import ServerProcess
+from support.waiting import poll
+from topics.v1.job_pb2 import JOB_STATE_DELAYED, JOB_STATE_IN_FLIGHT
+from topics_client.address import Address
+from topics_client.aio_connection import AsyncConnection
+from topics_client.connection import Connection
+from topics_client.errors import AuthError, ConflictError, NotFoundError
+from topics_client.models import Job
+from topics_client.worker import AsyncWorker, Backoff, Release, RetryLater, Worker
+
+_KEYS = "admin-key,reader:read"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("server"), env={"TOPICS_API_KEYS": _KEYS}) as process:
+        yield process
+
+
+@pytest.fixture
+def connection(server: ServerProcess) -> Iterator[Connection]:
+    with Connection(Address.parse(server.grpc_target, key="admin-key")) as connection:
+        yield connection
+
+
+async def _run_async(server: ServerProcess, queue: str, handler: Callable[[Job], Any], **options: Any) -> AsyncWorker:
+    async with AsyncConnection(Address.parse(server.grpc_target, key="admin-key")) as connection:
+        worker = AsyncWorker(connection, queue, handler, **{"until_empty": True, "backoff": SOON} | options)
+        await worker.run()
+        return worker
+
+
+def test_each_job_is_handled_and_acked(connection: Connection) -> None:
+    make_queue(connection, "plain", 300)
+    seen: list[Job] = []
+    Worker(connection, "plain", seen.append, until_empty=True).run()
+    assert sorted(job.value for job in seen) == list(range(300))
+    assert {(job.queue, job.deliveries, job.tag) for job in seen} == {("plain", 1, None)}
+    after = state(connection, "plain")
+    assert (after.count, after.queue.ready, after.queue.in_flight) == (0, 0, 0)
+
+
+def test_every_call_about_jobs_is_fenced_by_their_leases(connection: Connection) -> None:
+    make_queue(connection, "fenced", 4, lease_ms=300)
+    queues, requests, leases = connection.queues, list[Any](), dict[int, str]()
+
+    def recorded(method: Any) -> Any:
+        def call(request: Any, **options: Any) -> Any:
+            requests.append(request)
+            return method(request, **options)
+
+        return call
+
+    for name in ("Ack", "Nack", "Extend"):
+        setattr(queues, name, recorded(getattr(queues, name)))
+
+    def handle(job: Job) -> None:
+        leases[job.seq] = job.lease_id
+        time.sleep(0.4)
+        if job.value == 0:
+            raise RetryLater(60_000)
+        if job.value == 1:
+            raise Release(60_000)
+
+    worker = Worker(connection, "fenced", handle, until_empty=True, node="by-name")
+    worker.run()
+    assert {type(request).__name__ for request in requests} == {"AckRequest", "NackRequest", "ExtendRequest"}
+    for request in requests:
+        assert request.node == "by-name"
+        assert list(request.lease_ids) == [leases[seq] for seq in request.seqs]
+
+
+def test_jobs_come_as_they_are_written_and_no_more_at_a_time_than_asked_for(connection: Connection) -> None:
+    make_queue(connection, "at-a-time")
+    running_now, most, lock = 0, 0, threading.Lock()
+
+    def handle(job: Job) -> None:
+        nonlocal running_now, most
+        with lock:
+            running_now += 1
+            most = max(most, running_now)
+        time.sleep(0.01)
+        with lock:
+            running_now -= 1
+
+    with running(connection, "at-a-time", handle, concurrency=3) as worker:
+        for start in range(0, 60, 20):
+            add(connection, "at-a-time", range(start, start + 20))
+            acked(worker, start + 20)
+            assert state(connection, "at-a-time").queue.in_flight == 0
+    assert most == 3
+    statistics = worker.statistics()
+    assert (statistics.taken, statistics.acked, statistics.running) == (60, 60, 0)
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_what_is_prefetched_waits_here_and_is_kept(connection: Connection, concurrency: int) -> None:
+    queue = f"prefetch-{concurrency}"
+    make_queue(connection, queue, 20, lease_ms=300)
+    gate, begun = threading.Event(), list[Job]()
+
+    def handle(job: Job) -> None:
+        begun.append(job)
+        gate.wait(10)
+
+    with running(connection, queue, handle, concurrency=concurrency, prefetch=5) as worker:
+        poll(lambda: worker.statistics().taken == concurrency + 5, what="prefetched jobs")
+        time.sleep(1)  # three leases
+        assert len(begun) == concurrency
+        assert worker.statistics().taken == concurrency + 5
+        gate.set()
+        acked(worker, 20)
+    assert [job.deliveries for job in begun] == [1] * 20
+
+
+async def test_async_handlers_run_on_the_loop_that_awaits_run(server: ServerProcess, connection: Connection) -> None:
+    make_queue(connection, "loop", 100)
+    loop, running_now, most, seen = asyncio.get_running_loop(), 0, 0, list[Any]()
+
+    async def handle(job: Job) -> None:
+        nonlocal running_now, most
+        assert asyncio.get_running_loop() is loop
+        running_now += 1
+        most = max(most, running_now)
+        await asyncio.sleep(0.001)
+        running_now -= 1
+        seen.append(job.value)
+
+    worker = await _run_async(server, "loop", handle, concurrency=5)
+    assert sorted(seen) == list(range(100))
+    assert most == 5
+    assert worker.statistics().acked == 100
+
+
+def test_a_worker_of_threads_runs_async_handlers_on_one_loop_of_its_own(connection: Connection) -> None:
+    make_queue(connection, "own-loop", 50)
+    loops = set[Any]()
+
+    class Handler:
+        async def __call__(self, job: Job) -> None:
+            loops.add((asyncio.get_running_loop(), threading.current_thread()))
+            await asyncio.sleep(0)
+
+    before = threading.active_count()
+    Worker(connection, "own-loop", Handler(), until_empty=True).run()
+    assert len(loops) == 1
+    ((loop, thread),) = loops
+    assert thread is not threading.current_thread()
+    assert loop.is_closed()
+    assert state(connection, "own-loop").count == 0
+    poll(lambda: threading.active_count() <= before, what="threads that ended")
+
+
+async def test_plain_handlers_of_an_async_worker_leave_the_loop_alone(
+    server: ServerProcess, connection: Connection
+) -> None:
+    make_queue(connection, "plain-async", 8)
+    threads = set[threading.Thread]()
+
+    def handle(job: Job) -> None:
+        threads.add(threading.current_thread())
+        time.sleep(0.02)
+
+    await _run_async(server, "plain-async", handle, concurrency=4)
+    assert threading.current_thread() not in threads
+    assert 1 < len(threads) <= 4
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_a_failed_job_is_tried_again_and_set_aside_in_the_end(
+    server: ServerProcess, connection: Connection, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = f"failing-{kind}"
+    make_queue(connection, queue, 6, max_deliveries=3, dead_letter=f"{queue}-dead")
+    tries, told = Counter[int](), list[tuple[int, str]]()
+
+    def handle(job: Job) -> None:
+        tries[job.value] += 1
+        assert job.deliveries == tries[job.value]
+        if job.value == 0 or (job.value < 3 and job.deliveries < 3):
+            raise ValueError(f"no {job.value}")
+
+    async def handle_async(job: Job) -> None:
+        handle(job)
+
+    def on_error(job: Job, error: BaseException) -> None:
+        told.append((job.value, str(error)))
+        raise RuntimeError("what a hook raises harms nobody")
+
+    worker = AsyncWorker(
+        connection, queue, handle if kind == "plain" else handle_async, backoff=SOON, on_error=on_error, concurrency=2
+    )
+    ended = asyncio.create_task(worker.run())
+    done = lambda: state(connection, queue).queue.dead_lettered == 1 and worker.statistics().acked == 5  # noqa: E731
+    await asyncio.to_thread(poll, done, 10)
+    worker.stop()
+    await ended
+    assert tries == {0: 3, 1: 3, 2: 3, 3: 1, 4: 1, 5: 1}
+    assert Counter(told) == {(0, "no 0"): 3, (1, "no 1"): 2, (2, "no 2"): 2}
+    assert "on_error failed" in caplog.text
+    after = worker.statistics()
+    assert (after.taken, after.acked, after.retried, after.released, after.lost) == (12, 5, 7, 0, 0)
+    assert state(connection, f"{queue}-dead").count == 1
+
+
+def test_a_failure_is_logged_with_its_traceback(connection: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    make_queue(connection, "logged", 1)
+
+    def handle(job: Job) -> None:
+        raise LookupError("the reason why")
+
+    backoff = Backoff(first_seconds=60, longest_seconds=60)
+    Worker(connection, "logged", handle, until_empty=True, backoff=backoff).run()
+    (record,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert record.name == "topics_client.worker"
+    assert "logged: job 1 failed (delivery 1)" in record.getMessage()
+    assert "the reason why" in caplog.text
+    assert "in handle" in caplog.text
+    (rests,) = jobs_in(connection, "logged", JOB_STATE_DELAYED)  # which until_empty did not wait for
+    assert rests.ready_at_ts_ms > time.time() * 1000 + 4000
+
+
+def test_a_handler_can_give_back_and_name_the_time(connection: Connection) -> None:
+    make_queue(connection, "choices", 2, max_deliveries=2, dead_letter="choices-dead")
+    releases = 0
+
+    def handle(job: Job) -> None:
+        nonlocal releases
+        if job.value == 1:
+            raise RetryLater(3_600_000)
+        if releases < 5:
+            releases += 1
+            assert job.deliveries == 1
+            raise Release(1)
+
+    with running(connection, "choices", handle) as worker:
+        acked(worker, 1)
+        poll(lambda: worker.statistics().retried == 1)
+    after = worker.statistics()
+    assert (after.taken, after.released, after.retried, after.acked) == (7, 5, 1, 1)
+    (later,) = jobs_in(connection, "choices", JOB_STATE_DELAYED)
+    assert later.deliveries == 1
+    assert time.time() * 1000 + 3_500_000 < later.ready_at_ts_ms < time.time() * 1000 + 3_700_000
+
+
+def test_a_coroutine_that_nobody_awaits_is_a_failure(connection: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    make_queue(connection, "unawaited", 1, max_deliveries=1, dead_letter="unawaited-dead")
+
+    async def handle(job: Job) -> None:
+        raise AssertionError("never")
+
+    with running(connection, "unawaited", lambda job: handle(job)):
+        poll(lambda: state(connection, "unawaited").queue.dead_lettered == 1)
+    assert "give the worker the async function itself" in caplog.text
+
+
+# ------------------------------------------------------------------ leases
+
+
+def _sleep(job: Job) -> None:
+    time.sleep(1.5)
+
+
+def _spin(job: Job) -> None:
+    """Use the interpreter all the time."""
+    ends = time.monotonic() + 1.5
+    while time.monotonic() < ends:
+        pass
+
+
+async def _sleep_async(job: Job) -> None:
+    await asyncio.sleep(1.5)
+
+
+async def _block(job: Job) -> None:
+    """Hold up the loop."""
+    time.sleep(1.5)  # noqa: ASYNC251
+
+
+@pytest.mark.parametrize("handler", [_sleep, _spin, _sleep_async, _block])
+def test_a_job_longer_than_its_lease_is_delivered_once(connection: Connection, handler: Callable[[Job], Any]) -> None:
+    queue = f"long{handler.__name__}"
+    make_queue(connection, queue, 1)
+    delivered = list[Job]()
+
+    def other(job: Job) -> None:
+        delivered.append(job)
+
+    with running(connection, queue, handler, lease_ms=300, concurrency=1) as worker:
+        poll(lambda: worker.statistics().running)
+        with running(connection, queue, other, concurrency=1):  # who would get it
+            acked(worker, 1)
+    assert delivered == []
+    assert worker.statistics().taken == 1
+    assert state(connection, queue).count == 0
+
+
+async def test_an_async_handler_that_blocks_the_callers_loop_keeps_its_lease(
+    server: ServerProcess, connection: Connection
+) -> None:
+    make_queue(connection, "blocked", 3, lease_ms=300)
+    worker = await _run_async(server, "blocked", _block, concurrency=3)  # one after the other, for 4.5 s
+    assert (worker.statistics().taken, worker.statistics().acked) == (3, 3)
+
+
+def test_the_length_of_a_lease_is_the_queues_by_default(connection: Connection) -> None:
+    make_queue(connection, "lengths", 1, lease_ms=77_000)
+    deadlines = list[int]()
+    Worker(connection, "lengths", lambda job: deadlines.append(job.deadline_ts_ms), until_empty=True).run()
+    assert abs(deadlines[0] - time.time() * 1000 - 77_000) < 5000
+
+
+def test_what_a_handler_returns_after_its_lease_was_lost_counts_for_nothing(
+    connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_queue(connection, "taken-away", 2, lease_ms=300)
+    gate, done = threading.Event(), dict[tuple[int, int], bool]()
+
+    def handle(job: Job) -> None:
+        if job.deliveries > 1:
+            return
+        poll(lambda: worker.lost(job), 5, "the loss")
+        gate.wait(5)
+        done[job.seq, job.deliveries] = worker.lost(job)
+
+    with running(connection, "taken-away", handle, concurrency=2) as worker:
+        poll(lambda: worker.statistics().running == 2)
+        held = jobs_in(connection, "taken-away", JOB_STATE_IN_FLIGHT)
+        assert {view.node for view in held} == {worker.node}
+        # Somebody else's nack in its name: without the lease_ids the name decides.
+        from topics.v1 import queue_service_pb2 as qpb
+
+        nack = qpb.NackRequest(topic="taken-away", node=worker.node, seqs=[1, 2], delay_ms=700)
+        assert connection.unary(connection.queues.Nack, nack, repeatable=False).nacked == 2
+        poll(lambda: worker.statistics().lost == 2)
+        gate.set()
+        acked(worker, 2)
+    assert done == {(1, 1): True, (2, 1): True}
+    after = worker.statistics()
+    assert (after.taken, after.acked, after.lost) == (4, 2, 2)
+    assert sum("are lost while their handlers run" in message for message in caplog.messages) in (1, 2)
+
+
+# ------------------------------------------------------------------ errors
+
+
+def test_what_trying_again_can_not_help_ends_the_run(server: ServerProcess, connection: Connection) -> None:
+    make_queue(connection, "there", 1)
+    log = list[Job]()
+    with pytest.raises(NotFoundError, match="topic_not_found"):
+        Worker(connection, "nowhere", log.append).run()
+    add(connection, "a-log", [])
+    from topics.v1 import topics_service_pb2 as pb
+
+    connection.unary(connection.topics.PutTopic, pb.PutTopicRequest(topic="a-log"))
+    with pytest.raises(ConflictError, match="not_a_queue"):
+        Worker(connection, "a-log", log.append).run()
+    for key, reason in (("wrong", "unauthorized"), ("reader", "forbidden")):
+        with Connection(Address.parse(server.grpc_target, key=key)) as other:
+            with pytest.raises(AuthError, match=reason):
+                Worker(other, "there", log.append).run()
+            with pytest.raises(AuthError, match=reason):
+                Worker(other, "there", log.append, lease_ms=1000).run()
+    assert log == []
+    assert state(connection, "there").queue.ready == 1
+
+
+async def test_an_async_run_ends_by_the_same_errors(server: ServerProcess, connection: Connection) -> None:
+    with pytest.raises(NotFoundError, match="topic_not_found"):
+        await _run_async(server, "nowhere", _sleep_async)
+
+
+def test_a_queue_that_is_deleted_under_it_ends_the_run(connection: Connection) -> None:
+    from topics.v1 import topics_service_pb2 as pb
+
+    make_queue(connection, "deleted", 2, lease_ms=300)
+    begun = threading.Event()
+
+    def handle(job: Job) -> None:
+        begun.set()
+        poll(lambda: worker.lost(job), 5)
+
+    def delete() -> None:
+        assert begun.wait(5)
+        connection.unary(connection.topics.DeleteTopic, pb.DeleteTopicRequest(topic="deleted"))
+
+    worker = Worker(connection, "deleted", handle)
+    deleting = threading.Thread(target=delete)
+    deleting.start()
+    with pytest.raises((NotFoundError, ConflictError)):
+        worker.run()
+    deleting.join()
+    assert worker.statistics().lost == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"concurrency": 0}, "concurrency is 0"),
+        ({"concurrency": 1001}, "concurrency is 1001"),
+        ({"prefetch": 993}, "prefetch is 993"),
+        ({"prefetch": -1}, "prefetch is -1"),
+        ({"lease_ms": 99}, "lease_ms is 99"),
+        ({"lease_ms": 86_400_001}, "lease_ms is 86400001"),
+        ({"node": "n" * 129}, "node has 129 bytes"),
+        ({"drain_seconds": -1}, "drain_seconds is -1"),
+    ],
+)
+def test_options_that_can_not_be_are_refused(connection: Connection, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Worker(connection, "q", _sleep, **options)
+
+
+def test_a_handler_is_callable_and_a_worker_runs_once(connection: Connection) -> None:
+    with pytest.raises(TypeError, match="a handler is a function of a job"):
+        Worker(connection, "q", "handle")  # type: ignore[arg-type]
+    make_queue(connection, "once")
+    worker = Worker(connection, "once", _sleep, until_empty=True)
+    worker.run()
+    with pytest.raises(RuntimeError, match="a worker runs once"):
+        worker.run()
+
+
+# -------------------------------------------------------------- until_empty
+
+
+def test_until_empty_waits_for_what_runs_here_and_not_for_what_others_hold(connection: Connection) -> None:
+    make_queue(connection, "others", 3)
+    begun, gate = threading.Event(), threading.Event()
+
+    def hold(job: Job) -> None:
+        begun.set()
+        gate.wait(10)
+
+    with running(connection, "others", hold, concurrency=1):
+        assert begun.wait(5)
+        done = list[Job]()
+
+        def handle(job: Job) -> None:
+            time.sleep(0.3)
+            done.append(job)
+
+        Worker(connection, "others", handle, until_empty=True, concurrency=1).run()
+        assert len(done) == 2
+        assert state(connection, "others").queue.in_flight == 1
+        gate.set()
+
+
+def test_many_workers_and_random_failures_do_every_job_once(server: ServerProcess, connection: Connection) -> None:
+    """Each job is acked exactly once, or set aside after its deliveries are used up."""
+    import random
+
+    make_queue(connection, "many", 2000, max_deliveries=4, dead_letter="many-dead")
+    rng, lock = random.Random(7), threading.Lock()
+    tries, ended = Counter[int](), Counter[int]()
+    doomed = set(rng.sample(range(2000), 40))
+
+    def handle(job: Job) -> None:
+        with lock:
+            tries[job.value] += 1
+            fails = job.value in doomed or (job.deliveries < 4 and rng.random() < 0.2)
+            if not fails:
+                ended[job.value] += 1
+        if fails:
+            raise RuntimeError("by chance")
+
+    async def handle_async(job: Job) -> None:
+        await asyncio.sleep(0)
+        handle(job)
+
+    quiet: Any = {"on_error": lambda job, error: None, "concurrency": 10}
+    with (
+        running(connection, "many", handle, **quiet) as first,
+        running(connection, "many", handle, **quiet) as second,
+        running(connection, "many", handle_async, **quiet) as third,
+    ):
+        workers = [first, second, third]
+        poll(lambda: sum(worker.statistics().acked for worker in workers) == 1960, 40)
+        poll(lambda: state(connection, "many").queue.dead_lettered == 40, 10)
+    statistics = [worker.statistics() for worker in workers]
+    assert ended == Counter(set(range(2000)) - doomed)
+    assert {tries[job] for job in doomed} == {4}
+    assert sum(each.acked for each in statistics) == 1960
+    assert sum(each.lost for each in statistics) == 0
+    assert sum(each.retried for each in statistics) == sum(tries.values()) - 1960
+    assert all(each.taken == each.acked + each.retried + each.released + each.lost for each in statistics)
+    assert state(connection, "many").count == 0
+    assert state(connection, "many-dead").count == 40
