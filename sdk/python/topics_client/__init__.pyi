@@ -24,6 +24,7 @@ from .models import (
     GapError as GapError,
     GroupPosition as GroupPosition,
     GroupSummary as GroupSummary,
+    Headers as Headers,
     Job as Job,
     JobView as JobView,
     NewRecord as NewRecord,

@@ -2,7 +2,8 @@
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, Final, cast
 
@@ -32,20 +33,25 @@ from topics_client.models import (
 _BINARY: Final = record_pb2.RECORD_KIND_BINARY
 _OFFSETS: Final = next(code for code in "IL" if array(code).itemsize == 4)
 
+# A Record of its fields: what `Record._make` does, at half the cost.
+_record: Final = cast("Callable[[Iterable[Any]], Record]", partial(tuple.__new__, Record))
+
 
 def records_of_rows(topic: str, partition: int, rows: Iterable[record_pb2.Record]) -> list[Record]:
     """Records that came one by one."""
     return [
-        Record(
-            topic,
-            partition,
-            row.seq,
-            row.ts_ms,
-            row.data,
-            row.kind == _BINARY,
-            row.tag if row.HasField("tag") else None,
-            row.node if row.HasField("node") else None,
-            row.meta,
+        _record(
+            (
+                topic,
+                partition,
+                row.seq,
+                row.ts_ms,
+                row.data,
+                row.kind == _BINARY,
+                tag if (tag := row.tag) or row.HasField("tag") else None,
+                row.node if row.HasField("node") else None,
+                row.meta,
+            )
         )
         for row in rows
     ]
@@ -73,7 +79,7 @@ def records_of_columns(topic: str, partition: int, columns: record_pb2.RecordCol
         _values(columns.meta, count) if columns.HasField("meta") else repeat(b""),
         strict=False,  # those that repeat have no end
     )
-    return list(map(Record._make, fields))
+    return list(map(_record, fields))
 
 
 def _values(column: record_pb2.PackedColumn, count: int) -> Iterable[bytes]:

@@ -129,8 +129,8 @@ class Delivery:
     def add_done_callback(self, then: "Callable[[Delivery], object]") -> None:
         """Have `then(delivery)` called once it is done, by the producer's thread, or now, by this one, if it is.
 
-        Callbacks of one topic partition come in the order of its appends. They must be short, as nothing is sent
-        meanwhile, and must not wait for deliveries; what they raise is logged.
+        For each topic partition, callbacks that were given in the order of the appends come in that order. They must be
+        short, as nothing is sent meanwhile, and must not wait for deliveries; what they raise is logged.
         """
         if not self._receipt.when_settled(self._index, lambda: self._call(then)):
             self._call(then)

@@ -1,5 +1,6 @@
 """What a call to the server can fail with."""
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
@@ -10,6 +11,8 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from topics.v1 import errors_pb2
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
+# What gRPC says of a call that never went out. No contract: were it to say it otherwise, less would be known for sure.
+_NEVER_SENT: Final = re.compile("failed to connect to all addresses|errors resolving ")
 
 
 class TopicsError(Exception):
@@ -92,6 +95,12 @@ def error_of(
 ) -> TopicsError:
     """The error that a code of the registry stands for."""
     return _registry().get(code, TopicsError)(code, message, detail, retry_after_ms)
+
+
+def may_be_done(error: TopicsError) -> bool:
+    """Whether nobody said that the call which failed was not carried out: it broke off on its way, or on that of its
+    answer."""
+    return error.reason in ("unavailable", "deadline_exceeded") and not _NEVER_SENT.search(error.message)
 
 
 def from_rpc(error: grpc.RpcError, server: object = "", timeout: float | None = None) -> TopicsError:

@@ -20,6 +20,10 @@ class RawJson(bytes):
     """A JSON text, as UTF-8, that is sent as it is: the server keeps it byte for byte."""
 
 
+Headers = Mapping[str, Any] | RawJson
+"""The headers of a record: a JSON object, as a mapping or as its text."""
+
+
 class NewRecord(NamedTuple):
     """A record to append.
 
@@ -31,7 +35,7 @@ class NewRecord(NamedTuple):
     value: Any
     tag: str | None = None
     node: str | None = None
-    meta: Mapping[str, Any] | None = None
+    meta: Headers | None = None
 
 
 class Record(NamedTuple):

@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from threading import Event
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
 from topics_client.connection import DEFAULT_RETRY, Connection
 from topics_client.delivery import Delivery, on_delivering_thread
+from topics_client.models import Headers
 from topics_client.producer_batch import Limits
 from topics_client.producer_core import ProducerCore, ProducerStatistics
 from topics_client.retry import Retry
@@ -72,7 +73,7 @@ class Producer:
         *,
         tag: str | None = None,
         node: str | None = None,
-        meta: Mapping[str, Any] | None = None,
+        meta: Headers | None = None,
         partition: int = 0,
     ) -> Delivery:
         """Hand a record over. See NewRecord for its parts.
@@ -137,7 +138,7 @@ class AsyncProducer:
         *,
         tag: str | None = None,
         node: str | None = None,
-        meta: Mapping[str, Any] | None = None,
+        meta: Headers | None = None,
         partition: int = 0,
     ) -> Delivery:
         """As Producer.append."""

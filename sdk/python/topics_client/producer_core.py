@@ -3,7 +3,7 @@
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import copy
 from threading import Event
 from typing import Any, Final, NamedTuple
@@ -14,6 +14,7 @@ from topics_client.connection import Connection
 from topics_client.delivery import Delivery, on_delivering_thread
 from topics_client.encoding import encode, encode_meta
 from topics_client.errors import InvalidRequestError, UnavailableError
+from topics_client.models import Headers
 from topics_client.producer_batch import Limits, Parts
 from topics_client.producer_sender import Sender
 from topics_client.retry import Retry
@@ -52,7 +53,7 @@ class ProducerCore:
         producer_exit.opened(self)
 
     def offer(
-        self, topic: str, value: Any, tag: str | None, node: str | None, meta: Mapping[str, Any] | None, partition: int
+        self, topic: str, value: Any, tag: str | None, node: str | None, meta: Headers | None, partition: int
     ) -> Delivery | None:
         """Take a record in; None if the buffer is full. Raises InvalidRequestError, and RuntimeError once closed."""
         # 250,000 times a second and more: what most records don't have costs one look.
@@ -178,7 +179,7 @@ class ProducerCore:
             self._connection.close()
 
 
-def _parts(binary: bool, tag: str | None, node: str | None, meta: Mapping[str, Any] | None) -> Parts:
+def _parts(binary: bool, tag: str | None, node: str | None, meta: Headers | None) -> Parts:
     """What a record has beside its data. Raises InvalidRequestError for what no topic takes."""
     meta_data = encode_meta(meta)
     try:

@@ -151,7 +151,7 @@ class Sender:
         for then in heard:
             try:
                 then()
-            except Exception:
+            except BaseException:  # sys.exit() too: not from here
                 _LOG.exception("a callback of a delivery failed")
         if self.batches.failures:
             self._look_at_failures()

@@ -53,6 +53,7 @@ class Reading:
         self._raise_gaps: Final = raise_gaps
         begins_elsewhere = request.HasField("from_ts_ms") or request.HasField("last")
         self.position: int | None = None if begins_elsewhere else request.from_seq
+        self._head: int | None = None  # where it ends if nobody says where
         self._done = False
 
     @property
@@ -61,17 +62,22 @@ class Reading:
         return self._done
 
     def request(self) -> BulkDiffRequest:
-        """What lies behind the cursor."""
-        if self.position is not None:
-            self._request.ClearField("from_ts_ms")
-            self._request.ClearField("last")
-            self._request.from_seq = self.position
-        return self._request
+        """What lies behind the cursor. A call that goes on after another ends where that one was to end."""
+        request = self._request
+        if self.position is None:
+            self._head = None
+        else:
+            request.ClearField("from_ts_ms")
+            request.ClearField("last")
+            request.from_seq = self.position
+            if self._head is not None and not (request.follow or request.HasField("end_seq")):
+                request.end_seq = self._head
+        return request
 
     def take(self, response: BulkDiffResponse) -> Sequence[Record | Gap]:
         """The gap, if there is one, and the records behind it."""
-        if not (self._request.follow or self._request.HasField("end_seq")):
-            self._request.end_seq = response.head_seq  # also of those to come, should this call break
+        if self._head is None:
+            self._head = response.head_seq
         topic, partition = self._request.topic, response.partition
         records = records_of_columns(topic, partition, response.records) if response.HasField("records") else []
         if response.HasField("tombstone"):

@@ -9,9 +9,10 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from topics.v1.job_pb2 import JOB_STATE_IN_FLIGHT
-from topics.v1.queue_service_pb2 import ListJobsRequest
+from topics.v1.queue_service_pb2 import ListJobsRequest, StopWorkRequest
 from topics.v1.topics_service_pb2 import GetTopicRequest
 from topics_client.connection import Connection
+from topics_client.errors import TopicsError
 from topics_client.handling import Handling
 from topics_client.leases import Held, Leases
 from topics_client.models import Job
@@ -27,6 +28,7 @@ log = logging.getLogger("topics_client.worker")
 _LOOK_SECONDS: Final = 0.02  # between looks whether all is done, at the end
 _EMPTY_SECONDS: Final = 0.1  # between looks whether the queue is empty
 _LEAST_FLUSH_SECONDS: Final = 5.0
+_ARRIVE_SECONDS: Final = 2.0  # what jobs on their way are given to arrive
 _JOIN_SECONDS: Final = 1.0
 
 
@@ -134,6 +136,7 @@ class Core:
 
     def _drain(self, wish: Wish) -> None:
         ends = time.monotonic() + (0 if wish is Wish.HURRY else self._options.drain_seconds)
+        self._stopped()
         for held in self.leases.close():
             self._outbox.give_back(held)
         if self.leases.busy:
@@ -152,12 +155,25 @@ class Core:
                 "%s: %d handlers were not done in time, their jobs are given back: seq %s",
                 self._queue, len(left), ", ".join(str(held.job.seq) for held in left[:5]),
             )  # fmt: skip
+        arrives = time.monotonic() + _ARRIVE_SECONDS
+        while self._stopped() > self.leases.unsettled and time.monotonic() < arrives:
+            time.sleep(_LOOK_SECONDS)
         self._flush(max(ends, time.monotonic() + _LEAST_FLUSH_SECONDS))
         self._feed.stop()
         self._keeper.stop()
         self._handling.close()
         for thread in (self._feed, self._keeper):
             thread.join(_JOIN_SECONDS)
+
+    def _stopped(self) -> int:
+        """Have the server send no more jobs: they would come back untried, with a delivery counted. How many of them it
+        has leased to this worker; 0 where it can't be asked."""
+        request = StopWorkRequest(topic=self._queue, node=self._options.node)
+        try:
+            stop = self._connection.queues.StopWork
+            return self._connection.unary(stop, request, repeatable=False, timeout=_ARRIVE_SECONDS).held
+        except TopicsError:
+            return 0
 
     def _flush(self, ends: float) -> None:
         """Have the settler send what it has; more urgent wishes are heard meanwhile."""

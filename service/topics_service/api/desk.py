@@ -75,6 +75,10 @@ class Stream(Taker, Protocol):
         """Forget the leases that are over."""
         ...
 
+    def stop(self) -> None:
+        """From now on it takes no more jobs; drops from its leases what is not held any more."""
+        ...
+
     def end(self, error: TopicsError) -> None:
         """There is nothing more to push, and this is why."""
         ...
@@ -214,6 +218,14 @@ class Desk:
         if not self._streams:
             self.topic.log.park(self._wake)
         self._streams[stream] = None
+
+    def stop(self, node: str) -> int:
+        """Let the streams of a worker take no more jobs. How many they hold."""
+        streams = [stream for stream in self._streams if stream.request.node == node]
+        for stream in streams:
+            stream.stop()
+            self._hungry.pop(stream, None)
+        return sum(len(stream.leases) for stream in streams)
 
     def leave(self, stream: Stream) -> None:
         """A stream is over: what it still holds is given back at once."""

@@ -161,6 +161,14 @@ class QueuesApi:
             finally:
                 desk.leave(stream)
 
+    def stop_work(self, name: str, node: str) -> int:
+        """Let the push streams of a worker take no more jobs. How many they hold."""
+        engine = self._admit()
+        engine.queues.check_node(node)
+        topic = engine.queues.topic(name)
+        desk = self._desks.get(topic.name)
+        return 0 if desk is None else desk.stop(node)
+
     async def redrive(self, request: RedriveRequest, *, principal: Principal) -> RedriveReply:
         """Move dead letters back into the queue, in slices: what was moved before a failure stays moved."""
         engine = self._admit()

@@ -51,6 +51,7 @@ class WorkStream:
         self._outcome: asyncio.Future[tuple[list[Job], int]] | None = None
         self._notice: ErrorFrame | None = None
         self._is_open = True
+        self._is_stopped = False
         self._has_begun = False
         self._was_silent = False
 
@@ -88,7 +89,9 @@ class WorkStream:
 
     def room(self) -> int:
         """See desk.Stream."""
-        return min(self.request.max - len(self.leases), _FRAME_JOBS) if self.is_waiting else 0
+        if self._is_stopped or not self.is_waiting:
+            return 0
+        return min(self.request.max - len(self.leases), _FRAME_JOBS)
 
     def take(self, reply: ClaimReply, ticket: int) -> None:
         """See desk.Stream."""
@@ -107,6 +110,11 @@ class WorkStream:
         # What was missing may be there again soon: the stream is paced, and stays.
         self._notice = _frame(error, terminal=False)
         self._answer([], 0)
+
+    def stop(self) -> None:
+        """See desk.Stream."""
+        self._is_stopped = True
+        self.recount()
 
     def end(self, error: TopicsError) -> None:
         """See desk.Stream."""

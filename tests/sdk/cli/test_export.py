@@ -1,10 +1,12 @@
 """`topics export`, and `topics import` of what it wrote: everything comes back to the byte."""
 
+import os
 import re
 import signal
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
+from resource import RLIMIT_FSIZE, setrlimit
 
 import pyarrow.parquet as pq
 import pytest
@@ -116,6 +118,13 @@ def test_a_file_that_is_there_is_not_written_over(topics: Cli, api: Api, tmp_pat
     (tmp_path / "b.part").write_text("of another")
     assert "b.part is there already" in topics("export", topic, tmp_path / "b", code=1).err
     assert "No such file" in topics("export", topic, tmp_path / "no" / "a", code=1).err
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "pipe"):
+        assert "is no file" in topics("export", topic, place, "--force", code=1).err
+    (tmp_path / "link").symlink_to(file)
+    topics("append", topic, "2")
+    topics("export", topic, tmp_path / "link", "--force")
+    assert ((tmp_path / "link").is_symlink(), file.read_text()) == (True, "1\n2\n")
 
 
 def test_gaps_are_counted_or_end_it(topics: Cli, api: Api, tmp_path: Path) -> None:
@@ -180,6 +189,31 @@ def test_an_interrupt_and_a_dead_server_leave_a_part_and_a_place_to_go_on(tmp_pa
         assert f"holds the first {len(written):,} records; --from-seq {len(written)} goes on behind them" in told
         topics("export", "t", tmp_path / "rest", "--from-seq", len(written))
         assert (tmp_path / "rest").read_bytes().splitlines() == lines[len(written) :]
+
+
+def test_a_full_disk_leaves_what_was_written_before(topics: Cli, tmp_path: Path) -> None:
+    topic = fresh()
+    lines = [b'"%06d%b"' % (number, b"x" * 1000) for number in range(3000)]
+    topics("append", topic, stdin=b"\n".join(lines))
+
+    def limited(file: Path) -> str:
+        most = (1_000_000, 1_000_000)
+        with topics.start(
+            "export", topic, file, stderr=subprocess.PIPE, preexec_fn=lambda: setrlimit(RLIMIT_FSIZE, most)
+        ) as command:
+            _, err = command.communicate(timeout=_SECONDS)
+        assert command.returncode == 1
+        return str(err.decode())
+
+    told, error = limited(tmp_path / "a").splitlines()
+    assert error == f"topics export: {tmp_path / 'a'}: File too large"
+    written = (tmp_path / "a.part").read_bytes().split(b"\n")[:-1]
+    assert written == lines[: len(written)]
+    assert f"a.part holds the first {len(written)} records; --from-seq {len(written)} goes on behind them" in told
+    table = tmp_path / "rows.parquet"
+    topics("append", topic, stdin=b"\n".join(b'"%b"' % os.urandom(500).hex().encode() for _ in range(4000)))
+    assert limited(table) == f"topics export: {table}: File too large\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.part"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from support.http import Api, ok
+from support.http import Api, fresh, ok
 from support.server import ServerProcess
 
 from .runner import Cli
@@ -131,6 +131,18 @@ def test_a_server_that_dies_in_the_middle_is_waited_for(tmp_path_factory: pytest
         assert start + out == line * 20_000
         assert err.count(b"\n") == 1
         assert b"waiting for the server" in err
+
+
+def test_a_topic_of_several_partitions(topics: Cli) -> None:
+    topic = fresh()
+    topics("create", topic, "--partitions", 2)
+    topics("append", topic, "1")
+    topics("append", topic, "2", "--partition", 1)
+    ran = topics("read", topic)
+    assert (ran.out, ran.err) == ("1\n", "topics read: partition 0 of 2; --partition N reads another\n")
+    for partition in (0, 1):
+        ran = topics("read", topic, "--partition", partition)
+        assert (ran.out, ran.err) == (f"{partition + 1}\n", "")
 
 
 def test_what_is_not_there_and_what_makes_no_sense(topics: Cli, numbers: str) -> None:

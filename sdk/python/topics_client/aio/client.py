@@ -3,6 +3,7 @@
 from typing import Unpack
 
 from topics.v1 import admin_service_pb2 as pb
+from topics_client.aio.appends import AsyncAppends
 from topics_client.aio.groups import AsyncGroups
 from topics_client.aio.queues import AsyncQueues
 from topics_client.aio.records import AsyncRecords
@@ -15,7 +16,7 @@ from topics_client.worker import AsyncWorker
 from topics_client.worker_options import WorkerOptions
 
 
-class AsyncTopicsClient(AsyncTopics, AsyncRecords, AsyncQueues, AsyncRouters, AsyncGroups):
+class AsyncTopicsClient(AsyncTopics, AsyncAppends, AsyncRecords, AsyncQueues, AsyncRouters, AsyncGroups):
     """Everything that a server offers. Calls raise TopicsError; its kinds are in `topics_client.errors`.
 
     One client is enough for a process: calls may go on at the same time. It connects with the first call, and again by

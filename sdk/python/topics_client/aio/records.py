@@ -1,4 +1,4 @@
-"""Records: append, read, watch, delete."""
+"""Records: read, watch, delete."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, overload
@@ -12,75 +12,15 @@ from topics.v1.watch_service_pb2 import (
 )
 from topics_client.aio.base import AsyncBase
 from topics_client.aio.streams import HEARTBEAT_SECONDS, AsyncReadStream, AsyncWatchStream
-from topics_client.decoding import appended_of, page_of
-from topics_client.models import Appended, Deleted, Event, Gap, NewRecord, Page, Record, TopicConfig
+from topics_client.decoding import page_of
+from topics_client.models import Deleted, Event, Gap, Page, Record
 from topics_client.reading import Reading
-from topics_client.requests import append_request, nodes, tag_match
+from topics_client.requests import nodes, tag_match
 from topics_client.watching import Start, Watching, subscribe
 
 
 class AsyncRecords(AsyncBase):
-    """Calls on the records of topics."""
-
-    async def append(
-        self,
-        topic: str,
-        value: Any,
-        *,
-        tag: str | None = None,
-        node: str | None = None,
-        meta: Mapping[str, Any] | None = None,
-        partition: int = 0,
-        idempotency_key: str | None = None,
-        create: bool | None = None,
-        config: TopicConfig | None = None,
-        delay_ms: int = 0,
-        priority: int = 0,
-    ) -> Appended:
-        """Append one record: any JSON value, RawJson, or bytes for a binary one. See `append_many`, and NewRecord for
-        `tag`, `node` and `meta`."""
-        return await self.append_many(
-            topic,
-            (NewRecord(value, tag, node, meta),),
-            partition=partition,
-            idempotency_key=idempotency_key,
-            create=create,
-            config=config,
-            delay_ms=delay_ms,
-            priority=priority,
-        )
-
-    async def append_many(
-        self,
-        topic: str,
-        values: Iterable[Any],
-        *,
-        partition: int = 0,
-        idempotency_key: str | None = None,
-        create: bool | None = None,
-        config: TopicConfig | None = None,
-        delay_ms: int = 0,
-        priority: int = 0,
-    ) -> Appended:
-        """Append up to 10,000 records, all or none; each is a NewRecord or what its value can be.
-
-        The answer comes once they are durable for the class of the topic. A topic that is not there is made, with
-        `config`, unless `create` is False. `delay_ms` and `priority` (0 to 9) are for jobs of a queue. A write under an
-        `idempotency_key` that was used within the topic's `idempotency_window_ms` stores nothing and answers as the
-        first; a key is made where none is given, so that a write whose answer was lost is not stored twice.
-        Raises InvalidRequestError, NotFoundError, ConflictError (topic_full).
-        """
-        request = append_request(
-            topic,
-            values,
-            partition=partition,
-            idempotency_key=idempotency_key,
-            create=create,
-            config=config,
-            delay_ms=delay_ms,
-            priority=priority,
-        )
-        return appended_of(await self.connection.unary(self.connection.topics.Append, request, repeatable=True))
+    """Calls that read or remove the records of topics."""
 
     async def diff(
         self,

@@ -42,6 +42,7 @@ _GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "import": ("importing", "append a file to a topic"),
         "export": ("exporting", "write the records of a topic to a file"),
         "lakehouse": ("lakehouse", "keep topics as Iceberg tables and query them"),
+        "backup": ("backup", "back up all topics, and restore them"),
     },
     "Other": {
         "bench": ("bench", "measure a server"),

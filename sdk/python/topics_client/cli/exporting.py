@@ -93,7 +93,10 @@ def _run(arguments: argparse.Namespace) -> int:
                 writer = ParquetRecords(target)
             else:
                 writer = _Lines(target, whole=arguments.with_meta, partition=count > 1)
-            return _Exporting(arguments, client, partitions).run(writer)
+            exporting = _Exporting(arguments, client, partitions)
+            exporting.run(writer)
+    exporting.tell(writer)
+    return 0
 
 
 class _Exporting:
@@ -109,7 +112,7 @@ class _Exporting:
         self._last_seq: int | None = None
         self._gaps = self._lost = 0
 
-    def run(self, writer: Writer) -> int:
+    def run(self, writer: Writer) -> None:
         """Write everything; a failure says with which seq to go on."""
         with Progress("export") as progress:
             try:
@@ -125,8 +128,6 @@ class _Exporting:
                 if isinstance(error, OSError):
                     raise ValueError(f"{self._arguments.file}: {error.strerror or error}") from error
                 raise
-        self._result(writer)
-        return 0
 
     def _partition(self, partition: int, writer: Writer, progress: Progress) -> None:
         self._first_seq = self._last_seq = None
@@ -153,7 +154,8 @@ class _Exporting:
             f"{where}--from-seq {self._last_seq} goes on behind them, into another file"
         )
 
-    def _result(self, writer: Writer) -> None:
+    def tell(self, writer: Writer) -> None:
+        """What was done."""
         arguments, seconds = self._arguments, time.monotonic() - self._began
         changed = writer.changed if isinstance(writer, _Lines) else 0
         if changed:

@@ -116,7 +116,7 @@ def _follow(
     printer: "_Printer",
 ) -> None:
     from topics_client.cli.steady import steadily
-    from topics_client.models import CaughtUp, Gap, Record, TopicDeleted
+    from topics_client.models import Advice, Gap, Record, TopicDeleted
     from topics_client.retry import Retry
 
     printer.flush()
@@ -136,7 +136,7 @@ def _follow(
                     printer.gap(item)
                 elif isinstance(item, TopicDeleted):
                     printer.note(f"{item.topic} was deleted")
-                elif not isinstance(item, CaughtUp | Record):
+                elif isinstance(item, Advice) and item.retry_after_ms is None:  # else it is only that it is paced
                     printer.note(f"{item.reason}: {item.message}")
 
 

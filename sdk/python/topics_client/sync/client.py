@@ -7,6 +7,7 @@ from topics.v1 import admin_service_pb2 as pb
 from topics_client.errors import UnavailableError
 from topics_client.handling import Handler
 from topics_client.producer import Producer, ProducerOptions
+from topics_client.sync.appends import Appends
 from topics_client.sync.groups import Groups
 from topics_client.sync.queues import Queues
 from topics_client.sync.records import Records
@@ -16,7 +17,7 @@ from topics_client.worker import Worker
 from topics_client.worker_options import WorkerOptions
 
 
-class TopicsClient(Topics, Records, Queues, Routers, Groups):
+class TopicsClient(Topics, Appends, Records, Queues, Routers, Groups):
     """Everything that a server offers. Calls raise TopicsError; its kinds are in `topics_client.errors`.
 
     One client is enough for a process: calls may go on at the same time. It connects with the first call, and again by

@@ -22,6 +22,7 @@ Timed = TypeVar(
     pb.AckResponse,
     pb.NackResponse,
     pb.ExtendResponse,
+    pb.StopWorkResponse,
     pb.RedriveResponse,
     pb.ListJobsResponse,
 )
@@ -64,6 +65,11 @@ class QueueServicer(queue_service_pb2_grpc.QueueServiceServicer):
                 yield jobs.work_frame(request.topic, frame)
                 if isinstance(frame, ErrorFrame) and frame.terminal:
                     raise TopicsError(frame.reason, frame.message, retry_after_ms=frame.retry_after_ms)
+
+    async def StopWork(self, request: pb.StopWorkRequest, context: Context) -> pb.StopWorkResponse:
+        started = time.perf_counter()
+        held = self._api.queues.stop_work(request.topic, request.node)
+        return _timed(pb.StopWorkResponse(topic=request.topic, held=held), started)
 
     async def Redrive(self, request: pb.RedriveRequest, context: Context) -> pb.RedriveResponse:
         started = time.perf_counter()

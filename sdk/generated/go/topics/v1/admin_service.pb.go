@@ -521,6 +521,236 @@ func (x *BulkReader) GetPort() uint32 {
 	return 0
 }
 
+// Asks for CreateCheckpoint.
+type CreateCheckpointRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The server removes the checkpoint after this time if nobody releases it before, and in any case when it starts
+	// again. In milliseconds, at most seven days. Default: an hour.
+	TtlMs         uint64 `protobuf:"varint,1,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateCheckpointRequest) Reset() {
+	*x = CreateCheckpointRequest{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateCheckpointRequest) ProtoMessage() {}
+
+func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CreateCheckpointRequest) GetTtlMs() uint64 {
+	if x != nil {
+		return x.TtlMs
+	}
+	return 0
+}
+
+// Answers CreateCheckpoint.
+type CreateCheckpointResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the checkpoint, for ReleaseCheckpoint.
+	CheckpointId string `protobuf:"bytes,1,opt,name=checkpoint_id,json=checkpointId,proto3" json:"checkpoint_id,omitempty"`
+	// Its directory on the server's machine, an absolute path.
+	Path string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// When it was begun, in milliseconds since the Unix epoch.
+	CreatedMs uint64 `protobuf:"varint,3,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	// When the server removes it, in milliseconds since the Unix epoch.
+	ExpiresMs uint64 `protobuf:"varint,4,opt,name=expires_ms,json=expiresMs,proto3" json:"expires_ms,omitempty"`
+	// Topics that existed when it was begun.
+	Topics uint64 `protobuf:"varint,5,opt,name=topics,proto3" json:"topics,omitempty"`
+	// Size of its files, most of which are those of the database itself.
+	Bytes         uint64 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateCheckpointResponse) Reset() {
+	*x = CreateCheckpointResponse{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateCheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateCheckpointResponse) ProtoMessage() {}
+
+func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateCheckpointResponse.ProtoReflect.Descriptor instead.
+func (*CreateCheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *CreateCheckpointResponse) GetCheckpointId() string {
+	if x != nil {
+		return x.CheckpointId
+	}
+	return ""
+}
+
+func (x *CreateCheckpointResponse) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *CreateCheckpointResponse) GetCreatedMs() uint64 {
+	if x != nil {
+		return x.CreatedMs
+	}
+	return 0
+}
+
+func (x *CreateCheckpointResponse) GetExpiresMs() uint64 {
+	if x != nil {
+		return x.ExpiresMs
+	}
+	return 0
+}
+
+func (x *CreateCheckpointResponse) GetTopics() uint64 {
+	if x != nil {
+		return x.Topics
+	}
+	return 0
+}
+
+func (x *CreateCheckpointResponse) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// Asks for ReleaseCheckpoint.
+type ReleaseCheckpointRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the checkpoint.
+	CheckpointId  string `protobuf:"bytes,1,opt,name=checkpoint_id,json=checkpointId,proto3" json:"checkpoint_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseCheckpointRequest) Reset() {
+	*x = ReleaseCheckpointRequest{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseCheckpointRequest) ProtoMessage() {}
+
+func (x *ReleaseCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ReleaseCheckpointRequest) GetCheckpointId() string {
+	if x != nil {
+		return x.CheckpointId
+	}
+	return ""
+}
+
+// Answers ReleaseCheckpoint.
+type ReleaseCheckpointResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// False: there is no such checkpoint, or not any more.
+	Released      bool `protobuf:"varint,1,opt,name=released,proto3" json:"released,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseCheckpointResponse) Reset() {
+	*x = ReleaseCheckpointResponse{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseCheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseCheckpointResponse) ProtoMessage() {}
+
+func (x *ReleaseCheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseCheckpointResponse.ProtoReflect.Descriptor instead.
+func (*ReleaseCheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ReleaseCheckpointResponse) GetReleased() bool {
+	if x != nil {
+		return x.Released
+	}
+	return false
+}
+
 var File_topics_v1_admin_service_proto protoreflect.FileDescriptor
 
 const file_topics_v1_admin_service_proto_rawDesc = "" +
@@ -547,11 +777,26 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\n" +
 	"BulkReader\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
-	"\x04port\x18\x02 \x01(\rR\x04port*a\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\"0\n" +
+	"\x17CreateCheckpointRequest\x12\x15\n" +
+	"\x06ttl_ms\x18\x01 \x01(\x04R\x05ttlMs\"\xbf\x01\n" +
+	"\x18CreateCheckpointResponse\x12#\n" +
+	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x1d\n" +
+	"\n" +
+	"created_ms\x18\x03 \x01(\x04R\tcreatedMs\x12\x1d\n" +
+	"\n" +
+	"expires_ms\x18\x04 \x01(\x04R\texpiresMs\x12\x16\n" +
+	"\x06topics\x18\x05 \x01(\x04R\x06topics\x12\x14\n" +
+	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\"?\n" +
+	"\x18ReleaseCheckpointRequest\x12#\n" +
+	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\"7\n" +
+	"\x19ReleaseCheckpointResponse\x12\x1a\n" +
+	"\breleased\x18\x01 \x01(\bR\breleased*a\n" +
 	"\rMetricsFormat\x12\x1e\n" +
 	"\x1aMETRICS_FORMAT_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13METRICS_FORMAT_TEXT\x10\x01\x12\x17\n" +
-	"\x13METRICS_FORMAT_JSON\x10\x022\xa1\x03\n" +
+	"\x13METRICS_FORMAT_JSON\x10\x022\xe3\x04\n" +
 	"\fAdminService\x12i\n" +
 	"\tGetHealth\x12\x1b.topics.v1.GetHealthRequest\x1a\x1c.topics.v1.GetHealthResponse\"!\x82\xd3\xe4\x93\x02\x18Z\n" +
 	"\x12\b/healthz\x12\n" +
@@ -559,7 +804,9 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\bGetReady\x12\x1a.topics.v1.GetReadyRequest\x1a\x1b.topics.v1.GetReadyResponse\"\x1f\x82\xd3\xe4\x93\x02\x16Z\t\x12\a/readyz\x12\t/v0/ready\x90\x02\x01\x12a\n" +
 	"\n" +
 	"GetMetrics\x12\x1c.topics.v1.GetMetricsRequest\x1a\x1d.topics.v1.GetMetricsResponse\"\x16\x82\xd3\xe4\x93\x02\r\x12\v/v0/metrics\x90\x02\x01\x12]\n" +
-	"\x0fListBulkReaders\x12!.topics.v1.ListBulkReadersRequest\x1a\".topics.v1.ListBulkReadersResponse\"\x03\x90\x02\x01B\x8b\x01\n" +
+	"\x0fListBulkReaders\x12!.topics.v1.ListBulkReadersRequest\x1a\".topics.v1.ListBulkReadersResponse\"\x03\x90\x02\x01\x12[\n" +
+	"\x10CreateCheckpoint\x12\".topics.v1.CreateCheckpointRequest\x1a#.topics.v1.CreateCheckpointResponse\x12c\n" +
+	"\x11ReleaseCheckpoint\x12#.topics.v1.ReleaseCheckpointRequest\x1a$.topics.v1.ReleaseCheckpointResponse\"\x03\x90\x02\x02B\x8b\x01\n" +
 	"\rcom.topics.v1B\x11AdminServiceProtoP\x01Z\"topics.test/sdk/topics/v1;topicsv1\xa2\x02\x03TXX\xaa\x02\tTopics.V1\xca\x02\tTopics\\V1\xe2\x02\x15Topics\\V1\\GPBMetadata\xea\x02\n" +
 	"Topics::V1b\x06proto3"
 
@@ -576,35 +823,43 @@ func file_topics_v1_admin_service_proto_rawDescGZIP() []byte {
 }
 
 var file_topics_v1_admin_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_topics_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_topics_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_topics_v1_admin_service_proto_goTypes = []any{
-	(MetricsFormat)(0),              // 0: topics.v1.MetricsFormat
-	(*GetHealthRequest)(nil),        // 1: topics.v1.GetHealthRequest
-	(*GetHealthResponse)(nil),       // 2: topics.v1.GetHealthResponse
-	(*GetReadyRequest)(nil),         // 3: topics.v1.GetReadyRequest
-	(*GetReadyResponse)(nil),        // 4: topics.v1.GetReadyResponse
-	(*GetMetricsRequest)(nil),       // 5: topics.v1.GetMetricsRequest
-	(*GetMetricsResponse)(nil),      // 6: topics.v1.GetMetricsResponse
-	(*ListBulkReadersRequest)(nil),  // 7: topics.v1.ListBulkReadersRequest
-	(*ListBulkReadersResponse)(nil), // 8: topics.v1.ListBulkReadersResponse
-	(*BulkReader)(nil),              // 9: topics.v1.BulkReader
+	(MetricsFormat)(0),                // 0: topics.v1.MetricsFormat
+	(*GetHealthRequest)(nil),          // 1: topics.v1.GetHealthRequest
+	(*GetHealthResponse)(nil),         // 2: topics.v1.GetHealthResponse
+	(*GetReadyRequest)(nil),           // 3: topics.v1.GetReadyRequest
+	(*GetReadyResponse)(nil),          // 4: topics.v1.GetReadyResponse
+	(*GetMetricsRequest)(nil),         // 5: topics.v1.GetMetricsRequest
+	(*GetMetricsResponse)(nil),        // 6: topics.v1.GetMetricsResponse
+	(*ListBulkReadersRequest)(nil),    // 7: topics.v1.ListBulkReadersRequest
+	(*ListBulkReadersResponse)(nil),   // 8: topics.v1.ListBulkReadersResponse
+	(*BulkReader)(nil),                // 9: topics.v1.BulkReader
+	(*CreateCheckpointRequest)(nil),   // 10: topics.v1.CreateCheckpointRequest
+	(*CreateCheckpointResponse)(nil),  // 11: topics.v1.CreateCheckpointResponse
+	(*ReleaseCheckpointRequest)(nil),  // 12: topics.v1.ReleaseCheckpointRequest
+	(*ReleaseCheckpointResponse)(nil), // 13: topics.v1.ReleaseCheckpointResponse
 }
 var file_topics_v1_admin_service_proto_depIdxs = []int32{
-	0, // 0: topics.v1.GetMetricsRequest.format:type_name -> topics.v1.MetricsFormat
-	9, // 1: topics.v1.ListBulkReadersResponse.readers:type_name -> topics.v1.BulkReader
-	1, // 2: topics.v1.AdminService.GetHealth:input_type -> topics.v1.GetHealthRequest
-	3, // 3: topics.v1.AdminService.GetReady:input_type -> topics.v1.GetReadyRequest
-	5, // 4: topics.v1.AdminService.GetMetrics:input_type -> topics.v1.GetMetricsRequest
-	7, // 5: topics.v1.AdminService.ListBulkReaders:input_type -> topics.v1.ListBulkReadersRequest
-	2, // 6: topics.v1.AdminService.GetHealth:output_type -> topics.v1.GetHealthResponse
-	4, // 7: topics.v1.AdminService.GetReady:output_type -> topics.v1.GetReadyResponse
-	6, // 8: topics.v1.AdminService.GetMetrics:output_type -> topics.v1.GetMetricsResponse
-	8, // 9: topics.v1.AdminService.ListBulkReaders:output_type -> topics.v1.ListBulkReadersResponse
-	6, // [6:10] is the sub-list for method output_type
-	2, // [2:6] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	0,  // 0: topics.v1.GetMetricsRequest.format:type_name -> topics.v1.MetricsFormat
+	9,  // 1: topics.v1.ListBulkReadersResponse.readers:type_name -> topics.v1.BulkReader
+	1,  // 2: topics.v1.AdminService.GetHealth:input_type -> topics.v1.GetHealthRequest
+	3,  // 3: topics.v1.AdminService.GetReady:input_type -> topics.v1.GetReadyRequest
+	5,  // 4: topics.v1.AdminService.GetMetrics:input_type -> topics.v1.GetMetricsRequest
+	7,  // 5: topics.v1.AdminService.ListBulkReaders:input_type -> topics.v1.ListBulkReadersRequest
+	10, // 6: topics.v1.AdminService.CreateCheckpoint:input_type -> topics.v1.CreateCheckpointRequest
+	12, // 7: topics.v1.AdminService.ReleaseCheckpoint:input_type -> topics.v1.ReleaseCheckpointRequest
+	2,  // 8: topics.v1.AdminService.GetHealth:output_type -> topics.v1.GetHealthResponse
+	4,  // 9: topics.v1.AdminService.GetReady:output_type -> topics.v1.GetReadyResponse
+	6,  // 10: topics.v1.AdminService.GetMetrics:output_type -> topics.v1.GetMetricsResponse
+	8,  // 11: topics.v1.AdminService.ListBulkReaders:output_type -> topics.v1.ListBulkReadersResponse
+	11, // 12: topics.v1.AdminService.CreateCheckpoint:output_type -> topics.v1.CreateCheckpointResponse
+	13, // 13: topics.v1.AdminService.ReleaseCheckpoint:output_type -> topics.v1.ReleaseCheckpointResponse
+	8,  // [8:14] is the sub-list for method output_type
+	2,  // [2:8] is the sub-list for method input_type
+	2,  // [2:2] is the sub-list for extension type_name
+	2,  // [2:2] is the sub-list for extension extendee
+	0,  // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_topics_v1_admin_service_proto_init() }
@@ -618,7 +873,7 @@ func file_topics_v1_admin_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topics_v1_admin_service_proto_rawDesc), len(file_topics_v1_admin_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   9,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

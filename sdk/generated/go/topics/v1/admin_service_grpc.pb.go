@@ -22,10 +22,12 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AdminService_GetHealth_FullMethodName       = "/topics.v1.AdminService/GetHealth"
-	AdminService_GetReady_FullMethodName        = "/topics.v1.AdminService/GetReady"
-	AdminService_GetMetrics_FullMethodName      = "/topics.v1.AdminService/GetMetrics"
-	AdminService_ListBulkReaders_FullMethodName = "/topics.v1.AdminService/ListBulkReaders"
+	AdminService_GetHealth_FullMethodName         = "/topics.v1.AdminService/GetHealth"
+	AdminService_GetReady_FullMethodName          = "/topics.v1.AdminService/GetReady"
+	AdminService_GetMetrics_FullMethodName        = "/topics.v1.AdminService/GetMetrics"
+	AdminService_ListBulkReaders_FullMethodName   = "/topics.v1.AdminService/ListBulkReaders"
+	AdminService_CreateCheckpoint_FullMethodName  = "/topics.v1.AdminService/CreateCheckpoint"
+	AdminService_ReleaseCheckpoint_FullMethodName = "/topics.v1.AdminService/ReleaseCheckpoint"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -45,6 +47,14 @@ type AdminServiceClient interface {
 	// Names the processes beside this one that serve TopicsService.BulkDiff, so that a long read does not take the time
 	// of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
 	ListBulkReaders(ctx context.Context, in *ListBulkReadersRequest, opts ...grpc.CallOption) (*ListBulkReadersResponse, error)
+	// Makes a directory on the server's disk that holds the data of all topics at one moment, to be copied to a backup:
+	// everything acknowledged before the call, but for the records of ephemeral topics. It takes next to no room, since
+	// it shares the files of the database, and keeps those that the server drops meanwhile. The server goes on with its
+	// work. Scope: admin, of a key without prefixes. gRPC only.
+	// Errors: not_ready, shutting_down; throttled when there are too many checkpoints; invalid_request; internal.
+	CreateCheckpoint(ctx context.Context, in *CreateCheckpointRequest, opts ...grpc.CallOption) (*CreateCheckpointResponse, error)
+	// Removes a checkpoint. Scope: admin, of a key without prefixes. gRPC only.
+	ReleaseCheckpoint(ctx context.Context, in *ReleaseCheckpointRequest, opts ...grpc.CallOption) (*ReleaseCheckpointResponse, error)
 }
 
 type adminServiceClient struct {
@@ -95,6 +105,26 @@ func (c *adminServiceClient) ListBulkReaders(ctx context.Context, in *ListBulkRe
 	return out, nil
 }
 
+func (c *adminServiceClient) CreateCheckpoint(ctx context.Context, in *CreateCheckpointRequest, opts ...grpc.CallOption) (*CreateCheckpointResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateCheckpointResponse)
+	err := c.cc.Invoke(ctx, AdminService_CreateCheckpoint_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ReleaseCheckpoint(ctx context.Context, in *ReleaseCheckpointRequest, opts ...grpc.CallOption) (*ReleaseCheckpointResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseCheckpointResponse)
+	err := c.cc.Invoke(ctx, AdminService_ReleaseCheckpoint_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -112,6 +142,14 @@ type AdminServiceServer interface {
 	// Names the processes beside this one that serve TopicsService.BulkDiff, so that a long read does not take the time
 	// of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
 	ListBulkReaders(context.Context, *ListBulkReadersRequest) (*ListBulkReadersResponse, error)
+	// Makes a directory on the server's disk that holds the data of all topics at one moment, to be copied to a backup:
+	// everything acknowledged before the call, but for the records of ephemeral topics. It takes next to no room, since
+	// it shares the files of the database, and keeps those that the server drops meanwhile. The server goes on with its
+	// work. Scope: admin, of a key without prefixes. gRPC only.
+	// Errors: not_ready, shutting_down; throttled when there are too many checkpoints; invalid_request; internal.
+	CreateCheckpoint(context.Context, *CreateCheckpointRequest) (*CreateCheckpointResponse, error)
+	// Removes a checkpoint. Scope: admin, of a key without prefixes. gRPC only.
+	ReleaseCheckpoint(context.Context, *ReleaseCheckpointRequest) (*ReleaseCheckpointResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -133,6 +171,12 @@ func (UnimplementedAdminServiceServer) GetMetrics(context.Context, *GetMetricsRe
 }
 func (UnimplementedAdminServiceServer) ListBulkReaders(context.Context, *ListBulkReadersRequest) (*ListBulkReadersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListBulkReaders not implemented")
+}
+func (UnimplementedAdminServiceServer) CreateCheckpoint(context.Context, *CreateCheckpointRequest) (*CreateCheckpointResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateCheckpoint not implemented")
+}
+func (UnimplementedAdminServiceServer) ReleaseCheckpoint(context.Context, *ReleaseCheckpointRequest) (*ReleaseCheckpointResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReleaseCheckpoint not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -227,6 +271,42 @@ func _AdminService_ListBulkReaders_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_CreateCheckpoint_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateCheckpointRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).CreateCheckpoint(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_CreateCheckpoint_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).CreateCheckpoint(ctx, req.(*CreateCheckpointRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ReleaseCheckpoint_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReleaseCheckpointRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ReleaseCheckpoint(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ReleaseCheckpoint_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ReleaseCheckpoint(ctx, req.(*ReleaseCheckpointRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -249,6 +329,14 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListBulkReaders",
 			Handler:    _AdminService_ListBulkReaders_Handler,
+		},
+		{
+			MethodName: "CreateCheckpoint",
+			Handler:    _AdminService_CreateCheckpoint_Handler,
+		},
+		{
+			MethodName: "ReleaseCheckpoint",
+			Handler:    _AdminService_ReleaseCheckpoint_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -946,6 +946,125 @@ func (x *WorkResponse) GetFrame() *Frame {
 	return nil
 }
 
+// Asks for StopWork.
+type StopWorkRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the queue; required.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Worker whose streams are meant; required, 1 to 128 bytes.
+	Node          string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopWorkRequest) Reset() {
+	*x = StopWorkRequest{}
+	mi := &file_topics_v1_queue_service_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopWorkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopWorkRequest) ProtoMessage() {}
+
+func (x *StopWorkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_queue_service_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopWorkRequest.ProtoReflect.Descriptor instead.
+func (*StopWorkRequest) Descriptor() ([]byte, []int) {
+	return file_topics_v1_queue_service_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *StopWorkRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *StopWorkRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+// Answers StopWork.
+type StopWorkResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the queue.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Jobs that the streams hold now, those on their way to the worker included.
+	Held uint64 `protobuf:"varint,2,opt,name=held,proto3" json:"held,omitempty"`
+	// Server-side timings.
+	Performance   *Performance `protobuf:"bytes,3,opt,name=performance,proto3" json:"performance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopWorkResponse) Reset() {
+	*x = StopWorkResponse{}
+	mi := &file_topics_v1_queue_service_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopWorkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopWorkResponse) ProtoMessage() {}
+
+func (x *StopWorkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_queue_service_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopWorkResponse.ProtoReflect.Descriptor instead.
+func (*StopWorkResponse) Descriptor() ([]byte, []int) {
+	return file_topics_v1_queue_service_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *StopWorkResponse) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *StopWorkResponse) GetHeld() uint64 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
+}
+
+func (x *StopWorkResponse) GetPerformance() *Performance {
+	if x != nil {
+		return x.Performance
+	}
+	return nil
+}
+
 // Asks for Redrive.
 type RedriveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -961,7 +1080,7 @@ type RedriveRequest struct {
 
 func (x *RedriveRequest) Reset() {
 	*x = RedriveRequest{}
-	mi := &file_topics_v1_queue_service_proto_msgTypes[11]
+	mi := &file_topics_v1_queue_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -973,7 +1092,7 @@ func (x *RedriveRequest) String() string {
 func (*RedriveRequest) ProtoMessage() {}
 
 func (x *RedriveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_queue_service_proto_msgTypes[11]
+	mi := &file_topics_v1_queue_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -986,7 +1105,7 @@ func (x *RedriveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveRequest.ProtoReflect.Descriptor instead.
 func (*RedriveRequest) Descriptor() ([]byte, []int) {
-	return file_topics_v1_queue_service_proto_rawDescGZIP(), []int{11}
+	return file_topics_v1_queue_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RedriveRequest) GetTopic() string {
@@ -1027,7 +1146,7 @@ type RedriveResponse struct {
 
 func (x *RedriveResponse) Reset() {
 	*x = RedriveResponse{}
-	mi := &file_topics_v1_queue_service_proto_msgTypes[12]
+	mi := &file_topics_v1_queue_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1039,7 +1158,7 @@ func (x *RedriveResponse) String() string {
 func (*RedriveResponse) ProtoMessage() {}
 
 func (x *RedriveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_queue_service_proto_msgTypes[12]
+	mi := &file_topics_v1_queue_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1052,7 +1171,7 @@ func (x *RedriveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveResponse.ProtoReflect.Descriptor instead.
 func (*RedriveResponse) Descriptor() ([]byte, []int) {
-	return file_topics_v1_queue_service_proto_rawDescGZIP(), []int{12}
+	return file_topics_v1_queue_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RedriveResponse) GetTopic() string {
@@ -1100,7 +1219,7 @@ type ListJobsRequest struct {
 
 func (x *ListJobsRequest) Reset() {
 	*x = ListJobsRequest{}
-	mi := &file_topics_v1_queue_service_proto_msgTypes[13]
+	mi := &file_topics_v1_queue_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1112,7 +1231,7 @@ func (x *ListJobsRequest) String() string {
 func (*ListJobsRequest) ProtoMessage() {}
 
 func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_queue_service_proto_msgTypes[13]
+	mi := &file_topics_v1_queue_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1125,7 +1244,7 @@ func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsRequest.ProtoReflect.Descriptor instead.
 func (*ListJobsRequest) Descriptor() ([]byte, []int) {
-	return file_topics_v1_queue_service_proto_rawDescGZIP(), []int{13}
+	return file_topics_v1_queue_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListJobsRequest) GetTopic() string {
@@ -1175,7 +1294,7 @@ type ListJobsResponse struct {
 
 func (x *ListJobsResponse) Reset() {
 	*x = ListJobsResponse{}
-	mi := &file_topics_v1_queue_service_proto_msgTypes[14]
+	mi := &file_topics_v1_queue_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1187,7 +1306,7 @@ func (x *ListJobsResponse) String() string {
 func (*ListJobsResponse) ProtoMessage() {}
 
 func (x *ListJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_queue_service_proto_msgTypes[14]
+	mi := &file_topics_v1_queue_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,7 +1319,7 @@ func (x *ListJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsResponse.ProtoReflect.Descriptor instead.
 func (*ListJobsResponse) Descriptor() ([]byte, []int) {
-	return file_topics_v1_queue_service_proto_rawDescGZIP(), []int{14}
+	return file_topics_v1_queue_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListJobsResponse) GetTopic() string {
@@ -1313,7 +1432,14 @@ const file_topics_v1_queue_service_proto_rawDesc = "" +
 	"\blease_ms\x18\x04 \x01(\x04H\x00R\aleaseMs\x88\x01\x01B\v\n" +
 	"\t_lease_ms\"6\n" +
 	"\fWorkResponse\x12&\n" +
-	"\x05frame\x18\x01 \x01(\v2\x10.topics.v1.FrameR\x05frame\"c\n" +
+	"\x05frame\x18\x01 \x01(\v2\x10.topics.v1.FrameR\x05frame\";\n" +
+	"\x0fStopWorkRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\"v\n" +
+	"\x10StopWorkResponse\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n" +
+	"\x04held\x18\x02 \x01(\x04R\x04held\x128\n" +
+	"\vperformance\x18\x03 \x01(\v2\x16.topics.v1.PerformanceR\vperformance\"c\n" +
 	"\x0eRedriveRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12)\n" +
 	"\x05match\x18\x02 \x01(\v2\x13.topics.v1.TagMatchR\x05match\x12\x10\n" +
@@ -1341,13 +1467,14 @@ const file_topics_v1_queue_service_proto_rawDesc = "" +
 	"\bNackMode\x12\x19\n" +
 	"\x15NACK_MODE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fNACK_MODE_RETRY\x10\x01\x12\x15\n" +
-	"\x11NACK_MODE_RELEASE\x10\x022\xb8\x05\n" +
+	"\x11NACK_MODE_RELEASE\x10\x022\x82\x06\n" +
 	"\fQueueService\x12_\n" +
 	"\x05Claim\x12\x17.topics.v1.ClaimRequest\x1a\x18.topics.v1.ClaimResponse\"#\x82\xd3\xe4\x93\x02\x1d:\x01*\"\x18/v0/topics/{topic}/claim\x12W\n" +
 	"\x03Ack\x12\x15.topics.v1.AckRequest\x1a\x16.topics.v1.AckResponse\"!\x82\xd3\xe4\x93\x02\x1b:\x01*\"\x16/v0/topics/{topic}/ack\x12[\n" +
 	"\x04Nack\x12\x16.topics.v1.NackRequest\x1a\x17.topics.v1.NackResponse\"\"\x82\xd3\xe4\x93\x02\x1c:\x01*\"\x17/v0/topics/{topic}/nack\x12c\n" +
 	"\x06Extend\x12\x18.topics.v1.ExtendRequest\x1a\x19.topics.v1.ExtendResponse\"$\x82\xd3\xe4\x93\x02\x1e:\x01*\"\x19/v0/topics/{topic}/extend\x12Z\n" +
-	"\x04Work\x12\x16.topics.v1.WorkRequest\x1a\x17.topics.v1.WorkResponse\"\x1f\x82\xd3\xe4\x93\x02\x19\x12\x17/v0/topics/{topic}/work0\x01\x12g\n" +
+	"\x04Work\x12\x16.topics.v1.WorkRequest\x1a\x17.topics.v1.WorkResponse\"\x1f\x82\xd3\xe4\x93\x02\x19\x12\x17/v0/topics/{topic}/work0\x01\x12H\n" +
+	"\bStopWork\x12\x1a.topics.v1.StopWorkRequest\x1a\x1b.topics.v1.StopWorkResponse\"\x03\x90\x02\x02\x12g\n" +
 	"\aRedrive\x12\x19.topics.v1.RedriveRequest\x1a\x1a.topics.v1.RedriveResponse\"%\x82\xd3\xe4\x93\x02\x1f:\x01*\"\x1a/v0/topics/{topic}/redrive\x12g\n" +
 	"\bListJobs\x12\x1a.topics.v1.ListJobsRequest\x1a\x1b.topics.v1.ListJobsResponse\"\"\x82\xd3\xe4\x93\x02\x19\x12\x17/v0/topics/{topic}/jobs\x90\x02\x01B\x8b\x01\n" +
 	"\rcom.topics.v1B\x11QueueServiceProtoP\x01Z\"topics.test/sdk/topics/v1;topicsv1\xa2\x02\x03TXX\xaa\x02\tTopics.V1\xca\x02\tTopics\\V1\xe2\x02\x15Topics\\V1\\GPBMetadata\xea\x02\n" +
@@ -1366,7 +1493,7 @@ func file_topics_v1_queue_service_proto_rawDescGZIP() []byte {
 }
 
 var file_topics_v1_queue_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_topics_v1_queue_service_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_topics_v1_queue_service_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_topics_v1_queue_service_proto_goTypes = []any{
 	(NackMode)(0),            // 0: topics.v1.NackMode
 	(*ClaimRequest)(nil),     // 1: topics.v1.ClaimRequest
@@ -1380,53 +1507,58 @@ var file_topics_v1_queue_service_proto_goTypes = []any{
 	(*ExtendResponse)(nil),   // 9: topics.v1.ExtendResponse
 	(*WorkRequest)(nil),      // 10: topics.v1.WorkRequest
 	(*WorkResponse)(nil),     // 11: topics.v1.WorkResponse
-	(*RedriveRequest)(nil),   // 12: topics.v1.RedriveRequest
-	(*RedriveResponse)(nil),  // 13: topics.v1.RedriveResponse
-	(*ListJobsRequest)(nil),  // 14: topics.v1.ListJobsRequest
-	(*ListJobsResponse)(nil), // 15: topics.v1.ListJobsResponse
-	nil,                      // 16: topics.v1.ExtendResponse.DeadlinesTsMsEntry
-	(*Job)(nil),              // 17: topics.v1.Job
-	(*Performance)(nil),      // 18: topics.v1.Performance
-	(*Frame)(nil),            // 19: topics.v1.Frame
-	(*TagMatch)(nil),         // 20: topics.v1.TagMatch
-	(JobState)(0),            // 21: topics.v1.JobState
-	(*JobView)(nil),          // 22: topics.v1.JobView
+	(*StopWorkRequest)(nil),  // 12: topics.v1.StopWorkRequest
+	(*StopWorkResponse)(nil), // 13: topics.v1.StopWorkResponse
+	(*RedriveRequest)(nil),   // 14: topics.v1.RedriveRequest
+	(*RedriveResponse)(nil),  // 15: topics.v1.RedriveResponse
+	(*ListJobsRequest)(nil),  // 16: topics.v1.ListJobsRequest
+	(*ListJobsResponse)(nil), // 17: topics.v1.ListJobsResponse
+	nil,                      // 18: topics.v1.ExtendResponse.DeadlinesTsMsEntry
+	(*Job)(nil),              // 19: topics.v1.Job
+	(*Performance)(nil),      // 20: topics.v1.Performance
+	(*Frame)(nil),            // 21: topics.v1.Frame
+	(*TagMatch)(nil),         // 22: topics.v1.TagMatch
+	(JobState)(0),            // 23: topics.v1.JobState
+	(*JobView)(nil),          // 24: topics.v1.JobView
 }
 var file_topics_v1_queue_service_proto_depIdxs = []int32{
 	2,  // 0: topics.v1.ClaimRequest.ack:type_name -> topics.v1.FinishedJobs
-	17, // 1: topics.v1.ClaimResponse.claimed:type_name -> topics.v1.Job
-	18, // 2: topics.v1.ClaimResponse.performance:type_name -> topics.v1.Performance
-	18, // 3: topics.v1.AckResponse.performance:type_name -> topics.v1.Performance
+	19, // 1: topics.v1.ClaimResponse.claimed:type_name -> topics.v1.Job
+	20, // 2: topics.v1.ClaimResponse.performance:type_name -> topics.v1.Performance
+	20, // 3: topics.v1.AckResponse.performance:type_name -> topics.v1.Performance
 	0,  // 4: topics.v1.NackRequest.mode:type_name -> topics.v1.NackMode
-	18, // 5: topics.v1.NackResponse.performance:type_name -> topics.v1.Performance
-	16, // 6: topics.v1.ExtendResponse.deadlines_ts_ms:type_name -> topics.v1.ExtendResponse.DeadlinesTsMsEntry
-	18, // 7: topics.v1.ExtendResponse.performance:type_name -> topics.v1.Performance
-	19, // 8: topics.v1.WorkResponse.frame:type_name -> topics.v1.Frame
-	20, // 9: topics.v1.RedriveRequest.match:type_name -> topics.v1.TagMatch
-	18, // 10: topics.v1.RedriveResponse.performance:type_name -> topics.v1.Performance
-	21, // 11: topics.v1.ListJobsRequest.state:type_name -> topics.v1.JobState
-	21, // 12: topics.v1.ListJobsResponse.state:type_name -> topics.v1.JobState
-	22, // 13: topics.v1.ListJobsResponse.jobs:type_name -> topics.v1.JobView
-	18, // 14: topics.v1.ListJobsResponse.performance:type_name -> topics.v1.Performance
-	1,  // 15: topics.v1.QueueService.Claim:input_type -> topics.v1.ClaimRequest
-	4,  // 16: topics.v1.QueueService.Ack:input_type -> topics.v1.AckRequest
-	6,  // 17: topics.v1.QueueService.Nack:input_type -> topics.v1.NackRequest
-	8,  // 18: topics.v1.QueueService.Extend:input_type -> topics.v1.ExtendRequest
-	10, // 19: topics.v1.QueueService.Work:input_type -> topics.v1.WorkRequest
-	12, // 20: topics.v1.QueueService.Redrive:input_type -> topics.v1.RedriveRequest
-	14, // 21: topics.v1.QueueService.ListJobs:input_type -> topics.v1.ListJobsRequest
-	3,  // 22: topics.v1.QueueService.Claim:output_type -> topics.v1.ClaimResponse
-	5,  // 23: topics.v1.QueueService.Ack:output_type -> topics.v1.AckResponse
-	7,  // 24: topics.v1.QueueService.Nack:output_type -> topics.v1.NackResponse
-	9,  // 25: topics.v1.QueueService.Extend:output_type -> topics.v1.ExtendResponse
-	11, // 26: topics.v1.QueueService.Work:output_type -> topics.v1.WorkResponse
-	13, // 27: topics.v1.QueueService.Redrive:output_type -> topics.v1.RedriveResponse
-	15, // 28: topics.v1.QueueService.ListJobs:output_type -> topics.v1.ListJobsResponse
-	22, // [22:29] is the sub-list for method output_type
-	15, // [15:22] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	20, // 5: topics.v1.NackResponse.performance:type_name -> topics.v1.Performance
+	18, // 6: topics.v1.ExtendResponse.deadlines_ts_ms:type_name -> topics.v1.ExtendResponse.DeadlinesTsMsEntry
+	20, // 7: topics.v1.ExtendResponse.performance:type_name -> topics.v1.Performance
+	21, // 8: topics.v1.WorkResponse.frame:type_name -> topics.v1.Frame
+	20, // 9: topics.v1.StopWorkResponse.performance:type_name -> topics.v1.Performance
+	22, // 10: topics.v1.RedriveRequest.match:type_name -> topics.v1.TagMatch
+	20, // 11: topics.v1.RedriveResponse.performance:type_name -> topics.v1.Performance
+	23, // 12: topics.v1.ListJobsRequest.state:type_name -> topics.v1.JobState
+	23, // 13: topics.v1.ListJobsResponse.state:type_name -> topics.v1.JobState
+	24, // 14: topics.v1.ListJobsResponse.jobs:type_name -> topics.v1.JobView
+	20, // 15: topics.v1.ListJobsResponse.performance:type_name -> topics.v1.Performance
+	1,  // 16: topics.v1.QueueService.Claim:input_type -> topics.v1.ClaimRequest
+	4,  // 17: topics.v1.QueueService.Ack:input_type -> topics.v1.AckRequest
+	6,  // 18: topics.v1.QueueService.Nack:input_type -> topics.v1.NackRequest
+	8,  // 19: topics.v1.QueueService.Extend:input_type -> topics.v1.ExtendRequest
+	10, // 20: topics.v1.QueueService.Work:input_type -> topics.v1.WorkRequest
+	12, // 21: topics.v1.QueueService.StopWork:input_type -> topics.v1.StopWorkRequest
+	14, // 22: topics.v1.QueueService.Redrive:input_type -> topics.v1.RedriveRequest
+	16, // 23: topics.v1.QueueService.ListJobs:input_type -> topics.v1.ListJobsRequest
+	3,  // 24: topics.v1.QueueService.Claim:output_type -> topics.v1.ClaimResponse
+	5,  // 25: topics.v1.QueueService.Ack:output_type -> topics.v1.AckResponse
+	7,  // 26: topics.v1.QueueService.Nack:output_type -> topics.v1.NackResponse
+	9,  // 27: topics.v1.QueueService.Extend:output_type -> topics.v1.ExtendResponse
+	11, // 28: topics.v1.QueueService.Work:output_type -> topics.v1.WorkResponse
+	13, // 29: topics.v1.QueueService.StopWork:output_type -> topics.v1.StopWorkResponse
+	15, // 30: topics.v1.QueueService.Redrive:output_type -> topics.v1.RedriveResponse
+	17, // 31: topics.v1.QueueService.ListJobs:output_type -> topics.v1.ListJobsResponse
+	24, // [24:32] is the sub-list for method output_type
+	16, // [16:24] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_topics_v1_queue_service_proto_init() }
@@ -1442,15 +1574,15 @@ func file_topics_v1_queue_service_proto_init() {
 	file_topics_v1_queue_service_proto_msgTypes[2].OneofWrappers = []any{}
 	file_topics_v1_queue_service_proto_msgTypes[7].OneofWrappers = []any{}
 	file_topics_v1_queue_service_proto_msgTypes[9].OneofWrappers = []any{}
-	file_topics_v1_queue_service_proto_msgTypes[13].OneofWrappers = []any{}
-	file_topics_v1_queue_service_proto_msgTypes[14].OneofWrappers = []any{}
+	file_topics_v1_queue_service_proto_msgTypes[15].OneofWrappers = []any{}
+	file_topics_v1_queue_service_proto_msgTypes[16].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topics_v1_queue_service_proto_rawDesc), len(file_topics_v1_queue_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

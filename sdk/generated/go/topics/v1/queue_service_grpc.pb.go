@@ -26,6 +26,7 @@ const (
 	QueueService_Nack_FullMethodName     = "/topics.v1.QueueService/Nack"
 	QueueService_Extend_FullMethodName   = "/topics.v1.QueueService/Extend"
 	QueueService_Work_FullMethodName     = "/topics.v1.QueueService/Work"
+	QueueService_StopWork_FullMethodName = "/topics.v1.QueueService/StopWork"
 	QueueService_Redrive_FullMethodName  = "/topics.v1.QueueService/Redrive"
 	QueueService_ListJobs_FullMethodName = "/topics.v1.QueueService/ListJobs"
 )
@@ -66,6 +67,11 @@ type QueueServiceClient interface {
 	// 15000 ms of silence. Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue,
 	// not_acceptable (HTTP), throttled.
 	Work(ctx context.Context, in *WorkRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WorkResponse], error)
+	// Lets the Work streams of a worker bring no more jobs, so that it can end in order: without it, each job that it
+	// settles makes room for another, which it would give back untried and with a delivery counted. What the streams
+	// hold stays leased until it is settled or they end; they stay open. Told again, it says how much that is. gRPC only.
+	// Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue.
+	StopWork(ctx context.Context, in *StopWorkRequest, opts ...grpc.CallOption) (*StopWorkResponse, error)
 	// Moves dead letters of the queue back into it, oldest first: each becomes a new record at the queue's end, without
 	// the deliveries of before, and leaves the dead-letter topic in the same step. Not idempotent: what a repeated call
 	// finds is moved as well. Scope: read and write; the dead-letter topic must lie within the prefixes of the key.
@@ -143,6 +149,16 @@ func (c *queueServiceClient) Work(ctx context.Context, in *WorkRequest, opts ...
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type QueueService_WorkClient = grpc.ServerStreamingClient[WorkResponse]
 
+func (c *queueServiceClient) StopWork(ctx context.Context, in *StopWorkRequest, opts ...grpc.CallOption) (*StopWorkResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StopWorkResponse)
+	err := c.cc.Invoke(ctx, QueueService_StopWork_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *queueServiceClient) Redrive(ctx context.Context, in *RedriveRequest, opts ...grpc.CallOption) (*RedriveResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RedriveResponse)
@@ -199,6 +215,11 @@ type QueueServiceServer interface {
 	// 15000 ms of silence. Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue,
 	// not_acceptable (HTTP), throttled.
 	Work(*WorkRequest, grpc.ServerStreamingServer[WorkResponse]) error
+	// Lets the Work streams of a worker bring no more jobs, so that it can end in order: without it, each job that it
+	// settles makes room for another, which it would give back untried and with a delivery counted. What the streams
+	// hold stays leased until it is settled or they end; they stay open. Told again, it says how much that is. gRPC only.
+	// Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue.
+	StopWork(context.Context, *StopWorkRequest) (*StopWorkResponse, error)
 	// Moves dead letters of the queue back into it, oldest first: each becomes a new record at the queue's end, without
 	// the deliveries of before, and leaves the dead-letter topic in the same step. Not idempotent: what a repeated call
 	// finds is moved as well. Scope: read and write; the dead-letter topic must lie within the prefixes of the key.
@@ -231,6 +252,9 @@ func (UnimplementedQueueServiceServer) Extend(context.Context, *ExtendRequest) (
 }
 func (UnimplementedQueueServiceServer) Work(*WorkRequest, grpc.ServerStreamingServer[WorkResponse]) error {
 	return status.Error(codes.Unimplemented, "method Work not implemented")
+}
+func (UnimplementedQueueServiceServer) StopWork(context.Context, *StopWorkRequest) (*StopWorkResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method StopWork not implemented")
 }
 func (UnimplementedQueueServiceServer) Redrive(context.Context, *RedriveRequest) (*RedriveResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Redrive not implemented")
@@ -342,6 +366,24 @@ func _QueueService_Work_Handler(srv interface{}, stream grpc.ServerStream) error
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type QueueService_WorkServer = grpc.ServerStreamingServer[WorkResponse]
 
+func _QueueService_StopWork_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StopWorkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(QueueServiceServer).StopWork(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: QueueService_StopWork_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(QueueServiceServer).StopWork(ctx, req.(*StopWorkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _QueueService_Redrive_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(RedriveRequest)
 	if err := dec(in); err != nil {
@@ -400,6 +442,10 @@ var QueueService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Extend",
 			Handler:    _QueueService_Extend_Handler,
+		},
+		{
+			MethodName: "StopWork",
+			Handler:    _QueueService_StopWork_Handler,
 		},
 		{
 			MethodName: "Redrive",

@@ -256,3 +256,113 @@ class BulkReader(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BulkReader: _TypeAlias = BulkReader  # noqa: Y015
+
+@_typing.final
+class CreateCheckpointRequest(_message.Message):
+    """Asks for CreateCheckpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    ttl_ms: _builtins.int
+    """The server removes the checkpoint after this time if nobody releases it before, and in any case when it starts
+    again. In milliseconds, at most seven days. Default: an hour.
+    """
+    def __init__(
+        self,
+        *,
+        ttl_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateCheckpointRequest: _TypeAlias = CreateCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class CreateCheckpointResponse(_message.Message):
+    """Answers CreateCheckpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    CREATED_MS_FIELD_NUMBER: _builtins.int
+    EXPIRES_MS_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    checkpoint_id: _builtins.str
+    """Name of the checkpoint, for ReleaseCheckpoint."""
+    path: _builtins.str
+    """Its directory on the server's machine, an absolute path."""
+    created_ms: _builtins.int
+    """When it was begun, in milliseconds since the Unix epoch."""
+    expires_ms: _builtins.int
+    """When the server removes it, in milliseconds since the Unix epoch."""
+    topics: _builtins.int
+    """Topics that existed when it was begun."""
+    bytes: _builtins.int
+    """Size of its files, most of which are those of the database itself."""
+    def __init__(
+        self,
+        *,
+        checkpoint_id: _builtins.str = ...,
+        path: _builtins.str = ...,
+        created_ms: _builtins.int = ...,
+        expires_ms: _builtins.int = ...,
+        topics: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "checkpoint_id", b"checkpoint_id", "created_ms", b"created_ms", "expires_ms", b"expires_ms", "path", b"path", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateCheckpointResponse: _TypeAlias = CreateCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class ReleaseCheckpointRequest(_message.Message):
+    """Asks for ReleaseCheckpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    checkpoint_id: _builtins.str
+    """Name of the checkpoint."""
+    def __init__(
+        self,
+        *,
+        checkpoint_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseCheckpointRequest: _TypeAlias = ReleaseCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseCheckpointResponse(_message.Message):
+    """Answers ReleaseCheckpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASED_FIELD_NUMBER: _builtins.int
+    released: _builtins.bool
+    """False: there is no such checkpoint, or not any more."""
+    def __init__(
+        self,
+        *,
+        released: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["released", b"released"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseCheckpointResponse: _TypeAlias = ReleaseCheckpointResponse  # noqa: Y015

@@ -55,6 +55,16 @@ class AdminServiceStub:
                 request_serializer=topics_dot_v1_dot_admin__service__pb2.ListBulkReadersRequest.SerializeToString,
                 response_deserializer=topics_dot_v1_dot_admin__service__pb2.ListBulkReadersResponse.FromString,
                 _registered_method=True)
+        self.CreateCheckpoint = channel.unary_unary(
+                '/topics.v1.AdminService/CreateCheckpoint',
+                request_serializer=topics_dot_v1_dot_admin__service__pb2.CreateCheckpointRequest.SerializeToString,
+                response_deserializer=topics_dot_v1_dot_admin__service__pb2.CreateCheckpointResponse.FromString,
+                _registered_method=True)
+        self.ReleaseCheckpoint = channel.unary_unary(
+                '/topics.v1.AdminService/ReleaseCheckpoint',
+                request_serializer=topics_dot_v1_dot_admin__service__pb2.ReleaseCheckpointRequest.SerializeToString,
+                response_deserializer=topics_dot_v1_dot_admin__service__pb2.ReleaseCheckpointResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -92,6 +102,24 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateCheckpoint(self, request, context):
+        """Makes a directory on the server's disk that holds the data of all topics at one moment, to be copied to a backup:
+        everything acknowledged before the call, but for the records of ephemeral topics. It takes next to no room, since
+        it shares the files of the database, and keeps those that the server drops meanwhile. The server goes on with its
+        work. Scope: admin, of a key without prefixes. gRPC only.
+        Errors: not_ready, shutting_down; throttled when there are too many checkpoints; invalid_request; internal.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseCheckpoint(self, request, context):
+        """Removes a checkpoint. Scope: admin, of a key without prefixes. gRPC only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -114,6 +142,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListBulkReaders,
                     request_deserializer=topics_dot_v1_dot_admin__service__pb2.ListBulkReadersRequest.FromString,
                     response_serializer=topics_dot_v1_dot_admin__service__pb2.ListBulkReadersResponse.SerializeToString,
+            ),
+            'CreateCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateCheckpoint,
+                    request_deserializer=topics_dot_v1_dot_admin__service__pb2.CreateCheckpointRequest.FromString,
+                    response_serializer=topics_dot_v1_dot_admin__service__pb2.CreateCheckpointResponse.SerializeToString,
+            ),
+            'ReleaseCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseCheckpoint,
+                    request_deserializer=topics_dot_v1_dot_admin__service__pb2.ReleaseCheckpointRequest.FromString,
+                    response_serializer=topics_dot_v1_dot_admin__service__pb2.ReleaseCheckpointResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,6 +263,60 @@ class AdminService:
             '/topics.v1.AdminService/ListBulkReaders',
             topics_dot_v1_dot_admin__service__pb2.ListBulkReadersRequest.SerializeToString,
             topics_dot_v1_dot_admin__service__pb2.ListBulkReadersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/topics.v1.AdminService/CreateCheckpoint',
+            topics_dot_v1_dot_admin__service__pb2.CreateCheckpointRequest.SerializeToString,
+            topics_dot_v1_dot_admin__service__pb2.CreateCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/topics.v1.AdminService/ReleaseCheckpoint',
+            topics_dot_v1_dot_admin__service__pb2.ReleaseCheckpointRequest.SerializeToString,
+            topics_dot_v1_dot_admin__service__pb2.ReleaseCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,15 @@ class AdminServiceStub:
     """Names the processes beside this one that serve TopicsService.BulkDiff, so that a long read does not take the time
     of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
     """
+    CreateCheckpoint: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.CreateCheckpointRequest, _admin_service_pb2.CreateCheckpointResponse]
+    """Makes a directory on the server's disk that holds the data of all topics at one moment, to be copied to a backup:
+    everything acknowledged before the call, but for the records of ephemeral topics. It takes next to no room, since
+    it shares the files of the database, and keeps those that the server drops meanwhile. The server goes on with its
+    work. Scope: admin, of a key without prefixes. gRPC only.
+    Errors: not_ready, shutting_down; throttled when there are too many checkpoints; invalid_request; internal.
+    """
+    ReleaseCheckpoint: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ReleaseCheckpointRequest, _admin_service_pb2.ReleaseCheckpointResponse]
+    """Removes a checkpoint. Scope: admin, of a key without prefixes. gRPC only."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -69,6 +78,15 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Names the processes beside this one that serve TopicsService.BulkDiff, so that a long read does not take the time
     of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
     """
+    CreateCheckpoint: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.CreateCheckpointRequest, _admin_service_pb2.CreateCheckpointResponse]  # type: ignore[assignment]
+    """Makes a directory on the server's disk that holds the data of all topics at one moment, to be copied to a backup:
+    everything acknowledged before the call, but for the records of ephemeral topics. It takes next to no room, since
+    it shares the files of the database, and keeps those that the server drops meanwhile. The server goes on with its
+    work. Scope: admin, of a key without prefixes. gRPC only.
+    Errors: not_ready, shutting_down; throttled when there are too many checkpoints; invalid_request; internal.
+    """
+    ReleaseCheckpoint: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ReleaseCheckpointRequest, _admin_service_pb2.ReleaseCheckpointResponse]  # type: ignore[assignment]
+    """Removes a checkpoint. Scope: admin, of a key without prefixes. gRPC only."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The state of the process. Replies carry no Performance: probes stay small."""
@@ -110,5 +128,26 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Names the processes beside this one that serve TopicsService.BulkDiff, so that a long read does not take the time
         of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
         """
+
+    @_abc_1.abstractmethod
+    def CreateCheckpoint(
+        self,
+        request: _admin_service_pb2.CreateCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.CreateCheckpointResponse, _abc.Awaitable[_admin_service_pb2.CreateCheckpointResponse]]:
+        """Makes a directory on the server's disk that holds the data of all topics at one moment, to be copied to a backup:
+        everything acknowledged before the call, but for the records of ephemeral topics. It takes next to no room, since
+        it shares the files of the database, and keeps those that the server drops meanwhile. The server goes on with its
+        work. Scope: admin, of a key without prefixes. gRPC only.
+        Errors: not_ready, shutting_down; throttled when there are too many checkpoints; invalid_request; internal.
+        """
+
+    @_abc_1.abstractmethod
+    def ReleaseCheckpoint(
+        self,
+        request: _admin_service_pb2.ReleaseCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ReleaseCheckpointResponse, _abc.Awaitable[_admin_service_pb2.ReleaseCheckpointResponse]]:
+        """Removes a checkpoint. Scope: admin, of a key without prefixes. gRPC only."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -529,6 +529,64 @@ class WorkResponse(_message.Message):
 Global___WorkResponse: _TypeAlias = WorkResponse  # noqa: Y015
 
 @_typing.final
+class StopWorkRequest(_message.Message):
+    """Asks for StopWork."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Name of the queue; required."""
+    node: _builtins.str
+    """Worker whose streams are meant; required, 1 to 128 bytes."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopWorkRequest: _TypeAlias = StopWorkRequest  # noqa: Y015
+
+@_typing.final
+class StopWorkResponse(_message.Message):
+    """Answers StopWork."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    PERFORMANCE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Name of the queue."""
+    held: _builtins.int
+    """Jobs that the streams hold now, those on their way to the worker included."""
+    @_builtins.property
+    def performance(self) -> _performance_pb2.Performance:
+        """Server-side timings."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        held: _builtins.int = ...,
+        performance: _performance_pb2.Performance | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["performance", b"performance"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "performance", b"performance", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopWorkResponse: _TypeAlias = StopWorkResponse  # noqa: Y015
+
+@_typing.final
 class RedriveRequest(_message.Message):
     """Asks for Redrive."""
 

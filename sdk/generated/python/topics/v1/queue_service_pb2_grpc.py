@@ -66,6 +66,11 @@ class QueueServiceStub:
                 request_serializer=topics_dot_v1_dot_queue__service__pb2.WorkRequest.SerializeToString,
                 response_deserializer=topics_dot_v1_dot_queue__service__pb2.WorkResponse.FromString,
                 _registered_method=True)
+        self.StopWork = channel.unary_unary(
+                '/topics.v1.QueueService/StopWork',
+                request_serializer=topics_dot_v1_dot_queue__service__pb2.StopWorkRequest.SerializeToString,
+                response_deserializer=topics_dot_v1_dot_queue__service__pb2.StopWorkResponse.FromString,
+                _registered_method=True)
         self.Redrive = channel.unary_unary(
                 '/topics.v1.QueueService/Redrive',
                 request_serializer=topics_dot_v1_dot_queue__service__pb2.RedriveRequest.SerializeToString,
@@ -137,6 +142,16 @@ class QueueServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StopWork(self, request, context):
+        """Lets the Work streams of a worker bring no more jobs, so that it can end in order: without it, each job that it
+        settles makes room for another, which it would give back untried and with a delivery counted. What the streams
+        hold stays leased until it is settled or they end; they stay open. Told again, it says how much that is. gRPC only.
+        Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Redrive(self, request, context):
         """Moves dead letters of the queue back into it, oldest first: each becomes a new record at the queue's end, without
         the deliveries of before, and leaves the dead-letter topic in the same step. Not idempotent: what a repeated call
@@ -182,6 +197,11 @@ def add_QueueServiceServicer_to_server(servicer, server):
                     servicer.Work,
                     request_deserializer=topics_dot_v1_dot_queue__service__pb2.WorkRequest.FromString,
                     response_serializer=topics_dot_v1_dot_queue__service__pb2.WorkResponse.SerializeToString,
+            ),
+            'StopWork': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopWork,
+                    request_deserializer=topics_dot_v1_dot_queue__service__pb2.StopWorkRequest.FromString,
+                    response_serializer=topics_dot_v1_dot_queue__service__pb2.StopWorkResponse.SerializeToString,
             ),
             'Redrive': grpc.unary_unary_rpc_method_handler(
                     servicer.Redrive,
@@ -336,6 +356,33 @@ class QueueService:
             '/topics.v1.QueueService/Work',
             topics_dot_v1_dot_queue__service__pb2.WorkRequest.SerializeToString,
             topics_dot_v1_dot_queue__service__pb2.WorkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopWork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/topics.v1.QueueService/StopWork',
+            topics_dot_v1_dot_queue__service__pb2.StopWorkRequest.SerializeToString,
+            topics_dot_v1_dot_queue__service__pb2.StopWorkResponse.FromString,
             options,
             channel_credentials,
             insecure,

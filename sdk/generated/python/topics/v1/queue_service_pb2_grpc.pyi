@@ -69,6 +69,12 @@ class QueueServiceStub:
     15000 ms of silence. Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue,
     not_acceptable (HTTP), throttled.
     """
+    StopWork: _grpc.UnaryUnaryMultiCallable[_queue_service_pb2.StopWorkRequest, _queue_service_pb2.StopWorkResponse]
+    """Lets the Work streams of a worker bring no more jobs, so that it can end in order: without it, each job that it
+    settles makes room for another, which it would give back untried and with a delivery counted. What the streams
+    hold stays leased until it is settled or they end; they stay open. Told again, it says how much that is. gRPC only.
+    Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue.
+    """
     Redrive: _grpc.UnaryUnaryMultiCallable[_queue_service_pb2.RedriveRequest, _queue_service_pb2.RedriveResponse]
     """Moves dead letters of the queue back into it, oldest first: each becomes a new record at the queue's end, without
     the deliveries of before, and leaves the dead-letter topic in the same step. Not idempotent: what a repeated call
@@ -120,6 +126,12 @@ class QueueServiceAsyncStub(QueueServiceStub):
     still held are released at once; other claims of the same node are not touched. Heartbeat at open and after
     15000 ms of silence. Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue,
     not_acceptable (HTTP), throttled.
+    """
+    StopWork: _aio.UnaryUnaryMultiCallable[_queue_service_pb2.StopWorkRequest, _queue_service_pb2.StopWorkResponse]  # type: ignore[assignment]
+    """Lets the Work streams of a worker bring no more jobs, so that it can end in order: without it, each job that it
+    settles makes room for another, which it would give back untried and with a delivery counted. What the streams
+    hold stays leased until it is settled or they end; they stay open. Told again, it says how much that is. gRPC only.
+    Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue.
     """
     Redrive: _aio.UnaryUnaryMultiCallable[_queue_service_pb2.RedriveRequest, _queue_service_pb2.RedriveResponse]  # type: ignore[assignment]
     """Moves dead letters of the queue back into it, oldest first: each becomes a new record at the queue's end, without
@@ -199,6 +211,18 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         still held are released at once; other claims of the same node are not touched. Heartbeat at open and after
         15000 ms of silence. Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue,
         not_acceptable (HTTP), throttled.
+        """
+
+    @_abc_1.abstractmethod
+    def StopWork(
+        self,
+        request: _queue_service_pb2.StopWorkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_service_pb2.StopWorkResponse, _abc.Awaitable[_queue_service_pb2.StopWorkResponse]]:
+        """Lets the Work streams of a worker bring no more jobs, so that it can end in order: without it, each job that it
+        settles makes room for another, which it would give back untried and with a delivery counted. What the streams
+        hold stays leased until it is settled or they end; they stay open. Told again, it says how much that is. gRPC only.
+        Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue.
         """
 
     @_abc_1.abstractmethod

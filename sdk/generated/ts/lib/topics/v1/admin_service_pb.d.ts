@@ -220,6 +220,122 @@ export declare type BulkReader = Message<"topics.v1.BulkReader"> & {
 export declare const BulkReaderSchema: GenMessage<BulkReader>;
 
 /**
+ * Asks for CreateCheckpoint.
+ *
+ * @generated from message topics.v1.CreateCheckpointRequest
+ */
+export declare type CreateCheckpointRequest = Message<"topics.v1.CreateCheckpointRequest"> & {
+  /**
+   * The server removes the checkpoint after this time if nobody releases it before, and in any case when it starts
+   * again. In milliseconds, at most seven days. Default: an hour.
+   *
+   * @generated from field: uint64 ttl_ms = 1;
+   */
+  ttlMs: bigint;
+};
+
+/**
+ * Describes the message topics.v1.CreateCheckpointRequest.
+ * Use `create(CreateCheckpointRequestSchema)` to create a new message.
+ */
+export declare const CreateCheckpointRequestSchema: GenMessage<CreateCheckpointRequest>;
+
+/**
+ * Answers CreateCheckpoint.
+ *
+ * @generated from message topics.v1.CreateCheckpointResponse
+ */
+export declare type CreateCheckpointResponse = Message<"topics.v1.CreateCheckpointResponse"> & {
+  /**
+   * Name of the checkpoint, for ReleaseCheckpoint.
+   *
+   * @generated from field: string checkpoint_id = 1;
+   */
+  checkpointId: string;
+
+  /**
+   * Its directory on the server's machine, an absolute path.
+   *
+   * @generated from field: string path = 2;
+   */
+  path: string;
+
+  /**
+   * When it was begun, in milliseconds since the Unix epoch.
+   *
+   * @generated from field: uint64 created_ms = 3;
+   */
+  createdMs: bigint;
+
+  /**
+   * When the server removes it, in milliseconds since the Unix epoch.
+   *
+   * @generated from field: uint64 expires_ms = 4;
+   */
+  expiresMs: bigint;
+
+  /**
+   * Topics that existed when it was begun.
+   *
+   * @generated from field: uint64 topics = 5;
+   */
+  topics: bigint;
+
+  /**
+   * Size of its files, most of which are those of the database itself.
+   *
+   * @generated from field: uint64 bytes = 6;
+   */
+  bytes: bigint;
+};
+
+/**
+ * Describes the message topics.v1.CreateCheckpointResponse.
+ * Use `create(CreateCheckpointResponseSchema)` to create a new message.
+ */
+export declare const CreateCheckpointResponseSchema: GenMessage<CreateCheckpointResponse>;
+
+/**
+ * Asks for ReleaseCheckpoint.
+ *
+ * @generated from message topics.v1.ReleaseCheckpointRequest
+ */
+export declare type ReleaseCheckpointRequest = Message<"topics.v1.ReleaseCheckpointRequest"> & {
+  /**
+   * Name of the checkpoint.
+   *
+   * @generated from field: string checkpoint_id = 1;
+   */
+  checkpointId: string;
+};
+
+/**
+ * Describes the message topics.v1.ReleaseCheckpointRequest.
+ * Use `create(ReleaseCheckpointRequestSchema)` to create a new message.
+ */
+export declare const ReleaseCheckpointRequestSchema: GenMessage<ReleaseCheckpointRequest>;
+
+/**
+ * Answers ReleaseCheckpoint.
+ *
+ * @generated from message topics.v1.ReleaseCheckpointResponse
+ */
+export declare type ReleaseCheckpointResponse = Message<"topics.v1.ReleaseCheckpointResponse"> & {
+  /**
+   * False: there is no such checkpoint, or not any more.
+   *
+   * @generated from field: bool released = 1;
+   */
+  released: boolean;
+};
+
+/**
+ * Describes the message topics.v1.ReleaseCheckpointResponse.
+ * Use `create(ReleaseCheckpointResponseSchema)` to create a new message.
+ */
+export declare const ReleaseCheckpointResponseSchema: GenMessage<ReleaseCheckpointResponse>;
+
+/**
  * How metrics are written.
  *
  * @generated from enum topics.v1.MetricsFormat
@@ -300,6 +416,30 @@ export declare const AdminService: GenService<{
     methodKind: "unary";
     input: typeof ListBulkReadersRequestSchema;
     output: typeof ListBulkReadersResponseSchema;
+  },
+  /**
+   * Makes a directory on the server's disk that holds the data of all topics at one moment, to be copied to a backup:
+   * everything acknowledged before the call, but for the records of ephemeral topics. It takes next to no room, since
+   * it shares the files of the database, and keeps those that the server drops meanwhile. The server goes on with its
+   * work. Scope: admin, of a key without prefixes. gRPC only.
+   * Errors: not_ready, shutting_down; throttled when there are too many checkpoints; invalid_request; internal.
+   *
+   * @generated from rpc topics.v1.AdminService.CreateCheckpoint
+   */
+  createCheckpoint: {
+    methodKind: "unary";
+    input: typeof CreateCheckpointRequestSchema;
+    output: typeof CreateCheckpointResponseSchema;
+  },
+  /**
+   * Removes a checkpoint. Scope: admin, of a key without prefixes. gRPC only.
+   *
+   * @generated from rpc topics.v1.AdminService.ReleaseCheckpoint
+   */
+  releaseCheckpoint: {
+    methodKind: "unary";
+    input: typeof ReleaseCheckpointRequestSchema;
+    output: typeof ReleaseCheckpointResponseSchema;
   },
 }>;
 

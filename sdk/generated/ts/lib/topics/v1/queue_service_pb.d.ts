@@ -520,6 +520,67 @@ export declare type WorkResponse = Message<"topics.v1.WorkResponse"> & {
 export declare const WorkResponseSchema: GenMessage<WorkResponse>;
 
 /**
+ * Asks for StopWork.
+ *
+ * @generated from message topics.v1.StopWorkRequest
+ */
+export declare type StopWorkRequest = Message<"topics.v1.StopWorkRequest"> & {
+  /**
+   * Name of the queue; required.
+   *
+   * @generated from field: string topic = 1;
+   */
+  topic: string;
+
+  /**
+   * Worker whose streams are meant; required, 1 to 128 bytes.
+   *
+   * @generated from field: string node = 2;
+   */
+  node: string;
+};
+
+/**
+ * Describes the message topics.v1.StopWorkRequest.
+ * Use `create(StopWorkRequestSchema)` to create a new message.
+ */
+export declare const StopWorkRequestSchema: GenMessage<StopWorkRequest>;
+
+/**
+ * Answers StopWork.
+ *
+ * @generated from message topics.v1.StopWorkResponse
+ */
+export declare type StopWorkResponse = Message<"topics.v1.StopWorkResponse"> & {
+  /**
+   * Name of the queue.
+   *
+   * @generated from field: string topic = 1;
+   */
+  topic: string;
+
+  /**
+   * Jobs that the streams hold now, those on their way to the worker included.
+   *
+   * @generated from field: uint64 held = 2;
+   */
+  held: bigint;
+
+  /**
+   * Server-side timings.
+   *
+   * @generated from field: topics.v1.Performance performance = 3;
+   */
+  performance?: Performance | undefined;
+};
+
+/**
+ * Describes the message topics.v1.StopWorkResponse.
+ * Use `create(StopWorkResponseSchema)` to create a new message.
+ */
+export declare const StopWorkResponseSchema: GenMessage<StopWorkResponse>;
+
+/**
  * Asks for Redrive.
  *
  * @generated from message topics.v1.RedriveRequest
@@ -791,6 +852,19 @@ export declare const QueueService: GenService<{
     methodKind: "server_streaming";
     input: typeof WorkRequestSchema;
     output: typeof WorkResponseSchema;
+  },
+  /**
+   * Lets the Work streams of a worker bring no more jobs, so that it can end in order: without it, each job that it
+   * settles makes room for another, which it would give back untried and with a delivery counted. What the streams
+   * hold stays leased until it is settled or they end; they stay open. Told again, it says how much that is. gRPC only.
+   * Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue.
+   *
+   * @generated from rpc topics.v1.QueueService.StopWork
+   */
+  stopWork: {
+    methodKind: "unary";
+    input: typeof StopWorkRequestSchema;
+    output: typeof StopWorkResponseSchema;
   },
   /**
    * Moves dead letters of the queue back into it, oldest first: each becomes a new record at the queue's end, without

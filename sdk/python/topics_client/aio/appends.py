@@ -1,0 +1,117 @@
+"""Appends: each stored once, however often it has to be sent."""
+
+import time
+from asyncio import Event
+from collections.abc import Iterable
+from typing import Any, Final
+
+from topics.v1 import topics_service_pb2 as pb
+from topics_client.aio.base import AsyncBase
+from topics_client.decoding import appended_of
+from topics_client.errors import AuthError, NotFoundError, UnavailableError, may_be_done
+from topics_client.models import Appended, Headers, NewRecord, TopicConfig
+from topics_client.requests import append_request
+from topics_client.retry import Patience
+
+_WINDOW_SECONDS: Final = 120.0  # of a topic that is not configured otherwise
+
+
+class AsyncAppends(AsyncBase):
+    """Calls that append records to topics."""
+
+    async def append(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: Headers | None = None,
+        partition: int = 0,
+        idempotency_key: str | None = None,
+        create: bool | None = None,
+        config: TopicConfig | None = None,
+        delay_ms: int = 0,
+        priority: int = 0,
+    ) -> Appended:
+        """Append one record: any JSON value, RawJson, or bytes for a binary one. See `append_many`, and NewRecord for
+        `tag`, `node` and `meta`."""
+        return await self.append_many(
+            topic,
+            (NewRecord(value, tag, node, meta),),
+            partition=partition,
+            idempotency_key=idempotency_key,
+            create=create,
+            config=config,
+            delay_ms=delay_ms,
+            priority=priority,
+        )
+
+    async def append_many(
+        self,
+        topic: str,
+        values: Iterable[Any],
+        *,
+        partition: int = 0,
+        idempotency_key: str | None = None,
+        create: bool | None = None,
+        config: TopicConfig | None = None,
+        delay_ms: int = 0,
+        priority: int = 0,
+    ) -> Appended:
+        """Append up to 10,000 records, all or none; each is a NewRecord or what its value can be.
+
+        The answer comes once they are durable for the class of the topic. A topic that is not there is made, with
+        `config`, unless `create` is False. `delay_ms` and `priority` (0 to 9) are for jobs of a queue. A write under an
+        `idempotency_key` that was used within the topic's `idempotency_window_ms` stores nothing and answers as the
+        first; a key is made where none is given, so that a write whose answer was lost is not stored twice. It is made
+        again only as long as the topic knows its key: UnavailableError (outcome_unknown) after that.
+        Raises InvalidRequestError, NotFoundError, ConflictError (topic_full).
+        """
+        request = append_request(
+            topic,
+            values,
+            partition=partition,
+            idempotency_key=idempotency_key,
+            create=create,
+            config=config,
+            delay_ms=delay_ms,
+            priority=priority,
+        )
+        return appended_of(await self._append(request))
+
+    async def _append(self, request: pb.AppendRequest) -> pb.AppendResponse:
+        """The answer to a write, which is made again while that cannot store it twice."""
+        connection, patience, ended = self.connection, Patience(self.connection.retry), Event()
+        lost: UnavailableError | None = None  # how the first attempt failed whose outcome nobody knows
+        lost_at, timeout = 0.0, connection.timeout
+        while True:
+            began = time.monotonic()
+            try:
+                if lost is not None:
+                    left = lost_at + await self._window(request.topic) - time.monotonic()
+                    timeout = min(connection.timeout, left)
+                if timeout > 0:
+                    return await connection.unary(connection.topics.Append, request, repeatable=False, timeout=timeout)
+            except UnavailableError as error:
+                if lost is None and may_be_done(error):
+                    lost, lost_at = error, began
+                if not await connection.waited(patience, error, ended):
+                    raise lost or error from None
+            else:
+                raise UnavailableError(
+                    "outcome_unknown",
+                    "the answer to a write was lost, and the topic may not know its key any more "
+                    f"(idempotency_window_ms): look whether it is there before you make it again; {lost}",
+                )
+
+    async def _window(self, topic: str) -> float:
+        """For how many seconds a topic knows the key of a write again."""
+        request = pb.GetTopicRequest(topic=topic, touch=False)
+        try:
+            reply = await self.connection.unary(self.connection.topics.GetTopic, request, repeatable=False)
+        except NotFoundError:
+            return float("inf")  # nothing of it is there
+        except AuthError:
+            return _WINDOW_SECONDS  # the key may write only
+        return reply.state.config.idempotency_window_ms / 1e3

@@ -1,0 +1,261 @@
+"""`topics backup`: copies of all topics, in a folder or an object store, and back. What does the work is loaded when a
+command is run."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from topics_client.cli import output, server
+from topics_client.cli.types import milliseconds, positive
+
+if TYPE_CHECKING:
+    from topics_client.cli.types import Commands
+    from topics_service.app.backup.manifest import Manifest
+
+_HOLD_MS: Final = 86_400_000
+_TARGET_HELP = "a folder, or the URL of an object store: s3://BUCKET/PREFIX, gs://..., az://..."
+_ID_HELP = "which one (default: {})"
+
+
+def add_parser(commands: "Commands") -> None:
+    """Register the subcommand and its own."""
+    parser = commands.add_parser(
+        "backup",
+        description="Back up all topics of a server while it runs, and make data directories of backups. See "
+        "docs/backup.md.",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    create = _action(actions, "create", "make a backup; only what is new since the last one is copied")
+    create.add_argument("--to", required=True, metavar="TARGET", help=_TARGET_HELP)
+    create.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="back up the directory of a server that does not run"
+    )
+    server.add_arguments(create)
+    listing = _action(actions, "list", "list the backups of a target, oldest first", table=True)
+    verify = _action(actions, "verify", "read the files of backups and compare their hashes; 1 if one is damaged")
+    verify.add_argument("id", nargs="?", metavar="ID", help=_ID_HELP.format("all"))
+    verify.add_argument("--deep", action="store_true", help="also restore each to a scratch directory, and read it all")
+    verify.add_argument("--scratch", type=Path, metavar="DIR", help="where --deep restores to (default: TMPDIR)")
+    restore = _action(actions, "restore", "make a new data directory of a backup")
+    restore.add_argument("id", nargs="?", metavar="ID", help=_ID_HELP.format("the newest"))
+    restore.add_argument("--to", type=Path, required=True, metavar="DIR", help="the directory, new or empty")
+    restore.add_argument(
+        "--fallback", action="store_true", help="if it is damaged take the newest intact one that is older"
+    )
+    prune = _action(actions, "prune", "remove old backups, and files that no backup needs any more")
+    prune.add_argument("--keep", type=positive, metavar="N", help="keep the newest N backups")
+    prune.add_argument("--keep-days", type=positive, metavar="D", help="keep the backups of the last D days")
+    prune.add_argument(
+        "--grace",
+        type=milliseconds,
+        default=86_400_000,
+        metavar="TIME",
+        help="how long files stay that no backup needs; less than a day only while none is made (default: 24h)",
+    )
+    for each in (listing, verify, restore, prune):
+        each.add_argument("--from", dest="source", required=True, metavar="TARGET", help=_TARGET_HELP)
+    release = _action(actions, "release", "remove a checkpoint that a killed create left on the server")
+    release.add_argument("id", metavar="CHECKPOINT", help="its name, as the server's log and its error tell it")
+    server.add_arguments(release)
+
+
+def _action(actions: "Commands", name: str, what: str, *, table: bool = False) -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+    output.add_arguments(parser, table=table)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the action; exit codes as in docs/cli.md, and 5 if there is no such backup."""
+    name = f"backup {arguments.action}"
+    if arguments.action == "release":
+        return server.told(name, lambda: _release(arguments))
+    try:
+        from topics_service.app.backup.errors import AbsentError, BackupError
+    except ModuleNotFoundError as error:
+        return server.complain(name, f"needs the server: pip install 'topics-engine[server]' ({error})")
+    work = {"create": _create, "list": _list, "verify": _verify, "restore": _restore, "prune": _prune}
+    try:
+        return server.told(name, lambda: work[arguments.action](arguments))
+    except AbsentError as error:
+        return server.complain(name, str(error), server.NOT_FOUND)
+    except BackupError as error:
+        return server.complain(name, str(error))
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    from topics_service.app.backup import creation
+    from topics_service.app.backup.target import open_target
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the checkpoint goes, as with Ctrl-C
+    target = open_target(arguments.to)
+    if arguments.data_dir is not None:
+        if arguments.server is not None:
+            raise server.UsageError("--server and --data-dir exclude each other")
+        with creation.offline(arguments.data_dir, _boot_id()) as (path, created_ms):
+            made = creation.create(target, path, created_ms, str(arguments.data_dir.absolute()))
+    else:
+        with _checkpoint(arguments) as (path, created_ms):
+            made = creation.create(target, path, created_ms, str(path.parents[1]))
+    facts = _facts(made)
+    if arguments.json:
+        output.line(facts)
+    else:
+        print(
+            f"{made.id}: {len(made.topics)} topics, {facts['records']:,} records, {output.size(made.bytes)}, of which "
+            f"{output.size(made.new_bytes)} were copied"
+        )
+    return 0
+
+
+@contextmanager
+def _checkpoint(arguments: argparse.Namespace) -> Iterator[tuple[Path, int]]:
+    """A checkpoint of the running server, which has to be on this machine, and its moment."""
+    from topics.v1.admin_service_pb2 import CreateCheckpointRequest, ReleaseCheckpointRequest
+    from topics_client.errors import TopicsError
+
+    with server.connected(arguments) as connection:
+        held = connection.unary(connection.admin.CreateCheckpoint, CreateCheckpointRequest(ttl_ms=_HOLD_MS))
+        path = Path(held.path)
+        try:
+            try:
+                next(path.iterdir())
+            except OSError as error:
+                raise ValueError(
+                    f"can't read {path}, where the server has its checkpoint ({error.strerror or error}): run this on "
+                    "the server's machine, as its user"
+                ) from error
+            yield path, held.created_ms
+        finally:
+            try:
+                request = ReleaseCheckpointRequest(checkpoint_id=held.checkpoint_id)
+                connection.unary(connection.admin.ReleaseCheckpoint, request)
+            except TopicsError as error:
+                server.complain("backup create", f"the server keeps its checkpoint {held.checkpoint_id}: {error}")
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from topics_service.app.backup import repository
+    from topics_service.app.backup.target import open_target
+
+    found: list[dict[str, Any]] = []
+    for backup in repository.listed(open_target(arguments.source)):
+        if backup.manifest is None:
+            found.append({"id": backup.id, "error": backup.error})
+        else:
+            found.append(_facts(backup.manifest))
+    shown: dict[str, Any] = {
+        "id": None,
+        "created_ms": output.age,
+        "topics": None,
+        "records": None,
+        "bytes": output.size,
+        "new_bytes": output.size,
+        "error": lambda error: error or "",
+    }
+    headings = ("id", "age", "topics", "records", "size", "new", "")
+    if not output.rows(arguments, found, shown, headings) and not arguments.json:
+        output.note(f"there are no backups in {arguments.source}")
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from topics_service.app.backup import restoring
+    from topics_service.app.backup.target import open_target
+
+    found = restoring.verify(
+        open_target(arguments.source), arguments.id, deep=arguments.deep, scratch=arguments.scratch
+    )
+    for each in found:
+        if arguments.json:
+            facts = {"id": each.id, "intact": not each.damage, "bytes": each.bytes}
+            facts |= {"records": each.records} if each.records is not None else {}
+            output.line(facts | ({"error": each.damage} if each.damage else {}))
+        elif each.damage:
+            print(output.clean(each.damage))
+        else:
+            read = "" if each.records is None else f", {each.records:,} records read"
+            print(f"{each.id}: intact{read}")
+    bad = sum(1 for each in found if each.damage)
+    if not bad:
+        return 0
+    return server.complain("backup verify", f"{bad} of {len(found)} backups can't be relied on; make a new one")
+
+
+def _restore(arguments: argparse.Namespace) -> int:
+    from topics_service.app.backup import restoring
+    from topics_service.app.backup.target import open_target
+
+    made = restoring.restore(
+        open_target(arguments.source),
+        arguments.to,
+        arguments.id,
+        fallback=arguments.fallback,
+        told=lambda text: print(f"topics backup restore: {output.clean(text)}", file=sys.stderr),
+    )
+    if arguments.json:
+        output.line(_facts(made) | {"data_dir": str(arguments.to)})
+    else:
+        print(f"{made.id}: restored to {arguments.to}; topics serve --data-dir {arguments.to} serves it")
+    return 0
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    from topics_service.app.backup import pruning
+    from topics_service.app.backup.target import open_target
+
+    if arguments.keep is None and arguments.keep_days is None:
+        raise server.UsageError("give --keep, --keep-days or both")
+    done = pruning.prune(
+        open_target(arguments.source),
+        keep=arguments.keep,
+        keep_days=arguments.keep_days,
+        grace=arguments.grace / 1000,
+    )
+    if arguments.json:
+        output.line({"backups": done.backups, "files": done.files, "bytes": done.bytes, "waiting": done.waiting})
+    else:
+        later = f"; {done.waiting} more go with a prune after the grace" if done.waiting else ""
+        print(f"removed {len(done.backups)} backups and {done.files} files ({output.size(done.bytes)}){later}")
+    return 0
+
+
+def _release(arguments: argparse.Namespace) -> int:
+    from topics.v1.admin_service_pb2 import ReleaseCheckpointRequest
+
+    with server.connected(arguments) as connection:
+        request = ReleaseCheckpointRequest(checkpoint_id=arguments.id)
+        reply = connection.unary(connection.admin.ReleaseCheckpoint, request)
+    if arguments.json:
+        output.line({"id": arguments.id, "released": reply.released})
+    elif reply.released:
+        print(f"{arguments.id}: released")
+    if reply.released:
+        return 0
+    return server.complain("backup release", f"the server has no checkpoint {arguments.id}", server.NOT_FOUND)
+
+
+def _facts(backup: "Manifest") -> dict[str, Any]:
+    return {
+        "id": backup.id,
+        "created_ms": backup.created_ms,
+        "topics": len(backup.topics),
+        "records": sum(part.count for topic in backup.topics for part in topic.partitions),
+        "bytes": backup.bytes,
+        "new_bytes": backup.new_bytes,
+        "server_version": backup.server_version,
+        "source": backup.source,
+    }
+
+
+def _boot_id() -> str:
+    """What tells the engine whether an unclean end can have lost anything."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,111 @@
+"""A user's program under `mypy --strict`: what is right passes, each mistake is found."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RIGHT = """
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from topics_client import (
+    Advice, Appended, AsyncTopicsClient, AsyncReadStream, CaughtUp, Event, Gap, GapError, Job, NewRecord, Page,
+    RawJson, ReadStream, Record, Retry, RouterConfig, TopicConfig, TopicDeleted, TopicsClient, TopicsError,
+    TopicSummary, WatchStream,
+)
+
+
+def use() -> None:
+    with TopicsClient("topics://key@localhost:4001", timeout=5, retry=Retry(seconds=3)) as client:
+        put = client.put_topic("t", TopicConfig(type="queue", durability="fsync"), partitions=1)
+        given: Appended = client.append("t", {"a": [1, None]}, tag="x", meta={"k": 1})
+        client.append_many("t", [NewRecord(1), 2, RawJson(b"3"), b"4"], config=TopicConfig(ttl_ms=5))
+        page: Page = client.diff("t", given.last_seq, node="me", last=None)
+        total: int = put.epoch + sum(record.seq for record in page.records)
+        stream: ReadStream[Record] = client.read("t", follow=True, node=["me"])
+        for record in stream:
+            time: float = record.time.timestamp()
+        mixed: ReadStream[Record | Gap] = client.read("t", gaps="yield")
+        for item in mixed:
+            if isinstance(item, Gap):
+                reason: str = item.reason
+            else:
+                value: Any = item.value
+        for batch in stream.batches():
+            total += len(batch)
+        position: int | None = stream.position
+        plain: WatchStream[Record] = client.watch({"a": 0, "b*": "tail"}, cursor={"a": 1})
+        cursor: dict[str, int] = plain.cursor
+        event: Event
+        for event in client.watch(["a"], events=True):
+            match event:
+                case Record():
+                    print(event.tag)
+                case Gap() | TopicDeleted() | CaughtUp():
+                    print(event.topic)
+                case Advice():
+                    print(event.message)
+        jobs: list[Job] = client.claim("t", "me", max=5)
+        done: int = client.ack("t", "me", jobs).done
+        client.put_router("r", RouterConfig("a", "b", guarantee="exactly_once"))
+        topics: Iterator[TopicSummary] = client.list_topics()
+        try:
+            list(stream)
+        except GapError as error:
+            print(error.gap.first_seq)
+        except TopicsError as error:
+            print(error.reason, error.detail["topic"], error.retry_after_ms)
+
+
+async def use_async() -> None:
+    async with AsyncTopicsClient() as client:
+        given: Appended = await client.append("t", 1)
+        stream: AsyncReadStream[Record | Gap] = client.read("t", gaps="yield")
+        async for item in stream:
+            print(item.topic)
+        async for batch in client.watch("t").batches():
+            print(batch[0].seq)
+        topics: AsyncIterator[TopicSummary] = client.list_topics()
+        names = [topic.topic async for topic in topics]
+"""
+
+WRONG = """
+from topics_client import AsyncTopicsClient, Record, TopicConfig, TopicsClient
+
+
+def use(client: TopicsClient) -> None:
+    client.append("t")  # E
+    client.put_topic("t", TopicConfig(durability="tape"))  # E
+    for item in client.read("t", gaps="yield"):
+        print(item.value)  # E
+    client.read("t", gaps="skip")  # E
+    for event in client.watch("t", events=True):
+        print(event.seq)  # E
+    client.watch(5)  # E
+    text: str = client.append("t", 1).first_seq  # E
+    client.close().nothing  # E
+
+
+async def use_async(client: AsyncTopicsClient) -> None:
+    for record in client.read("t"):  # E
+        pass
+    print(client.get_topic("t").head_seq)  # E
+"""
+
+
+def _mypy(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    (folder / "program.py").write_text(program)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", "cache", "program.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.timeout(110)
+def test_users_get_types_that_help(tmp_path: Path) -> None:
+    right = _mypy(tmp_path, RIGHT)
+    assert (right.stdout, right.returncode) == ("", 0)
+    wrong = _mypy(tmp_path, WRONG)
+    found = {int(number) for number in re.findall(r"program\.py:(\d+): error", wrong.stdout)}
+    assert found == {number for number, line in enumerate(WRONG.splitlines(), 1) if line.endswith("# E")}, wrong.stdout
