@@ -26,7 +26,7 @@ _PAGES: Final[Mapping[str, tuple[str, str, Sequence[str]]]] = {
     "producer": (
         "Producer",
         "Appends in the background, in batches.",
-        ("Producer", "AsyncProducer", "batching.Limits", "Delivery", "ProducerStatistics", "ProducerOptions"),
+        ("Producer", "AsyncProducer", "producer.batch.Limits", "Delivery", "ProducerStatistics", "ProducerOptions"),
     ),
     "worker": (
         "Workers",
@@ -58,7 +58,7 @@ _PAGES: Final[Mapping[str, tuple[str, str, Sequence[str]]]] = {
 a dot is a name in a module, not public by itself."""
 _MEMBERS: Final = {
     "Producer": "[append, try_append, flush, close, statistics]",
-    "batching.Limits": "false",
+    "producer.batch.Limits": "false",
 }
 """What is shown of a class that has more than its users need."""
 

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics_client.batching import Batches
 from topics_client.connection import DEFAULT_RETRY
-from topics_client.delivery import Delivery
 from topics_client.errors import (
     AuthError,
     ConflictError,
@@ -18,7 +16,9 @@ from topics_client.errors import (
     TopicsError,
     UnavailableError,
 )
-from topics_client.producer_batch import RECORD_OVERHEAD, Batch, Limits, Parts
+from topics_client.producer.batch import RECORD_OVERHEAD, Batch, Limits, Parts
+from topics_client.producer.batching import Batches
+from topics_client.producer.delivery import Delivery
 from topics_client.retry import Retry
 
 _GONE = UnavailableError("unavailable", "gone")

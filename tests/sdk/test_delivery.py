@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from support.waiting import poll
-from topics_client.delivery import Delivery, Receipt, enter_delivering_thread
 from topics_client.errors import ConflictError, TopicsError, UnavailableError
+from topics_client.producer.delivery import Delivery, Receipt, enter_delivering_thread
 
 _FULL = ConflictError("topic_full", "no room", {"topic": "t"})
 

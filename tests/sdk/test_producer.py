@@ -16,7 +16,6 @@ from topics.v1.topic_pb2 import DISCARD_POLICY_REJECT, TopicConfig
 from topics_client.address import Address
 from topics_client.connection import Connection
 from topics_client.decoding import records_of_columns
-from topics_client.delivery import Delivery
 from topics_client.errors import (
     AuthError,
     ConflictError,
@@ -26,7 +25,8 @@ from topics_client.errors import (
     UnavailableError,
 )
 from topics_client.models import RawJson, Record
-from topics_client.producer import AsyncProducer, Producer, ProducerOptions
+from topics_client.producer.delivery import Delivery
+from topics_client.producer.faces import AsyncProducer, Producer, ProducerOptions
 
 _KEYS = "admin-key,reader:read,writer:write"
 

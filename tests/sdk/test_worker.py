@@ -19,7 +19,7 @@ from topics_client.aio_connection import AsyncConnection
 from topics_client.connection import Connection
 from topics_client.errors import AuthError, ConflictError, NotFoundError
 from topics_client.models import Job
-from topics_client.worker import AsyncWorker, Backoff, Release, RetryLater, Worker
+from topics_client.worker.faces import AsyncWorker, Backoff, Release, RetryLater, Worker
 
 _KEYS = "admin-key,reader:read"
 

@@ -18,11 +18,10 @@ from sdk.worker_queues import acked, add, make_queue, running, state
 from support.server import ServerProcess
 from support.waiting import poll
 from topics.v1.topic_pb2 import DURABILITY_FSYNC
-from topics_client import worker_core, worker_feed
 from topics_client.address import Address
 from topics_client.connection import Connection
 from topics_client.models import Job
-from topics_client.worker import Worker
+from topics_client.worker.faces import Worker, core, feed
 
 
 class House:
@@ -206,7 +205,7 @@ def test_a_worker_waits_for_its_server_and_says_so_once(
 def test_a_server_that_hangs_is_a_break(
     house: House, connection: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker_feed, "_HEARTBEAT_SECONDS", 0.3)
+    monkeypatch.setattr(feed, "_HEARTBEAT_SECONDS", 0.3)
     make_queue(connection, "hangs")
     with running(connection, "hangs", lambda job: None) as worker:
         poll(lambda: worker._core._feed.is_open)
@@ -225,7 +224,7 @@ def test_a_worker_ends_though_its_server_is_gone(
     caplog: pytest.LogCaptureFixture,
     seconds: float,
 ) -> None:
-    monkeypatch.setattr(worker_core, "_LEAST_FLUSH_SECONDS", 1.0)
+    monkeypatch.setattr(core, "_LEAST_FLUSH_SECONDS", 1.0)
     make_queue(connection, "alone", 2)
     gate, options = threading.Event(), dict[str, Any](concurrency=2, drain_seconds=seconds)
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from topics_client.leases import Held, Leases
 from topics_client.models import Job
-from topics_client.settling import Backoff, Release, RetryLater, calls, outcome_of
-from topics_client.worker_outbox import ACKED, RELEASED, RELEASED_AT_LAST, Outbox, Outcome
+from topics_client.worker.leases import Held, Leases
+from topics_client.worker.outbox import ACKED, RELEASED, RELEASED_AT_LAST, Outbox, Outcome
+from topics_client.worker.settling import Backoff, Release, RetryLater, calls, outcome_of
 
 
 class Clock:

@@ -12,7 +12,7 @@ from topics.v1 import topic_pb2
 from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.models import Job
-from topics_client.worker import Backoff, Worker
+from topics_client.worker.faces import Backoff, Worker
 
 SOON = Backoff(first_seconds=0.01, longest_seconds=0.02)
 

@@ -5,7 +5,7 @@ from .aio.streams import (
     AsyncReadStream as AsyncReadStream,
     AsyncWatchStream as AsyncWatchStream,
 )
-from .delivery import Delivery as Delivery
+from .producer.delivery import Delivery as Delivery
 from .errors import (
     AuthError as AuthError,
     ConflictError as ConflictError,
@@ -43,18 +43,18 @@ from .models import (
     TopicPut as TopicPut,
     TopicSummary as TopicSummary,
 )
-from .producer import (
+from .producer.faces import (
     AsyncProducer as AsyncProducer,
     Producer as Producer,
 )
-from .producer_core import ProducerStatistics as ProducerStatistics
+from .producer.core import ProducerStatistics as ProducerStatistics
 from .retry import Retry as Retry
 from .sync.client import TopicsClient as TopicsClient
 from .sync.streams import (
     ReadStream as ReadStream,
     WatchStream as WatchStream,
 )
-from .worker import (
+from .worker.faces import (
     AsyncWorker as AsyncWorker,
     Backoff as Backoff,
     Release as Release,

@@ -10,10 +10,10 @@ from topics_client.aio.records import AsyncRecords
 from topics_client.aio.routers import AsyncRouters
 from topics_client.aio.topics import AsyncTopics
 from topics_client.errors import UnavailableError
-from topics_client.handling import Handler
-from topics_client.producer import AsyncProducer, ProducerOptions
-from topics_client.worker import AsyncWorker
-from topics_client.worker_options import WorkerOptions
+from topics_client.producer.faces import AsyncProducer, ProducerOptions
+from topics_client.worker.faces import AsyncWorker
+from topics_client.worker.handling import Handler
+from topics_client.worker.options import WorkerOptions
 
 
 class AsyncTopicsClient(AsyncTopics, AsyncAppends, AsyncRecords, AsyncQueues, AsyncRouters, AsyncGroups):

@@ -5,16 +5,16 @@ from typing import Unpack
 
 from topics.v1 import admin_service_pb2 as pb
 from topics_client.errors import UnavailableError
-from topics_client.handling import Handler
-from topics_client.producer import Producer, ProducerOptions
+from topics_client.producer.faces import Producer, ProducerOptions
 from topics_client.sync.appends import Appends
 from topics_client.sync.groups import Groups
 from topics_client.sync.queues import Queues
 from topics_client.sync.records import Records
 from topics_client.sync.routers import Routers
 from topics_client.sync.topics import Topics
-from topics_client.worker import Worker
-from topics_client.worker_options import WorkerOptions
+from topics_client.worker.faces import Worker
+from topics_client.worker.handling import Handler
+from topics_client.worker.options import WorkerOptions
 
 
 class TopicsClient(Topics, Appends, Records, Queues, Routers, Groups):

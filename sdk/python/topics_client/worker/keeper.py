@@ -9,9 +9,9 @@ from typing import Final
 
 from topics.v1 import queue_service_pb2 as pb
 from topics_client.connection import Connection
-from topics_client.leases import Held, Leases
 from topics_client.retry import Patience, Retry
-from topics_client.worker_errors import passes
+from topics_client.worker.errors import passes
+from topics_client.worker.leases import Held, Leases
 
 log = logging.getLogger("topics_client.worker")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
 
-from topics_client.leases import Fate, Held
+from topics_client.worker.leases import Fate, Held
 
 _MOST: Final = 1000
 _NAP_SECONDS: Final = 0.0001

@@ -16,12 +16,12 @@ from threading import Lock, Thread
 from typing import Final, Protocol
 
 from topics_client.connection import Connection
-from topics_client.handling import Handler, Handling, LoopHandling, ThreadHandling, is_async
 from topics_client.models import Job
-from topics_client.settling import Backoff, Release, RetryLater
-from topics_client.worker_core import Core, Wish
-from topics_client.worker_options import DEFAULT_BACKOFF, OnError, Options, WorkerStatistics, default_node
-from topics_client.worker_signals import heeded, heeded_by_loop
+from topics_client.worker.core import Core, Wish
+from topics_client.worker.handling import Handler, Handling, LoopHandling, ThreadHandling, is_async
+from topics_client.worker.options import DEFAULT_BACKOFF, OnError, Options, WorkerStatistics, default_node
+from topics_client.worker.settling import Backoff, Release, RetryLater
+from topics_client.worker.signals import heeded, heeded_by_loop
 
 __all__ = ["AsyncWorker", "Backoff", "Release", "RetryLater", "Worker", "WorkerStatistics"]
 

@@ -9,8 +9,8 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any, Final, Protocol
 
-from topics_client.leases import Held, Leases
 from topics_client.models import Job
+from topics_client.worker.leases import Held, Leases
 
 Handler = Callable[[Job], Any]
 Finished = Callable[[Held, BaseException | None], None]

@@ -14,7 +14,7 @@ from topics_client.decoding import job_of
 from topics_client.errors import UnavailableError
 from topics_client.models import Job
 from topics_client.retry import Patience, Retry
-from topics_client.worker_errors import passes
+from topics_client.worker.errors import passes
 
 log = logging.getLogger("topics_client.worker")
 

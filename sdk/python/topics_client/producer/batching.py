@@ -10,9 +10,9 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final
 
-from topics_client.delivery import Delivery, Outcome, Receipt
 from topics_client.errors import TopicsError, UnavailableError
-from topics_client.producer_batch import RECORD_OVERHEAD, Batch, Limits, Parts, Place, check_place
+from topics_client.producer.batch import RECORD_OVERHEAD, Batch, Limits, Parts, Place, check_place
+from topics_client.producer.delivery import Delivery, Outcome, Receipt
 from topics_client.retry import Retry
 
 # Refusals of a batch for the sake of some of its records, and those that hang on how the server is configured.

@@ -8,15 +8,15 @@ from copy import copy
 from threading import Event
 from typing import Any, Final, NamedTuple
 
-from topics_client import producer_exit
-from topics_client.batching import Batches
 from topics_client.connection import Connection
-from topics_client.delivery import Delivery, on_delivering_thread
 from topics_client.encoding import encode, encode_meta
 from topics_client.errors import InvalidRequestError, UnavailableError
 from topics_client.models import Headers
-from topics_client.producer_batch import Limits, Parts
-from topics_client.producer_sender import Sender
+from topics_client.producer import ending
+from topics_client.producer.batch import Limits, Parts
+from topics_client.producer.batching import Batches
+from topics_client.producer.delivery import Delivery, on_delivering_thread
+from topics_client.producer.sender import Sender
 from topics_client.retry import Retry
 
 _MOST_BYTES: Final = 1 << 20  # of a record, its meta included
@@ -50,7 +50,7 @@ class ProducerCore:
         )
         self._sender = Sender(connection, self._batches)
         self._lock = self._sender.lock
-        producer_exit.opened(self)
+        ending.opened(self)
 
     def offer(
         self, topic: str, value: Any, tag: str | None, node: str | None, meta: Headers | None, partition: int
@@ -141,19 +141,19 @@ class ProducerCore:
             self.close(None)
             return
         try:
-            self.close(None if isinstance(error, Exception) else producer_exit.SECONDS)
+            self.close(None if isinstance(error, Exception) else ending.SECONDS)
         except Exception as failure:
             _LOG.error("a producer was closed with a failure: %s", failure)
 
     def end_with_process(self, seconds: float) -> None:
-        """See producer_exit."""
+        """See ending."""
         try:
             self.close(seconds)
         except Exception as error:
             _LOG.error("a producer was not closed before its process ended: %s", error)
 
     def abandon(self) -> None:
-        """See producer_exit."""
+        """See ending."""
         why = "this process was forked: the producer is its parent's; make one of your own after the fork"
         self._lock = self._sender.abandon(why)
         self._owns_connection = False
@@ -174,7 +174,7 @@ class ProducerCore:
 
     def _end(self) -> None:
         self._sender.finish(UnavailableError("closed", "the producer was closed before it could deliver"))
-        producer_exit.closed(self)
+        ending.closed(self)
         if self._owns_connection:
             self._connection.close()
 

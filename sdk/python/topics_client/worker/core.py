@@ -13,15 +13,15 @@ from topics.v1.queue_service_pb2 import ListJobsRequest, StopWorkRequest
 from topics.v1.topics_service_pb2 import GetTopicRequest
 from topics_client.connection import Connection
 from topics_client.errors import TopicsError
-from topics_client.handling import Handling
-from topics_client.leases import Held, Leases
 from topics_client.models import Job
-from topics_client.settling import Release, RetryLater, Settler, outcome_of
-from topics_client.worker_errors import passes
-from topics_client.worker_feed import Feed
-from topics_client.worker_keeper import Keeper
-from topics_client.worker_options import Options, WorkerStatistics
-from topics_client.worker_outbox import RELEASED_AT_LAST, Outcome
+from topics_client.worker.errors import passes
+from topics_client.worker.feed import Feed
+from topics_client.worker.handling import Handling
+from topics_client.worker.keeper import Keeper
+from topics_client.worker.leases import Held, Leases
+from topics_client.worker.options import Options, WorkerStatistics
+from topics_client.worker.outbox import RELEASED_AT_LAST, Outcome
+from topics_client.worker.settling import Release, RetryLater, Settler, outcome_of
 
 log = logging.getLogger("topics_client.worker")
 

@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
 from topics_client.connection import DEFAULT_RETRY, Connection
-from topics_client.delivery import Delivery, on_delivering_thread
 from topics_client.models import Headers
-from topics_client.producer_batch import Limits
-from topics_client.producer_core import ProducerCore, ProducerStatistics
+from topics_client.producer.batch import Limits
+from topics_client.producer.core import ProducerCore, ProducerStatistics
+from topics_client.producer.delivery import Delivery, on_delivering_thread
 from topics_client.retry import Retry
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from topics_client.delivery import Outcome, Receipt
 from topics_client.errors import InvalidRequestError
+from topics_client.producer.delivery import Outcome, Receipt
 
 MOST_RECORDS: Final = 10_000  # that the server takes in one append
 RECORD_OVERHEAD: Final = 100  # bytes of memory that a record takes beside its own parts

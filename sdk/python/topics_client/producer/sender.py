@@ -14,12 +14,12 @@ import grpc
 
 from topics.v1 import topics_service_pb2 as pb
 from topics.v1.record_pb2 import ColumnBatch
-from topics_client.batching import Batches
 from topics_client.connection import Connection
-from topics_client.delivery import Receipt, enter_delivering_thread
 from topics_client.encoding import column_batch
 from topics_client.errors import NotFoundError, TopicsError, UnavailableError
-from topics_client.producer_batch import Batch, Parts
+from topics_client.producer.batch import Batch, Parts
+from topics_client.producer.batching import Batches
+from topics_client.producer.delivery import Receipt, enter_delivering_thread
 
 _WINDOW: Final = 120.0  # for how many seconds a topic remembers keys unless it is configured otherwise
 _LEAST_SECONDS: Final = 1.0  # that a repeat is given

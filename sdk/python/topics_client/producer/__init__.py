@@ -1,0 +1,1 @@
+"""Producers: what appends many records in the background."""
