@@ -92,6 +92,9 @@ def test_partitions_are_places(client: TopicsClient, name: str) -> None:
     client.append(name, 3)
     with client.watch({f"{name}@0": 0, f"{name}@2": 0}, cursor=cursor) as stream:
         assert _take(stream, 2) == sorted([(name, 3), (f"{name}@2", 3)])
+    with client.watch(f"{name}@0", cursor={f"{name}@0": 2}) as stream:
+        assert _take(stream, 1) == [(name, 3)]
+        assert stream.cursor == {name: 3}
 
 
 def test_a_prefix_takes_in_what_is_made_later(client: TopicsClient, name: str) -> None:

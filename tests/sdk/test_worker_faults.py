@@ -21,7 +21,8 @@ from topics.v1.topic_pb2 import DURABILITY_FSYNC
 from topics_client.address import Address
 from topics_client.connection import Connection
 from topics_client.models import Job
-from topics_client.worker.faces import Worker, core, feed
+from topics_client.worker import core, feed
+from topics_client.worker.faces import Worker
 
 
 class House:
