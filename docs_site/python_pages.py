@@ -37,7 +37,7 @@ _PAGES: Final[Mapping[str, tuple[str, str, Sequence[str]]]] = {
         "Values",
         "What calls take and give. All of it is immutable; times are milliseconds since the Unix epoch (`_ts_ms`).",
         (
-            *("NewRecord", "RawJson", "Appended", "Record", "Page", "Deleted"),
+            *("NewRecord", "Headers", "RawJson", "Appended", "Record", "Page", "Deleted"),
             *("Gap", "CaughtUp", "TopicDeleted", "Advice", "Event"),
             *("TopicConfig", "TopicPut", "TopicInfo", "TopicSummary", "PartitionInfo", "QueueCounts"),
             *("Job", "JobView", "JobState", "Settled"),

@@ -26,6 +26,7 @@ from .models import (
     GroupSummary as GroupSummary,
     Headers as Headers,
     Job as Job,
+    JobState as JobState,
     JobView as JobView,
     NewRecord as NewRecord,
     Page as Page,
@@ -46,6 +47,7 @@ from .models import (
 from .producer.faces import (
     AsyncProducer as AsyncProducer,
     Producer as Producer,
+    ProducerOptions as ProducerOptions,
 )
 from .producer.core import ProducerStatistics as ProducerStatistics
 from .retry import Retry as Retry
@@ -62,3 +64,4 @@ from .worker.faces import (
     Worker as Worker,
     WorkerStatistics as WorkerStatistics,
 )
+from .worker.options import WorkerOptions as WorkerOptions
