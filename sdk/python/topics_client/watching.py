@@ -15,8 +15,13 @@ from topics_client.requests import place
 Start = int | Literal["tail"]
 
 
-def subscribe(subscription: WatchSubscription, topics: str | Iterable[str] | Mapping[str, Start]) -> None:
-    """Fill in what is watched: names, each with where it begins. Raises InvalidRequestError."""
+def subscribe(
+    subscription: WatchSubscription,
+    topics: str | Iterable[str] | Mapping[str, Start],
+    cursor: Mapping[str, int] | None = None,
+) -> None:
+    """Fill in what is watched: names, each with where it begins, and the cursor, which wins over that. Raises
+    InvalidRequestError."""
     if isinstance(topics, str):
         topics = [topics]
     starts = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, 0)
@@ -32,6 +37,8 @@ def subscribe(subscription: WatchSubscription, topics: str | Iterable[str] | Map
             raise InvalidRequestError(
                 "invalid_request", f"a watch of {name} begins at a seq or at 'tail', not {start!r}"
             )
+    for name, seq in (cursor or {}).items():
+        subscription.cursor[_place(*place(name))] = seq
 
 
 class Watching:

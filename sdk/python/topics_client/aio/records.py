@@ -176,7 +176,6 @@ class AsyncRecords(AsyncBase):
         `events=True` there come Gap, TopicDeleted, CaughtUp and Advice objects instead.
         """
         subscription = WatchSubscription(
-            cursor=cursor,
             node=nodes(node),
             limit=1000,
             heartbeat_ms=HEARTBEAT_SECONDS * 1000,
@@ -184,7 +183,7 @@ class AsyncRecords(AsyncBase):
             consistency=WATCH_CONSISTENCY_STRONG if strong else WATCH_CONSISTENCY_EVENTUAL,
             filter=tag_match(tag, tag_prefix),
         )
-        subscribe(subscription, topics)
+        subscribe(subscription, topics, cursor)
         request = WatchRequest(subscription=subscription, lenient=lenient)
         return AsyncWatchStream(self.connection, Watching(request, events=events))
 

@@ -177,7 +177,6 @@ class Records(Base):
         `events=True` there come Gap, TopicDeleted, CaughtUp and Advice objects instead.
         """
         subscription = WatchSubscription(
-            cursor=cursor,
             node=nodes(node),
             limit=1000,
             heartbeat_ms=HEARTBEAT_SECONDS * 1000,
@@ -185,7 +184,7 @@ class Records(Base):
             consistency=WATCH_CONSISTENCY_STRONG if strong else WATCH_CONSISTENCY_EVENTUAL,
             filter=tag_match(tag, tag_prefix),
         )
-        subscribe(subscription, topics)
+        subscribe(subscription, topics, cursor)
         request = WatchRequest(subscription=subscription, lenient=lenient)
         return WatchStream(self.connection, Watching(request, events=events))
 
