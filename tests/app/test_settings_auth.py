@@ -1,5 +1,7 @@
 """Settings of authentication: what is refused before anything is touched, and what never shows."""
 
+from pathlib import Path
+
 import pytest
 
 from topics_service.app.settings import SettingsError, load
@@ -32,3 +34,26 @@ def test_keys_never_show() -> None:
 @pytest.mark.parametrize(("text", "on"), [("1", True), ("true", True), ("TRUE", False), ("yes", False), ("0", False)])
 def test_probe_auth_is_on_for_exactly_two_words(text: str, on: bool) -> None:
     assert load({"TOPICS_PROBE_AUTH": text}, {}).probe_auth is on
+
+
+def test_keys_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# one\ns3cret:read\n")
+    settings = load({"TOPICS_API_KEYS_FILE": str(file)}, {})
+    assert settings.api_keys is not None
+    assert settings.api_keys.find(b"s3cret") is not None
+    assert "s3cret" not in repr(settings)
+    assert load({"TOPICS_API_KEYS_FILE": str(file), "TOPICS_HOST": "0.0.0.0"}, {}).host == "0.0.0.0"
+    with pytest.raises(SettingsError, match="both set"):
+        load({"TOPICS_API_KEYS_FILE": str(file), "TOPICS_API_KEYS": "s3cret"}, {})
+    file.write_text("s3cret:s3cret\n")
+    with pytest.raises(SettingsError, match="line 1") as error:
+        load({"TOPICS_API_KEYS_FILE": str(file)}, {})
+    assert "s3cret" not in str(error.value)
+
+
+def test_a_key_of_tls_needs_its_certificate() -> None:
+    with pytest.raises(SettingsError, match="needs TOPICS_TLS_CERT_FILE"):
+        load({"TOPICS_TLS_KEY_FILE": "key.pem"}, {})
+    with pytest.raises(SettingsError, match="TOPICS_BULK_READERS"):
+        load({"TOPICS_TLS_CERT_FILE": "cert.pem", "TOPICS_BULK_READERS": "1"}, {})

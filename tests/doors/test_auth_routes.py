@@ -39,6 +39,7 @@ NEEDS = {
     "QueueService.Nack": {"write"},
     "QueueService.Extend": {"write"},
     "QueueService.Work": {"read", "write"},
+    "QueueService.StopWork": {"read", "write"},
     "QueueService.Redrive": {"read", "write"},
     "QueueService.ListJobs": {"read"},
     "RouterService.PutRouter": {"admin"},
@@ -58,6 +59,8 @@ NEEDS = {
     "WatchService.Watch": {"read"},
     "AdminService.GetMetrics": {"read"},
     "AdminService.ListBulkReaders": {"read"},
+    "AdminService.CreateCheckpoint": {"admin"},
+    "AdminService.ReleaseCheckpoint": {"admin"},
     "AdminService.GetHealth": None,  # no key at all
     "AdminService.GetReady": None,
 }

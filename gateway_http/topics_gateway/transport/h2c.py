@@ -1,6 +1,7 @@
-"""HTTP/2 over cleartext TCP with prior knowledge (RFC 9113, 3.3): one connection, one application task a stream."""
+"""HTTP/2, with prior knowledge (RFC 9113, 3.3) or over TLS: one connection, one application task a stream."""
 
 import asyncio
+import logging
 import urllib.parse
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -11,17 +12,20 @@ from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
     DataReceived,
+    PingReceived,
+    PriorityUpdated,
     RemoteSettingsChanged,
     RequestReceived,
     StreamEnded,
     StreamReset,
+    UnknownFrameReceived,
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE
-from uvicorn.protocols.utils import get_local_addr, get_remote_addr
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
 from topics_gateway.transport.envelope import INTERNAL, bad_target, respond
 from topics_gateway.transport.h2rules import BoundedFrames, GoawayTolerant
@@ -38,12 +42,16 @@ READ_BYTES: Final = 16384
 WRITE_BYTES: Final = 65536
 # A peer that makes us answer (PING, SETTINGS, RST_STREAM) but does not read is cut off beyond this.
 MAX_CONTROL_BYTES: Final = 1 << 20
-# Resets a client may cause at once and per second (CVE-2023-44487); cancelled long polls stay far below.
-RESET_BURST: Final = 1000.0
-RESETS_PER_SECOND: Final = 100.0
+# What a client may send at once and per second that is work for us and none for it: resets (CVE-2023-44487), PING,
+# SETTINGS (CVE-2019-9512, 9515), empty DATA (9518), PRIORITY, unknown frames. Cancelled long polls stay far below.
+IDLE_BURST: Final = 1000.0
+IDLE_PER_SECOND: Final = 100.0
 
 # RFC 9113, 8.2.2: these have no meaning in HTTP/2 and must not be sent.
 HOP_BY_HOP: Final = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
+
+# It logs every header that it reads, keys among them, at the level debug.
+logging.getLogger("hpack").setLevel(logging.WARNING)
 
 Headers = Iterable[tuple[bytes, bytes]]
 Message = dict[str, Any]
@@ -62,6 +70,7 @@ class Http2Protocol(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.client: tuple[str, int] | None = None
         self.server: tuple[str, int | None] | None = None
+        self.scheme = "http"
         self.write_paused = False
         self.blocked: set[Stream] = set()
         self._timer = timer
@@ -69,8 +78,8 @@ class Http2Protocol(asyncio.Protocol):
         self._draining = False
         self._closed = False
         self._backlog = bytearray()
-        self._resets = RESET_BURST
-        self._resets_at = self.loop.time()
+        self._idle_left = IDLE_BURST
+        self._idle_at = self.loop.time()
         self._handlers: dict[type[object], Callable[[Any], None]] = {
             RequestReceived: self._on_request,
             DataReceived: self._on_data,
@@ -79,6 +88,9 @@ class Http2Protocol(asyncio.Protocol):
             WindowUpdated: self._on_window,
             RemoteSettingsChanged: self._on_settings,
             ConnectionTerminated: self._on_goaway,
+            PingReceived: self._count_idle,
+            PriorityUpdated: self._count_idle,
+            UnknownFrameReceived: self._count_idle,
         }
         limits = registry.limits
         self.h2 = h2 = H2Connection(
@@ -117,6 +129,7 @@ class Http2Protocol(asyncio.Protocol):
         self.transport = transport
         self.client = get_remote_addr(transport)
         self.server = get_local_addr(transport)
+        self.scheme = "https" if is_ssl(transport) else "http"
         self.registry.connections.add(self)
         self._timer.on_timeout = self.shutdown
         prepare(transport)
@@ -184,7 +197,7 @@ class Http2Protocol(asyncio.Protocol):
         stream_id = event.stream_id
         if self._draining or len(self._streams) >= self.registry.limits.max_streams:
             self.reset(stream_id, ErrorCodes.REFUSED_STREAM)
-            self._count_reset()
+            self._count_idle()
             return
         stream = Stream(self, stream_id)
         self._timer.pause()
@@ -197,6 +210,8 @@ class Http2Protocol(asyncio.Protocol):
     def _on_data(self, event: DataReceived) -> None:
         stream = self._streams.get(event.stream_id)
         size = event.flow_controlled_length
+        if not event.data and event.stream_ended is None:
+            self._count_idle()
         if stream is None or not stream.feed(event.data, size):
             self.acknowledge(event.stream_id, size)
 
@@ -210,7 +225,7 @@ class Http2Protocol(asyncio.Protocol):
         if stream is not None:
             stream.disconnect()
         if event.remote_reset:
-            self._count_reset()
+            self._count_idle()
 
     def _on_window(self, event: WindowUpdated) -> None:
         if event.stream_id:
@@ -223,6 +238,7 @@ class Http2Protocol(asyncio.Protocol):
     def _on_settings(self, event: RemoteSettingsChanged) -> None:
         # A larger initial window opens the window of every stream.
         self._wake_blocked()
+        self._count_idle()
 
     def _on_goaway(self, event: ConnectionTerminated) -> None:
         # No further requests will come; the ones that run are still wanted, unless the client found an error.
@@ -231,11 +247,11 @@ class Http2Protocol(asyncio.Protocol):
         else:
             self._end()
 
-    def _count_reset(self) -> None:
+    def _count_idle(self, _: object = None) -> None:
         now = self.loop.time()
-        self._resets = min(RESET_BURST, self._resets + (now - self._resets_at) * RESETS_PER_SECOND) - 1
-        self._resets_at = now
-        if self._resets < 0:
+        self._idle_left = min(IDLE_BURST, self._idle_left + (now - self._idle_at) * IDLE_PER_SECOND) - 1
+        self._idle_at = now
+        if self._idle_left < 0:
             self._end(ErrorCodes.ENHANCE_YOUR_CALM)
 
     # For Stream
@@ -366,7 +382,7 @@ class Stream:
             "http_version": "2",
             "server": self._protocol.server,
             "client": self._protocol.client,
-            "scheme": "http",
+            "scheme": self._protocol.scheme,
             "root_path": "",
             "method": method.decode("ascii", "replace"),
             "path": urllib.parse.unquote(path) if "%" in path else path,

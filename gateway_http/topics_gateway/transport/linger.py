@@ -13,7 +13,8 @@ class Linger(asyncio.Protocol):
     """Takes over a transport: ends our side after what is buffered, drops the input until the peer ends its side.
 
     A socket that is closed with unread input makes the kernel send RST, and the peer may lose the answer that
-    explains why. Bounded in time, so a peer that goes on sending is cut off.
+    explains why. Bounded in time, so a peer that goes on sending is cut off. TLS can't end one side alone: there the
+    peer, which sees by the length of the answer that it is complete, is left to close.
     """
 
     def __init__(self, registry: Registry, transport: asyncio.Transport) -> None:
@@ -22,7 +23,7 @@ class Linger(asyncio.Protocol):
         registry.connections.add(self)
         transport.set_protocol(self)
         transport.resume_reading()
-        transport.write_eof()
+        end_side(transport)
         seconds = DRAINING_LINGER_SECONDS if registry.draining else LINGER_SECONDS
         self._timer = asyncio.get_running_loop().call_later(seconds, transport.close)
 
@@ -33,3 +34,9 @@ class Linger(asyncio.Protocol):
     def shutdown(self) -> None:
         """Nothing to finish: the answer is already with the kernel."""
         self.transport.close()
+
+
+def end_side(transport: asyncio.Transport) -> None:
+    """Send no more, where that can be said without closing: TLS has no word for it."""
+    if transport.can_write_eof():
+        transport.write_eof()

@@ -14,6 +14,8 @@ from topics_service.api.slow import SlowClients
 
 logger: Final = logging.getLogger("topics.http")
 
+_REFUSAL_SECONDS: Final = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -25,6 +27,7 @@ class Limits:
     `stream_window` and `connection_window` (bytes) bound the request body bytes that the application has not read
     yet, of one HTTP/2 stream and of all streams of one connection.
     `send_timeout` (seconds) bounds the time in which a client that a response waits for takes not one byte.
+    `max_connections` bounds how many there are of all this; 0 does not.
     """
 
     max_header_bytes: int = 65536
@@ -33,6 +36,7 @@ class Limits:
     stream_window: int = 1 << 20
     connection_window: int = 16 << 20
     send_timeout: float = 30.0
+    max_connections: int = 0
 
 
 class Registry(ServerState):
@@ -48,9 +52,21 @@ class Registry(ServerState):
         self.connections: set[Any] = set()
         self.slow = SlowClients(limits.send_timeout)
         self.draining = False
+        self._refused_at = float("-inf")
         self._emptied = asyncio.Event()
         self._date = b""
         self._date_second = 0
+
+    def has_room(self) -> bool:
+        """Whether one more connection may be taken; a refusal is logged, at most once a minute."""
+        most = self.limits.max_connections
+        if not most or len(self.connections) < most:
+            return True
+        now = time.monotonic()
+        if now - self._refused_at >= _REFUSAL_SECONDS:
+            self._refused_at = now
+            logger.warning("refusing connections: there are %d, as many as may be", most)
+        return False
 
     def forget(self, connection: object) -> None:
         """Remove a connection whose socket is closed, or which handed its socket to another protocol."""

@@ -3,7 +3,8 @@
 import asyncio
 import importlib.util
 import socket
-from typing import Any, Literal, cast
+import ssl
+from typing import Any, Final, Literal, cast
 
 from starlette.types import ASGIApp
 from uvicorn._types import ASGI3Application
@@ -14,6 +15,9 @@ from topics_gateway.transport.http1 import Http1Protocol
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.registry import Limits, Registry
 from topics_gateway.transport.sniff import Sniffer
+
+_HANDSHAKE_SECONDS: Final = 15.0
+_GOODBYE_SECONDS: Final = 2.0  # that TLS waits for the other side to say it
 
 
 def websocket_protocol() -> type[asyncio.Protocol] | Literal["none"]:
@@ -26,12 +30,14 @@ def websocket_protocol() -> type[asyncio.Protocol] | Literal["none"]:
 
 
 class HttpServer:
-    """Serves an ASGI 3 application over HTTP/1.1, HTTP/2 with prior knowledge and WebSocket, in cleartext.
+    """Serves an ASGI 3 application over HTTP/1.1, HTTP/2 with prior knowledge and WebSocket.
 
     `sock` is a bound TCP socket; the server owns it from `start` on and closes it. All work happens on the event
     loop that runs `start`; there are no threads, signal handlers, lifespan events or access log. Errors go to the
     logger `topics.http`, once each.
 
+    - `tls`: every connection is TLS. By ALPN the context should offer h2 and http/1.1, for most clients ask for
+      HTTP/2 in no other way.
     - `drain_seconds`: how long `stop` lets running requests finish.
     - `max_header_bytes`: a larger request head is answered with 431 (HTTP/1.1) or ends the connection (HTTP/2).
     - `header_timeout` (seconds): a connection that has no running request and completes no request head for this
@@ -42,6 +48,7 @@ class HttpServer:
       HTTP/2 stream and connection. On HTTP/1.1 reading stops at 64 KiB.
     - `send_timeout` (seconds): a response that goes on is ended when its client takes not one byte of it for this
       long (on HTTP/1.1 after `scope["state"]["last_words"]`, bytes that the application may leave there for it).
+    - `max_connections`: further ones are closed at once, since each takes a file descriptor; 0 is unlimited.
     - `websockets` False ignores upgrades: the application sees a plain GET.
     - `ws_ping_interval`, `ws_ping_timeout` (seconds): a WebSocket client that says nothing for the first is pinged, and
       closed when it neither answers nor takes a byte for the second; None turns pings off.
@@ -61,6 +68,7 @@ class HttpServer:
         app: ASGIApp,
         sock: socket.socket,
         *,
+        tls: ssl.SSLContext | None = None,
         drain_seconds: float = 10.0,
         max_header_bytes: int = 65536,
         header_timeout: float = 60.0,
@@ -68,6 +76,7 @@ class HttpServer:
         stream_window: int = 1 << 20,
         connection_window: int = 16 << 20,
         send_timeout: float = 30.0,
+        max_connections: int = 0,
         websockets: bool = True,
         ws_ping_interval: float | None = 20.0,
         ws_ping_timeout: float | None = 20.0,
@@ -76,10 +85,17 @@ class HttpServer:
     ) -> None:
         self._app = cast(ASGI3Application, app)  # two spellings of one protocol
         self._sock = sock
+        self._tls = tls
         self._drain_seconds = drain_seconds
         self._backlog = backlog
         self._limits = Limits(
-            max_header_bytes, header_timeout, max_streams, stream_window, connection_window, send_timeout
+            max_header_bytes,
+            header_timeout,
+            max_streams,
+            stream_window,
+            connection_window,
+            send_timeout,
+            max_connections,
         )
         self._ws: dict[str, Any] = {
             "ws": websocket_protocol() if websockets else "none",
@@ -142,7 +158,12 @@ class HttpServer:
             return Http2Protocol(app, registry, timer)
 
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Sniffer(registry, http1, http2), sock=self._sock, backlog=self._backlog
+            lambda: Sniffer(registry, http1, http2),
+            sock=self._sock,
+            backlog=self._backlog,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else min(_HANDSHAKE_SECONDS, self._limits.header_timeout),
+            ssl_shutdown_timeout=None if self._tls is None else _GOODBYE_SECONDS,
         )
 
     async def stop(self, drain_seconds: float | None = None) -> None:

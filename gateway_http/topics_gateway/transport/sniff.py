@@ -26,34 +26,43 @@ class Sniffer(asyncio.Protocol):
         self._http2 = http2
         self._seen = b""
         self.transport: asyncio.Transport
-        self._timer: IdleTimer
+        self._timer: IdleTimer | None = None  # while it is taken
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
         self.transport = transport
+        if not self._registry.has_room():
+            transport.abort()
+            return
         self._registry.connections.add(self)
         sock = transport.get_extra_info("socket")
         # Not relied on as a default of the loop: a 40 ms delay of small frames is hard to find later.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._timer = IdleTimer(asyncio.get_running_loop(), self._registry.limits.header_timeout, transport.close)
-        self._timer.start()
+        self._timer = timer = IdleTimer(
+            asyncio.get_running_loop(), self._registry.limits.header_timeout, transport.close
+        )
+        timer.start()
 
     def data_received(self, data: bytes) -> None:
+        timer = self._timer
+        if timer is None:
+            return
         seen = self._seen + data
         if seen.startswith(PREFACE):
-            protocol = self._http2(self._timer)
+            protocol = self._http2(timer)
         elif PREFACE.startswith(seen):
             self._seen = seen
             return
         else:
-            protocol = self._http1(self._timer)
+            protocol = self._http1(timer)
         self.transport.set_protocol(protocol)
         protocol.connection_made(self.transport)
         self._registry.forget(self)
         protocol.data_received(seen)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._timer.cancel()
-        self._registry.forget(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._registry.forget(self)
 
     def shutdown(self) -> None:
         """No request has begun."""

@@ -16,7 +16,7 @@ from websockets.protocol import OPEN, SERVER, Protocol
 from websockets.server import ServerProtocol
 
 from topics_gateway.transport.envelope import INTERNAL, JSON
-from topics_gateway.transport.linger import Linger
+from topics_gateway.transport.linger import Linger, end_side
 from topics_gateway.transport.registry import Registry, logger
 from topics_service.api.slow import prepare, undrained
 
@@ -72,7 +72,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._registry = registry
         self._scope = scope | {
             "type": "websocket",
-            "scheme": "ws",
+            "scheme": "wss" if scope["scheme"] == "https" else "ws",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "subprotocols": [
                 name.strip() for line in texts.get_all("Sec-WebSocket-Protocol") for name in line.split(",")
@@ -246,7 +246,7 @@ class WebSocketProtocol(asyncio.Protocol):
             if frames.parser_exc is None:
                 self.transport.close()
             else:
-                self.transport.write_eof()  # and drop what it still sends, lest a reset overtake our close frame
+                end_side(self.transport)  # and drop what it still sends, lest a reset overtake our close frame
             self._abort_later(_GIVE_UP_SECONDS)
             return False
         if self._room.is_set():
@@ -355,7 +355,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if not self._closing:
             self._frames.fail(code, reason)
             self.transport.write(b"".join(self._frames.data_to_send()))
-            self.transport.write_eof()
+            end_side(self.transport)
             self._leave(code, reason)
             self._abort_later(_GIVE_UP_SECONDS)
 

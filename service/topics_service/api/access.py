@@ -5,10 +5,13 @@ A door refuses a call in this order: `unauthorized` (`Gate.identify`), too many 
 decoded request is checked by `check_put` and `check_append`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from typing import Final, NamedTuple
 
+from topics_service.api.access_calls import Running, gone
+from topics_service.api.audit import current_call
 from topics_service.api.auth import ANYONE, NOBODY, KeyRing, Principal, Scope, read_bearer
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, ConfigInput
@@ -55,6 +58,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "topics.v1.QueueService.Nack": Rule(_WRITE, "topic"),
     "topics.v1.QueueService.Extend": Rule(_WRITE, "topic"),
     "topics.v1.QueueService.Work": Rule(_READ | _WRITE, "topic", slot=False),
+    "topics.v1.QueueService.StopWork": Rule(_READ | _WRITE, "topic"),
     "topics.v1.QueueService.Redrive": Rule(_READ | _WRITE, "topic"),
     "topics.v1.QueueService.ListJobs": Rule(_READ, "topic"),
     "topics.v1.RouterService.PutRouter": Rule(_ADMIN, "router"),
@@ -76,6 +80,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "topics.v1.AdminService.GetReady": Rule(_NONE, slot=False),
     "topics.v1.AdminService.GetMetrics": Rule(_READ),
     "topics.v1.AdminService.ListBulkReaders": Rule(_READ),
+    "topics.v1.AdminService.CreateCheckpoint": Rule(_ADMIN),
+    "topics.v1.AdminService.ReleaseCheckpoint": Rule(_ADMIN),
     # HTTP requests that will get 404 or 405, by where their path leads.
     NO_ROUTE: Rule(_NONE),
     NO_TOPIC_ROUTE: Rule(_WRITE, "topic"),
@@ -130,55 +136,113 @@ def rule_of(rpc: str) -> Rule:
     return rule
 
 
+class _Known:
+    """The keys of a gate, and of those made of it. `principals` None: those that there were from the start."""
+
+    def __init__(self, keys: KeyRing | None) -> None:
+        self.keys = keys
+        self.principals: frozenset[Principal] | None = None
+
+
 class Gate:
-    """Tells callers apart by their keys and counts the calls that each key has in flight."""
+    """Tells callers apart by their keys and counts the calls that each key has in flight.
+
+    The keys may be exchanged while it is used: the calls of a key that goes, or that may no longer do what it could,
+    are ended at once (`renew`).
+    """
 
     def __init__(self, keys: KeyRing | None = None, *, probe_auth: bool = False, max_inflight: int = 1000) -> None:
         """`keys` None lets everyone in. `probe_auth` asks for a key on the probes too; `max_inflight` 0 is no cap."""
-        self._keys = keys
+        self._known = _Known(keys)
         self._probe_auth = probe_auth
         self._max_inflight = max_inflight
         self._inflight: dict[str, int] = {}
+        self._running = Running()
+        self._cuts = False
 
     def identify(self, rpc: str, authorization: bytes | None) -> Principal:
         """Who calls `rpc`, by the Authorization header. Raises `unauthorized`, alike for no key and a wrong one."""
-        if self._keys is None:
+        keys = self._known.keys
+        if keys is None:
             return ANYONE
         if rpc in PROBES and not self._probe_auth:
             return NOBODY
         token = read_bearer(authorization)
-        principal = None if token is None else self._keys.find(token)
+        principal = None if token is None else keys.find(token)
         if principal is None:
             raise TopicsError(Reason.UNAUTHORIZED, "missing or unknown API key")
+        if self._cuts:
+            self._running.add_task(principal)
         return principal
 
     def find(self, password: bytes) -> Principal | None:
         """Who has this key; everyone, whatever it is, where no key is asked for. None for an unknown key."""
-        return ANYONE if self._keys is None else self._keys.find(password)
+        keys = self._known.keys
+        return ANYONE if keys is None else keys.find(password)
 
     @property
     def open(self) -> bool:
         """Whether no key is asked for."""
-        return self._keys is None
+        return self._known.keys is None
+
+    def renew(self, keys: KeyRing, principals: Collection[Principal]) -> None:
+        """Take these keys, whose owners are `principals`, in place of the old ones.
+
+        What runs for others ends: calls within `slot` with `unauthorized`, tasks that a `cutting` gate let in by being
+        cancelled.
+        """
+        self._known.keys = keys
+        self._known.principals = frozenset(principals)
+        self._running.end_all_but(self._known.principals)
+
+    def knows(self, principal: Principal) -> bool:
+        """Whether the key that was found to be `principal` is still good for that."""
+        principals = self._known.principals
+        return principals is None or not principal.key_id or principal in principals
+
+    def cutting(self) -> "Gate":
+        """The same gate for a door that can't tell a client why its call ends: the task is cancelled.
+
+        That is the task that calls `identify`, which must do nothing but serve this call.
+        """
+        made = copy(self)
+        made._cuts = True
+        return made
 
     def slot(self, rpc: str, principal: Principal) -> AbstractContextManager[None]:
-        """Holds one of the key's slots while entered. Entering raises `throttled` when none is free."""
-        if not principal.key_id or not self._max_inflight or not rule_of(rpc).slot:
+        """What a call holds while it runs: one of the key's slots, if it takes any, and that its key is good.
+
+        Entering raises `throttled` when no slot is free, and `unauthorized` when the key has gone; leaving raises
+        `unauthorized` if it went meanwhile, which ends what the task that entered waits for.
+        """
+        if not principal.key_id:
             return _FREE
-        return self._hold(principal.key_id)
+        return self._hold(principal, counts=rule_of(rpc).slot and self._max_inflight > 0)
 
     @contextmanager
-    def _hold(self, key_id: str) -> Iterator[None]:
+    def _hold(self, principal: Principal, *, counts: bool) -> Iterator[None]:
+        if counts:
+            self.take(principal.key_id)
+        try:
+            if self._cuts:
+                yield
+                return
+            if not self.knows(principal):
+                raise gone()
+            with self._running.call(principal):
+                yield
+        finally:
+            if counts:
+                self.release(principal.key_id)
+
+    def take(self, key_id: str) -> None:
+        """As `acquire`, but raises `throttled` when no slot is free."""
         if not self.acquire(key_id):
             raise TopicsError(
                 Reason.THROTTLED,
                 "this API key has as many requests in flight as it may",
                 {"limit": "max_inflight_per_key", "max": self._max_inflight},
             )
-        try:
-            yield
-        finally:
-            self.release(key_id)
 
     def acquire(self, key_id: str) -> bool:
         """Take one of the key's slots, which must be released; False when none is free."""
@@ -197,7 +261,23 @@ _FREE: Final = nullcontext()
 
 
 def authorize(principal: Principal, rpc: str, name: str) -> None:
-    """Raise `forbidden` unless the caller may call `rpc` upon `name`, the value of the rule's field."""
+    """Raise `forbidden` unless the caller may call `rpc` upon `name`, the value of the rule's field.
+
+    The audit log, where there is one, learns who calls, and who was refused.
+    """
+    call = current_call.get()
+    if call is None:
+        _authorize(principal, rpc, name)
+        return
+    call.principal = principal
+    try:
+        _authorize(principal, rpc, name)
+    except TopicsError as error:
+        call.refused(rpc, name, error)
+        raise
+
+
+def _authorize(principal: Principal, rpc: str, name: str) -> None:
     rule = rule_of(rpc)
     if not rule.scopes <= principal.scopes:
         missing = sorted(scope.value for scope in rule.scopes - principal.scopes)

@@ -8,9 +8,9 @@ import os
 import resource
 import signal
 import socket
-import ssl
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -18,21 +18,29 @@ import uvloop
 from topics_gateway.app import create_app
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.transport.server import HttpServer
-from topics_kafka.listener import KafkaServer, create_kafka, tls_context
+from topics_kafka.apis import all_handlers
+from topics_kafka.listener import KafkaServer, create_kafka
 from topics_service import __version__
 from topics_service.api.access import Gate
+from topics_service.api.audit import AuditLog
+from topics_service.api.audit_calls import AuditedCheckpoints, AuditedTopicsApi
+from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.commit import GroupCommit
 from topics_service.api.grpc.server import GrpcServer
 from topics_service.api.pressure import Pressure
 from topics_service.api.topics import TopicsApi
-from topics_service.app.bulk_readers import BulkReaders
+from topics_service.app.audit import AuditFile
 from topics_service.app.disk import FreeSpace
+from topics_service.app.door_calls import AuditInterceptor, audited_app, audited_kafka, while_good
 from topics_service.app.forwarder import Forwarder
 from topics_service.app.lag import LoopLag
+from topics_service.app.reload import Readers, Reload
 from topics_service.app.settings import Settings, split_host
+from topics_service.app.tls import HTTP_PROTOCOLS, DoorCertificates, TlsError, certificates
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
+from topics_service.storage import checkpoint
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
 
@@ -63,7 +71,11 @@ def run(settings: Settings) -> None:
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     _raise_file_limit()
-    tls = _tls(settings)
+    try:
+        tls = certificates(settings)
+    except TlsError as error:
+        raise StartError(str(error)) from None
+    audit = _audit_file(settings)
     http_socket = _bind(settings.host, settings.port)
     try:
         kafka_socket = _bind(settings.host, int(settings.kafka_port)) if settings.kafka_port else None
@@ -82,7 +94,7 @@ def run(settings: Settings) -> None:
         raise StartError(str(error)) from error
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, store, http_socket, kafka_socket, tls))
+            runner.run(_serve(settings, store, http_socket, kafka_socket, tls, audit))
     except StoreError as error:
         raise StartError(str(error)) from error
     finally:
@@ -90,6 +102,8 @@ def run(settings: Settings) -> None:
             sock.close()
         with contextlib.suppress(StoreError):  # a read-only store can't flush: what was acknowledged is durable
             store.close()
+        if audit is not None:
+            audit.close()
 
 
 async def _serve(
@@ -97,7 +111,8 @@ async def _serve(
     store: RocksStore,
     http_socket: socket.socket,
     kafka_socket: socket.socket | None,
-    tls: ssl.SSLContext | None,
+    tls: DoorCertificates,
+    audit_file: AuditFile | None,
 ) -> None:
     engine = Engine(
         store,
@@ -116,7 +131,11 @@ async def _serve(
         free_bytes=lambda: disk.free_bytes,
         min_free_bytes=settings.min_free_bytes,
     )
-    api = TopicsApi(engine, commit, pressure, settings.watch_caps)
+    audit = AuditLog(audit_file.write) if audit_file is not None else None
+    if audit is None:
+        api = TopicsApi(engine, commit, pressure, settings.watch_caps)
+    else:
+        api = AuditedTopicsApi(engine, commit, pressure, settings.watch_caps, audit=audit)
     api.metrics.lag, api.metrics.wal_switches = lag, store.wal_switches
     gateway = GatewaySettings(
         max_body_bytes=settings.max_body_bytes,
@@ -125,13 +144,23 @@ async def _serve(
         limits=settings.limits,
     )
     gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, max_inflight=settings.max_inflight_per_key)
+    app = create_app(api, gateway, gate.cutting())
     http = HttpServer(
-        create_app(api, gateway, gate),
+        app if audit is None else audited_app(app, audit),
         http_socket,
+        tls=tls.common.context(HTTP_PROTOCOLS) if tls.common else None,
         header_timeout=settings.header_timeout_seconds,
+        max_connections=_max_connections(settings),
         ws_max_size=settings.max_body_bytes,
     )
-    readers = BulkReaders(settings)
+    readers = Readers(settings)
+    place, make = settings.data_path / "checkpoints", partial(checkpoint.create, store)
+    checkpoints = (
+        Checkpoints(place, make, checkpoint.remove, engine.ready)
+        if audit is None
+        else AuditedCheckpoints(place, make, checkpoint.remove, engine.ready, audit=audit)
+    )
+    checkpoints.clear()
     grpc = GrpcServer(
         api,
         host=settings.host,
@@ -139,11 +168,17 @@ async def _serve(
         max_message_bytes=settings.max_body_bytes + (1 << 20),
         gate=gate,
         bulk_readers=readers.addresses,
+        checkpoints=checkpoints,
+        credentials=tls.common.grpc_credentials() if tls.common else None,
+        interceptors=() if audit is None else (AuditInterceptor(audit),),
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
+    reload = Reload(settings, gate, api.watches, tls, readers, audit_file=audit_file, audit_log=audit)
+    if reload.is_useful:
+        loop.add_signal_handler(signal.SIGHUP, reload)
     work = (_upkeep(engine, disk, grpc), Forwarder(engine.routers).run(), lag.run())
     background = [asyncio.create_task(each) for each in work]
     kafka: KafkaServer | None = None
@@ -162,7 +197,14 @@ async def _serve(
         if kafka_socket is not None and not stop.is_set():
             host, port = _advertised(settings, kafka_socket)
             try:
-                kafka = create_kafka(api, engine, gate, settings.kafka, kafka_socket, host=host, port=port, tls=tls)
+                door = create_kafka(api, engine, gate, settings.kafka, kafka_socket, host=host, port=port).door
+                handlers = while_good(all_handlers, gate)
+                kafka = KafkaServer(
+                    door,
+                    kafka_socket,
+                    tls=tls.kafka.context() if tls.kafka else None,
+                    handlers=handlers if audit is None else audited_kafka(handlers, audit),
+                )
                 await kafka.start()
             except (OSError, TopicsError) as error:
                 raise StartError(f"Kafka: {error}") from error
@@ -224,7 +266,8 @@ def _announce(settings: Settings, http_port: int, grpc_port: int) -> None:
     for path, port in ((settings.port_file, http_port), (settings.grpc_port_file, grpc_port)):
         if path:
             _write_atomically(Path(path), f"{host}:{port}")
-    log.info("topics %s: HTTP http://%s:%d, gRPC %s:%d", __version__, host, http_port, host, grpc_port)
+    scheme, tls = ("https", " with TLS") if settings.tls_cert_file else ("http", "")
+    log.info("topics %s: HTTP %s://%s:%d, gRPC %s:%d%s", __version__, scheme, host, http_port, host, grpc_port, tls)
     log.info("data in %s", settings.data_path)
     if settings.api_keys is None:
         log.warning("authentication is OFF: whoever reaches the server may do everything")
@@ -247,14 +290,11 @@ def _advertised(settings: Settings, kafka_socket: socket.socket) -> tuple[str, i
     return host, int(port or kafka_socket.getsockname()[1])
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    """The TLS of the Kafka port. Raises StartError for files that can't be read or do not belong together."""
-    if not settings.kafka_port or not settings.kafka_tls_cert:
-        return None
+def _audit_file(settings: Settings) -> AuditFile | None:
     try:
-        return tls_context(settings.kafka_tls_cert, settings.kafka_tls_key)
+        return AuditFile(settings.audit_log) if settings.audit_log else None
     except OSError as error:
-        raise StartError(f"TOPICS_KAFKA_TLS_CERT, TOPICS_KAFKA_TLS_KEY: {error}") from error
+        raise StartError(f"TOPICS_AUDIT_LOG {settings.audit_log}: {error.strerror}") from None
 
 
 def _write_atomically(path: Path, text: str) -> None:
@@ -269,6 +309,14 @@ def _raise_file_limit() -> None:
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _max_connections(settings: Settings) -> int:
+    """HTTP connections that leave file descriptors for the database and the other doors."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return settings.max_connections
+    return min(settings.max_connections or limit, max(1, limit * 3 // 4))
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from topics_kafka.settings import KafkaSettings
-from topics_service.api.auth import KeyRing, KeySyntaxError, parse_keys
 from topics_service.api.watch import WatchCaps
+from topics_service.app.keys import Keys, KeysError, from_file, from_text
 from topics_service.engine.limits import Limits
 from topics_service.engine.names import Place
 
@@ -36,7 +36,8 @@ def _setting(env: str, default: Any, meaning: str, *, flag: bool = True) -> Any:
 class Settings:
     """What `topics serve` can be told. The flag of `TOPICS_DATA_DIR` is `--data-dir`, and so on for each.
 
-    Only the keys have none, since everyone on the machine can read a command line.
+    Only the keys have none, since everyone on the machine can read a command line; nor has their file, for `--api-keys`
+    would be short for it.
     """
 
     host: str = _setting("TOPICS_HOST", "127.0.0.1", "address to listen on, for HTTP and gRPC; host:port sets both")
@@ -52,17 +53,34 @@ class Settings:
         "TOPICS_KAFKA_ADVERTISED", "", "host or host:port that Kafka clients are told to connect to; none: as bound"
     )
     kafka_tls_cert: str = _setting(
-        "TOPICS_KAFKA_TLS_CERT", "", "certificate chain of the Kafka port, a PEM file; none: no TLS"
+        "TOPICS_KAFKA_TLS_CERT",
+        "",
+        "certificate chain of the Kafka port, a PEM file; none: that of TOPICS_TLS_CERT_FILE",
     )
     kafka_tls_key: str = _setting(
         "TOPICS_KAFKA_TLS_KEY", "", "key of the certificate, a PEM file; none: it is in the certificate's file"
     )
+    tls_cert_file: str = _setting(
+        "TOPICS_TLS_CERT_FILE", "", "certificate chain of all ports, a PEM file, read again on SIGHUP; none: no TLS"
+    )
+    tls_key_file: str = _setting(
+        "TOPICS_TLS_KEY_FILE", "", "key of the certificate, a PEM file; none: it is in the certificate's file"
+    )
     data_dir: str = _setting("TOPICS_DATA_DIR", "./topics-data", "directory of the database; one process at a time")
-    api_keys: KeyRing | None = _setting(  # noqa: RUF009  # a KeyRing does not change
+    api_keys: Keys | None = _setting(  # noqa: RUF009  # they do not change
         "TOPICS_API_KEYS",
         None,
         "API keys with scopes and prefixes, see security.md; none: no authentication",
         flag=False,
+    )
+    api_keys_file: str = _setting(
+        "TOPICS_API_KEYS_FILE",
+        "",
+        "file of API keys, one a line, read again on SIGHUP; in place of TOPICS_API_KEYS",
+        flag=False,
+    )
+    audit_log: str = _setting(
+        "TOPICS_AUDIT_LOG", "", "file for a log of who changed topics, routers, groups or keys; -: stderr, none: no log"
     )
     probe_auth: bool = _setting("TOPICS_PROBE_AUTH", False, "ask for a key on health and ready too")
     allow_insecure_no_auth: bool = _setting(
@@ -108,6 +126,9 @@ class Settings:
     max_groups: int = _setting("TOPICS_MAX_GROUPS", 10_000, "most consumer groups; 0 is unlimited")
     group_retention_ms: int = _setting(
         "TOPICS_GROUP_RETENTION_MS", 604_800_000, "how long a consumer group stays that nobody uses; 0 is for ever"
+    )
+    max_connections: int = _setting(
+        "TOPICS_MAX_CONNECTIONS", 20_000, "most open HTTP connections, WebSockets too; 0 is unlimited"
     )
     max_watch_sessions: int = _setting("TOPICS_MAX_WATCH_SESSIONS", 10_000, "most watch sessions; 0 is unlimited")
     max_sse_connections: int = _setting(
@@ -242,8 +263,8 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
     values: dict[str, Any] = {}
     for setting in fields(Settings):
         if setting.name == "api_keys":
-            values[setting.name] = _keys(environ.get(setting.metadata["env"], ""))
-        elif flags.get(setting.name) is not None:
+            continue
+        if flags.get(setting.name) is not None:
             values[setting.name] = flags[setting.name]
         elif (text := environ.get(setting.metadata["env"])) is not None:
             value = _parse(text, setting.default)
@@ -252,6 +273,7 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
                 log.warning("%s=%r is not a number of at least 0, using %s", env, text, default)
             else:
                 values[setting.name] = value
+    values["api_keys"] = _keys(environ.get("TOPICS_API_KEYS", ""), values.get("api_keys_file", ""))
     host = values.get("host", "")
     if (host.count(":") == 1 or host.startswith("[")) and (parts := host.rpartition(":"))[2].isdigit():
         values["host"], values["port"] = parts[0], int(parts[2])
@@ -261,11 +283,13 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _keys(text: str) -> KeyRing | None:
+def _keys(text: str, path: str) -> Keys | None:
+    if text and path:
+        raise SettingsError("TOPICS_API_KEYS and TOPICS_API_KEYS_FILE are both set: leave one of them out")
     try:
-        return parse_keys(text)
-    except KeySyntaxError as error:
-        raise SettingsError(f"TOPICS_API_KEYS: {error}") from None
+        return from_file(path) if path else from_text(text)
+    except KeysError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _parse(text: str, default: object) -> Any:
@@ -292,6 +316,13 @@ def _check(settings: Settings) -> None:
             raise SettingsError(f"the Kafka {name} must be a number of at most {_MAX_PORT}, not {text!r}")
     if settings.kafka_tls_key and not settings.kafka_tls_cert:
         raise SettingsError("TOPICS_KAFKA_TLS_KEY needs TOPICS_KAFKA_TLS_CERT")
+    if settings.tls_key_file and not settings.tls_cert_file:
+        raise SettingsError("TOPICS_TLS_KEY_FILE needs TOPICS_TLS_CERT_FILE")
+    if settings.tls_cert_file and settings.bulk_readers:
+        raise SettingsError(
+            "TOPICS_TLS_CERT_FILE and TOPICS_BULK_READERS can't be combined: bulk readers have no TLS, so let a proxy "
+            "end it in front of this machine, or do without bulk readers"
+        )
 
 
 def split_host(text: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""AdminService over gRPC: the probes, the metrics, and where bulk readers are."""
+"""AdminService over gRPC: the probes, the metrics, where bulk readers are, and checkpoints."""
 # ruff: noqa: N802  # methods carry the names of the proto
 
 import time
@@ -10,6 +10,7 @@ from grpc.aio import ServicerContext
 import topics_service
 from topics.v1 import admin_service_pb2 as pb
 from topics.v1 import admin_service_pb2_grpc
+from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.grpc.guard import caller
 from topics_service.api.metrics import JSON_TYPE, TEXT_TYPE
 from topics_service.api.topics import TopicsApi
@@ -27,12 +28,16 @@ def no_bulk_readers() -> Sequence[tuple[str, int]]:
 class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     """Answers in every state of the server; `uptime_ms` counts from the making of this object.
 
-    `bulk_readers` tells the host ("" for the server's own) and the gRPC port of those that take calls now.
+    `bulk_readers` tells the host ("" for the server's own) and the gRPC port of those that take calls now. Without
+    `checkpoints` there are none.
     """
 
-    def __init__(self, api: TopicsApi, bulk_readers: BulkReaders = no_bulk_readers) -> None:
+    def __init__(
+        self, api: TopicsApi, bulk_readers: BulkReaders = no_bulk_readers, checkpoints: Checkpoints | None = None
+    ) -> None:
         self._api = api
         self._bulk_readers = bulk_readers
+        self._checkpoints = checkpoints
         self._started = time.monotonic()
 
     async def GetHealth(self, request: pb.GetHealthRequest, context: Context) -> pb.GetHealthResponse:
@@ -56,3 +61,30 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     async def ListBulkReaders(self, request: pb.ListBulkReadersRequest, context: Context) -> pb.ListBulkReadersResponse:
         readers = [pb.BulkReader(host=host, port=port) for host, port in self._bulk_readers()]
         return pb.ListBulkReadersResponse(readers=readers)
+
+    async def CreateCheckpoint(
+        self, request: pb.CreateCheckpointRequest, context: Context
+    ) -> pb.CreateCheckpointResponse:
+        held = await self._own_checkpoints().create(request.ttl_ms)
+        return pb.CreateCheckpointResponse(
+            checkpoint_id=held.checkpoint_id,
+            path=str(held.path),
+            created_ms=held.created_ms,
+            expires_ms=held.expires_ms,
+            topics=held.topics,
+            bytes=held.bytes,
+        )
+
+    async def ReleaseCheckpoint(
+        self, request: pb.ReleaseCheckpointRequest, context: Context
+    ) -> pb.ReleaseCheckpointResponse:
+        released = await self._own_checkpoints().release(request.checkpoint_id)
+        return pb.ReleaseCheckpointResponse(released=released)
+
+    def _own_checkpoints(self) -> Checkpoints:
+        """A checkpoint holds all topics: it is not for keys of some."""
+        if caller().prefixes is not None:
+            raise TopicsError(Reason.FORBIDDEN, "a checkpoint holds every topic: it takes a key without prefixes")
+        if self._checkpoints is None:
+            raise TopicsError(Reason.NOT_READY, "this server makes no checkpoints")
+        return self._checkpoints

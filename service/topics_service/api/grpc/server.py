@@ -1,6 +1,7 @@
 """The gRPC server: services, health and reflection."""
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 import grpc
@@ -21,6 +22,7 @@ from topics.v1 import (
     watch_service_pb2,
 )
 from topics_service.api.access import Gate
+from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.grpc import health
 from topics_service.api.grpc.admin_servicer import AdminServicer, BulkReaders, no_bulk_readers
 from topics_service.api.grpc.group_servicer import GroupServicer
@@ -51,9 +53,10 @@ SERVICE_NAMES: Final = tuple(
 
 
 class GrpcServer:
-    """Serves `api` on one TCP port, without TLS, to everyone if there is no `gate`.
+    """Serves `api` on one TCP port, with TLS if there are `credentials`, to everyone if there is no `gate`.
 
-    Lives on the event loop that calls `start`; starts once. `bulk_readers` are what ListBulkReaders tells.
+    Lives on the event loop that calls `start`; starts once. `bulk_readers` are what ListBulkReaders tells;
+    `interceptors` stand around the guard.
 
     The health of every service is NOT_SERVING until `set_serving(True)`.
     """
@@ -67,32 +70,42 @@ class GrpcServer:
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         gate: Gate | None = None,
         bulk_readers: BulkReaders = no_bulk_readers,
+        checkpoints: Checkpoints | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
         self._api = api
         self._bulk_readers = bulk_readers
+        self._checkpoints = checkpoints
         self._host = host
         self._port = port
         self._max_message_bytes = max_message_bytes
         self._gate = gate or Gate()
+        self._credentials = credentials
+        self._interceptors = interceptors
         self._health = health.HealthServicer(("", *SERVICE_NAMES))
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
         """Bind, accept calls and return the port, which matters when it was 0. Raises OSError when it is taken."""
-        interceptors = [CallMeter(self._api.metrics.grpc), Guard(self._gate)]
+        interceptors = [CallMeter(self._api.metrics.grpc), *self._interceptors, Guard(self._gate)]
         server = grpc.aio.server(interceptors=interceptors, options=server_options(self._max_message_bytes))
         topics_service_pb2_grpc.add_TopicsServiceServicer_to_server(TopicsServicer(self._api), server)
         queue_service_pb2_grpc.add_QueueServiceServicer_to_server(QueueServicer(self._api), server)
         router_service_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(self._api), server)
         group_service_pb2_grpc.add_GroupServiceServicer_to_server(GroupServicer(self._api), server)
-        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self._api, self._bulk_readers), server)
+        admin = AdminServicer(self._api, self._bulk_readers, self._checkpoints)
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         WatchServicer(self._api).register(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host = f"[{self._host}]" if ":" in self._host else self._host
         address = f"{host}:{self._port}"
         try:
-            port = server.add_insecure_port(address)
+            if self._credentials is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, self._credentials)
         except RuntimeError as error:
             raise OSError(f"gRPC cannot listen on {address}: {error}") from None
         filter_logs()

@@ -1,0 +1,132 @@
+"""What SIGHUP does: keys and certificates are read again from their files, the audit log is opened anew."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from topics_service.api.access import Gate
+from topics_service.api.audit import AuditLog
+from topics_service.api.watch import WatchApi
+from topics_service.app.audit import AuditFile
+from topics_service.app.bulk_readers import BulkReaders
+from topics_service.app.keys import KeysError, from_file
+from topics_service.app.settings import Settings
+from topics_service.app.tls import DoorCertificates, TlsError
+
+log = logging.getLogger("topics.server")
+
+
+class Readers:
+    """The bulk readers. They are told the settings when they start, so other ones take new processes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._readers = BulkReaders(settings)
+        self._changing = asyncio.Lock()
+        self._stopping = False
+        self._renewals: set[asyncio.Task[None]] = set()
+
+    def addresses(self) -> Sequence[tuple[str, int]]:
+        """See BulkReaders, as for the other methods."""
+        return self._readers.addresses()
+
+    def start(self) -> None:
+        self._readers.start()
+
+    def renew(self, settings: Settings) -> None:
+        """End those that run, once they have done what they are at, and start others; without waiting."""
+        task = asyncio.create_task(self._renew(settings))
+        self._renewals.add(task)
+        task.add_done_callback(self._renewals.discard)
+
+    async def stop(self) -> None:
+        self._stopping = True
+        async with self._changing:
+            await self._readers.stop()
+
+    async def _renew(self, settings: Settings) -> None:
+        async with self._changing:
+            await self._readers.stop()
+            if not self._stopping:
+                self._readers = BulkReaders(settings)
+                self._readers.start()
+
+
+class Reload:
+    """Called on the event loop. What can't be read stays as it was, and the log says why."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        gate: Gate,
+        watches: WatchApi,
+        tls: DoorCertificates,
+        readers: Readers,
+        *,
+        audit_file: AuditFile | None,
+        audit_log: AuditLog | None,
+    ) -> None:
+        self._settings = settings
+        self._gate = gate
+        self._watches = watches
+        self._tls = tls
+        self._readers = readers
+        self._audit_file = audit_file
+        self._audit_log = audit_log
+
+    @property
+    def is_useful(self) -> bool:
+        """Whether there is anything to read again."""
+        return bool(self._settings.api_keys_file or self._audit_file or self._tls.kafka or self._tls.common)
+
+    def __call__(self) -> None:
+        if self._audit_file is not None:
+            self._audit_file.reopen()
+        if self._settings.api_keys_file:
+            self._reload_keys()
+        if self._tls.common or self._tls.kafka:
+            self._reload_certificates()
+
+    def _reload_keys(self) -> None:
+        try:
+            keys = from_file(self._settings.api_keys_file)
+        except KeysError as error:
+            log.error("SIGHUP: the API keys stay as they were: %s", error)
+            self._audit("keys.reload", outcome="failed", reason=str(error))
+            return
+        old = self._settings.api_keys
+        assert old is not None, "there is a file of keys"
+        self._settings = replace(self._settings, api_keys=keys)
+        gone = {principal.key_id for principal in old.principals - keys.principals}
+        new = {principal.key_id for principal in keys.principals - old.principals}
+        for key_id in gone:
+            self._watches.remove_sessions(key_id)
+        self._gate.renew(keys, keys.principals)
+        if self._settings.bulk_readers and (gone or new):
+            self._readers.renew(self._settings)
+        log.info(
+            "SIGHUP: %d API keys, %d of them new, %d removed, %d changed",
+            len(keys), len(new - gone), len(gone - new), len(new & gone),
+        )  # fmt: skip
+        self._audit(
+            "keys.reload",
+            outcome="done",
+            keys=len(keys),
+            added=sorted(new - gone),
+            removed=sorted(gone - new),
+            changed=sorted(new & gone),
+        )
+
+    def _reload_certificates(self) -> None:
+        try:
+            changed = self._tls.reload()
+        except TlsError as error:
+            log.error("SIGHUP: the certificate stays as it was: %s", error)
+            self._audit("tls.reload", outcome="failed", reason=str(error))
+            return
+        log.info("SIGHUP: the certificate was read again and is %s", "another one" if changed else "the same")
+        self._audit("tls.reload", outcome="done", changed=changed)
+
+    def _audit(self, action: str, *, outcome: str, reason: str = "", **facts: object) -> None:
+        if self._audit_log is not None:
+            self._audit_log.write(action, facts, outcome=outcome, reason=reason)

@@ -1,0 +1,311 @@
+"""What a stranger may send at a real server: it costs bounded memory, ends his connection, and nobody else notices."""
+
+import gzip
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from doors.conftest import with_key
+from hpack import Encoder
+from security.held import bearer
+
+from support.http import JSON, Api, Wire, ok, path, refused, request
+from support.server import ServerProcess
+from support.waiting import poll
+from support.ws import WebSocket
+from topics_service.app.keys import from_text
+
+MIB = 1 << 20
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, PRIORITY, RST, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 9
+END_STREAM, END_HEADERS = 1, 4
+ENHANCE_YOUR_CALM = 11
+CONNECTIONS = 150
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    env = {
+        "TOPICS_API_KEYS": "k",
+        "TOPICS_MAX_BODY_BYTES": MIB,
+        "TOPICS_HEADER_TIMEOUT_SECONDS": 2,
+        "TOPICS_MAX_CONNECTIONS": CONNECTIONS,
+    }
+    with ServerProcess(tmp_path_factory.mktemp("hostile"), env=env) as server:
+        with with_key(server.base, "k") as api:  # whatever the first calls take is not the attack's
+            ok(api.put("t"), 201)
+            ok(api.write("t", [{"data": "x" * 1000} for _ in range(500)]))
+        yield server
+        assert server.stop() == 0
+        assert " ERROR " not in server.log
+        assert "Traceback" not in server.log
+
+
+@pytest.fixture
+def server(running: ServerProcess) -> Iterator[ServerProcess]:
+    """The server; while the test lasts another client is answered within a second, and little memory is taken."""
+    before, slowest, ended = rss(running), [0.0], threading.Event()
+
+    def ask() -> None:
+        while not ended.wait(0.02):
+            started = time.monotonic()
+            with grpc.insecure_channel(running.grpc_target) as channel:
+                channel.unary_unary("/topics.v1.AdminService/GetReady")(b"", timeout=10)
+            slowest[0] = max(slowest[0], time.monotonic() - started)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield running
+    finally:
+        ended.set()
+        thread.join(15)
+    assert slowest[0] < 3, slowest  # seconds, on a machine that others use too
+    assert rss(running) - before < 48 * MIB
+    with with_key(running.base, "k") as api:
+        ok(api.state("t") and api.get("t"))
+
+
+def rss(server: ServerProcess) -> int:
+    """Bytes of memory that the process holds."""
+    return int(Path(f"/proc/{server.pid}/statm").read_text().split()[1]) * 4096
+
+
+def h2frame(kind: int, flags: int = 0, stream: int = 0, data: bytes = b"") -> bytes:
+    return struct.pack("!I", len(data))[1:] + bytes([kind, flags]) + struct.pack("!I", stream) + data
+
+
+def head(stream: int, flags: int = END_HEADERS, **more: str) -> bytes:
+    fields = [(":method", "POST"), (":path", "/v0/topics/t"), (":scheme", "http"), (":authority", "x"), *more.items()]
+    return h2frame(HEADERS, flags, stream, Encoder().encode(fields, huffman=False))
+
+
+class Http2:
+    """A connection with nothing but the preface behind it."""
+
+    def __init__(self, port: int) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self.sock.sendall(PREFACE + h2frame(SETTINGS))
+        self.heard = b""
+        self.reading = threading.Thread(target=self._read)
+        self.reading.start()
+
+    def _read(self) -> None:
+        try:
+            while data := self.sock.recv(65536):
+                self.heard += data
+        except OSError:
+            pass
+
+    def send(self, data: bytes, times: int = 1) -> None:
+        """Send, until the server has had enough."""
+        try:
+            for _ in range(times):
+                self.sock.sendall(data)
+        except OSError:
+            pass
+
+    def goaway(self) -> int | None:
+        """The server's error code; None if it closed without one. Waits for the end of the connection."""
+        self.reading.join(20)
+        assert not self.reading.is_alive(), "the connection goes on"
+        self.sock.close()
+        at, code = 0, None
+        while at + 9 <= len(self.heard):
+            size, kind = int.from_bytes(self.heard[at : at + 3], "big"), self.heard[at + 3]
+            if kind == GOAWAY:
+                code = int.from_bytes(self.heard[at + 13 : at + 17], "big")
+            at += 9 + size
+        return code
+
+    def close(self) -> None:
+        self.sock.shutdown(socket.SHUT_RDWR)
+        self.reading.join(20)
+        self.sock.close()
+
+
+# ---------------------------------------------------------------------- HTTP/2
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        h2frame(PING, data=b"12345678"),
+        h2frame(SETTINGS, data=struct.pack("!HI", 4, 65535)),
+        h2frame(PRIORITY, stream=1, data=b"\0\0\0\0\x10"),
+        h2frame(0xEE, data=b"x" * 8),
+        pytest.param(h2frame(DATA, stream=1), id="empty data"),
+    ],
+    ids=lambda frame: f"type {frame[3]}" if isinstance(frame, bytes) else None,
+)
+def test_http2_frames_that_ask_for_work_only(server: ServerProcess, frame: bytes) -> None:
+    """CVE-2019-9512, 9515, 9518 and their like, by a client without a key."""
+    attack = Http2(server.http_port)
+    attack.send(head(1) + frame * 500)
+    attack.send(frame * 1000, 20)
+    assert attack.goaway() == ENHANCE_YOUR_CALM
+
+
+def test_http2_rapid_reset(server: ServerProcess) -> None:
+    """CVE-2023-44487."""
+    attack = Http2(server.http_port)
+    pairs = [head(n) + h2frame(RST, stream=n, data=b"\0\0\0\x08") for n in range(1, 10_001, 2)]
+    attack.send(b"".join(pairs))
+    assert attack.goaway() == ENHANCE_YOUR_CALM
+
+
+def test_http2_headers_without_an_end(server: ServerProcess) -> None:
+    """CVE-2024-27316: CONTINUATION frames, one after the other."""
+    attack = Http2(server.http_port)
+    attack.send(head(1, flags=0))
+    attack.send(h2frame(CONTINUATION, stream=1, data=b"\0\x01a" + b"\x7f\x81\x7e" + b"x" * 16256), 500)
+    assert attack.goaway() not in (None, 0)
+
+
+def test_http2_headers_that_grow_when_unpacked(server: ServerProcess) -> None:
+    """A field of 4000 bytes, named 15,000 times by one byte each: 60 MB of headers in 15 KB."""
+    attack = Http2(server.http_port)
+    encoder = Encoder()
+    block = encoder.encode([(":method", "GET"), (":path", "/"), (":scheme", "http"), ("a", "x" * 4000)], huffman=False)
+    attack.send(h2frame(HEADERS, END_HEADERS | END_STREAM, 1, block + b"\xbe" * 15_000))
+    assert attack.goaway() == ENHANCE_YOUR_CALM
+
+
+# ------------------------------------------------------------------------ gRPC
+
+
+@pytest.mark.parametrize("kind", ["ping", "reset"])
+def test_grpc_floods(server: ServerProcess, kind: str) -> None:
+    """What gRPC's own core has against them."""
+    attack = Http2(int(server.grpc_target.rpartition(":")[2]))
+    if kind == "ping":
+        attack.send(h2frame(PING, data=b"12345678") * 1000, 50)
+        assert attack.goaway() == ENHANCE_YOUR_CALM
+    else:
+        fields = {"content-type": "application/grpc", "te": "trailers"}
+        pairs = [head(n, **fields) + h2frame(RST, stream=n, data=b"\0\0\0\x08") for n in range(1, 20_001, 2)]
+        attack.send(b"".join(pairs))
+        attack.close()
+
+
+def test_grpc_metadata_is_bounded(server: ServerProcess) -> None:
+    with grpc.insecure_channel(server.grpc_target) as channel:
+        call = channel.unary_unary("/topics.v1.AdminService/GetReady")
+        with pytest.raises(grpc.RpcError) as error:
+            call(b"", metadata=[("x", "y" * (100 << 10))], timeout=10)
+    assert error.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+
+
+def test_grpc_messages_are_not_inflated_beyond_the_limit(server: ServerProcess) -> None:
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(server.grpc_target, options=options, compression=grpc.Compression.Gzip) as channel:
+        call = channel.unary_unary("/topics.v1.TopicsService/Append")
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError) as error:
+                call(bytes(100 * MIB), metadata=bearer("k"), timeout=20)
+            assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+# ---------------------------------------------------------------------- HTTP/1
+
+
+def test_slowloris(server: ServerProcess) -> None:
+    """A hundred connections that send a byte of their head now and then: each has its two seconds, and no more."""
+    with ExitStack() as held:
+        wires = [held.enter_context(Wire(server.http_port)) for _ in range(100)]
+        for wire in wires:
+            wire.send(b"GET /v0/topics HTTP/1.1\r\nhost: x\r\n")
+        started = time.monotonic()
+        while time.monotonic() - started < 1.5:
+            for wire in wires:
+                wire.send(b"a")
+            time.sleep(0.1)
+        for wire in wires:
+            assert wire.reply() is None
+        assert time.monotonic() - started < 10
+
+
+def test_connections_are_bounded(server: ServerProcess) -> None:
+    def asked() -> int:
+        with Wire(server.http_port) as wire:
+            try:
+                reply = wire.send(request("GET", "/v0/ready")).reply()
+            except (AssertionError, OSError):
+                return 0
+            return reply.status if reply is not None else 0
+
+    with ExitStack() as held:
+        for _ in range(CONNECTIONS):
+            held.enter_context(Wire(server.http_port)).send(b"G")
+        poll(lambda: asked() == 0, 5, "a refusal")
+        assert "refusing connections: there are 150" in server.log
+    poll(lambda: asked() == 200, 10, "room again")
+
+
+def test_heads_are_bounded(server: ServerProcess) -> None:
+    with Wire(server.http_port) as wire:
+        wire.send(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 100_000)
+        reply = wire.reply()
+        assert reply is not None
+        assert reply.status == 431
+
+
+@pytest.mark.parametrize("key", ["k", None])
+def test_gzip_bomb(server: ServerProcess, key: str | None) -> None:
+    bomb = gzip.compress(bytes(400 * MIB), 9)
+    assert len(bomb) < MIB
+    with with_key(server.base, key) as api:
+        reply = api.send("POST", path("t"), bomb, headers={"content-encoding": "gzip"})
+        refused(reply, 413 if key else 401, "payload_too_large" if key else "unauthorized")
+
+
+def test_deep_json(server: ServerProcess) -> None:
+    deep = "[" * 300_000
+    with with_key(server.base, "k") as api:
+        for body in (f'{{"records":[{{"data":{deep}', f'{{"records":{deep}', deep, '{"a":' * 150_000):
+            for target in (path("t"), path("t", "/diff"), "/v0/watch"):
+                refused(api.send("POST", target, body), 400, "invalid_request")
+    with WebSocket(server.base, key="k") as ws:
+        for text in (f'{{"op":"publish","topic":"t","records":[{{"data":{deep}', deep):
+            ws.send(text)
+            assert ws.recv()["op"] == "error"
+
+
+def test_without_a_key_a_body_is_not_kept(server: ServerProcess) -> None:
+    def body() -> Iterator[bytes]:
+        for _ in range(200):
+            yield bytes(MIB)
+
+    with Api(server.base) as api:
+        try:
+            reply = api.client.post(path("t"), content=body(), headers=JSON)
+        except httpx.WriteError:  # the server has answered and closed
+            return
+        assert reply.status_code == 401
+
+
+# ------------------------------------------------------------------------ keys
+
+
+def test_every_key_is_compared_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that time tells neither which key is near nor how near; `compare_digest` sees to each comparison."""
+    keys = from_text(",".join(f"key-{n}" for n in range(20)))
+    assert keys is not None
+    seen: list[int] = []
+
+    def counting(known: bytes, given: bytes) -> bool:
+        seen.append(len(known))
+        return known == given
+
+    monkeypatch.setattr("topics_service.api.auth.compare_digest", counting)
+    for asked in (b"key-0", b"key-19", b"key-", b"", b"x" * 1000):
+        seen.clear()
+        assert (keys.find(asked) is not None) is (asked in (b"key-0", b"key-19"))
+        assert seen == [32] * 20

@@ -1,0 +1,46 @@
+"""The rules of access as a whole: none is missing, none says too little, and the page tells them all."""
+
+import re
+from pathlib import Path
+
+from doors.conftest import RPCS
+
+from topics_service.api.access import KAFKA_RULES, PROBES, RULES
+from topics_service.api.auth import Scope
+
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+SCOPES = {
+    "read": {Scope.READ},
+    "write": {Scope.WRITE},
+    "read and write": {Scope.READ, Scope.WRITE},
+    "delete": {Scope.DELETE},
+    "admin": {Scope.ADMIN},
+}
+
+
+def test_every_rpc_has_a_rule_and_no_other_has() -> None:
+    ours = {name for name in RULES if name.startswith("topics.v1.")}
+    assert ours == {rpc.full_name for rpc in RPCS}
+
+
+def test_only_probes_take_no_scope() -> None:
+    assert {name for name, rule in RULES.items() if not rule.scopes and name.startswith("topics.v1.")} == PROBES
+    early = {3, 10, 17, 18, 36, 60}  # Metadata, FindCoordinator, SASL, ApiVersions, DescribeCluster
+    assert {api for api, rule in KAFKA_RULES.items() if not rule.scopes} == early
+
+
+def test_what_names_a_topic_router_or_group_is_checked_for_its_prefix() -> None:
+    """A request with such a field has a rule that names it; others check the names in their bodies themselves."""
+    for rpc in RPCS:
+        fields = {"topic", "router", "group"} & set(rpc.input_type.fields_by_name)
+        if fields and not rpc.name.startswith("List"):
+            assert RULES[rpc.full_name].field in fields, rpc.full_name
+
+
+def test_the_page_says_the_same() -> None:
+    section = PAGE.read_text().partition("## What a scope allows")[2].partition("\n## ")[0]
+    rows = {cells[1].strip(): cells[3] for line in section.splitlines() if len(cells := line.split("|")) > 3}
+    for scope, needs in SCOPES.items():
+        told = set(re.findall(r"`(\w+)`", rows[scope]))
+        found = {name.rpartition(".")[2] for name, rule in RULES.items() if rule.scopes == needs and "." in name}
+        assert told == found, scope
