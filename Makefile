@@ -42,16 +42,16 @@ run: setup
 test: test-core test-sdk test-kafka test-spark
 
 test-core: setup $(NODE_CLIENTS)
-	$(PYTEST) -m 'not soak' --ignore tests/sdk --ignore tests/docs --ignore tests/kafka/clients --ignore tests/spark --ignore tests/lakehouse tests
+	$(PYTEST) -m 'not soak' --ignore tests/sdk --ignore tests/docs --ignore tests/kafka --ignore tests/spark --ignore tests/lakehouse tests
 
 # The SDKs: the Python client, the command line, the generated code of every language against a real server, grpcurl; and
 # the documentation, whose code is written in all of them.
 test-sdk: setup $(SDK_CLIENTS)
 	$(PYTEST) -m 'not soak' --durations 15 tests/sdk tests/docs
 
-# Unmodified Kafka clients against the server.
+# The Kafka door, and unmodified Kafka clients against the server.
 test-kafka: setup $(KAFKA_CLIENTS)
-	$(PYTEST) -m 'not soak' tests/kafka/clients
+	$(PYTEST) -m 'not soak' tests/kafka
 
 # The Spark connector and the lakehouse. What needs Java is skipped where there is none, and said so (pytest -ra).
 test-spark: setup build/spark-4.1/.installed build/spark-4.3/.installed

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from topics_service.app.backup.manifest import Manifest
 
 _HOLD_MS: Final = 86_400_000
+_CHECKPOINT_SECONDS: Final = 120.0  # memory is written out first
 _TARGET_HELP = "a folder, or the URL of an object store: s3://BUCKET/PREFIX, gs://..., az://..."
 _ID_HELP = "which one (default: {})"
 
@@ -45,6 +46,13 @@ def add_parser(commands: "Commands") -> None:
     restore.add_argument("--to", type=Path, required=True, metavar="DIR", help="the directory, new or empty")
     restore.add_argument(
         "--fallback", action="store_true", help="if it is damaged take the newest intact one that is older"
+    )
+    restore.add_argument(
+        "--jump",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="go on N seqs higher in every topic, for when clients come back that have read beyond the backup",
     )
     prune = _action(actions, "prune", "remove old backups, and files that no backup needs any more")
     prune.add_argument("--keep", type=positive, metavar="N", help="keep the newest N backups")
@@ -120,7 +128,9 @@ def _checkpoint(arguments: argparse.Namespace) -> Iterator[tuple[Path, int]]:
     from topics_client.errors import TopicsError
 
     with server.connected(arguments) as connection:
-        held = connection.unary(connection.admin.CreateCheckpoint, CreateCheckpointRequest(ttl_ms=_HOLD_MS))
+        request = CreateCheckpointRequest(ttl_ms=_HOLD_MS)
+        timeout = max(arguments.timeout, _CHECKPOINT_SECONDS)
+        held = connection.unary(connection.admin.CreateCheckpoint, request, timeout=timeout)
         path = Path(held.path)
         try:
             try:
@@ -133,8 +143,8 @@ def _checkpoint(arguments: argparse.Namespace) -> Iterator[tuple[Path, int]]:
             yield path, held.created_ms
         finally:
             try:
-                request = ReleaseCheckpointRequest(checkpoint_id=held.checkpoint_id)
-                connection.unary(connection.admin.ReleaseCheckpoint, request)
+                done = ReleaseCheckpointRequest(checkpoint_id=held.checkpoint_id)
+                connection.unary(connection.admin.ReleaseCheckpoint, done)
             except TopicsError as error:
                 server.complain("backup create", f"the server keeps its checkpoint {held.checkpoint_id}: {error}")
 
@@ -196,6 +206,7 @@ def _restore(arguments: argparse.Namespace) -> int:
         arguments.to,
         arguments.id,
         fallback=arguments.fallback,
+        jump=arguments.jump,
         told=lambda text: print(f"topics backup restore: {output.clean(text)}", file=sys.stderr),
     )
     if arguments.json:

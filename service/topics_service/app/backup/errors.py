@@ -1,0 +1,18 @@
+"""What goes wrong with backups."""
+
+
+class BackupError(Exception):
+    """It can't be done; the message is for the operator and names the cause and the next step."""
+
+
+class DamagedError(BackupError):
+    """A backup is not what it was when it was made; `what` names the file."""
+
+    def __init__(self, backup_id: str, what: str) -> None:
+        super().__init__(f"the backup {backup_id} is damaged: {what}")
+        self.backup_id = backup_id
+        self.what = what
+
+
+class AbsentError(BackupError):
+    """A file is not in the target."""

@@ -1,0 +1,35 @@
+"""The page about backups, run as it is printed."""
+
+import os
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from support.guide import ROOT, Page
+from support.server import ServerProcess
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def test_the_drill_runs_as_it_is_printed(server: ServerProcess, tmp_path: Path) -> None:
+    http, grpc = free_ports(2)
+    work_dir = tmp_path / "reader"
+    work_dir.mkdir()
+    page = Page(work_dir, server, replace={"5000": str(http), "5001": str(grpc)})
+    drill = work_dir / "drill.pid"
+    try:
+        page.run(ROOT / "docs" / "backup.md", least_blocks=5)
+    finally:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            os.kill(int(drill.read_text()), signal.SIGKILL)
+    assert sorted(path.name for path in work_dir.iterdir()) == ["backups", "drill.log", "examples"]
