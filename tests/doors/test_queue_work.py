@@ -448,6 +448,97 @@ def test_cancelled_grpc_streams_leave_nothing(server: ServerProcess, api: Api, s
     assert "Traceback" not in server.log
 
 
+def test_stop_work_lets_the_streams_of_one_worker_bring_no_more(api: Api, stub: Any) -> None:
+    name = queue(api, 20)
+    work = queue_service_pb2.WorkRequest
+    mine = [stub.Work(work(topic=name, node="mine", max=2), timeout=20) for _ in range(2)]
+    other = stub.Work(work(topic=name, node="other", max=3), timeout=20)
+    frames = [_jobs(stream, count) for stream, count in ((mine[0], 2), (mine[1], 2), (other, 3))]
+    stop = queue_service_pb2.StopWorkRequest(topic=name, node="mine")
+    assert stub.StopWork(stop).topic == name
+    assert [stub.StopWork(stop).held for _ in range(2)] == [4, 4], "told again, it says the same"
+    assert stub.StopWork(queue_service_pb2.StopWorkRequest(topic=name, node="nobody")).held == 0
+
+    def ack(node: str, *jobs: Any) -> None:
+        seqs = [job.seq for job in jobs]
+        assert stub.Ack(queue_service_pb2.AckRequest(topic=name, node=node, seqs=seqs)).acked == len(seqs)
+
+    # What it settles makes no room, while the others get theirs.
+    ack("mine", frames[0][0])
+    stub.Nack(queue_service_pb2.NackRequest(topic=name, node="mine", seqs=[frames[1][0].seq], delay_ms=60_000))
+    ack("other", *frames[2])
+    assert len(_jobs(other, 3)) == 3
+    assert stub.StopWork(stop).held == 2
+    assert counters(api, name)[1] == 2 + 3
+    # What it still holds stays leased, can be extended, and is given back when its stream ends.
+    kept = frames[1][1]
+    extended = stub.Extend(queue_service_pb2.ExtendRequest(topic=name, node="mine", seqs=[kept.seq], lease_ms=60_000))
+    assert extended.extended == 1
+    mine[1].cancel()
+    poll(lambda: stub.StopWork(stop).held == 1)
+    # Streams are meant, not the worker: its claims, and a stream that it opens later, are served.
+    claimed = stub.Claim(queue_service_pb2.ClaimRequest(topic=name, node="mine", max=1), timeout=20)
+    assert claimed.count == 1
+    again = stub.Work(work(topic=name, node="mine", max=2), timeout=20)
+    assert len(_jobs(again, 2)) == 2
+    assert stub.StopWork(stop).held == 3, "a claim is no stream's"
+    for stream in (mine[0], other, again):
+        stream.cancel()
+    poll(lambda: counters(api, name)[1] == 1)
+
+
+def test_stop_work_of_a_queue_that_nobody_waits_at(api: Api, stub: Any) -> None:
+    for name in (queue(api, 1), queue(api, 1, claim_jitter_ms=50)):
+        stop = queue_service_pb2.StopWorkRequest(topic=name, node="w")
+        assert stub.StopWork(stop).held == 0
+        ok(api.drop(name))
+        with pytest.raises(grpc.RpcError) as failed:
+            stub.StopWork(stop)
+        assert refusal(failed.value).reason == "TOPIC_NOT_FOUND"
+
+
+def test_stop_work_is_refused_as_work_is(api: Api, stub: Any) -> None:
+    name = queue(api, 1)
+    for request, status, reason in (
+        ({"topic": name}, "INVALID_ARGUMENT", "INVALID_REQUEST"),
+        ({"topic": name, "node": "n" * 129}, "INVALID_ARGUMENT", "INVALID_REQUEST"),
+        ({"topic": "absent", "node": "w"}, "NOT_FOUND", "TOPIC_NOT_FOUND"),
+        ({"topic": api.make(), "node": "w"}, "FAILED_PRECONDITION", "NOT_A_QUEUE"),
+    ):
+        with pytest.raises(grpc.RpcError) as failed:
+            stub.StopWork(queue_service_pb2.StopWorkRequest(**request))
+        assert refusal(failed.value)[:2] == (status, reason), request
+
+
+@pytest.mark.parametrize(
+    ("key", "status"),
+    [("rw", None), ("full", None), ("read", "PERMISSION_DENIED"), ("write", "PERMISSION_DENIED"),
+     ("t42", "PERMISSION_DENIED"), ("nonsense", "UNAUTHENTICATED"), (None, "UNAUTHENTICATED")],
+)  # fmt: skip
+def test_stop_work_takes_a_key_that_may_work(
+    keyed: ServerProcess, http: Callable[[str | None], Api], key: str | None, status: str | None
+) -> None:
+    name = queue(http("full"), 1)
+    metadata = [("authorization", f"Bearer sekret-{key}")] if key else []
+    with grpc.insecure_channel(keyed.grpc_target) as channel:
+        stop = queue_service_pb2_grpc.QueueServiceStub(channel).StopWork
+        request = queue_service_pb2.StopWorkRequest(topic=name, node="w")
+        if status is None:
+            assert stop(request, metadata=metadata).held == 0
+            return
+        with pytest.raises(grpc.RpcError) as failed:
+            stop(request, metadata=metadata)
+    assert refusal(failed.value)[0] == status
+
+
+def _jobs(stream: Any, count: int) -> list[Any]:
+    """So many jobs of a stream, over its heartbeats."""
+    jobs: list[Any] = []
+    while len(jobs) < count:
+        jobs += next(stream).frame.jobs.jobs
+    return jobs
+
+
 # --------------------------------------------------------------------------- fairness
 
 

@@ -19,7 +19,8 @@ from support.lake_runs import LocalRunner, follow, settings
 from support.spark import Server
 from topics.v1 import topics_service_pb2 as pb
 from topics_client import cli
-from topics_client.cli import lakehouse, lakehouse_actions
+from topics_client.cli import lakehouse
+from topics_client.cli.lakehouse import actions as lakehouse_actions
 from topics_client.connection import Connection
 from topics_client.retry import Retry
 from topics_lakehouse import display, job, query
@@ -134,8 +135,8 @@ def test_what_goes_wrong_is_one_line(run: Run, server: Server) -> None:
         (["query", "SELECT * FROM nosuch"], 1, "nosuch"),
         (["query", "SELEKT"], 1, "syntax error"),
         (["query", "--parquet", "no/such/folder/x", "SELECT 1"], 1, "No such file"),
-        (["query", "--url", "topics://127.0.0.1:1", "SELECT * FROM orders"], 1, "127.0.0.1:1"),
-        (["sync-deletes", "nosuch"], 1, 'topic_not_found: topic "nosuch" does not exist'),
+        (["query", "--server", "topics://127.0.0.1:1", "SELECT * FROM orders"], 3, "127.0.0.1:1"),
+        (["sync-deletes", "nosuch"], 5, 'topic_not_found: topic "nosuch" does not exist'),
         (["sync-deletes", "--timeout", "0", "cli-what_goes_wrong_is_one_line"], 1, "run the pipeline"),
         (["status", "--config", "nosuch.toml"], 2, "nosuch.toml: No such file or directory"),
         (["status", "--set", "colour=red"], 2, "unknown setting colour"),
@@ -170,7 +171,7 @@ def test_status_says_what_is_wrong(run: Run, orders: str) -> None:
     assert names[:4] == ["topic", "table", "lag", "rows"]
     assert values[:4] == [orders, "topics.orders", "5", "15"]
     assert values[-1] == "ok"
-    (found,) = json.loads(run("status", "--json")[1])
+    found = json.loads(run("status", "--json")[1])
     assert (found["topic"], found["lag"], found["positions"], found["problems"]) == (orders, 5, {"0": 15}, [])
     code, out, _ = run("status", "--topic", "cli-nosuch")
     assert code == 1
@@ -194,20 +195,20 @@ def test_compact_and_maintain_tell_what_they_did(run: Run, server: Server, order
     follow(settings(server, tmp_path / "lake", {"name": orders, "table": "orders"}))
     code, out, _ = run("compact", "--json")
     assert code == 0
-    first = json.loads(out)[0]
+    first = json.loads(_lines(out)[0])
     assert (first["table"], first["files_before"], first["files_after"]) == ("topics.orders", 2, 1)
     assert first["rows_before"] == first["rows_after"] == 20
     assert _lines(run("compact")[1])[0].split()[:2] == ["table", "files_before"]
     code, out, _ = run("maintain", "--keep", "2", "--grace", "3600", "--json")
     assert code == 0
-    first = json.loads(out)[0]
+    first = json.loads(_lines(out)[0])
     assert (first["table"], first["snapshots_expired"], first["files_deleted"]) == ("topics.orders", 1, 0)
     code, _, err = run("maintain", "--grace", "60")
     assert code == 2
     assert "younger files may belong to a commit that is under way" in err
     for each in (tmp_path / "lake").rglob("*.*"):
         os.utime(each, (time.time() - 4000,) * 2)
-    assert json.loads(run("maintain", "--grace", "3600", "--json")[1])[0]["files_deleted"] > 0
+    assert json.loads(_lines(run("maintain", "--grace", "3600", "--json")[1])[0])["files_deleted"] > 0
     assert _lines(run("query", "SELECT count(*) AS n FROM orders")[1]) == [" n", "20"]
 
 
@@ -222,7 +223,7 @@ def test_a_table_that_is_not_ours_keeps_no_other_from_its_maintenance(
         assert code == 1
         assert len(_lines(err)) == 1
         assert "table topics.foreign is not one of the lakehouse's" in err
-        assert [each["table"] for each in json.loads(out)] == [
+        assert [each["table"] for each in map(json.loads, _lines(out))] == [
             f"topics.orders{suffix}" for suffix in ("", "_errors", "_gaps")
         ]
 
@@ -358,9 +359,9 @@ def lakehouse_arguments(given: Sequence[str]) -> object:
 def _hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     class Finder:
         def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-            if fullname == "topics_client.cli.lakehouse_actions":
+            if fullname == "topics_client.cli.lakehouse.actions":
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-    monkeypatch.delitem(sys.modules, "topics_client.cli.lakehouse_actions", raising=False)
-    monkeypatch.delattr(cli, "lakehouse_actions", raising=False)
+    monkeypatch.delitem(sys.modules, "topics_client.cli.lakehouse.actions", raising=False)
+    monkeypatch.delattr(lakehouse, "actions", raising=False)

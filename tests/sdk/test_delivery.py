@@ -99,7 +99,7 @@ def test_a_failure_is_seen_by_a_callback_and_by_who_waits_but_not_by_who_has_giv
     for _ in range(3):
         with pytest.raises(TimeoutError):
             Delivery(given_up, 0).result(0)
-    assert given_up._waiting == [], "nothing gathers where somebody looks again and again"
+    assert not given_up._waiting, "nothing gathers where somebody looks again and again"
     for receipt in (with_callback, awaited, given_up):
         _settle(receipt.settle(_FULL))
     assert [receipt.seen for receipt in (with_callback, awaited, given_up)] == [True, True, False]

@@ -10,6 +10,7 @@ from topics_client.models import Headers, RawJson
 
 _JSON: Final = int(RECORD_KIND_JSON)
 _BINARY: Final = int(RECORD_KIND_BINARY)
+_BUFFERS: Final = (bytes, bytearray, memoryview)
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -38,11 +39,12 @@ def encode(value: Any) -> tuple[bytes, bool]:
     RawJson goes as it is, other bytes are binary, everything else is encoded as JSON. Raises InvalidRequestError for
     what has no JSON form (NaN, a set, a lone surrogate).
     """
-    if isinstance(value, bytes):
-        return value, not isinstance(value, RawJson)
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value), True
-    return encode_json(value), False
+    if isinstance(value, _BUFFERS):
+        return value if isinstance(value, bytes) else bytes(value), not isinstance(value, RawJson)
+    try:  # as encode_json does: a producer is here 250,000 times a second
+        return "".join(_CHUNKS(value, 0)).encode(), False
+    except (TypeError, ValueError, RecursionError):
+        return encode_json(value), False
 
 
 def encode_json(value: Any) -> bytes:

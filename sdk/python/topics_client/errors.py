@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from topics.v1 import errors_pb2
@@ -103,6 +104,14 @@ def may_be_done(error: TopicsError) -> bool:
     return error.reason in ("unavailable", "deadline_exceeded") and not _NEVER_SENT.search(error.message)
 
 
+def _details(value: bytes) -> Any:
+    """The details of a status; none where it is not one of ours."""
+    try:
+        return status_pb2.Status.FromString(value).details
+    except DecodeError:
+        return ()
+
+
 def from_rpc(error: grpc.RpcError, server: object = "", timeout: float | None = None) -> TopicsError:
     """The failure of a call. `server`, and its deadline in seconds, are named where none answered."""
     call = error if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else None  # asyncio's errors are no Call
@@ -111,7 +120,7 @@ def from_rpc(error: grpc.RpcError, server: object = "", timeout: float | None = 
     metadata: Any = call.trailing_metadata() if call else None
     for key, value in metadata or ():
         if key == _DETAILS_KEY:
-            for packed in status_pb2.Status.FromString(value).details:
+            for packed in _details(value):
                 info, again = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
                 if packed.Unpack(info):
                     reason, detail = info.reason.lower(), dict(info.metadata)

@@ -17,7 +17,7 @@ def decoded(data: bytes, binary: bool) -> Any:
 
 
 class RawJson(bytes):
-    """A JSON text, as UTF-8, that is sent as it is: the server keeps it byte for byte, but for white space around it."""
+    """A JSON text in UTF-8, sent as it is. The server keeps it byte for byte, but for white space around it."""
 
 
 Headers = Mapping[str, Any] | RawJson

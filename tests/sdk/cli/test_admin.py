@@ -253,7 +253,7 @@ def test_rm_asks_at_a_terminal(topics: Cli, api: Api, typed: bytes, code: int) -
     api.write(name, [{"data": 1}])
     ended, shown = at_a_terminal(topics, "rm", name, "nope", "--if-exists", typed=typed)
     assert ended == code, shown
-    assert shown.startswith(f"delete {name} with 1 records (1B), for good? [y/N] ")
+    assert shown.startswith(f"delete {name} with 1 record (1B), for good? [y/N] ")
     assert api.get(name).status_code == (404 if code == 0 else 200)
 
 

@@ -63,22 +63,36 @@ def test_every_command_has_help_that_is_wide_enough_for_a_terminal(name: str, mo
 
 
 def test_commands_that_call_a_server_take_the_same_arguments_before_and_behind(topics: Cli) -> None:
-    own = ("serve", "wait-ready", "lakehouse", "completion", "version")
+    own = (
+        "serve",
+        "lakehouse",
+        "completion",
+        "version",
+        "backup list",
+        "backup verify",
+        "backup restore",
+        "backup prune",
+        "verify",
+    )
     for name in COMMANDS:
         nested = [each for each in parser(name)._actions if each.dest == "action"]
-        texts = [each.format_help() for each in nested[0].choices.values()] if nested else [parser(name).format_help()]
-        for text in texts:
-            assert all((f"{flag} " in text) != (name in own) for flag in ("--server", "--key-env")), (name, text)
+        for each in nested[0].choices.values() if nested else [parser(name)]:
+            calls = not each.prog.removeprefix("topics ").startswith(own)
+            text = each.format_help()
+            assert ("--server URL" in text) == (calls or name == "lakehouse"), text  # its key is in its settings
+            assert ("--key-env " in text) == calls, text
     assert topics.url is not None
     absent = Cli("127.0.0.1:1")
     assert absent("--server", topics.url, "--json", "ls").rows == absent("ls", f"--server={topics.url}", "--json").rows
     assert absent("--json", "--server", topics.url, "queue", "stats", "--no-headers").out == ""
-    assert "unrecognized arguments: --json" in topics("--json", "version", code=2).err
+    assert "unrecognized arguments: --json" in topics("--json", "serve", code=2).err
 
 
 def test_version() -> None:
-    assert re.fullmatch(r"topics \d+\.\d+\.\d+\S*\n", Cli()("version").out)
-    assert Cli()("--version").out == Cli()("version").out
+    assert re.fullmatch(r"topics \d+\.\d+\.\d+\S*\n", text := Cli()("version").out)
+    assert Cli()("--version").out == text
+    for arguments in (["version", "--json"], ["--version", "--json"], ["--json", "version"]):
+        assert Cli()(*arguments).row == {"version": text.split()[1]}
 
 
 def test_help_starts_fast_and_without_grpc() -> None:
@@ -115,8 +129,15 @@ def test_words_of_other_tools_lead_to_commands() -> None:
         (["describe", "t"], "did you mean info?"),
         (["XADD"], "did you mean append?"),
         (["--nonsense"], "no command '--nonsense'"),
-        (["ls", "--nonsense"], "unrecognized arguments: --nonsense"),
-        (["ls", "--jso"], "unrecognized arguments: --jso"),
+        (["ls", "--nonsense"], "topics ls: unrecognized arguments: --nonsense; usage: topics ls --help"),
+        (["ls", "--jso"], "topics ls: unrecognized arguments: --jso; did you mean --json?"),
+        (["append", "t", "1", "--tg=x", "2"], "topics append: unrecognized arguments: --tg=x 2; did you mean --tag?"),
+        (
+            ["queue", "ack", "q", "1", "-x"],
+            "topics queue ack: unrecognized arguments: -x; usage: topics queue ack --help",
+        ),
+        (["version", "1"], "topics version: unrecognized arguments: 1"),
+        (["wait-ready", "--url", "x:1"], "--url is the HTTP port, as http://HOST:PORT, not 'x:1'"),
         (["info"], "required: TOPIC"),
         (["queue"], "required: ACTION"),
         (["queue", "nonsense", "q"], "invalid choice: 'nonsense'"),
@@ -141,6 +162,38 @@ def test_no_command_at_all_shows_the_help_and_is_wrong_usage() -> None:
     assert (ran.out, ran.err) == ("", overview())
 
 
+# Waiting for a server
+
+
+def test_wait_ready_asks_either_port(server: ServerProcess, topics: Cli) -> None:
+    assert topics("wait-ready").out == ""
+    for arguments, told in (
+        (["--server", server.grpc_target], f"topics://{server.grpc_target}"),
+        (["--url", server.base], server.base),
+    ):
+        row = Cli()("wait-ready", *arguments, "--json").row
+        assert (row["ready"], row["server"]) == (True, told)
+        assert 0 <= row["seconds"] < 30
+
+
+def test_wait_ready_says_what_it_has_waited_for() -> None:
+    port = free_port()
+    for flag, place in (("--server", f"topics://127.0.0.1:{port}"), ("--url", f"http://127.0.0.1:{port}")):
+        ran = Cli()("wait-ready", flag, place, "--timeout", "0.3", "--json", code=3)
+        assert (ran.row["ready"], ran.row["server"]) == (False, place)
+        assert ran.err.startswith("topics wait-ready: not ready after 0.3 s: ")
+        assert f"{place}: " in ran.err
+        assert "Connection refused" in ran.err
+
+
+def test_wait_ready_does_not_wait_for_another_key(tmp_path: Path) -> None:
+    settings = {"TOPICS_API_KEYS": "probe:read", "TOPICS_PROBE_AUTH": "1"}
+    with ServerProcess(tmp_path, env=settings) as server:
+        for place in (["--server", server.grpc_target], ["--url", server.base]):
+            assert "unauthorized" in Cli()("wait-ready", *place, code=4).err
+            assert Cli()("wait-ready", *place, "--key-env", "K", env={"K": "probe"}).err == ""
+
+
 # Faults
 
 
@@ -149,7 +202,17 @@ def test_a_server_that_is_absent_is_named_with_what_to_do() -> None:
     error = Cli(f"127.0.0.1:{port}")("ls", code=3).err
     assert error.startswith(f"topics ls: unavailable: topics://127.0.0.1:{port}: ")
     assert error.endswith("Connection refused (is the server running? set --server or TOPICS_URL)\n")
-    assert "resolving nowhere.invalid" in Cli("nowhere.invalid")("info", "t", code=3).err
+    error = Cli("nowhere.invalid")("info", "t", code=3).err
+    assert re.fullmatch(
+        r"topics info: unavailable: topics://nowhere\.invalid:4001: [\w ]+ \(is the server .*\)\n", error
+    )
+
+
+def test_names_that_are_none_here_are_told_what_is(topics: Cli) -> None:
+    assert "(--partition N names a partition here)" in topics("read", "wide@1", code=5).err
+    assert "(whole names are wanted here; topics ls -q PREFIX" in topics("info", "wide*", code=5).err
+    topics("append", "starred", "1")
+    assert topics("ls", "-q", "starr*").out == topics("ls", "-q", "starr").out == "starred\n"
 
 
 def test_a_server_that_does_not_answer_is_given_up() -> None:

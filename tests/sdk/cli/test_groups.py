@@ -46,8 +46,10 @@ def test_positions_move_and_go(topics: Cli, api: Api) -> None:
     assert [row["from_seq"] for row in topics("groups", "movers", "--reset", "earliest", "--json").rows] == [0, 0]
     assert topics("groups", "movers", "--reset", 0, "--no-headers").cells[0][2] == "0"
     assert "invalid_request" in topics("groups", "movers", "--reset", 10**6, code=1).err
-    assert topics("groups", "movers", "--delete", "--json").row == {"group": "movers", "deleted": True}
-    assert topics("groups", "movers", "--delete", "--json").row == {"group": "movers", "deleted": False}
+    assert "give --yes" in topics("groups", "movers", "--delete", code=2).err
+    assert topics("groups", "movers", "--delete", "--yes", "--json").row == {"group": "movers", "deleted": True}
+    ran = topics("groups", "movers", "--delete", "--yes", "--json", code=5)
+    assert (ran.row, "group_not_found" in ran.err) == ({"group": "movers", "deleted": False}, True)
     assert "group_not_found" in topics("groups", "movers", code=5).err
 
 

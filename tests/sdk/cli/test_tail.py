@@ -62,6 +62,39 @@ def following(topics: Cli, tmp_path: Path, *arguments: object) -> Iterator[Follo
         command.wait(_SECONDS)
 
 
+def test_an_interrupt_ends_it_wherever_it_comes(topics: Cli, tmp_path: Path) -> None:
+    """Also while gRPC begins the call of the watch: without more than this, one in ten of these hung."""
+    name = fresh()
+    topics("append", name, "1")
+    for number in range(25):
+        out = tmp_path / str(number)
+        with out.open("wb") as file, topics.start("tail", "-f", name, stdout=file, stderr=file) as command:
+            try:
+                poll(lambda out=out: bool(out.read_bytes()), 20)
+                command.send_signal(signal.SIGINT)
+                assert command.wait(20) == 130
+            finally:
+                command.kill()
+
+
+def test_other_partitions_than_the_first_are_told_of(topics: Cli) -> None:
+    wide = fresh()
+    topics("create", wide, "--partitions", 2)
+    topics("append", wide, "0")
+    topics("append", wide, "1", "--partition", 1)
+    note = f"topics tail: only partition 0 of {wide} (2); NAME@N is another\n"
+    for name in (wide, f"{wide}*"):
+        ran = topics("tail", name, "--format", "value")
+        assert (ran.out, ran.err) == ("0\n", note)
+    ran = topics("tail", f"{wide}@1", "--format", "value")
+    assert (ran.out, ran.err) == ("1\n", "")
+
+
+def test_a_prefix_that_nothing_has_yet_is_told(topics: Cli) -> None:
+    ran = topics("tail", "nobody:*")
+    assert (ran.out, ran.err) == ("", "topics tail: no topic begins so yet: nobody:*\n")
+
+
 def test_the_newest_records_of_one(topics: Cli, api: Api) -> None:
     topic = api.make()
     topics("append", topic, *range(1, 21), "--tag", "a\tb")

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from support.http import Api
 from support.server import TOPICS, ServerProcess
-from topics_client.cli.top_rates import SORTS, Reading, Stand, ordered, read, rows, server_line
-from topics_client.cli.top_view import summary, table
+from topics_client.cli.top.rates import SORTS, Reading, Stand, ordered, read, rows, server_line
+from topics_client.cli.top.view import summary, table
 
 from .runner import Cli, environment
 

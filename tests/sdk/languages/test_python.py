@@ -11,6 +11,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.descriptor_pb2 import MethodOptions
 
 from topics.v1 import (
+    admin_service_pb2,
     group_service_pb2,
     queue_service_pb2,
     router_service_pb2,
@@ -46,7 +47,14 @@ def test_readme(snippets: Callable[[str, str], list[str]], run: Callable[..., st
 def test_readmes_name_the_calls_that_may_not_be_repeated(language: str) -> None:
     readme = (ROOT / "sdk" / "generated" / language / "README.md").read_text()
     [named] = re.findall(r"Every call is declared so but (.*?)\.", readme, re.DOTALL)
-    modules = [topics_service_pb2, queue_service_pb2, watch_service_pb2, router_service_pb2, group_service_pb2]
+    modules = [
+        topics_service_pb2,
+        queue_service_pb2,
+        watch_service_pb2,
+        router_service_pb2,
+        group_service_pb2,
+        admin_service_pb2,
+    ]
     services = [service for module in modules for service in module.DESCRIPTOR.services_by_name.values()]
     methods = [method for service in services for method in service.methods]
     assert re.findall(r"`(\w+)`", named) == [method.name for method in methods if not _declared(method)]

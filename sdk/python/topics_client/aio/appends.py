@@ -1,19 +1,17 @@
 """Appends: each stored once, however often it has to be sent."""
 
-import time
 from asyncio import Event
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 from topics.v1 import topics_service_pb2 as pb
+from topics_client import window
 from topics_client.aio.base import AsyncBase
 from topics_client.decoding import appended_of
-from topics_client.errors import AuthError, NotFoundError, UnavailableError, may_be_done
+from topics_client.errors import AuthError, NotFoundError, UnavailableError
 from topics_client.models import Appended, Headers, NewRecord, TopicConfig
 from topics_client.requests import append_request
 from topics_client.retry import Patience
-
-_WINDOW_SECONDS: Final = 120.0  # of a topic that is not configured otherwise
 
 
 class AsyncAppends(AsyncBase):
@@ -86,32 +84,24 @@ class AsyncAppends(AsyncBase):
         lost: UnavailableError | None = None  # how the first attempt failed whose outcome nobody knows
         lost_at, timeout = 0.0, connection.timeout
         while True:
-            began = time.monotonic()
+            began = window.now()
             try:
                 if lost is not None:
-                    left = lost_at + await self._window(request.topic) - time.monotonic()
-                    timeout = min(connection.timeout, left)
-                if timeout > 0:
-                    return await connection.unary(connection.topics.Append, request, repeatable=False, timeout=timeout)
+                    timeout = min(connection.timeout, window.left(lost_at, await self._window(request.topic)))
+                return await connection.unary(connection.topics.Append, request, repeatable=False, timeout=timeout)
             except UnavailableError as error:
-                if lost is None and may_be_done(error):
+                if error.reason == "outcome_unknown":
+                    raise
+                if lost is None and window.may_be_stored(error):
                     lost, lost_at = error, began
                 if not await connection.waited(patience, error, ended):
                     raise lost or error from None
-            else:
-                raise UnavailableError(
-                    "outcome_unknown",
-                    "the answer to a write was lost, and the topic may not know its key any more "
-                    f"(idempotency_window_ms): look whether it is there before you make it again; {lost}",
-                )
 
     async def _window(self, topic: str) -> float:
         """For how many seconds a topic knows the key of a write again."""
-        request = pb.GetTopicRequest(topic=topic, touch=False)
+        topics = self.connection.topics
         try:
-            reply = await self.connection.unary(self.connection.topics.GetTopic, request, repeatable=False)
-        except NotFoundError:
-            return float("inf")  # nothing of it is there
-        except AuthError:
-            return _WINDOW_SECONDS  # the key may write only
-        return reply.state.config.idempotency_window_ms / 1e3
+            answer = await self.connection.unary(topics.GetTopic, window.question(topic), repeatable=False)
+        except (AuthError, NotFoundError) as error:
+            return window.seconds(error)
+        return window.seconds(answer)

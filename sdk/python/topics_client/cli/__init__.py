@@ -43,6 +43,7 @@ _GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "export": ("exporting", "write the records of a topic to a file"),
         "lakehouse": ("lakehouse", "keep topics as Iceberg tables and query them"),
         "backup": ("backup", "back up all topics, and restore them"),
+        "verify": ("verify", "check a data directory for damage"),
     },
     "Other": {
         "bench": ("bench", "measure a server"),
@@ -90,12 +91,18 @@ insufficient key, 5 not found, 130 interrupted."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code (docs/cli.md)."""
     _prepare_output()
+    interrupt: KeyboardInterrupt | None = None
     try:
         code = _main(_command_first(sys.argv[1:] if argv is None else argv))
     except BrokenPipeError:
         code = 141  # as a program that SIGPIPE ends
-    except KeyboardInterrupt:
-        code = 130
+    except KeyboardInterrupt as error:
+        code, interrupt = 130, error  # whose frames hold the connection
+    if code == 130 and argv is None:
+        # Not by the interpreter's way out: where the interrupt came while gRPC began a call, the end of the channel
+        # waits for ever for the events of that call, which nobody reads.
+        os._exit(_finished(code))
+    del interrupt
     return _finished(code)
 
 
@@ -128,8 +135,8 @@ def _main(arguments: list[str]) -> int:
             return 0
         case ["help", *rest]:
             arguments = [*rest, "--help"]
-        case ["--version", *_]:
-            arguments = ["version"]
+        case ["--version", *rest]:
+            arguments = ["version", *rest]
     if arguments[0] not in COMMANDS:
         print(_unknown(arguments[0]), file=sys.stderr)
         return 2

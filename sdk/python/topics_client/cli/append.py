@@ -55,7 +55,15 @@ def add_parser(commands: "Commands") -> None:
     group.add_argument("--no-create", action="store_true", help="fail if the topic is not there")
     group.add_argument("--partition", type=whole, default=0, metavar="N", help="its partition (default: 0)")
     group.add_argument("--batch", type=positive, default=MOST_RECORDS, metavar="N", help="records in a write, at most")
-    group.add_argument("--delay-ms", type=milliseconds, default=0, metavar="TIME", help="queues: hide the jobs so long")
+    group.add_argument(
+        "--delay",
+        "--delay-ms",
+        type=milliseconds,
+        default=0,
+        metavar="TIME",
+        dest="delay_ms",
+        help="queues: until the jobs can be claimed (default: none)",
+    )
     group.add_argument("--priority", type=whole, default=0, metavar="P", help="queues: 0 to 9, the highest comes first")
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)
@@ -121,7 +129,7 @@ def _row(arguments: argparse.Namespace, appending: Appending, sender: Sender) ->
 
 def _text(arguments: argparse.Namespace, appending: Appending, sender: Sender) -> str:
     what = "were there already in" if sender.deduped else "appended to"
-    text = f"{sender.count:,} record{'' if sender.count == 1 else 's'} {what} {arguments.topic}"
+    text = f"{output.counted(sender.count, 'record')} {what} {arguments.topic}"
     if sender.count:
         text += f": seq {sender.first_seq} to {sender.last_seq}" if sender.count > 1 else f": seq {sender.last_seq}"
     if appending.skipped:

@@ -194,7 +194,11 @@ def _verify(arguments: argparse.Namespace) -> int:
     bad = sum(1 for each in found if each.damage)
     if not bad:
         return 0
-    return server.complain("backup verify", f"{bad} of {len(found)} backups can't be relied on; make a new one")
+    return server.complain(
+        "backup verify",
+        f"{bad} of {len(found)} backups can't be relied on: remove the files named above from the target, lest the "
+        "next backup rely on them too, and make a new one",
+    )
 
 
 def _restore(arguments: argparse.Namespace) -> int:

@@ -42,7 +42,7 @@ def _run(arguments: argparse.Namespace) -> int:
         output.line(members)
         return 0
     what, count = "created" if members["created"] else "there already", members["partition_count"]
-    print(f"{arguments.topic}: {what}, {count} partition{'s' if count != 1 else ''}")
+    print(f"{arguments.topic}: {what}, {output.counted(count, 'partition')}")
     return 0
 
 

@@ -60,7 +60,7 @@ def _run(arguments: argparse.Namespace) -> int:
         members = {"topic": topic, "partition": partition, "deleted": done.deleted, "earliest_seq": done.earliest_seq}
         output.line(members | {"head_seq": done.head_seq, "count": done.count, "bytes": done.bytes})
     else:
-        print(f"{topic}: {_records(done.deleted)} deleted, {_records(done.count)} left")
+        print(f"{topic}: {output.counted(done.deleted, 'record')} deleted, {output.counted(done.count, 'record')} left")
     return 0
 
 
@@ -76,7 +76,3 @@ def _which(arguments: argparse.Namespace) -> str:
     if arguments.tag_prefix is not None:
         words += f" tagged {arguments.tag_prefix}*"
     return words
-
-
-def _records(count: int) -> str:
-    return f"{count:,} record{'s' if count != 1 else ''}"

@@ -183,13 +183,13 @@ class _Exporting:
             else:
                 output.line(row)
             return
-        text = f"exported {self._count:,} record{'' if self._count == 1 else 's'} of {arguments.topic}"
+        text = f"exported {output.counted(self._count, 'record')} of {arguments.topic}"
         text += f" from {len(self._partitions)} partitions" if not single else ""
         text += f" to {arguments.file}" if arguments.file != "-" else ""
         if single and self._last_seq is not None:
             text += f": seq {self._first_seq} to {self._last_seq}; --from-seq {self._last_seq} goes on there"
         if self._gaps:
-            text += f"; {self._gaps} gap{'s' if self._gaps > 1 else ''}, up to {self._lost:,} records are gone"
+            text += f"; {output.counted(self._gaps, 'gap')}, up to {output.counted(self._lost, 'record')} gone"
         if arguments.file == "-":
             output.note(f"topics export: {text}")
         else:

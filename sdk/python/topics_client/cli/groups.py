@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from topics_client.cli import output, server
+from topics_client.cli import asking, output, server
 from topics_client.cli.types import whole
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def add_parser(commands: "Commands") -> None:
         metavar="TO",
         help="move its positions: earliest, latest, or a seq up to which all is dealt with",
     )
-    parser.add_argument("--delete", action="store_true", help="delete the group and all its positions")
+    parser.add_argument("--delete", action="store_true", help="delete the group and all its positions; asks first")
+    asking.add_arguments(parser)
     output.add_arguments(parser)
     server.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -53,7 +54,10 @@ def _run(arguments: argparse.Namespace) -> int:
         raise server.UsageError("which GROUP?")
     if arguments.reset is not None and arguments.delete:
         raise server.UsageError("--reset and --delete exclude each other")
+    ask = arguments.delete and asking.needed(arguments)
     with server.client(arguments) as client:
+        if arguments.delete:
+            return _delete(client, arguments, ask=ask)
         rows = iter(_rows(client, arguments))
         first = next(rows, None)
         found = [] if first is None else [first]
@@ -63,14 +67,26 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _delete(client: "TopicsClient", arguments: argparse.Namespace, *, ask: bool) -> int:
+    group = arguments.group
+    if ask and not asking.agreed(f"delete the group {group} and all its positions, for good?"):
+        return server.FAILED
+    deleted = client.delete_group(group)
+    if arguments.json:
+        output.line({"group": group, "deleted": deleted})
+    elif deleted:
+        print(f"{output.clean(group)}: deleted")
+    if deleted:
+        return 0
+    return server.complain("groups", f"group_not_found: {group} is not there", server.NOT_FOUND)
+
+
 def _rows(client: "TopicsClient", arguments: argparse.Namespace) -> Iterable[dict[str, Any]]:
     from topics_client.cli.shapes import position
 
     group = arguments.group
     if group is None:
         return _groups(client)
-    if arguments.delete:
-        return [{"group": group, "deleted": client.delete_group(group)}]
     if arguments.reset is not None:
         topics = [arguments.topic] if arguments.topic else []
         return map(position, client.reset_positions(group, arguments.reset, topics=topics))

@@ -100,10 +100,10 @@ def _run(arguments: argparse.Namespace) -> int:
         "seconds": round(appending.seconds, 3),
     }
     if not arguments.json:
-        where = f"seq {sender.first_seq} to {sender.last_seq}"
+        where = f"seq {sender.first_seq} to {sender.last_seq}" if sender.count > 1 else f"seq {sender.last_seq}"
         if comparison.partitions > 1:
             where = f"{comparison.partitions} partitions"
-        print(f"appended {sender.count} records to {arguments.topic}: {where}", flush=True)
+        print(f"appended {output.counted(sender.count, 'record')} to {arguments.topic}: {where}", flush=True)
     if not arguments.no_compare:
         with server.client(arguments, retry=Retry(seconds=_READ_SECONDS)) as client:
             comparison.read(client)
@@ -116,5 +116,5 @@ def _run(arguments: argparse.Namespace) -> int:
             f"{comparison.first_different}"
         )
     if not (arguments.json or arguments.no_compare):
-        print(f"read back {sender.count} records, byte for byte the same")
+        print(f"read back {output.counted(sender.count, 'record')}, byte for byte the same")
     return 0

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from topics_client.cli import output, server
+from topics_client.cli.types import prefix
 
 if TYPE_CHECKING:
     from topics_client import TopicsClient
@@ -18,7 +19,7 @@ def add_parser(commands: "Commands") -> None:
         description="List topics by name: their type, partitions, live records and bytes. With -l also durability, the "
         "time since the last write, and the jobs of queues; that takes a call for each topic.",
     )
-    server.add_name(parser, "prefix", nargs="?", default="", help="only topics whose names start so")
+    server.add_name(parser, "prefix", type=prefix, nargs="?", default="", help="only topics whose names start so")
     parser.add_argument("-l", "--long", action="store_true", help="tell more of each")
     parser.add_argument("-q", "--quiet", action="store_true", help="names only, one a line")
     output.add_arguments(parser)

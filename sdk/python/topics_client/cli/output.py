@@ -109,6 +109,11 @@ def note(text: str) -> None:
     print(clean(text), file=sys.stderr)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with what it counts: `1 record`, `2,000 records`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 class Measure(str):
     """A number with its unit, which stands to the right in a table."""
 

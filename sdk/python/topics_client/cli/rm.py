@@ -51,7 +51,7 @@ def _question(client: "TopicsClient", topics: list[str]) -> str:
             continue
         parts = found.partitions or (found,)
         count, size = sum(part.count for part in parts), sum(part.bytes for part in parts)
-        lines.append(f"{topic} with {count:,} records ({output.size(size)})")
+        lines.append(f"{topic} with {output.counted(count, 'record')} ({output.size(size)})")
     return f"delete {', '.join(lines) or 'what is not there'}, for good?"
 
 

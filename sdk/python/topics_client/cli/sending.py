@@ -1,7 +1,5 @@
 """Records on their way to a topic, in order: what was appended, and where it stopped, is known to the line."""
 
-import contextlib
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,8 +10,7 @@ from uuid import uuid4
 if TYPE_CHECKING:
     from topics.v1.topics_service_pb2 import AppendRequest, AppendResponse
     from topics_client.connection import Connection
-    from topics_client.errors import TopicsError, UnavailableError
-    from topics_client.retry import Patience
+    from topics_client.errors import TopicsError
 
 MOST_RECORDS: Final = 10_000  # that the server takes in a write
 _AHEAD_BYTES: Final = 8 << 20  # read and not sent yet
@@ -21,9 +18,6 @@ _BATCH_BYTES: Final = 1 << 20
 _RECORD_BYTES: Final = 32  # what a record counts beside its own
 _ABSENT_SECONDS: Final = 1.0  # how long a server is waited for that never answered
 _GONE_SECONDS: Final = 60.0  # and one that did
-_UNANSWERED: Final = frozenset({"unavailable", "deadline_exceeded"})
-_DEFAULT_WINDOW_MS: Final = 120_000  # idempotency_window_ms of a topic that can't be asked
-_WINDOW_SHARE: Final = 0.9
 
 
 @dataclass(slots=True)
@@ -39,6 +33,7 @@ class Batch:
     metas: list[bytes] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     size: int = 0
+    lost_at: float | None = None  # when it was sent for the first time without an answer: may be stored since
 
     def add(
         self,
@@ -216,20 +211,21 @@ class Sender:
             return batch
 
     def _send(self, batch: Batch) -> None:
+        from topics_client import window
         from topics_client.errors import InvalidRequestError, TopicsError
 
         try:
             reply = self._append(batch)
         except TopicsError as error:
-            refused = isinstance(error, InvalidRequestError)
-            if len(batch) > 1 and self._options.key is None and (refused or error.reason == "topic_full"):
+            unknown = batch.lost_at is not None and not window.proves_absence(error)
+            refused = isinstance(error, InvalidRequestError) or error.reason == "topic_full"
+            if len(batch) > 1 and self._options.key is None and refused and not unknown:
                 middle = len(batch) // 2
                 self._send(batch.part(0, middle))
                 self._send(batch.part(middle, len(batch)))
             elif error.reason == "record_too_large" and self._options.skip_too_large and len(batch) == 1:
                 self.too_large.append(batch)
             else:
-                unknown = error.reason in _UNANSWERED and "failed to connect" not in error.message
                 raise StoppedError(error, batch, unknown=unknown) from error
         else:
             self.first_seq = self.first_seq or reply.first_seq
@@ -242,43 +238,42 @@ class Sender:
 
     def _append(self, batch: Batch) -> "AppendResponse":
         """One write, made again while that is safe and the server may come back."""
-        from topics_client.errors import UnavailableError
+        from topics_client import window
+        from topics_client.errors import InvalidRequestError, TopicsError, UnavailableError
         from topics_client.retry import Patience, Retry
 
-        request = self._request(batch)
+        request, connection, timeout = self._request(batch), self._connection, self._connection.timeout
         patience = Patience(Retry(seconds=_GONE_SECONDS if self.count else _ABSENT_SECONDS))
-        began, timeout = time.monotonic(), self._connection.timeout
         while True:
+            sent_at = window.now()
             try:
-                return self._connection.unary(
-                    self._connection.topics.Append, request, repeatable=False, timeout=timeout
-                )
-            except UnavailableError as error:
-                left = began + self._back(error, patience) - time.monotonic()
-                if left <= 0:  # a repeat might be taken for another write
+                if batch.lost_at is not None:
+                    timeout = min(connection.timeout, window.left(batch.lost_at, self._window()))
+                reply = connection.unary(connection.topics.Append, request, repeatable=False, timeout=timeout)
+                break
+            except TopicsError as error:
+                if batch.lost_at is None and window.may_be_stored(error):
+                    batch.lost_at = sent_at
+                if not isinstance(error, UnavailableError) or error.reason == "outcome_unknown":
                     raise
-                timeout = min(self._connection.timeout, left)
-
-    def _back(self, failure: "UnavailableError", patience: "Patience") -> float:
-        """Wait until the server answers again. Returns for how many seconds it is sure to know a write again."""
-        from topics_client.errors import UnavailableError
-
-        while patience.waited(failure):
-            with contextlib.suppress(UnavailableError):  # what counts is the failure of the write
-                return self._window()
-        raise failure
+                if not patience.waited(error):
+                    raise
+        if reply.count != len(batch):  # none is passed over in silence
+            text = f"its key was used for a write of {reply.count} records, and this one has {len(batch)}"
+            raise StoppedError(InvalidRequestError("invalid_request", text), batch, unknown=self._options.key is None)
+        return reply
 
     def _window(self) -> float:
-        """Seconds for which the server is sure to know a write again."""
-        from topics.v1.topics_service_pb2 import GetTopicRequest
+        """For how many seconds the topic knows a write again."""
+        from topics_client import window
         from topics_client.errors import AuthError, NotFoundError
 
-        window_ms = _DEFAULT_WINDOW_MS
-        with contextlib.suppress(AuthError, NotFoundError):  # who may not read, and what the write is to make
-            request = GetTopicRequest(topic=self._options.topic, touch=False)
-            found = self._connection.unary(self._connection.topics.GetTopic, request, repeatable=False)
-            window_ms = found.state.config.idempotency_window_ms
-        return window_ms / 1e3 * _WINDOW_SHARE
+        question = window.question(self._options.topic)
+        try:
+            answer = self._connection.unary(self._connection.topics.GetTopic, question, repeatable=False)
+        except (AuthError, NotFoundError) as error:
+            return window.seconds(error)
+        return window.seconds(answer)
 
     def _request(self, batch: Batch) -> "AppendRequest":
         from topics.v1.topics_service_pb2 import AppendRequest

@@ -4,7 +4,9 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from topics_client.address import DEFAULT_URL, Address
@@ -21,6 +23,8 @@ USAGE: Final = 2
 UNAVAILABLE: Final = 3
 AUTH: Final = 4
 NOT_FOUND: Final = 5
+
+_CLOSE_SECONDS: Final = 2.0
 
 _SERVER_HELP = f"topics://HOST:PORT or HOST:PORT of its gRPC port (default: TOPICS_URL, or {DEFAULT_URL})"
 _KEY_HELP = "environment variable that holds the API key, if the server wants one (default: TOPICS_API_KEY)"
@@ -46,6 +50,7 @@ _NEXT: Final = {
 }
 _NOT_GRPC: Final = "that is an HTTP port: give the server's gRPC port, 4001 by default"
 _NOT_TLS: Final = "does the server speak TLS there, with a certificate of ca=FILE or the system's roots?"
+_RESOLVING: Final = re.compile(r"(topics\S*): .*address lookup failed for [^\]]*: ([^\]:]+)\]?", re.DOTALL)
 _CONNECTING: Final = re.compile(r"(topics\S*): .*last error: [A-Z_]+: (?:\S+: )?(.*)", re.DOTALL)
 
 
@@ -53,12 +58,12 @@ class UsageError(ValueError):
     """Arguments that don't fit together, or make no sense: exit code 2."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say which server is called, and how."""
+def add_arguments(parser: argparse.ArgumentParser, *, timeout: str = "seconds for each call") -> None:
+    """The arguments that say which server is called, and how; `timeout` is the help of `--timeout`."""
     group = parser.add_argument_group("server")
     group.add_argument("--server", metavar="URL", help=_SERVER_HELP)
     group.add_argument("--key-env", default="TOPICS_API_KEY", metavar="NAME", help=_KEY_HELP)
-    group.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="seconds for each call (default: 30)")
+    group.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help=f"{timeout} (default: 30)")
 
 
 def add_name(parser: argparse.ArgumentParser, name: str, *, kind: str = "topics", **options: Any) -> None:
@@ -84,24 +89,50 @@ def address(arguments: argparse.Namespace) -> Address:
         raise UsageError(f"--server, TOPICS_URL or key: {error}") from None
 
 
-def connected(arguments: argparse.Namespace) -> "Connection":
-    """A connection to the server; a context. A call on it is made once. Raises UsageError for a URL that is none."""
+@contextmanager
+def connected(arguments: argparse.Namespace) -> "Iterator[Connection]":
+    """A connection to the server. A call on it is made once. Raises UsageError for a URL that is none."""
     _quiet()
     from topics_client.connection import Connection
     from topics_client.retry import Retry
 
-    return Connection(address(arguments), timeout=arguments.timeout, retry=Retry(seconds=0))
+    connection = Connection(address(arguments), timeout=arguments.timeout, retry=Retry(seconds=0))
+    with _ended(connection):
+        yield connection
 
 
-def client(arguments: argparse.Namespace, *, retry: "Retry | None" = None) -> "TopicsClient":
-    """A client of the server; a context. Without `retry` a call is made once. Raises UsageError for a URL that is
-    none."""
+@contextmanager
+def client(arguments: argparse.Namespace, *, retry: "Retry | None" = None) -> "Iterator[TopicsClient]":
+    """A client of the server. Without `retry` a call is made once. Raises UsageError for a URL that is none."""
     _quiet()
     from topics_client import TopicsClient
     from topics_client.retry import Retry
 
     found = address(arguments)
-    return TopicsClient(str(found), key=found.key, timeout=arguments.timeout, retry=retry or Retry(seconds=0))
+    made = TopicsClient(str(found), key=found.key, timeout=arguments.timeout, retry=retry or Retry(seconds=0))
+    with _ended(made):
+        yield made
+
+
+@contextmanager
+def _ended(what: "Connection | TopicsClient") -> Iterator[None]:
+    """Closes it at the end. An interrupt can come while gRPC begins a call, and then nobody reads the events of that
+    call: the end of its channel waits for them for ever. So it isn't waited for, and `main` ends the process."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        _close(what)
+        raise
+    else:
+        _close(what)
+
+
+def _close(what: "Connection | TopicsClient") -> None:
+    closing = Thread(target=what.close, daemon=True)
+    closing.start()
+    closing.join(_CLOSE_SECONDS)
 
 
 def told(name: str, work: Callable[[], int]) -> int:
@@ -148,7 +179,7 @@ def exit_code(error: "TopicsError") -> int:
 def explained(error: "TopicsError") -> str:
     """An error with what to do about it."""
     text, what = str(error), _NEXT.get(error.reason)
-    if found := _CONNECTING.fullmatch(error.message):
+    if found := _CONNECTING.fullmatch(error.message) or _RESOLVING.fullmatch(error.message):
         text = f"{error.reason}: {found[1]}: {found[2]}"
     if "http2 header with status" in text:
         what = _NOT_GRPC
@@ -156,6 +187,10 @@ def explained(error: "TopicsError") -> str:
         what = _NOT_TLS
     elif "limit" in error.detail:
         what = f"the server's limit {error.detail['limit']} is {error.detail.get('max', 'reached')}"
+    elif error.reason == "topic_not_found" and "@" in error.detail.get("topic", ""):
+        what = "--partition N names a partition here"
+    elif error.reason == "topic_not_found" and "*" in error.detail.get("topic", ""):
+        what = "whole names are wanted here; topics ls -q PREFIX lists those that begin so"
     elif error.retry_after_ms:
         what = f"try again in {error.retry_after_ms} ms"
     return f"{text} ({what})" if what else text

@@ -61,7 +61,13 @@ def _run(arguments: argparse.Namespace) -> int:
         printer = _Printer(arguments, several=len(names) > 1 or names[0].endswith("*"))
         cursor = {}
         newest = []
-        for place in _places(client, names):
+        places = _places(client, names)
+        if not places:
+            printer.note(f"no topic begins so yet: {' '.join(names)}")
+        wide = [f"{place} ({count})" for place, count in places.items() if count > 1]
+        if wide:
+            printer.note(f"only partition 0 of {', '.join(wide)}; NAME@N is another")
+        for place in places:
             found, cursor[place] = _newest(client, place, arguments, printer)
             newest.append(found)
         printer.records(heapq.merge(*newest, key=lambda record: record.ts_ms))
@@ -70,15 +76,16 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _places(client: "TopicsClient", names: Iterable[str]) -> list[str]:
-    """Names as they are, and for each prefix the topics that there are now."""
-    places: dict[str, None] = {}
+def _places(client: "TopicsClient", names: Iterable[str]) -> dict[str, int]:
+    """Names as they are, and for each prefix the topics that there are now; each topic with its partitions, and what
+    names one of them with 1."""
+    places: dict[str, int] = {}
     for name in names:
         if name.endswith("*"):
-            places.update(dict.fromkeys(each.topic for each in client.list_topics(name.removesuffix("*"))))
+            places |= {each.topic: each.partition_count for each in client.list_topics(name.removesuffix("*"))}
         else:
-            places[name] = None
-    return list(places)
+            places[name] = 1 if "@" in name else client.get_topic(name, touch=False).partition_count
+    return places
 
 
 def _newest(

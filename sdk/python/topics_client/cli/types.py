@@ -3,6 +3,7 @@
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
@@ -24,6 +25,25 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        self.set_defaults(command_parser=self)  # of the innermost command in the end
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """What the arguments say; those that no command knows are told by the command that was meant."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        found: Parser = parsed.command_parser
+        if unknown:
+            found.refuse(unknown)
+        return parsed
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Exit code 2 for arguments that are too many, or misspelled."""
+        from difflib import get_close_matches
+
+        known = [flag.removeprefix("--") for flag in self._option_string_actions if flag.startswith("--")]
+        name = unknown[0].partition("=")[0]
+        near = get_close_matches(name.removeprefix("--"), known, 1) if name.startswith("--") else []
+        guess = f"; did you mean --{near[0]}?" if near else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
 
     def error(self, message: str) -> NoReturn:
         """Exit code 2."""
@@ -46,6 +66,11 @@ def _whole(text: str, least: int) -> int:
     if not least <= value < _U64:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {least}")
     return value
+
+
+def prefix(text: str) -> str:
+    """The beginning of names, also as it is written elsewhere: with a `*` behind it."""
+    return text.removesuffix("*")
 
 
 def seconds(text: str) -> float:

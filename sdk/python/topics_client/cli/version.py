@@ -4,17 +4,24 @@ import argparse
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from topics_client.cli import output
+
 if TYPE_CHECKING:
     from topics_client.cli.types import Commands
 
 
 def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
-    parser = commands.add_parser("version", help="print the version")
+    parser = commands.add_parser("version", help="print the version", description="Print the version of the package.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.set_defaults(run=run)
 
 
-def run(_: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Print the version of the installed distribution."""
-    print(f"topics {metadata.version('topics-engine')}")
+    version = metadata.version("topics-engine")
+    if arguments.json:
+        output.line({"version": version})
+    else:
+        print(f"topics {version}")
     return 0

@@ -74,7 +74,6 @@ class Batch:
         "place",
         "receipt",
         "start",
-        "window",
     )
 
     def __init__(self, place: Place, key: str, number: int, receipt: Receipt, opened: float) -> None:
@@ -89,7 +88,6 @@ class Batch:
         self.parts: dict[int, Parts] = {}  # by index, of those that have some
         self.nbytes = 0
         self.lost_at: float | None = None  # when it was sent for the first time without an answer: may be stored since
-        self.window: float | None = None  # for how many seconds from then on a repeat is recognized, once known
 
     def __len__(self) -> int:
         return len(self.data)

@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final
 
+from topics_client import window
 from topics_client.errors import TopicsError, UnavailableError
 from topics_client.producer.batch import RECORD_OVERHEAD, Batch, Limits, Parts, Place, check_place
 from topics_client.producer.delivery import Delivery, Outcome, Receipt
@@ -65,10 +66,8 @@ class Batches:
         self._linger = limits.linger_ms / 1e3
         self._most_records = limits.max_batch_records
         self._most_bytes = limits.max_batch_bytes
-        self._retry = retry
-        self._timeout = timeout
-        self._clock = clock
-        self._jitter = jitter
+        self._retry, self._timeout = retry, timeout
+        self._clock, self._jitter = clock, jitter
         self._keys = map(f"{name}:{{}}".format, count(1))
         self._lanes: dict[Place, _Lane] = {}
         self._open: dict[Place, Batch] = {}  # the last of a lane, while it takes records
@@ -89,11 +88,11 @@ class Batches:
         if batch is None or batch.nbytes + size > self._most_bytes:
             batch = self._opened(place)
         index = len(batch.data)
-        batch.data.append(data)
         batch.nbytes += size
         self.buffered_bytes += size
         if parts is not None:
             batch.parts[index] = parts
+        batch.data.append(data)  # the first call here, behind which a KeyboardInterrupt may come
         if index + 1 >= self._most_records:
             self._seal(batch)
         return Delivery(batch.receipt, index)
@@ -134,10 +133,8 @@ class Batches:
         if self.in_flight >= self.limits.max_in_flight:
             return None
         while self._due:
-            at, _, place = self._due[0]
-            lane = self._lanes.get(place)
-            if lane is not None and not lane.busy and lane.due == at:
-                return at
+            if self._counts(*self._due[0]):
+                return self._due[0][0]
             heappop(self._due)
         return None
 
@@ -222,13 +219,13 @@ class Batches:
             lane = self._lanes[place] = _Lane(now)
         elif place in self._open:
             self._seal(self._open[place])
+        if not lane.batches:
+            self._schedule(place, lane, now + self._linger)
         self.number += 1
         batch = Batch(place, next(self._keys), self.number, Receipt(), now)
         self._parts[batch.number] = 1  # these three are done or not, whenever a KeyboardInterrupt comes
         self._open[place] = batch
         lane.batches.append(batch)
-        if len(lane.batches) == 1:
-            self._schedule(place, lane, now + self._linger)
         return batch
 
     def _seal(self, batch: Batch) -> None:
@@ -239,9 +236,16 @@ class Batches:
             self._schedule(batch.place, lane, self._clock())
 
     def _schedule(self, place: Place, lane: _Lane, at: float) -> None:
+        if len(self._due) > 1000 + 2 * len(self._lanes):  # most are of batches that did not linger to the end
+            self._due = sorted(entry for entry in self._due if self._counts(*entry))
+        heappush(self._due, (at, next(self._ties), place))  # as above: what is scheduled stays so until the next is
         lane.due = at
-        heappush(self._due, (at, next(self._ties), place))
         self.stirred = True
+
+    def _counts(self, at: float, _: int, place: Place) -> bool:
+        """Whether an entry of the heap tells of a batch that is to be sent then."""
+        lane = self._lanes.get(place)
+        return lane is not None and bool(lane.batches) and not lane.busy and lane.due == at
 
     def _returned(self, batch: Batch) -> _Lane:
         self.in_flight -= 1
@@ -272,7 +276,7 @@ class Batches:
 
     def _fail(self, batch: Batch, error: TopicsError) -> None:
         topic, partition = batch.place
-        lost = batch.lost_at is not None and error.reason not in ("invalid_request", "topic_full")
+        lost = batch.lost_at is not None and not window.proves_absence(error)
         detail = {"topic": topic, "partition": str(partition), "outcome": "unknown" if lost else "not_stored"}
         told = "maybe stored" if lost else "not stored"
         text = f"{batch}, {told}: {error.message}"
@@ -283,7 +287,7 @@ class Batches:
 
     def _is_split_for(self, batch: Batch, error: TopicsError) -> bool:
         """Whether it was refused for the sake of some of its records, and none of it can be stored."""
-        if len(batch) == 1 or error.reason not in _SPLIT:
+        if len(batch) <= 1 or error.reason not in _SPLIT:
             return False
         return batch.lost_at is None or error.reason not in _TOO_LARGE  # those the server may not have said before
 

@@ -68,16 +68,20 @@ class ProducerCore:
                     raise RuntimeError(batches.closed)
                 return None
             delivery = batches.add(topic, partition, data, parts)
-            if not batches.stirred:
-                return delivery
-            batches.stirred = False
-        self._sender.wake()
-        return delivery
+            if batches.stirred:
+                self._sender.wake()
+                batches.stirred = False  # only now: had an interrupt come before, the next one would wake it
+            return delivery
 
     def when_room(self, then: _Then) -> None:
         """Have `then` called, once, when `offer` may take a record: now, or by the producer's thread."""
         with self._lock:
             self._sender.when_room(then)
+
+    def forget(self, then: _Then) -> None:
+        """Whoever gave `then` to one of the two waits no more."""
+        with self._lock:
+            self._sender.forget(then)
 
     def no_room(self) -> UnavailableError:
         """What waiting for room in vain ends with."""
@@ -119,9 +123,13 @@ class ProducerCore:
         if on_delivering_thread():
             raise RuntimeError("a callback of a delivery must not flush or close a producer")
         settled = Event()
-        number = self.when_settled(settled.set)
-        if not settled.wait(timeout):
-            raise self.too_late(number, timeout or 0)
+        then = settled.set
+        try:
+            number = self.when_settled(then)
+            if not settled.wait(timeout):
+                raise self.too_late(number, timeout or 0)
+        finally:
+            self.forget(then)
         self.raise_unseen()
 
     def close(self, timeout: float | None) -> None:

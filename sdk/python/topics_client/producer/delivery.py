@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from copy import copy
 from typing import Final
 
@@ -10,6 +11,7 @@ from topics_client.errors import TopicsError
 
 # The seq of the first record of a run, or what all of them failed with.
 Outcome = int | TopicsError
+_Waiting = dict[tuple[int, Callable[[], None]], None]  # in the order in which they came
 
 _thread: Final = threading.local()
 
@@ -37,7 +39,7 @@ class Receipt:
         self._lock = threading.Lock()
         self._outcome: Outcome | None = None  # of all
         self._each: list[Outcome | None] | None = None  # or of each, once the batch was split
-        self._waiting: list[tuple[int, Callable[[], None]]] = []
+        self._waiting: _Waiting = {}
 
     def outcome(self, index: int) -> Outcome | None:
         """The seq of a record or what it failed with; None as long as neither is known."""
@@ -51,20 +53,19 @@ class Receipt:
         with self._lock:
             if self.outcome(index) is not None:
                 return False
-            self._waiting.append((index, then))
+            self._waiting[index, then] = None
             return True
 
     def forget(self, index: int, then: Callable[[], None]) -> None:
         """Whoever gave `then` waits no more."""
         with self._lock:
-            if (index, then) in self._waiting:
-                self._waiting.remove((index, then))
+            self._waiting.pop((index, then), None)
 
     def settle(self, outcome: Outcome) -> list[Callable[[], None]]:
         """All records have this outcome. Returns what is to be called now."""
         with self._lock:
             self._outcome = outcome
-            now, self._waiting = self._waiting, []
+            now, self._waiting = self._waiting, {}
         return self._told(now, outcome)
 
     def settle_part(self, start: int, count: int, of: int, outcome: Outcome) -> list[Callable[[], None]]:
@@ -74,11 +75,11 @@ class Receipt:
                 self._each = [None] * of
             each = range(outcome, outcome + count) if isinstance(outcome, int) else [outcome] * count
             self._each[start : start + count] = each
-            now = [entry for entry in self._waiting if start <= entry[0] < start + count]
-            self._waiting = [entry for entry in self._waiting if not start <= entry[0] < start + count]
+            now = {entry: None for entry in self._waiting if start <= entry[0] < start + count}
+            self._waiting = {entry: None for entry in self._waiting if entry not in now}
         return self._told(now, outcome)
 
-    def _told(self, waiting: list[tuple[int, Callable[[], None]]], outcome: Outcome) -> list[Callable[[], None]]:
+    def _told(self, waiting: _Waiting, outcome: Outcome) -> list[Callable[[], None]]:
         if waiting and not isinstance(outcome, int):
             self.seen = True
         return [then for _, then in waiting]
@@ -86,7 +87,7 @@ class Receipt:
     def abandon(self, error: TopicsError) -> None:
         """In the child of a fork, where nobody settles anything and the lock may be held for ever."""
         self._lock = threading.Lock()
-        self._waiting = []
+        self._waiting = {}
         if self._each is not None:
             self._each = [error if each is None else each for each in self._each]
         elif self._outcome is None:
@@ -181,7 +182,7 @@ class Delivery:
                 future.set_result(None)
 
         def settled() -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(wake)
 
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Event
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
@@ -13,6 +14,8 @@ from topics_client.producer.batch import Limits
 from topics_client.producer.core import ProducerCore, ProducerStatistics
 from topics_client.producer.delivery import Delivery, on_delivering_thread
 from topics_client.retry import Retry
+
+_Then = Callable[[], None]
 
 
 class ProducerOptions(TypedDict, total=False):
@@ -28,7 +31,8 @@ class ProducerOptions(TypedDict, total=False):
 
 
 class Producer:
-    """Appends records in the background. Threads can share it.
+    """Appends records in the background. Threads can share it; signal handlers, which may interrupt it anywhere, can't:
+    let them raise, or set a flag.
 
     Records of one topic partition that are delivered are there exactly once, in the order in which they were appended,
     whatever happens to the server meanwhile: a batch is repeated under its own idempotency key, and those behind it
@@ -87,9 +91,13 @@ class Producer:
             ends = time.monotonic() + (0 if on_delivering_thread() else self._block_seconds)
             while delivery is None:
                 room = Event()
-                self._core.when_room(room.set)
-                if not room.wait(max(0.0, ends - time.monotonic())):
-                    raise self._core.no_room()
+                then = room.set
+                try:
+                    self._core.when_room(then)
+                    if not room.wait(max(0.0, ends - time.monotonic())):
+                        raise self._core.no_room()
+                finally:
+                    self._core.forget(then)
                 delivery = self._offer(topic, value, tag, node, meta, partition)
         return delivery
 
@@ -147,7 +155,7 @@ class AsyncProducer:
             try:
                 async with asyncio.timeout(self._producer._block_seconds):
                     while delivery is None:
-                        await _called(self._core.when_room)
+                        await _called(self._core.when_room, self._core.forget)
                         delivery = self._core.offer(topic, value, tag, node, meta, partition)
             except TimeoutError:
                 raise self._core.no_room() from None
@@ -163,7 +171,7 @@ class AsyncProducer:
 
         try:
             async with asyncio.timeout(timeout):
-                await _called(register)
+                await _called(register, self._core.forget)
         except TimeoutError:
             raise self._core.too_late(number, timeout or 0) from None
         self._core.raise_unseen()
@@ -185,7 +193,7 @@ class AsyncProducer:
         await asyncio.to_thread(self._core.leave, error)
 
 
-async def _called(register: Callable[[Callable[[], None]], None]) -> None:
+async def _called(register: Callable[[_Then], None], forget: Callable[[_Then], None]) -> None:
     """Wait until what is registered is called, by whatever thread."""
     loop = asyncio.get_running_loop()
     future = loop.create_future()
@@ -195,8 +203,11 @@ async def _called(register: Callable[[Callable[[], None]], None]) -> None:
             future.set_result(None)
 
     def call() -> None:
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(wake)
 
     register(call)
-    await future
+    try:
+        await future
+    finally:
+        forget(call)

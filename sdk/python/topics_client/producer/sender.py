@@ -1,7 +1,6 @@
 """The thread of a producer: it sends what is due, takes the answers in, and tells the deliveries."""
 
 import logging
-import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,23 +13,16 @@ import grpc
 
 from topics.v1 import topics_service_pb2 as pb
 from topics.v1.record_pb2 import ColumnBatch
+from topics_client import window
 from topics_client.connection import Connection
 from topics_client.encoding import column_batch
-from topics_client.errors import NotFoundError, TopicsError, UnavailableError
+from topics_client.errors import TopicsError
 from topics_client.producer.batch import Batch, Parts
 from topics_client.producer.batching import Batches
 from topics_client.producer.delivery import Receipt, enter_delivering_thread
 
-_WINDOW: Final = 120.0  # for how many seconds a topic remembers keys unless it is configured otherwise
-_LEAST_SECONDS: Final = 1.0  # that a repeat is given
 _UNSEEN: Final = 100  # failures that are kept for `flush` to raise
 _LOG_SECONDS: Final = 10.0  # between two lines about the same
-# Where nobody said that nothing was stored: these are not from the registry. What gRPC says of calls that never went
-# out is no contract; were it to say it otherwise, batches would be repeated more warily.
-_MAYBE_STORED: Final = frozenset(
-    {"unavailable", "deadline_exceeded", "cancelled", "unknown", "internal", "aborted", "data_loss"}
-)
-_NEVER_SENT: Final = re.compile(r"failed to connect to all addresses|: errors resolving ")
 _LOG: Final = logging.getLogger("topics_client.producer")
 
 _PLAIN: Final = Parts(False, None, None, b"", 0)
@@ -52,9 +44,9 @@ class Sender:
         self._connection = connection
         self._arrived: SimpleQueue[_Then | None] = SimpleQueue()  # None only wakes
         self.ended = False
-        self._looked: list[Batch] = []  # those whose topic was looked at, to be sent now
-        self._waiting_for_room: list[_Then] = []
-        self._waiting_for_end: list[tuple[int, _Then]] = []
+        self._looked: list[tuple[Batch, float]] = []  # to be sent now, and the seconds that are left for it
+        self._waiting_for_room: dict[_Then, None] = {}
+        self._waiting_for_end: dict[_Then, int] = {}
         self._wakes_at: float | None = None
         self._finishing = False
         self._failure_log = self._trouble_log = 0.0  # when there may be another line
@@ -71,7 +63,7 @@ class Sender:
         if self.ended or not self.batches.full:
             then()
         else:
-            self._waiting_for_room.append(then)
+            self._waiting_for_room[then] = None
             self.batches.hurry()
             self.wake()
 
@@ -81,8 +73,13 @@ class Sender:
         if self.ended:
             then()
         else:
-            self._waiting_for_end.append((number, then))
+            self._waiting_for_end[then] = number
             self.wake()
+
+    def forget(self, then: _Then) -> None:
+        """Whoever gave `then` waits no more. Under the lock."""
+        self._waiting_for_room.pop(then, None)
+        self._waiting_for_end.pop(then, None)
 
     def finish(self, error: TopicsError) -> None:
         """End, and have the records without an outcome fail. Returns when the thread has ended."""
@@ -120,7 +117,7 @@ class Sender:
         finally:
             with self.lock:
                 self.ended = True
-                waiting = [*self._waiting_for_room, *(then for _, then in self._waiting_for_end)]
+                waiting = [*self._waiting_for_room, *self._waiting_for_end]
             for then in waiting:
                 then()
 
@@ -132,9 +129,11 @@ class Sender:
                 if then is not None and not self._finishing:
                     then()
             self.batches.stirred = False
-            for batch in [*self._looked, *self.batches.take()]:
-                self._send(batch)
+            for batch, left in self._looked:
+                self._append(batch, left)
             self._looked.clear()
+            for batch in self.batches.take():
+                self._send(batch)
             self._wakes_at = self.batches.wakes_at()
             heard = self.batches.heard()
             ready = [] if heard else self._ready()
@@ -172,12 +171,11 @@ class Sender:
     def _ready(self) -> list[_Then]:
         """Those whose waiting has come to its end. Under the lock."""
         batches = self.batches
-        ready = [then for number, then in self._waiting_for_end if batches.settled(number)]
-        if ready:
-            self._waiting_for_end = [each for each in self._waiting_for_end if not batches.settled(each[0])]
+        ready = [then for then, number in self._waiting_for_end.items() if batches.settled(number)]
         if self._waiting_for_room and not batches.full:
             ready += self._waiting_for_room
-            self._waiting_for_room = []
+        for then in ready:
+            self.forget(then)
         return ready
 
     def _look_at_failures(self) -> None:
@@ -197,24 +195,23 @@ class Sender:
     # -------------------------------------------------------------------- calls
 
     def _send(self, batch: Batch) -> None:
-        topic, partition = batch.place
-        topics, now = self._connection.topics, time.monotonic()
-        if batch.lost_at is None:
-            left = None
-        elif batch.window is None:
-            look = pb.GetTopicRequest(topic=topic, touch=False)
-            self._start(batch, topics.GetTopic, look, partial(self._topic_came, batch))
-            return
+        if not batch.data:  # a KeyboardInterrupt came between it and its first record
+            self._arrived.put(partial(self.batches.stored, batch, 0))
+        elif batch.lost_at is None:
+            self._append(batch)
         else:
-            left = batch.lost_at + batch.window - now
-            if left < _LEAST_SECONDS:
-                self._arrived.put(partial(self.batches.failed, batch, _window_passed(batch)))
-                return
+            look = window.question(batch.place[0])
+            self._start(batch, self._connection.topics.GetTopic, look, partial(self._topic_came, batch, batch.lost_at))
+
+    def _append(self, batch: Batch, left: float | None = None) -> None:
+        topic, partition = batch.place
         request = pb.AppendRequest(topic=topic, partition=partition, idempotency_key=batch.key, return_seqs=False)
         request.columns.data.extend(batch.data)
         if batch.parts:
             request.columns.MergeFrom(_other_columns(batch))
-        self._start(batch, topics.Append, request, partial(self._append_came, batch, now), left)
+        self._start(
+            batch, self._connection.topics.Append, request, partial(self._append_came, batch, window.now()), left
+        )
 
     def _start(
         self, batch: Batch, method: Any, request: Any, then: Callable[[Any], None], left: float | None = None
@@ -231,43 +228,32 @@ class Sender:
         future.add_done_callback(lambda done: self._arrived.put(partial(then, done)))
 
     def _append_came(self, batch: Batch, sent_at: float, future: Any) -> None:
-        error = self._failure(future)
-        if error is None:
-            self.batches.stored(batch, future.result().first_seq)
+        answer = self._answer(future)
+        if isinstance(answer, TopicsError):
+            self.batches.failed(batch, answer, sent_at if window.may_be_stored(answer) else None)
+        elif answer.count != len(batch):
+            text = f"the server tells of {answer.count} records in place of {len(batch)}"
+            self.batches.failed(batch, TopicsError("internal", text), sent_at)
         else:
-            maybe = error.reason in _MAYBE_STORED and not _NEVER_SENT.search(error.message)
-            self.batches.failed(batch, error, sent_at if maybe else None)
+            self.batches.stored(batch, answer.first_seq)
 
-    def _topic_came(self, batch: Batch, future: Any) -> None:
-        """How long a repeat of the batch is recognized."""
-        error = self._failure(future)
-        if isinstance(error, UnavailableError):
-            self.batches.failed(batch, error)
-            return
-        if error is None:
-            batch.window = future.result().state.config.idempotency_window_ms / 1e3
-        elif isinstance(error, NotFoundError):
-            batch.window = float("inf")  # it is nowhere
-        else:
-            batch.window = _WINDOW  # the key may not read
-        self._looked.append(batch)
-
-    def _failure(self, future: Any) -> TopicsError | None:
+    def _topic_came(self, batch: Batch, lost_at: float, future: Any) -> None:
+        """For how long a repeat of the batch is recognized."""
         try:
-            future.result()
+            left = window.left(lost_at, window.seconds(self._answer(future)))
+        except TopicsError as error:
+            self.batches.failed(batch, error)
+        else:
+            self._looked.append((batch, left))
+
+    def _answer(self, future: Any) -> Any:
+        """What a call gave, or TopicsError as a value."""
+        try:
+            return future.result()
         except grpc.RpcError as error:
             return self._connection.failure(error)
         except grpc.FutureCancelledError:
             return TopicsError("cancelled", f"{self._connection.address}: the connection was closed")
-        return None
-
-
-def _window_passed(batch: Batch) -> TopicsError:
-    return UnavailableError(
-        "outcome_unknown",
-        f"the topic remembers idempotency keys for {batch.window:g} s only (idempotency_window_ms), so that another "
-        "attempt could store them twice",
-    )
 
 
 def _other_columns(batch: Batch) -> ColumnBatch:

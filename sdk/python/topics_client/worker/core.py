@@ -20,7 +20,7 @@ from topics_client.worker.handling import Handling
 from topics_client.worker.keeper import Keeper
 from topics_client.worker.leases import Held, Leases
 from topics_client.worker.options import Options, WorkerStatistics
-from topics_client.worker.outbox import RELEASED_AT_LAST, Outcome
+from topics_client.worker.outbox import RELEASED, RELEASED_AT_LAST, Outcome
 from topics_client.worker.settling import Release, RetryLater, Settler, outcome_of
 
 log = logging.getLogger("topics_client.worker")
@@ -60,6 +60,7 @@ class Core:
         self._wishes: SimpleQueue[Wish | BaseException] = SimpleQueue()
         self._handling: Handling
         self._error: BaseException | None = None
+        self._is_stopped = False  # whether the server sends no more jobs
         self.leases = Leases(options.slots)
         self._settler = Settler(connection, queue, options.node, self.leases, failed=self._failed)
         self._outbox = self._settler.outbox
@@ -71,6 +72,7 @@ class Core:
             options.slots,
             options.lease_ms,
             opening=self._opening,
+            opened=self._opened,
             took=self._took,
             broke=self._keeper.recheck,
             has_room=lambda: self.leases.unsettled < options.slots,
@@ -136,9 +138,10 @@ class Core:
 
     def _drain(self, wish: Wish) -> None:
         ends = time.monotonic() + (0 if wish is Wish.HURRY else self._options.drain_seconds)
+        unbegun = self.leases.close()
         self._stopped()
-        for held in self.leases.close():
-            self._outbox.give_back(held)
+        for held in unbegun:
+            self._give_back(held)
         if self.leases.busy:
             log.info(
                 "%s: stopping, %d handlers run and have %g s", self._queue, self.leases.busy, ends - time.monotonic()
@@ -156,7 +159,7 @@ class Core:
                 self._queue, len(left), ", ".join(str(held.job.seq) for held in left[:5]),
             )  # fmt: skip
         arrives = time.monotonic() + _ARRIVE_SECONDS
-        while self._stopped() > self.leases.unsettled and time.monotonic() < arrives:
+        while self._stopped() and time.monotonic() < arrives:
             time.sleep(_LOOK_SECONDS)
         self._flush(max(ends, time.monotonic() + _LEAST_FLUSH_SECONDS))
         self._feed.stop()
@@ -166,14 +169,23 @@ class Core:
             thread.join(_JOIN_SECONDS)
 
     def _stopped(self) -> int:
-        """Have the server send no more jobs: they would come back untried, with a delivery counted. How many of them it
-        has leased to this worker; 0 where it can't be asked."""
+        """Have the server send no more jobs: they would come back untried, with a delivery counted. How many it has
+        sent that are not settled, whether they are here yet or not; 0 where it can't be asked."""
         request = StopWorkRequest(topic=self._queue, node=self._options.node)
         try:
             stop = self._connection.queues.StopWork
-            return self._connection.unary(stop, request, repeatable=False, timeout=_ARRIVE_SECONDS).held
+            held = self._connection.unary(stop, request, repeatable=False, timeout=_ARRIVE_SECONDS).held
         except TopicsError:
             return 0
+        self._is_stopped = True
+        return held
+
+    def _give_back(self, held: Held) -> None:
+        """Let others have a job that can't run here."""
+        if self._is_stopped:  # it makes no room for another
+            self._outbox.put(held, RELEASED)
+        else:
+            self._outbox.give_back(held)
 
     def _flush(self, ends: float) -> None:
         """Have the settler send what it has; more urgent wishes are heard meanwhile."""
@@ -197,10 +209,14 @@ class Core:
         self._length = lease_ms / 1e3
         self._keeper.lasts(lease_ms)
 
+    def _opened(self) -> None:
+        if self.leases.is_closed:  # it was on its way when the others were stopped
+            self._stopped()
+
     def _took(self, jobs: list[Job]) -> None:
         accepted, refused, lost = self.leases.take(jobs, self._length)
         for held in refused:
-            self._outbox.give_back(held)
+            self._give_back(held)
         if accepted:
             self._handling.start(accepted)
         for held in lost:
@@ -224,8 +240,10 @@ class Core:
         else:
             try:
                 self._options.on_error(job, error)
-            except Exception:
+            except BaseException as raised:  # the job has its outcome all the same
                 log.exception("%s: on_error failed for job %d", self._queue, job.seq)
+                if not isinstance(raised, Exception):
+                    self._failed(raised)
 
     def _is_empty(self) -> bool:
         """Whether the queue has nothing ready, and this worker nothing in hand."""

@@ -39,6 +39,7 @@ class Feed:
         lease_ms: int | None,
         *,
         opening: Callable[[int], None],
+        opened: Callable[[], None],
         took: Callable[[list[Job]], None],
         broke: Callable[[], None],
         has_room: Callable[[], bool],
@@ -46,13 +47,15 @@ class Feed:
         failed: Callable[[BaseException], None],
     ) -> None:
         """`opening` is told the length of the leases to come, in ms: that of the queue unless `lease_ms` is given.
-        `broke` is called after a stream has ended that is wanted still, `failed` when no other can help."""
+        `opened` is called when a stream stands, `broke` after one has ended that is wanted still, `failed` when no
+        other can help."""
         self._connection = connection
         self._queue = queue
         self._node = node
         self._slots = slots
         self._lease_ms = lease_ms
         self._opening = opening
+        self._has_opened = opened
         self._took = took
         self._broke = broke
         self._has_room = has_room
@@ -138,6 +141,7 @@ class Feed:
 
     def _opened(self) -> None:
         self._is_open = True
+        self._has_opened()
         if self._broken_at is not None:
             log.info("%s: jobs come again, after %.1f s", self._queue, time.monotonic() - self._broken_at)
             self._broken_at = None

@@ -1,5 +1,6 @@
 """The leases that a worker holds: which jobs may run, which leases are to be extended, which are lost. No I/O."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -60,6 +61,7 @@ class Leases:
         self._taken = 0
         self._fates: Counter[Fate] = Counter()
         self._is_closed = False
+        self._doubted = -math.inf  # when all of them were last in doubt
 
     # ------------------------------------------------------------ a job's way
 
@@ -139,7 +141,8 @@ class Leases:
         with self._lock:
             for held in batch:
                 if held.job.seq not in skipped:
-                    held.length, held.extended, held.ends = length, sent, sent + length
+                    held.length, held.ends = length, sent + length
+                    held.extended = sent if sent >= self._doubted else -math.inf  # it tells of the time before
                 elif held.stage in (Stage.ACCEPTED, Stage.RUNNING):  # else an ack or a nack was faster
                     self._lose(held, lost)
         return lost
@@ -147,8 +150,9 @@ class Leases:
     def recheck(self) -> None:
         """They may all be lost: the next `due` gives each."""
         with self._lock:
+            self._doubted = self._clock()
             for held in self._held.values():
-                held.extended = self._clock() - held.length
+                held.extended = -math.inf
 
     def lost(self, job: Job) -> bool:
         """Whether this delivery is the worker's no longer, for all that is known here."""

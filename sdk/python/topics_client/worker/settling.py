@@ -20,6 +20,7 @@ log = logging.getLogger("topics_client.worker")
 
 _CALL_JOBS: Final = 1000  # the server takes no more in a call
 _STEPS: Final = 10
+_LONGEST_MS: Final = 86_400_000  # as the server clamps delays
 _RETRY: Final = Retry(seconds=math.inf, first_pause=0.05, longest_pause=2.0)
 
 
@@ -41,9 +42,11 @@ class RetryLater(Exception):  # noqa: N818  # not an error
 
 
 def _checked(delay_ms: int) -> int:
+    if not isinstance(delay_ms, int):
+        raise TypeError(f"delay_ms is {delay_ms!r}: a delay is a whole number of milliseconds")
     if delay_ms < 0:
         raise ValueError(f"delay_ms is {delay_ms}: a delay is 0 or more milliseconds")
-    return delay_ms
+    return min(delay_ms, _LONGEST_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Backoff:
         """A delay after this many deliveries, at least a millisecond."""
         top = min(self.first_seconds * 2.0 ** min(max(deliveries, 1) - 1, 64), self.longest_seconds)
         # Tenths, so that jobs which fail together fit into few calls.
-        return max(1, round(1000 * top * random.randint(1, _STEPS) / _STEPS))
+        return max(1, min(round(1000 * top * random.randint(1, _STEPS) / _STEPS), _LONGEST_MS))
 
 
 def outcome_of(error: BaseException | None, job: Job, backoff: Backoff) -> Outcome:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT while a worker runs: the first asks it to stop, the second ends it at once."""
+"""SIGTERM and SIGINT while workers run: the first asks them to stop, the second ends them at once."""
 
 import asyncio
 import signal
@@ -43,6 +43,37 @@ def heeded(stop: Callable[[], None], *, install: bool) -> Iterator[None]:
             signal.signal(signum, handler)
 
 
+class _Ear:
+    """What hears the signals of the loop that runs in the main thread, for all the workers there: it has one handler
+    for each. There from the first of them to the last."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.heeding: list[Callable[[int], None]] = []
+        self._loop = loop
+        before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+        self._before = {signum: handler for signum, handler in before.items() if handler is not None}
+        self._installed: list[signal.Signals] = []
+        for signum in self._before:
+            try:
+                loop.add_signal_handler(signum, self._told, signum)
+            except NotImplementedError:  # not everywhere
+                break
+            self._installed.append(signum)
+
+    def _told(self, signum: int) -> None:
+        for told in list(self.heeding):
+            told(signum)
+
+    def close(self) -> None:
+        """The handlers of before are back."""
+        for signum in self._installed:
+            self._loop.remove_signal_handler(signum)
+            signal.signal(signum, self._before[signum])  # which the loop does not remember
+
+
+_ears: Final[dict[asyncio.AbstractEventLoop, _Ear]] = {}
+
+
 @contextmanager
 def heeded_by_loop(
     loop: asyncio.AbstractEventLoop,
@@ -65,18 +96,14 @@ def heeded_by_loop(
             was_told = True
             stop()
 
-    before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
-    ours = {signum: handler for signum, handler in before.items() if handler is not None}
-    installed: list[signal.Signals] = []
+    ear = _ears.get(loop)
+    if ear is None:
+        ear = _ears[loop] = _Ear(loop)
+    ear.heeding.append(told)
     try:
-        for signum in ours:
-            try:
-                loop.add_signal_handler(signum, told, signum)
-            except NotImplementedError:  # not everywhere
-                break
-            installed.append(signum)
         yield
     finally:
-        for signum in installed:
-            loop.remove_signal_handler(signum)
-            signal.signal(signum, ours[signum])  # which the loop does not remember
+        ear.heeding.remove(told)
+        if not ear.heeding:
+            del _ears[loop]
+            ear.close()

@@ -1,20 +1,15 @@
 """The actions of `topics lakehouse`. Imports what they need: is itself imported when one of them is run."""
 
 import argparse
-import csv
-import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import datetime
-from itertools import count, product
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchTableError,
@@ -25,6 +20,8 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
+from topics_client.cli import output, server
+from topics_client.cli.lakehouse.printing import print_query, print_rows
 from topics_client.connection import Connection
 from topics_client.errors import TopicsError
 from topics_client.retry import Retry
@@ -75,24 +72,24 @@ _FAILURES: Final = (
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """0: done. 1: failed, with one line on standard error. 2: settings that are wrong."""
+    """The exit code (docs/cli.md), with one line on standard error where something failed."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         config = _config(arguments)
         with reachable():
             return _ACTIONS[arguments.action](arguments, config)
     except ConfigError as error:
-        return _failed(error, 2)
+        return server.complain("lakehouse", str(error), server.USAGE)
+    except BrokenPipeError:
+        raise  # the reader of the output is gone: the command line ends in silence
     except _FAILURES as error:
-        return _failed(error, 1)
-    except KeyboardInterrupt:
-        return 1
+        return _failed(error)
 
 
-def _failed(error: BaseException, code: int) -> int:
-    text = " ".join(str(error).split()) or type(error).__name__
-    print(f"topics lakehouse: {text}", file=sys.stderr)
-    return code
+def _failed(error: BaseException) -> int:
+    if isinstance(error, TopicsError):
+        return server.complain("lakehouse", server.explained(error), server.exit_code(error))
+    return server.complain("lakehouse", str(error) or type(error).__name__)
 
 
 def _config(arguments: argparse.Namespace) -> Config:
@@ -130,10 +127,8 @@ def _run(arguments: argparse.Namespace, config: Config) -> int:
 def _status(arguments: argparse.Namespace, config: Config) -> int:
     with Connection(config.address, retry=_PATIENCE) as connection:
         found = status(config, open_catalog(config), connection)
-    if arguments.json:
-        _print_json([each.as_json() for each in found])
-    else:
-        _print_table([_row(each) for each in found])
+    print_rows([each.as_json() if arguments.json else _row(each) for each in found], json_lines=arguments.json)
+    if not arguments.json:
         for each in found:
             for problem in each.problems:
                 print(f"{each.topic}: {problem}")
@@ -174,8 +169,8 @@ def _each_table(
         except CatalogDownError:
             raise
         except _FAILURES as error:
-            failed = bool(_failed(error, 1))
-    _print(arguments, rows)
+            failed = bool(_failed(error))
+    print_rows(rows, json_lines=arguments.json)
     return 1 if failed else 0
 
 
@@ -206,7 +201,7 @@ def _sync_deletes(arguments: argparse.Namespace, config: Config) -> int:
             config, open_catalog(config), connection, arguments.name, timeout=arguments.timeout, progress=progress
         )
     if arguments.json:
-        _print_json({**asdict(done), "heads": {str(partition): seq for partition, seq in done.heads.items()}})
+        output.line({**asdict(done), "heads": {str(partition): seq for partition, seq in done.heads.items()}})
     else:
         errors = f" and {done.error_rows:,} from that of errors" if done.error_rows else ""
         print(f"{done.topic}: {done.rows:,} rows removed from the table{errors}, {done.files:,} files rewritten")
@@ -234,91 +229,8 @@ def _query(arguments: argparse.Namespace, config: Config) -> int:
     sql = sys.stdin.read() if arguments.sql == "-" else arguments.sql
     limit = HOT_RECORDS if arguments.hot_limit is None else arguments.hot_limit
     with Lakehouse(config, hot_records=limit) as session, session.stream(sql, fresh=not arguments.table_only) as reader:
-        if arguments.parquet is not None:
-            _write_parquet(reader, arguments.parquet)
-        elif arguments.csv:
-            _write_csv(reader)
-        elif arguments.json:
-            for row in _rows(reader):
-                print(json.dumps(row, default=_plain))
-        else:
-            _print_table(list(_rows(reader)), _names(reader))
+        print_query(reader, parquet=arguments.parquet, csv_text=arguments.csv, json_lines=arguments.json)
     return 0
-
-
-def _write_parquet(reader: pa.RecordBatchReader, path: str) -> None:
-    with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
-        for batch in reader:
-            writer.write_batch(batch)
-
-
-def _write_csv(reader: pa.RecordBatchReader) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(_names(reader))
-    for row in _rows(reader):
-        writer.writerow(["" if value is None else _text(value) for value in row.values()])
-
-
-def _rows(reader: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
-    names = _names(reader)
-    for batch in reader:
-        for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            yield dict(zip(names, values, strict=True))
-
-
-def _names(reader: pa.RecordBatchReader) -> list[str]:
-    """The columns' names, with a number behind each that was there before."""
-    names: list[str] = []
-    for name in reader.schema.names:
-        numbered = (f"{name}_{i}" for i in count(1))
-        names.append(name if name not in names else next(each for each in numbered if each not in names))
-    return names
-
-
-def _plain(value: object) -> object:
-    """A value for JSON that JSON has no form for."""
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    return str(value)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, datetime):
-        return value.isoformat(" ")
-    if isinstance(value, dict | list):
-        return json.dumps(value, default=_plain)
-    if isinstance(value, bool | int | float):
-        return str(value).lower() if isinstance(value, bool) else str(value)
-    return str(_plain(value))
-
-
-def _print(arguments: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
-    if arguments.json:
-        _print_json(rows)
-    else:
-        _print_table(rows)
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value))
-
-
-def _print_table(rows: Iterable[Mapping[str, Any]], names: Sequence[str] = ()) -> None:
-    """Under their names: text to the left, numbers to the right."""
-    found = list(rows)
-    columns = []
-    for name in names or (list(found[0]) if found else []):
-        values = [row[name] for row in found]
-        cells = [name, *("" if value is None else _text(value).replace("\n", " ") for value in values)]
-        width = max(map(len, cells))
-        right = all(isinstance(value, int | float) for value in values if value is not None) and any(values)
-        columns.append([cell.rjust(width) if right else cell.ljust(width) for cell in cells])
-    for row in zip(*columns, strict=True):
-        print("  ".join(row).rstrip())
 
 
 _ACTIONS: Final[Mapping[str, Callable[[argparse.Namespace, Config], int]]] = {

@@ -4,14 +4,14 @@ import argparse
 from typing import TYPE_CHECKING, Any, Final
 
 from topics_client.cli import output, server
-from topics_client.cli.types import seconds, whole
+from topics_client.cli.types import prefix, seconds, whole
 
 if TYPE_CHECKING:
     from topics_client import TopicsClient
-    from topics_client.cli.top_rates import Reading
+    from topics_client.cli.top.rates import Reading
     from topics_client.cli.types import Commands
 
-_SORTS: Final = ("rate", "records", "size", "lag", "ready", "name")  # the keys of top_rates.SORTS
+_SORTS: Final = ("rate", "records", "size", "lag", "ready", "name")  # the keys of rates.SORTS
 _MOST_GROUPS: Final = 100  # whose positions are asked for, a call for each
 _MOST_LISTED: Final = 5000  # topics beside those of the metrics
 
@@ -24,7 +24,7 @@ def add_parser(commands: "Commands") -> None:
         "the last of them is behind, jobs of queues. On a terminal a live table; r, l, j, c, s and n sort it by rate, "
         "lag, ready jobs, record count, size and name, q quits. Elsewhere a table at each interval.",
     )
-    server.add_name(parser, "prefix", nargs="?", default="", help="only topics whose names start so")
+    server.add_name(parser, "prefix", type=prefix, nargs="?", default="", help="only topics whose names start so")
     parser.add_argument("--once", action="store_true", help="print what is measured over one interval, and end")
     parser.add_argument("--interval", type=seconds, default=1.0, metavar="S", help="seconds between (default: 1)")
     parser.add_argument("--sort", choices=_SORTS, default="rate", help="what comes first (default: rate)")
@@ -56,7 +56,7 @@ def _print(client: "TopicsClient", arguments: argparse.Namespace) -> int:
     import sys
     from time import sleep
 
-    from topics_client.cli import top_rates, top_view
+    from topics_client.cli.top import rates, view
 
     before = _reading(client, arguments)
     while True:
@@ -67,8 +67,8 @@ def _print(client: "TopicsClient", arguments: argparse.Namespace) -> int:
             for row in found:
                 output.line({"ts": after.ts_ms, **row})
         else:
-            facts = top_rates.server_line(before, after)
-            print("\n".join([*top_view.summary(facts, None), *top_view.table(found, None)]))
+            facts = rates.server_line(before, after)
+            print("\n".join([*view.summary(facts, None), *view.table(found, None)]))
         sys.stdout.flush()
         if arguments.once:
             return 0
@@ -80,15 +80,15 @@ def _print(client: "TopicsClient", arguments: argparse.Namespace) -> int:
 def _live(client: "TopicsClient", arguments: argparse.Namespace) -> int:
     from time import monotonic
 
-    from topics_client.cli import top_rates, top_view
+    from topics_client.cli.top import rates, view
     from topics_client.errors import UnavailableError
 
     before = after = _reading(client, arguments)
     sort, note = arguments.sort, ""
-    with top_view.Screen(color=output.colored(arguments)) as screen, top_view.keyboard() as key:
+    with view.Screen(color=output.colored(arguments)) as screen, view.keyboard() as key:
         while True:
             found = _rows(before, after, arguments, sort)
-            screen.show(top_rates.server_line(before, after), found, sort, note)
+            screen.show(rates.server_line(before, after), found, sort, note)
             due = monotonic() + (0.2 if before is after else arguments.interval)  # something to see at once
             while (left := due - monotonic()) > 0:
                 if (pressed := key(left)) == "quit":
@@ -105,9 +105,9 @@ def _live(client: "TopicsClient", arguments: argparse.Namespace) -> int:
 
 
 def _rows(before: "Reading", after: "Reading", arguments: argparse.Namespace, sort: str) -> list[dict[str, Any]]:
-    from topics_client.cli import top_rates
+    from topics_client.cli.top import rates
 
-    found = top_rates.ordered(top_rates.rows(before, after, arguments.prefix), sort)
+    found = rates.ordered(rates.rows(before, after, arguments.prefix), sort)
     return found[: arguments.limit or None]
 
 
@@ -116,10 +116,10 @@ def _reading(client: "TopicsClient", arguments: argparse.Namespace) -> "Reading"
     from itertools import islice
     from time import monotonic, time
 
-    from topics_client.cli import top_rates
+    from topics_client.cli.top import rates
     from topics_client.errors import NotFoundError
 
-    reading = top_rates.read(client.metrics(), monotonic(), int(time() * 1000))
+    reading = rates.read(client.metrics(), monotonic(), int(time() * 1000))
     if 0 < reading.totals.get("topics_groups", 0) <= _MOST_GROUPS:
         for group in islice(client.list_groups(), _MOST_GROUPS):
             try:
@@ -133,6 +133,6 @@ def _reading(client: "TopicsClient", arguments: argparse.Namespace) -> "Reading"
             if topic.topic not in reading.topics:
                 # The head of a listing is that of partition 0.
                 head = topic.head_seq if topic.partition_count == 1 else None
-                stand = top_rates.Stand(head, topic.count, topic.bytes)
+                stand = rates.Stand(head, topic.count, topic.bytes)
                 reading.topics[topic.topic] = stand
     return reading

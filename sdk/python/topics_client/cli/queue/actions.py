@@ -10,8 +10,8 @@ from typing import Any, Final, cast
 
 from topics_client import TopicsClient
 from topics_client.cli import output, server
-from topics_client.cli.jobtext import Handle, claimed_line, handle_of_argument, handle_of_line, view_line
 from topics_client.cli.lines import Source, chunks
+from topics_client.cli.queue.jobtext import Handle, claimed_line, handle_of_argument, handle_of_line, view_line
 from topics_client.cli.recordtext import value_line
 from topics_client.errors import ConflictError, NotFoundError
 from topics_client.models import Job, JobView, Settled, TopicInfo
@@ -100,7 +100,7 @@ def _settled(arguments: argparse.Namespace, name: str, call: Callable[[str, list
     if not work.skipped:
         return 0
     seqs = ", ".join(map(str, work.skipped[:10])) + (", …" if len(work.skipped) > 10 else "")
-    jobs = f"{len(work.skipped)} job{'s' if len(work.skipped) > 1 else ''}"
+    jobs = output.counted(len(work.skipped), "job")
     text = f"{jobs} skipped, not held (any more) under this lease and node: {seqs}; others may get them"
     return server.complain(f"queue {arguments.action}", text)
 

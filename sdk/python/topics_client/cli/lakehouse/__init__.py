@@ -10,8 +10,7 @@ if TYPE_CHECKING:
 
 _NEEDS = frozenset({"duckdb", "msgspec", "pyarrow", "pyiceberg", "pyspark", "requests", "rich", "sqlalchemy"})
 _CONFIG = """\
-Settings come from a TOML file: server, warehouse, [catalog], [[topics]] and more (docs/lakehouse.md). Exit status: 0
-done, 1 failed, 2 wrong usage or settings.
+Settings come from a TOML file: server, warehouse, [catalog], [[topics]] and more (docs/lakehouse.md).
 """
 
 
@@ -55,7 +54,13 @@ def add_parser(commands: "Commands") -> None:
 def _action(actions: "Commands", name: str, what: str) -> argparse.ArgumentParser:
     parser = actions.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_CONFIG)
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings (default: lakehouse.toml, if there)")
-    parser.add_argument("--url", metavar="URL", help="the server, as topics://KEY@HOST:PORT")
+    parser.add_argument(
+        "--server",
+        "--url",
+        dest="url",
+        metavar="URL",
+        help="the server, as topics://KEY@HOST:PORT (default: TOPICS_URL)",
+    )
     parser.add_argument("--warehouse", metavar="PLACE", help="folder or URL that the tables are put below")
     parser.add_argument(
         "--topic", action="append", default=[], metavar="NAME", help="only this topic (repeat for several)"
@@ -84,7 +89,7 @@ def _seconds(text: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     """Run the action; 1 with one line on stderr if it fails, or if packages of the extra are missing."""
     try:
-        from topics_client.cli.lakehouse_actions import main
+        from topics_client.cli.lakehouse.actions import main
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _NEEDS:
             raise

@@ -86,7 +86,7 @@ def _node(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action; exit codes as in docs/cli.md."""
-    from topics_client.cli import queue_actions
+    from topics_client.cli.queue.actions import ACTIONS
 
-    work: Callable[[argparse.Namespace], int] = queue_actions.ACTIONS[arguments.action]
+    work: Callable[[argparse.Namespace], int] = ACTIONS[arguments.action]
     return server.told(f"queue {arguments.action}", lambda: work(arguments))

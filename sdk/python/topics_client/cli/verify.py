@@ -1,0 +1,103 @@
+"""`topics verify`: check a data directory. What does the work is loaded when the command is run."""
+
+import argparse
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from topics_client.cli import output, server
+
+if TYPE_CHECKING:
+    from topics_client.cli.types import Commands
+    from topics_service.engine.verify import Problem
+
+
+def add_parser(commands: "Commands") -> None:
+    """Register the subcommand."""
+    parser = commands.add_parser(
+        "verify",
+        description="Check a data directory: the checksum of every block, and that records, counters, indexes, "
+        "deletes, leases, routers and groups agree. Changes nothing. Exit status: 0 clean, 1 problems, 2 wrong usage. "
+        "See docs/verify.md.",
+    )
+    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="the data directory of a server")
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="also compare the tag index with the records, and inflate what Kafka clients compressed",
+    )
+    output.add_arguments(parser, table=False)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check; 0 if nothing is wrong, 1 if something is, 2 if there is no data directory."""
+    try:
+        from topics_service.app.verify import verify
+    except ModuleNotFoundError as error:
+        return server.complain("verify", f"needs the server: pip install 'topics-engine[server]' ({error})")
+    return server.told("verify", lambda: _verify(arguments, verify))
+
+
+def _verify(arguments: argparse.Namespace, verify: Any) -> int:
+    from topics_client.cli.progress import Progress
+
+    with ExitStack() as shown:
+        drawn: list[Progress] = []
+
+        def tell(problem: "Problem") -> None:
+            for progress in drawn:
+                progress.clear()
+            if arguments.json:
+                output.line(_facts(problem))
+            else:
+                print(output.clean(_sentence(problem)))
+
+        def begun(records: int) -> Any:
+            drawn.append(shown.enter_context(Progress("verify", records)))
+            return drawn[0].advance
+
+        try:
+            report = verify(arguments.data_dir, tell, deep=arguments.deep, begun=begun)
+        except NotADirectoryError as error:
+            raise server.UsageError(f"there is no data directory {error.filename}") from error
+    if arguments.json:
+        output.line(
+            {
+                "clean": not report.problems,
+                "problems": report.problems,
+                "topics": report.topics,
+                "partitions": report.partitions,
+                "records": report.records,
+                "routers": report.routers,
+                "groups": report.groups,
+                "deep": arguments.deep,
+                "live": report.live,
+            }
+        )
+    elif report.opened:
+        what = f"{report.topics:,} topics, {report.partitions:,} partitions, {report.records:,} records"
+        found = f"clean: {what}" if not report.problems else f"looked at {what}"
+        print(f"{found}, {report.routers:,} routers, {report.groups:,} groups")
+    if not report.problems:
+        return 0
+    count = "one problem" if report.problems == 1 else f"{report.problems:,} problems"
+    return server.complain("verify", f"{count} in {arguments.data_dir}; docs/verify.md tells what to do")
+
+
+def _facts(problem: "Problem") -> dict[str, Any]:
+    names = ("kind", "topic", "partition", "first_seq", "last_seq", "file", "text")
+    facts = {name: getattr(problem, name) for name in names}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _sentence(problem: "Problem") -> str:
+    place = ""
+    if problem.topic is not None:
+        place = f"{problem.topic}@{problem.partition}" if problem.partition else problem.topic
+        if problem.first_seq is not None:
+            end = "" if problem.first_seq == problem.last_seq else f"..{problem.last_seq}"
+            place += f" seq {problem.first_seq}{end}"
+        place += ": "
+    file = "" if problem.file is None or problem.file in problem.text else f" ({problem.file})"
+    return f"{problem.kind}: {place}{problem.text}{file}"
