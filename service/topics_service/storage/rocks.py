@@ -1,6 +1,7 @@
 """The store on RocksDB, through rocksdict in raw mode (bytes in, bytes out)."""
 
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from rocksdict import (
 )
 from rocksdict import WriteBatch as RawBatch
 
-from topics_service.storage import walcheck
+from topics_service.storage import closing, damaged, walcheck
 from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError, WriteBatch
 from topics_service.storage.walfiles import WalFiles
 
@@ -25,6 +26,8 @@ log = logging.getLogger("topics.storage")
 
 _FORMAT_KEY = b"format"
 _FORMAT = b"topics-rocksdb-1"
+_SETTLE_SECONDS = 2.0
+_CHANGING = ("rocksdb.compaction-pending", "rocksdb.num-running-compactions", "rocksdb.num-running-flushes")
 _BLOOMED = (Family.IDEMPOTENCY, Family.TAGS)  # looked up by exact key or prefix: a bloom filter pays
 
 
@@ -65,6 +68,9 @@ class RocksStore:
     Write-ahead logging is always on. A torn log tail (a crash in mid-write) is cut on open; damage before the tail
     refuses to open (`DBRecoveryMode.tolerate_corrupted_tail_records`: RocksDB's default would drop everything after
     one bad byte without an error).
+
+    When a compaction meets a damaged table, RocksDB refuses all writes from then on. From the next open on there are no
+    compactions: what is intact can be read and written, and the disk space of what is deleted stays taken.
     """
 
     def __init__(self, path: Path, *, block_cache_bytes: int = 64 << 20, write_buffer_bytes: int = 256 << 20) -> None:
@@ -74,11 +80,16 @@ class RocksStore:
         try:
             path.mkdir(parents=True, exist_ok=True)
             fresh = not (path / "CURRENT").exists()
-            damage = walcheck.find_damage(path, whole=False)
+            refuse_damage(path)
+            damage = closing.known_damage(path)
         except OSError as error:
             raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
+        except StoreOpenError as error:
+            raise StoreOpenError(f"can't open the data directory {path}: {error}") from None
         if damage is not None:
-            raise StoreOpenError(f"can't open the data directory {path}: {damage}, with intact records after it")
+            log.error("%s is damaged, and its files are not compacted any more: %s", path, damage)
+            for options in families.values():
+                options.set_disable_auto_compactions(True)
         try:
             self._db = Rdict(str(path), _options(Family.META, cache, write_buffer_bytes), column_families=families)
         except Exception as error:  # rocksdict raises bare Exception
@@ -89,7 +100,13 @@ class RocksStore:
         self._handles: list[ColumnFamily] = [self._db.get_column_family_handle(_name(family)) for family in Family]
         self._write_options = WriteOptions()
         self._write_options.no_slowdown = True
+        self._path = path
         self._check_format(path, fresh=fresh)
+        try:
+            closing.forget(path)
+        except OSError as error:
+            self._release()
+            raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
         self.wal_switches = WalFiles(path).switches
 
     def _check_format(self, path: Path, *, fresh: bool) -> None:
@@ -115,7 +132,16 @@ class RocksStore:
         except Exception as error:  # rocksdict raises bare Exception
             if "Write stall" in str(error):
                 raise StoreStalledError(str(error)) from error
+            if "Corruption" in str(error):
+                self._note_damage(str(error))
             raise StoreError(f"write failed: {error}") from error
+
+    def _note_damage(self, text: str) -> None:
+        """A compaction has met a damaged table. Until the next open nothing can be written."""
+        try:
+            closing.note_damage(self._path, text)
+        except OSError as error:
+            log.warning("can't write down the damage of %s: %s", self._path, error)
 
     def sync(self) -> None:
         """See Store. Releases the GIL while it waits for the disk."""
@@ -137,7 +163,13 @@ class RocksStore:
         cursor = self._families[family].iter()
         cursor.seek_for_prev(key)
         if not cursor.valid():
-            _check(cursor)
+            try:
+                _check(cursor)
+            except StoreError:
+                found = damaged.floor(self._families[family], key)
+                if found is None:
+                    raise
+                return found
             return None
         return cursor.key(), cursor.value()
 
@@ -159,8 +191,24 @@ class RocksStore:
             for family in self._families:
                 family.flush(True)
             self.sync()
+            tables = self._final_tables()
         finally:
             self._release()
+        if tables is None:
+            return
+        try:
+            closing.remember(self._path, tables)
+        except OSError as error:
+            log.warning("can't write down the files of %s: %s", self._path, error)
+
+    def _final_tables(self) -> list[str] | None:
+        """The tables that there will be after the close: everything is flushed. None if that can't be said soon."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while any(family.property_int_value(what) for family in self._families for what in _CHANGING):
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.005)
+        return [file["name"].lstrip("/") for file in self._db.live_files()]
 
     def _release(self) -> None:
         self._families.clear()
@@ -169,6 +217,18 @@ class RocksStore:
             self._db.close()
         except Exception as error:  # rocksdict raises bare Exception
             raise StoreError(f"close failed: {error}") from error
+
+
+def refuse_damage(path: Path) -> None:
+    """Look for what RocksDB would take in silence. Raises StoreOpenError, naming the file, and OSError."""
+    if closing.is_headless(path):
+        raise StoreOpenError(f"the file {path / 'CURRENT'} is missing, and there are files of a database")
+    damage = closing.find_damage(path)
+    if damage is not None:
+        raise StoreOpenError(damage)
+    damage = walcheck.find_damage(path, whole=False)
+    if damage is not None:
+        raise StoreOpenError(f"{damage}, with intact records after it")
 
 
 def _check(cursor: RdictIter) -> None:

@@ -1,0 +1,149 @@
+"""What an audit finds."""
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from topics_service.engine.deletes import Deletes
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.topic import TopicRow
+from topics_service.storage.block import CorruptBlockError
+from topics_service.storage.store import Family, StoreError
+from topics_service.storage.verify import Damage, Source
+
+Kind = Literal["unreadable", "damaged", "missing", "mismatch", "orphan"]
+DECODING = (TopicsError, CorruptBlockError, StoreError, ValueError, LookupError, struct.error, msgspec.MsgspecError)
+"""What a decoder raises for a row that is not what it should be."""
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """One thing that is wrong.
+
+    `unreadable`: a file is damaged. `damaged`: a row can be read, and is not what was written. `missing`: something
+    that another row speaks of is not there. `mismatch`: two rows contradict each other. `orphan`: a row belongs to
+    nothing. Topic, partition, seqs (inclusive) and file are given where they are known.
+    """
+
+    kind: Kind
+    text: str
+    topic: str | None = None
+    partition: int | None = None
+    first_seq: int | None = None
+    last_seq: int | None = None
+    file: str | None = None
+
+
+class Part(Struct, kw_only=True):
+    """One log, by what the catalog says of it; `s` is None when its state row is not there or damaged."""
+
+    log_id: int
+    number: int
+    partition: int
+    row: TopicRow
+    s: Snapshot | None = None
+    certain: bool = True
+    """Whether all deletes and gaps of it could be read."""
+
+    @property
+    def settled(self) -> Snapshot | None:
+        """The state, if it was read whole, and the rows on disk are all there is: none is, or was, in memory only."""
+        s = self.s
+        return (
+            None if s is None or not self.certain or s.volatile_from or self.row.config.durability == "ephemeral" else s
+        )
+
+    def let_go(self) -> None:
+        """Forget deletes and gaps, which take memory."""
+        if self.s is not None:
+            self.s.deletes, self.s.gaps = Deletes(), ()
+
+
+class Findings:
+    """Tells problems as they are found, and reads rows past those that can't be read."""
+
+    def __init__(self, source: Source, tell: Callable[[Problem], None]) -> None:
+        self.source = source
+        self.told: set[Damage] = set()
+        self._tell = tell
+        self.holes = 0
+        """How often rows were passed over that could not be read."""
+        self._told_of: set[tuple[Family, str]] = set()
+
+    def tell(
+        self,
+        kind: Kind,
+        text: str,
+        part: Part | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        file: str | None = None,
+    ) -> None:
+        """Tell of one."""
+        topic, partition = (None, None) if part is None else (part.row.name, part.partition)
+        self._tell(
+            Problem(
+                kind=kind, text=text, topic=topic, partition=partition, first_seq=first, last_seq=last, file=file,
+            )
+        )  # fmt: skip
+
+    def rows(self, family: Family, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """The rows with start <= key < stop that can be read. What can't be is told."""
+        for found in self.source.rows(family, start):
+            if isinstance(found, Damage):
+                if stop is None or found.after is None or found.after < stop:
+                    self.holes += 1
+                    self.unreadable(family, found)
+                continue
+            if stop is not None and found[0] >= stop:
+                return
+            yield found
+
+    def unreadable(
+        self,
+        family: Family,
+        damage: Damage,
+        part: Part | None = None,
+        first: int | None = None,
+        last: int | None = None,
+    ) -> None:
+        """Tell of a stretch of rows that can't be read."""
+        if part is None and (family, damage.why) in self._told_of:
+            return
+        self._told_of.add((family, damage.why))
+        self.told.add(damage)
+        self.tell("unreadable", f"{_NAMES[family]} can't be read: {damage.why}", part, first, last, damage.file)
+
+    @contextmanager
+    def decoding(self, what: str, part: Part | None = None, *, hole: bool = False) -> Iterator[None]:
+        """Tell of what a decoder raises within; with `hole` it counts as one."""
+        try:
+            yield
+        except DECODING as error:
+            self.holes += hole
+            self.tell("damaged", f"{what} is damaged: {error}", part)
+
+
+_NAMES = {
+    Family.META: "facts about the directory",
+    Family.TOPICS: "catalog rows",
+    Family.LOGS: "states of logs",
+    Family.CEILINGS: "ceilings of logs",
+    Family.BLOCKS: "records",
+    Family.TAGS: "rows of the tag index",
+    Family.DELETES: "delete bitmaps",
+    Family.GAPS: "gaps",
+    Family.IDEMPOTENCY: "idempotency keys",
+    Family.IDEMPOTENCY_EXPIRY: "expiries of idempotency keys",
+    Family.ROUTERS: "routers",
+    Family.ROUTER_COPIES: "evidence of routers' copies",
+    Family.LEASES: "leases",
+    Family.JOBS: "delays and priorities of jobs",
+    Family.PRODUCERS: "Kafka producers",
+    Family.GROUPS: "consumer groups",
+    Family.POSITIONS: "positions of consumer groups",
+}

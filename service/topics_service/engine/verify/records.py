@@ -1,0 +1,136 @@
+"""The records of one log against its state: each can be read, none is missing, and the sums are right."""
+
+from collections.abc import Callable, Iterator
+
+from topics_service.engine.deletes import CHUNK_BITS
+from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.verify.findings import DECODING, Findings, Part
+from topics_service.storage import keys
+from topics_service.storage.block import StoredBlock
+from topics_service.storage.kafkablock import decode
+from topics_service.storage.store import Family
+from topics_service.storage.verify import Damage
+
+
+class Records:
+    """Takes the blocks of one log in order, as they are stored. Memory: a number for each 64 Ki seqs with deletes."""
+
+    def __init__(
+        self, findings: Findings, part: Part, s: Snapshot, look: Callable[[StoredBlock], None] | None = None
+    ) -> None:
+        """`look` is shown each block that is as it was written, with its columns decoded."""
+        self.count = 0
+        """Records that were read."""
+        self._findings = findings
+        self._part = part
+        self._s = s
+        self._look = look
+        self._top = s.volatile_from - 1 if s.volatile_from else s.head  # the last that can be on disk
+        self._next = s.earliest  # what is alive up to here is accounted for
+        self._before: StoredBlock | None = None
+        self._why: Damage | str | None = None  # what stands where the next records should be
+        self._whole = True
+        self._bytes = 0
+        self._dead: dict[int, int] = {}
+
+    def damage(self, damage: Damage) -> None:
+        """Here rows can't be read."""
+        self._why, self._whole = damage, False
+
+    def row(self, key: bytes, value: bytes) -> None:
+        """The next row."""
+        part, base = self._part, keys.read_u64(key, 8)
+        try:
+            block = decode(value, part.log_id, base)
+            if self._look is not None:
+                block.columns()
+        except DECODING as error:
+            self._cover(base)
+            self._why, self._whole = str(error), False
+            return
+        self._cover(base)
+        self._check(block)
+        self.count += block.count
+        self._next = max(self._next, block.end_seq)
+        self._before = block
+        self._sum(block)
+        if self._look is not None:
+            self._look(block)
+
+    def finish(self) -> None:
+        """There are no more."""
+        s = self._s
+        self._cover(self._top + 1)
+        if not self._whole or self._part.settled is None:
+            return
+        if self._bytes != s.bytes:
+            self._wrong(f"it counts {s.bytes} bytes, its records have {self._bytes}")
+        before = self._before
+        if before is not None and before.cum_bytes + before.nbytes != s.cum_bytes:
+            total = before.cum_bytes + before.nbytes
+            self._wrong(f"it counts {s.cum_bytes} bytes that were ever written, its last records {total}")
+        if before is not None and (before.last_ts > s.last_ts or before.max_ts > s.max_ts):
+            self._wrong("its last records are younger than its state says", before.base_seq, before.end_seq - 1)
+        for number in s.deletes.numbers():
+            first = number << CHUNK_BITS
+            if s.deletes.count(first, s.earliest):
+                continue  # records that it marks can be gone
+            marked = s.deletes.dead_bytes(first, first + (1 << CHUNK_BITS), lambda _: 0)
+            if marked != self._dead.get(number, 0):
+                text = f"a delete bitmap counts {marked} bytes, its records have {self._dead.get(number, 0)}"
+                self._wrong(text, first, first + (1 << CHUNK_BITS) - 1)
+
+    def _cover(self, stop: int) -> None:
+        """The next records begin at `stop`: what should be there before is not."""
+        why, self._why = self._why, None
+        told = False
+        for first, last in self._wanted(self._next, min(stop, self._top + 1)):
+            told, self._whole = True, False
+            if why is None:
+                self._findings.tell("missing", "no block holds these records", self._part, first, last)
+            elif isinstance(why, str):
+                self._findings.tell("damaged", f"records can't be read: {why}", self._part, first, last)
+            else:
+                self._findings.unreadable(Family.BLOCKS, why, self._part, first, last)
+        if isinstance(why, str) and not told:
+            self._findings.tell("damaged", f"a block of dead records can't be read: {why}", self._part)
+        self._next = max(self._next, stop)
+
+    def _wanted(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """The ranges [first, last] of [start, stop) that lie in no gap."""
+        while start < stop:
+            gap = self._s.gap_at(start)
+            if gap is not None:
+                start = gap.stop + 1
+                continue
+            gap = self._s.next_gap(start)
+            end = stop if gap is None else min(stop, gap.start)
+            yield start, end - 1
+            start = end
+
+    def _check(self, block: StoredBlock) -> None:
+        first, last, before = block.base_seq, block.end_seq - 1, self._before
+        if last > self._top:
+            self._wrong(f"there are records above the head {self._top}", first, last)
+        if before is None:
+            return
+        if first < before.end_seq:
+            self._wrong(f"blocks overlap: the one before ends at {before.end_seq - 1}", first, last)
+        elif self._whole and block.cum_bytes != before.cum_bytes + before.nbytes:
+            self._wrong("the bytes before these records are not counted right", first, last)
+        if block.first_ts < before.last_ts or block.max_ts < before.max_ts:
+            self._wrong("these records are older than those before them", first, last)
+
+    def _sum(self, block: StoredBlock) -> None:
+        s, base = self._s, block.base_seq
+        low, high = max(base, s.earliest), min(block.end_seq, self._top + 1)
+        if low >= high:
+            return
+        self._bytes += block.sizes_upto(high - base) - block.sizes_upto(low - base)
+        for seq in s.deletes.between(low, high):
+            size = block.sizes_upto(seq - base + 1) - block.sizes_upto(seq - base)
+            self._bytes -= size
+            self._dead[seq >> CHUNK_BITS] = self._dead.get(seq >> CHUNK_BITS, 0) + size
+
+    def _wrong(self, text: str, first: int | None = None, last: int | None = None) -> None:
+        self._findings.tell("mismatch", text, self._part, first, last)

@@ -1,0 +1,152 @@
+"""The tag index of one log, by itself and against the records.
+
+Both ways with one pass each: every tagged record that is indexed has to stand in the row of its run, and the rows have
+to speak of no more live records than that. Only when they do, records are looked up one by one.
+"""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator
+from operator import lt
+from typing import Final
+
+from topics_service.engine.blocks import BlockCache
+from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.verify.findings import DECODING, Findings, Part
+from topics_service.storage import keys
+from topics_service.storage.block import StoredBlock
+from topics_service.storage.kafkablock import KafkaBlock, decode
+from topics_service.storage.store import Family
+
+_CACHE_BYTES: Final = 32 << 20
+_TOLD: Final = 20  # of the rows of one log
+
+
+class TagIndex:
+    """Checks the rows when it is made; with `deep`, take every intact block by `look` and then `finish`."""
+
+    def __init__(self, findings: Findings, part: Part, s: Snapshot, *, deep: bool) -> None:
+        self._findings = findings
+        self._part = part
+        self._s = s
+        self._deep = deep
+        self._marked: set[int] = set()
+        self._top = min(s.sealed_to, s.volatile_from - 1) if s.volatile_from else s.sealed_to
+        self._whole = True
+        self._live_entries = 0
+        self._live_tagged = 0
+        for key, value in self._rows():
+            self._row(key, value)
+
+    def look(self, block: StoredBlock) -> None:
+        """The rows have to know the tags of this block."""
+        if block.base_seq > self._top or block.base_seq in self._marked:
+            return
+        positions: defaultdict[bytes, list[int]] = defaultdict(list)
+        for i, tag in enumerate(block.columns().tags or ()):
+            if tag is not None and self._s.is_live(block.base_seq + i):
+                positions[tag].append(block.base_seq + i)
+        for tag, seqs in positions.items():
+            self._live_tagged += len(seqs)
+            known = self._known(tag, seqs[0])
+            absent = [seq for seq in seqs if seq not in known]
+            if absent:
+                text = f"the tag index does not know {len(absent)} records with the tag {_shown(tag)}"
+                self._findings.tell("missing", text, self._part, absent[0], absent[-1])
+                self._whole = False
+
+    def finish(self) -> None:
+        """All blocks were seen; those that can't be read are told elsewhere."""
+        if self._whole and self._live_entries != self._live_tagged:
+            self._find_strays()
+
+    def _rows(self) -> Iterator[tuple[bytes, bytes]]:
+        return self._findings.rows(Family.TAGS, *keys.log_range(self._part.log_id))
+
+    def _row(self, key: bytes, value: bytes) -> None:
+        part = self._part
+        if key < keys.unindexed_range(part.log_id)[1]:
+            if len(key) != 18 or value or keys.tag_run(key) > self._s.sealed_to:
+                self._findings.tell("damaged", f"the mark {key.hex()} of the tag index is none", part)
+            elif self._deep:
+                self._check_mark(keys.tag_run(key))
+            return
+        run = keys.tag_run(key)
+        if not value or len(value) % 4 or key[-10:-8] != b"\x00\x01":
+            self._findings.tell("damaged", f"the row {key.hex()} of the tag index is none", part)
+            return
+        row = array("I", value)
+        if not all(map(lt, row, row[1:])):
+            self._findings.tell("damaged", f"the row {key.hex()} of the tag index is not in order", part)
+            self._whole = False
+        elif run + row[-1] > self._s.sealed_to:
+            text = f"the tag index speaks of seqs above {self._s.sealed_to}, where it ends"
+            self._findings.tell("mismatch", text, part, run + row[0], run + row[-1])
+            self._whole = False
+        elif self._deep:
+            self._live_entries += sum(map(self._s.is_live, (run + position for position in row)))
+
+    def _check_mark(self, base: int) -> None:
+        self._marked.add(base)
+        if base >= self._s.earliest and self._findings.source.get(
+            Family.BLOCKS, keys.pair(self._part.log_id, base)
+        ) is None:  # fmt: skip
+            text = f"the tag index marks a block at {base}, where none begins"
+            self._findings.tell("mismatch", text, self._part, base, base)
+
+    def _known(self, tag: bytes, seq: int) -> set[int]:
+        """The seqs in the row of the tag whose run can hold `seq`."""
+        wanted = keys.tag(self._part.log_id, tag, seq)
+        try:
+            found = self._findings.source.floor(Family.TAGS, wanted)
+        except DECODING:  # told when the rows were read
+            return set()
+        if found is None or found[0][:-8] != wanted[:-8] or len(found[1]) % 4:
+            return set()
+        run = keys.tag_run(found[0])
+        return {run + position for position in array("I", found[1])}
+
+    def _find_strays(self) -> None:
+        """Tell which rows speak of live records that don't have the tag."""
+        cache, told, log_id = BlockCache(_CACHE_BYTES), 0, self._part.log_id
+        start = keys.unindexed_range(log_id)[1]
+        for key, value in self._findings.rows(Family.TAGS, start, keys.log_range(log_id)[1]):
+            tag, run = _unescaped(key), keys.tag_run(key)
+            strays = [
+                run + position
+                for position in (array("I", value) if not len(value) % 4 else ())
+                if self._s.is_live(run + position) and self._tag(cache, run + position) not in (tag, _UNKNOWN)
+            ]
+            if strays:
+                told += 1
+                text = f"the tag index is wrong about {len(strays)} records: they have not the tag {_shown(tag)}"
+                self._findings.tell("mismatch", text, self._part, strays[0], strays[-1])
+                if told == _TOLD:
+                    return
+
+    def _tag(self, cache: BlockCache, seq: int) -> bytes | None:
+        block = cache.find(self._part.log_id, seq)
+        if block is None:
+            try:
+                row = self._findings.source.floor(Family.BLOCKS, keys.pair(self._part.log_id, seq))
+                if row is None or keys.read_u64(row[0]) != self._part.log_id:
+                    return _UNKNOWN
+                block = decode(row[1], self._part.log_id, keys.read_u64(row[0], 8))
+                if isinstance(block, KafkaBlock):
+                    block = block.columns()
+            except DECODING:  # told with the records
+                return _UNKNOWN
+            cache.put(block)
+        tags = block.columns().tags if seq < block.end_seq else (_UNKNOWN,) * (seq - block.base_seq + 1)
+        return None if tags is None else tags[seq - block.base_seq]
+
+
+_UNKNOWN: Final = b"\xff\x00unknown"  # no tag: it is not UTF-8
+
+
+def _shown(tag: bytes) -> str:
+    return repr(tag.decode(errors="replace"))
+
+
+def _unescaped(key: bytes) -> bytes:
+    return key[8:-10].replace(b"\x00\xff", b"\x00")

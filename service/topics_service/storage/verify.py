@@ -1,0 +1,190 @@
+"""A data directory opened to be checked: nothing in it is changed, and what can't be read is told, not hidden."""
+
+import fcntl
+import os
+import re
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from rocksdict import AccessType, Cache, Rdict, ReadOptions
+
+from topics_service.storage import damaged, walcheck
+from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksBatch, RocksStore, _name, _options, refuse_damage
+from topics_service.storage.secondary import SecondaryStore
+from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
+
+_CACHE_BYTES: Final = 16 << 20
+_READAHEAD: Final = 1 << 20
+_FLOCK: Final = struct.Struct("hhqqi0q")  # struct flock of Linux, 64 bits
+_SST: Final = re.compile(r"\d+\.sst")
+_FILE: Final = re.compile(r"\d+\.(?:sst|log)|MANIFEST-\d+|OPTIONS-\d+|CURRENT|IDENTITY")
+
+
+class Damage(NamedTuple):
+    """A stretch of a family that can't be read: behind the key `after` (None: from the start) and before the key
+    `before` (None: up to the end). `file` is the table file, where RocksDB names it."""
+
+    after: bytes | None
+    before: bytes | None
+    why: str
+    file: str | None
+
+
+def named_file(text: str) -> str | None:
+    """The file of a database that an error speaks of."""
+    found = _FILE.search(text)
+    return found and found[0]
+
+
+class Source(Protocol):
+    """Rows to be checked, which stand still."""
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        """See Store."""
+        ...
+
+    def floor(self, family: Family, key: bytes) -> tuple[bytes, bytes] | None:
+        """See Store."""
+        ...
+
+    def rows(self, family: Family, start: bytes = b"") -> Iterator[tuple[bytes, bytes] | Damage]:
+        """Every row of the family from `start` on in key order, and between them the stretches that can't be read."""
+        ...
+
+
+class DirectorySource:
+    """Implements Source on a data directory. `live` says that a server holds it: then the rows are those of the moment
+    when it was opened, whatever the server does."""
+
+    def __init__(self, store: RocksStore, path: Path, scratch: Path, *, live: bool) -> None:
+        """`scratch` is the path that RocksDB names in place of `path`."""
+        self.live = live
+        self._paths = str(scratch), str(path)
+        self._store = store
+        self._options = ReadOptions()
+        self._options.set_verify_checksums(True)
+        self._options.set_readahead_size(_READAHEAD)
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        """See Store."""
+        return self._store.get(family, key)
+
+    def floor(self, family: Family, key: bytes) -> tuple[bytes, bytes] | None:
+        """See Store."""
+        return self._store.floor(family, key)
+
+    def rows(self, family: Family, start: bytes = b"") -> Iterator[tuple[bytes, bytes] | Damage]:
+        """See Source. Each block of each table file on the way is read, and its checksum compared."""
+        rows = self._store._families[family]
+        cursor = rows.iter(self._options)
+        cursor.seek(start)
+        last: bytes | None = None
+        while True:
+            if cursor.valid():
+                last = cursor.key()
+                yield last, cursor.value()
+                cursor.next()
+                continue
+            why = damaged.error_of(cursor)
+            if why is None:
+                return
+            behind = damaged.seek_behind(rows, self._options, start if last is None else last)
+            file = _SST.search(why)
+            yield Damage(last, None if behind is None else behind.key(), self._named(why), file and file[0])
+            if behind is None:
+                return
+            cursor = behind
+
+    def _named(self, why: str) -> str:
+        return why.replace(*self._paths)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[DirectorySource]:
+    """The data directory, for reading only.
+
+    Blocks while the write-ahead log (64 MiB at most) is read into memory. Raises StoreOpenError, naming the file where
+    it is known, when the server could not open it either, and for a directory of another format.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="topics-verify-"))
+    try:
+        live = is_held(path)
+        store: RocksStore = SecondaryStore(path, scratch) if live else _ReadOnlyStore(path, scratch)
+        try:
+            if isinstance(store, SecondaryStore):
+                store.catch_up()
+            try:
+                found = store.get(Family.META, _FORMAT_KEY)
+            except StoreError as error:
+                raise StoreOpenError(str(error).replace(str(scratch), str(path))) from error
+            if found != _FORMAT:
+                raise StoreOpenError(f"the data directory {path} has the format {found!r}, this checks {_FORMAT!r}")
+            yield DirectorySource(store, path, scratch, live=live)
+        finally:
+            store.close()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process has the database in `path` open for writing. Takes no lock."""
+    try:
+        handle = os.open(path / "LOCK", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        return bool(_FLOCK.unpack(fcntl.fcntl(handle, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
+    finally:
+        os.close(handle)
+
+
+class _ReadOnlyStore(RocksStore):
+    """A database that nobody writes, opened through links from a directory of our own.
+
+    RocksDB's read-only mode changes nothing, but rocksdict puts a file of its own into the directory.
+    """
+
+    def __init__(self, path: Path, scratch: Path) -> None:
+        """Raises StoreOpenError."""
+        try:
+            refuse_damage(path)
+            for file in path.iterdir():
+                if file.is_file() and file.name not in ("LOCK", "rocksdict-config.json"):
+                    (scratch / file.name).symlink_to(file.absolute())
+        except OSError as error:
+            raise StoreOpenError(f"can't read the data directory {path}: {error}") from error
+        cache = Cache(_CACHE_BYTES)
+        families = {_name(family): _options(family, cache, 0) for family in Family}
+        for options in families.values():
+            options.create_if_missing(False)
+            options.create_missing_column_families(False)
+        try:
+            access = AccessType.read_only()
+            self._db = Rdict(str(scratch), families["default"], column_families=families, access_type=access)
+        except Exception as error:  # rocksdict raises bare Exception
+            damage = walcheck.find_damage(path, whole=True) if "Corruption" in str(error) else None
+            why = str(error).replace(str(scratch), str(path))
+            raise StoreOpenError(why if damage is None else f"{why}: {damage}") from error
+        self._families = [self._db.get_column_family(_name(family)) for family in Family]
+        self._handles = []
+
+    def batch(self) -> RocksBatch:
+        """Not here: raises StoreError."""
+        raise StoreError("what is verified is not written")
+
+    def write(self, batch: WriteBatch) -> None:
+        """Not here: raises StoreError."""
+        raise StoreError("what is verified is not written")
+
+    def sync(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Release the files."""
+        self._release()
