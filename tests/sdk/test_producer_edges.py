@@ -245,7 +245,7 @@ def test_the_window_is_asked_for_before_each_repeat() -> None:
         error = producer.append("t", 1).exception(20)
         assert error is not None
         assert (error.reason, error.detail["outcome"]) == ("outcome_unknown", "unknown")
-        assert "remembers idempotency keys for 0.1 s only" in error.message
+        assert "(idempotency_window_ms, 0.1 s)" in error.message
         assert [request.idempotency_key for request in fake.attempts] == [fake.attempts[0].idempotency_key] * 2
 
 

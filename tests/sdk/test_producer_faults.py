@@ -166,6 +166,8 @@ def test_attempts_that_never_went_out_use_up_no_window(server: ServerProcess) ->
     with _connection(server) as connection, Producer(connection, retry=_QUICK, linger_ms=0) as producer:
         _put(connection, "short", idempotency_window_ms=1000)
         server.kill()
+        with pytest.raises(UnavailableError):  # by now it knows that there is no connection
+            connection.unary(connection.topics.GetTopic, pb.GetTopicRequest(topic="short"), repeatable=False)
         delivery = producer.append("short", 1)
         time.sleep(2)  # twice the window
         assert producer.statistics().repeats

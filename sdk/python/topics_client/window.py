@@ -53,7 +53,7 @@ def left(lost_at: float, window: float) -> float:
     if found < _LEAST_SECONDS:
         raise UnavailableError(
             "outcome_unknown",
-            f"the topic remembers idempotency keys for {window:g} s only (idempotency_window_ms), so that another "
-            "attempt could store them twice",
+            "the answer to a write was lost, and the topic may not know its key any more "
+            f"(idempotency_window_ms, {window:g} s): look whether it is there before you make it again",
         )
     return found

@@ -87,6 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
         from topics_service.app.backup.errors import AbsentError, BackupError
     except ModuleNotFoundError as error:
         return server.complain(name, f"needs the server: pip install 'topics-engine[server]' ({error})")
+    # As with Ctrl-C the checkpoint goes, and what is half restored.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     work = {"create": _create, "list": _list, "verify": _verify, "restore": _restore, "prune": _prune}
     try:
         return server.told(name, lambda: work[arguments.action](arguments))
@@ -100,7 +102,6 @@ def _create(arguments: argparse.Namespace) -> int:
     from topics_service.app.backup import creation
     from topics_service.app.backup.target import open_target
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the checkpoint goes, as with Ctrl-C
     target = open_target(arguments.to)
     if arguments.data_dir is not None:
         if arguments.server is not None:
