@@ -131,7 +131,7 @@ class _Guard:
         except Exception:
             if started:  # too late for a reply: the server logs it and breaks the response off
                 raise
-            log.exception("%s %s failed", scope["method"], scope["path"])
+            log.exception("%s %r failed", scope["method"], scope["path"])
             reply = error_reply(internal(), ms_since(arrived))
             await send_reply(reply, scope, send, accept_encoding=b"", gzip_min_bytes=len(reply.body) + 1)
 

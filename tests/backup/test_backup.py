@@ -186,13 +186,14 @@ def test_what_is_not_there(cli: Cli, target: Path, tmp_path: Path) -> None:
 def test_a_target_that_can_not_be_written(server: ServerProcess, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused = cli("backup", "create", "--to", tmp_path / "file" / "x", code=1)
-    assert f"{tmp_path / 'file'}: File exists" in refused.err
+    assert refused.err.startswith(f"topics backup create: {tmp_path / 'file'}")
+    assert refused.err.endswith(": Not a directory\n")
     assert not (server.data_dir / "checkpoints").exists() or not list((server.data_dir / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize("url", ["nonsense://bucket/x", "s3://", "file://relative"])
-def test_a_url_that_is_none(cli: Cli, url: str) -> None:
-    cli("backup", "list", "--from", url, code=1)
+def test_a_url_that_is_none(url: str) -> None:
+    Cli()("backup", "list", "--from", url, code=1)
 
 
 def test_a_file_url_is_a_folder(server: ServerProcess, cli: Cli, target: Path) -> None:

@@ -79,15 +79,24 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "empty": lambda path: path.write_bytes(b""),
     "gone": Path.unlink,
 }
+MANIFEST_DAMAGES: dict[str, Callable[[Path], object]] = {
+    "not-utf-8": lambda path: path.write_bytes(path.read_bytes().replace(b'"sha256":"', b'"sha256":"\xff', 1)),
+    "deep": lambda path: path.write_bytes(b'{"sha256":"","backup":' + b"[" * 100_000),
+}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("what", ["file", "manifest"])
+@pytest.mark.parametrize(
+    ("what", "damage"),
+    [
+        *(("file", damage) for damage in DAMAGES),
+        *(("manifest", damage) for damage in [*DAMAGES, *MANIFEST_DAMAGES]),
+    ],
+)
 def test_the_newest_is_damaged(
     cli: Cli, target: Path, tmp_path: Path, restored: Restored, made: list[dict[str, Any]], what: str, damage: str
 ) -> None:
     path = manifest(target, made[2]) if what == "manifest" else file_of(target, made[2], not_in=made[1])
-    DAMAGES[damage](path)
+    (DAMAGES | MANIFEST_DAMAGES)[damage](path)
     new = tmp_path / "new"
     if (what, damage) == ("manifest", "gone"):  # then there is no such backup
         cli("backup", "restore", made[2]["id"], "--from", target, "--to", new, code=5)
@@ -99,7 +108,9 @@ def test_the_newest_is_damaged(
     assert "--fallback" in refused.err
     assert not new.exists()
     assert not list(tmp_path.glob(".new*"))
-    found = cli("backup", "verify", "--from", target, "--json", code=1).rows
+    verified = cli("backup", "verify", "--from", target, "--json", code=1)
+    assert "remove the files named above from the target" in verified.err
+    found = verified.rows
     assert [(row["id"], row["intact"]) for row in found] == [
         (made[2]["id"], False),
         (made[1]["id"], True),
@@ -112,8 +123,9 @@ def test_the_newest_is_damaged(
     done = cli("backup", "restore", "--from", target, "--to", new, "--fallback", "--json")
     assert f"falling back to {made[1]['id']}" in done.err
     assert done.row["id"] == made[1]["id"]
-    with TopicsClient(restored(new).grpc_target) as client:
-        assert everything(client) == made[1]["state"]
+    if damage == "flipped":  # the others lead to the same bytes
+        with TopicsClient(restored(new).grpc_target) as client:
+            assert everything(client) == made[1]["state"]
 
 
 def test_a_backup_mends_what_is_cut_or_gone_for_those_before(
@@ -151,6 +163,18 @@ def test_a_manifest_is_no_way_out_of_the_directory(
         assert "contradicts itself" in refused.err
     assert not (tmp_path / "new").exists()
     assert not list(tmp_path.rglob("evil"))
+
+
+def test_a_manifest_without_a_database_makes_none(
+    cli: Cli, target: Path, tmp_path: Path, made: list[dict[str, Any]]
+) -> None:
+    path = manifest(target, made[2])
+    backup = json.loads(path.read_text())["backup"] | {"files": []}
+    body = json.dumps(backup, separators=(",", ":"), ensure_ascii=False)
+    path.write_text(f'{{"sha256":"{hashlib.sha256(body.encode()).hexdigest()}","backup":{body}}}')
+    refused = cli("backup", "restore", "--from", target, "--to", tmp_path / "new", code=1)
+    assert "contradicts itself" in refused.err
+    assert not (tmp_path / "new").exists()
 
 
 def test_later_formats_are_refused_in_words(cli: Cli, target: Path, tmp_path: Path, made: list[dict[str, Any]]) -> None:

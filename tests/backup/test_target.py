@@ -1,5 +1,6 @@
 """What every target promises, for a folder and for an object store in memory; and what is left of a killed write."""
 
+import errno
 import os
 import random
 from pathlib import Path
@@ -127,3 +128,20 @@ def test_names_of_targets(tmp_path: Path) -> None:
     for text in ("", "file://here", "ftp://x/y"):
         with pytest.raises(BackupError):
             open_target(text)
+
+
+def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a prune that may not read the manifests would take every file for unneeded."""
+    folder, scan = Folder(tmp_path), os.scandir
+    folder.put("backups/1", b"one")
+    folder.put("files/1", b"one")
+
+    def refusing(path: str) -> object:
+        if str(path).endswith("backups"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)  # the tests may run as root, who may read everything
+    with pytest.raises(BackupError, match=r"backups.*Permission denied"):
+        list(folder.list("backups/"))
+    assert names(folder, "files/") == ["files/1"]

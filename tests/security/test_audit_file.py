@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,27 @@ def test_lines_wait_for_a_full_disk_but_not_for_ever(tmp_path: Path, monkeypatch
     assert json.loads(kept[3])["action"] == "audit.lost"
     assert json.loads(kept[3])["lines"] == 7
     assert kept[4] == "line 10"
+
+
+def test_a_pipe_that_nobody_reads(tmp_path: Path) -> None:
+    """It may not hang a start, nor an end."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="No such device"):
+        AuditFile(str(path))
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log = AuditFile(str(path))
+    for _ in range(100):
+        log.write(b"x" * 8000 + b"\n")  # more than a pipe holds
+    log.close()
+    got = b""
+    with suppress(BlockingIOError):
+        while data := os.read(reader, 1 << 16):
+            got += data
+    os.close(reader)
+    lines = got.splitlines()
+    assert len(lines) > 5
+    assert all(line == b"x" * 8000 for line in lines[:-1])
 
 
 def test_a_change_whose_caller_left_is_of_unknown_outcome() -> None:

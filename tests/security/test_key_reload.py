@@ -1,11 +1,14 @@
 """Keys from a file: what a running server does when it changes."""
 
+import os
 import re
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -20,7 +23,14 @@ from support.missing import without
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import RefusedError, WebSocket
-from topics.v1 import admin_service_pb2, admin_service_pb2_grpc
+from topics.v1 import (
+    admin_service_pb2,
+    admin_service_pb2_grpc,
+    queue_service_pb2,
+    queue_service_pb2_grpc,
+    record_pb2,
+    topics_service_pb2_grpc,
+)
 from topics.v1 import topics_service_pb2 as pb
 from topics_kafka.protocol import ApiKey
 from topics_service.app.keys import fingerprint
@@ -125,6 +135,40 @@ def test_running_calls_of_a_key_that_goes_end(server: ServerProcess, file: Path)
         caller.channel.close()
 
 
+def test_idle_streams_of_a_key_that_goes_end(server: ServerProcess, file: Path) -> None:
+    with (
+        with_key(server.base, OPS) as ops,
+        grpc.insecure_channel(server.grpc_target) as channel,
+        ThreadPoolExecutor() as threads,
+    ):
+        ok(ops.put("orders.jobs", type="queue"), 201)
+        stop = threading.Event()
+
+        def batches() -> Iterator[pb.AppendStreamRequest]:
+            append = pb.AppendRequest(topic="orders.b", records=[record_pb2.AppendRecord(data=b"1")])
+            yield pb.AppendStreamRequest(append=append)
+            stop.wait(30)
+
+        def end(call: grpc.RpcError) -> str:  # what a stream's call is, too
+            with suppress(grpc.RpcError):
+                for _ in call:
+                    pass
+            return str(call.code().name)
+
+        shop: Any = {"metadata": bearer(SHOP), "timeout": 30}
+        work = queue_service_pb2.WorkRequest(topic="orders.jobs", node="w")
+        ends = [
+            threads.submit(end, topics_service_pb2_grpc.TopicsServiceStub(channel).AppendStream(batches(), **shop)),
+            threads.submit(end, queue_service_pb2_grpc.QueueServiceStub(channel).Work(work, **shop)),
+        ]
+        poll(lambda: waiting(ops) == len(ends), 10, "all streams")
+        file.write_text(f"{OPS}\n")
+        reload(server, "1 removed")
+        assert [each.result(10) for each in ends] == ["UNAUTHENTICATED"] * len(ends)
+        assert waiting(ops) == 0
+        stop.set()
+
+
 def test_a_watch_session_goes_with_its_key(server: ServerProcess, file: Path) -> None:
     with with_key(server.base, OPS) as ops, with_key(server.base, SHOP) as shop:
         ok(ops.put("orders.a"), 201)
@@ -150,6 +194,52 @@ def test_kafka_connections_of_a_key_that_goes_end(server: ServerProcess, file: P
     assert again.authenticate(SHOP)["error_code"] == 58
     for wire in (gone, kept, again):
         wire.socket.close()
+
+
+def test_a_fetch_that_waits_ends_with_its_key(server: ServerProcess, file: Path) -> None:
+    """What is written after the key went is not for it."""
+    with with_key(server.base, OPS) as ops, Wire(server.kafka_port) as gone:
+        assert gone.authenticate(SHOP)["error_code"] == 0
+        ok(ops.put("orders.a"), 201)
+        partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+        topics = [{"topic": "orders.a", "partitions": [partition]}]
+        gone.send(ApiKey.FETCH, 12, {"max_wait": 30_000, "min_bytes": 1, "max_bytes": 1 << 20, "topics": topics})
+        poll(lambda: "topics_kafka_requests_in_flight 1.0" in ops.send("GET", "/v0/metrics").text, 10, "the fetch")
+        file.write_text(f"{OPS}\n")
+        reload(server, "1 removed")
+        ops.append("orders.a", "late")
+        assert gone.is_closed()
+
+
+def test_hangups_while_it_starts_and_in_a_storm(server: ServerProcess, file: Path) -> None:
+    assert server.stop() == 0
+    starting = server.spawn()
+    poll(lambda: b"topics" in Path(f"/proc/{server.pid}/cmdline").read_bytes(), 10, "the command")
+    poll(lambda: has_handler(server.pid), 10, "a handler of SIGHUP")
+    poll(lambda: hang_up(server) and all(each.exists() for each in starting), 30, "the port files")
+    server.http_port = int(starting[0].read_text().rpartition(":")[2])
+    for number in range(300):
+        file.write_text(f"{OPS}\nkey-{number}-sekret\n")
+        os.kill(server.pid, signal.SIGHUP)
+    with with_key(server.base, "key-299-sekret") as last:
+        poll(lambda: last.send("GET", "/v0/topics").status_code == 200, 10, "the last keys")
+    server.signal(signal.SIGTERM)
+    poll(lambda: not hang_up(server), 30, "the end")
+    assert server.wait(10) == 0
+
+
+def hang_up(server: ServerProcess) -> bool:
+    """SIGHUP, if it runs."""
+    if server.alive():
+        os.kill(server.pid, signal.SIGHUP)
+    return server.alive()
+
+
+def has_handler(pid: int) -> bool:
+    """Whether the process catches SIGHUP."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = int(re.search(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)[1], 16)  # type: ignore[index]
+    return bool(caught >> signal.SIGHUP - 1 & 1)
 
 
 def test_bulk_readers_learn_of_it(tmp_path: Path, file: Path) -> None:

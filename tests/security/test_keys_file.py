@@ -1,5 +1,6 @@
 """Keys from a file: how it reads, and what a server does that can't read it."""
 
+import os
 import pickle
 import subprocess
 from pathlib import Path
@@ -62,6 +63,14 @@ def test_odd_bytes(file: Path) -> None:
     assert keys.find(b"k\xff#y") is not None
     assert keys.find(b"last") is not None
     assert len(keys) == 2
+
+
+def test_a_pipe_is_no_file_of_keys(tmp_path: Path) -> None:
+    """To open one waits for a writer, and a SIGHUP would stop the server."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(KeysError, match=r"regular file|Is a directory"):
+            from_file(str(path))
 
 
 def test_a_server_that_must_not_start(tmp_path: Path, file: Path) -> None:

@@ -20,6 +20,7 @@ from support.kafka_wire import Wire
 from support.missing import without
 from support.server import TOPICS, ServerProcess
 from support.tls_proxy import certificate
+from support.waiting import poll
 from topics_client import Retry, TopicsClient
 from topics_client.errors import UnavailableError
 from topics_kafka.protocol import ApiKey
@@ -173,6 +174,34 @@ def test_a_handshake_that_stalls_is_cut_off(tmp_path: Path) -> None:
         with server.socket() as slow:  # and a request that stalls behind one
             slow.sendall(b"GET /v0/health HT")
             assert slow.recv(1) == b""
+
+
+def test_connections_in_a_handshake_count(tmp_path: Path) -> None:
+    """Else strangers who begin any number of them take the file descriptors of the database."""
+    env = {"TOPICS_MAX_CONNECTIONS": 5, "TOPICS_HEADER_TIMEOUT_SECONDS": 2}
+    with TlsServer(tmp_path, env=env) as server:
+        address = ("127.0.0.1", server.http_port)
+        silent = [socket.create_connection(address, timeout=10) for _ in range(20)]
+        assert sum(is_closed(each) for each in silent[5:]) == 15  # at once
+        poll(lambda: all(is_closed(each) for each in silent), 10, "the end of the handshakes")
+        assert httpx.get(f"{server.base}/v0/ready", verify=server.trust).status_code == 200
+        silent += [socket.create_connection(address, timeout=10) for _ in range(3)]
+        assert server.stop() == 0  # which waits for no handshake
+        assert "Traceback" not in server.log
+        assert server.log.count("refusing connections") == 1
+        for each in silent:
+            each.close()
+
+
+def is_closed(wire: socket.socket) -> bool:
+    """Whether the server has closed it, or does in a second."""
+    wire.settimeout(1)
+    try:
+        return wire.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
 
 
 def test_a_stop_drains_and_ends_streams(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 
 from topics_gateway.transport.h2c import Http2Protocol
+from topics_gateway.transport.handshake import TlsListener
 from topics_gateway.transport.http1 import Http1Protocol
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.registry import Limits, Registry
@@ -104,7 +105,7 @@ class HttpServer:
             "ws_max_size": ws_max_size,
         }
         self._registry: Registry | None = None
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsListener | None = None
         self._stopping: asyncio.Task[None] | None = None
 
     @property
@@ -157,14 +158,23 @@ class HttpServer:
         def http2(timer: IdleTimer) -> asyncio.Protocol:
             return Http2Protocol(app, registry, timer)
 
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: Sniffer(registry, http1, http2),
-            sock=self._sock,
-            backlog=self._backlog,
-            ssl=self._tls,
-            ssl_handshake_timeout=None if self._tls is None else min(_HANDSHAKE_SECONDS, self._limits.header_timeout),
-            ssl_shutdown_timeout=None if self._tls is None else _GOODBYE_SECONDS,
-        )
+        def sniffer() -> asyncio.Protocol:
+            return Sniffer(registry, http1, http2)
+
+        if self._tls is None:
+            self._server = await asyncio.get_running_loop().create_server(
+                sniffer, sock=self._sock, backlog=self._backlog
+            )
+        else:
+            self._server = TlsListener(
+                registry,
+                self._sock,
+                sniffer,
+                self._tls,
+                backlog=self._backlog,
+                ssl_handshake_timeout=min(_HANDSHAKE_SECONDS, self._limits.header_timeout),
+                ssl_shutdown_timeout=_GOODBYE_SECONDS,
+            )
 
     async def stop(self, drain_seconds: float | None = None) -> None:
         """Stop accepting, close idle connections, let running requests finish for `drain_seconds`, close the rest.

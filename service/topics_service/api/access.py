@@ -5,12 +5,14 @@ A door refuses a call in this order: `unauthorized` (`Gate.identify`), too many 
 decoded request is checked by `check_put` and `check_append`.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from typing import Final, NamedTuple
+from types import TracebackType
+from typing import Any, Final, NamedTuple
 
-from topics_service.api.access_calls import Running, gone
+from topics_service.api.access_calls import Call, Running, gone
 from topics_service.api.audit import current_call
 from topics_service.api.auth import ANYONE, NOBODY, KeyRing, Principal, Scope, read_bearer
 from topics_service.engine.errors import Reason, TopicsError
@@ -137,11 +139,11 @@ def rule_of(rpc: str) -> Rule:
 
 
 class _Known:
-    """The keys of a gate, and of those made of it. `principals` None: those that there were from the start."""
+    """The keys of a gate, and of those made of it. `principals`, by `key_id`: None for those there were at first."""
 
     def __init__(self, keys: KeyRing | None) -> None:
         self.keys = keys
-        self.principals: frozenset[Principal] | None = None
+        self.principals: Mapping[str, Principal] | None = None
 
 
 class Gate:
@@ -192,13 +194,21 @@ class Gate:
         cancelled.
         """
         self._known.keys = keys
-        self._known.principals = frozenset(principals)
-        self._running.end_all_but(self._known.principals)
+        self._known.principals = {principal.key_id: principal for principal in principals}
+        self._running.end_all_but(frozenset(principals))
 
     def knows(self, principal: Principal) -> bool:
         """Whether the key that was found to be `principal` is still good for that."""
         principals = self._known.principals
-        return principals is None or not principal.key_id or principal in principals
+        if principals is None or not principal.key_id:
+            return True
+        known = principals.get(principal.key_id)
+        return known is principal or known == principal
+
+    def ends_with_key(self, principal: Principal, running: "asyncio.Future[Any]") -> None:
+        """Cancel what runs for `principal` when the key goes."""
+        if principal.key_id:
+            self._running.add(principal, running)
 
     def cutting(self) -> "Gate":
         """The same gate for a door that can't tell a client why its call ends: the task is cancelled.
@@ -217,23 +227,8 @@ class Gate:
         """
         if not principal.key_id:
             return _FREE
-        return self._hold(principal, counts=rule_of(rpc).slot and self._max_inflight > 0)
-
-    @contextmanager
-    def _hold(self, principal: Principal, *, counts: bool) -> Iterator[None]:
-        if counts:
-            self.take(principal.key_id)
-        try:
-            if self._cuts:
-                yield
-                return
-            if not self.knows(principal):
-                raise gone()
-            with self._running.call(principal):
-                yield
-        finally:
-            if counts:
-                self.release(principal.key_id)
+        counts = rule_of(rpc).slot and self._max_inflight > 0
+        return _Hold(self, principal, counts=counts, call=None if self._cuts else self._running.call(principal))
 
     def take(self, key_id: str) -> None:
         """As `acquire`, but raises `throttled` when no slot is free."""
@@ -257,6 +252,38 @@ class Gate:
         self._inflight[key_id] -= 1
 
 
+class _Hold:
+    """What `Gate.slot` returns. No generator: each request with a key passes this."""
+
+    __slots__ = ("_call", "_counts", "_gate", "_principal")
+
+    def __init__(self, gate: Gate, principal: Principal, *, counts: bool, call: Call | None) -> None:
+        self._gate = gate
+        self._principal = principal
+        self._counts = counts
+        self._call = call
+
+    def __enter__(self) -> None:
+        gate, principal, call = self._gate, self._principal, self._call
+        if self._counts:
+            gate.take(principal.key_id)
+        if call is None:
+            return
+        if not gate.knows(principal):
+            if self._counts:
+                gate.release(principal.key_id)
+            raise gone()
+        call.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._counts:
+            self._gate.release(self._principal.key_id)
+        if self._call is not None:
+            self._call.__exit__(kind, error, trace)
+
+
 _FREE: Final = nullcontext()
 
 
@@ -266,24 +293,23 @@ def authorize(principal: Principal, rpc: str, name: str) -> None:
     The audit log, where there is one, learns who calls, and who was refused.
     """
     call = current_call.get()
-    if call is None:
-        _authorize(principal, rpc, name)
+    if call is not None:
+        call.principal = principal
+    rule = RULES.get(rpc)
+    if rule is not None and rule.scopes <= principal.scopes and (not rule.field or principal.allows_name(name)):
         return
-    call.principal = principal
-    try:
-        _authorize(principal, rpc, name)
-    except TopicsError as error:
+    error = _refusal(principal, rpc)
+    if call is not None:
         call.refused(rpc, name, error)
-        raise
+    raise error
 
 
-def _authorize(principal: Principal, rpc: str, name: str) -> None:
+def _refusal(principal: Principal, rpc: str) -> TopicsError:
     rule = rule_of(rpc)
     if not rule.scopes <= principal.scopes:
         missing = sorted(scope.value for scope in rule.scopes - principal.scopes)
-        raise _forbidden(f"the API key lacks {' and '.join(missing)} scope")
-    if rule.field and not principal.allows_name(name):
-        raise _forbidden("the name is outside the prefixes of the API key")
+        return _forbidden(f"the API key lacks {' and '.join(missing)} scope")
+    return _forbidden("the name is outside the prefixes of the API key")
 
 
 def check_names(principal: Principal, names: Iterable[str]) -> None:

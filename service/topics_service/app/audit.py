@@ -65,7 +65,9 @@ class AuditFile:
     def _open(self) -> int:
         if self._path == "-":
             return sys.stderr.fileno()
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        # A pipe that nobody reads is refused, and a full one is as a full disk: else a start, or an end, would hang.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        return os.open(self._path, flags, _MODE)
 
     def _run(self) -> None:
         while True:

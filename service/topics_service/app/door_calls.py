@@ -1,5 +1,6 @@
 """What is put around the calls of doors: so the audit log learns where they come from, Kafka that a key has gone."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from typing import Any, Final
@@ -9,7 +10,7 @@ import grpc
 
 from topics_kafka.handlers import Answer, Context, Door, Handler, HandlerTable
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_service.api.access import Gate
+from topics_service.api.access import KAFKA_RULES, Gate
 from topics_service.api.audit import ACTIONS, AuditLog, Call, current_call
 from topics_service.api.auth import NOBODY
 from topics_service.api.grpc.guard import Handler as GrpcHandler
@@ -113,17 +114,25 @@ def audited_kafka(make: Make, log: AuditLog) -> Make:
 
 def while_good(make: Make, gate: Gate) -> Make:
     """Handlers that do as those of `make` until the key of a connection goes. Its next request is answered as that of
-    somebody who may do nothing, and the connection is closed behind the answer."""
+    somebody who may do nothing, and the connection is closed behind the answer. One that waits for others (a fetch, a
+    join) is given up and the connection closed: what comes later is not for that key."""
 
-    def guarded(handler: Handler) -> Handler:
+    def guarded(api: int, handler: Handler) -> Handler:
+        waits = not KAFKA_RULES[ApiKey(api)].slot
+
         def handle(context: Context, version: int, request: Message) -> Answer:
             if not gate.knows(context.principal):
                 context.principal, context.closing = NOBODY, True
-            return handler(context, version, request)
+            answer = handler(context, version, request)
+            if not waits or answer is None or isinstance(answer, dict):
+                return answer
+            running = asyncio.ensure_future(answer)
+            gate.ends_with_key(context.principal, running)
+            return running
 
         return handle
 
-    return lambda door: {api: guarded(handler) for api, handler in make(door).items()}
+    return lambda door: {api: guarded(api, handler) for api, handler in make(door).items()}
 
 
 async def _then(answer: Awaitable[Message | None], told: Callable[[Message], None]) -> Message | None:

@@ -1,9 +1,10 @@
 """API keys from the environment or from a file."""
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
+from stat import S_ISREG
 from typing import Final
 
 from topics_service.api.auth import KeyRing, KeySyntaxError, Principal, parse_keys
@@ -45,7 +46,9 @@ def from_file(path: str) -> Keys:
     Raises KeysError, also for a file without any entry: an empty one must not open the server to everyone.
     """
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb", opener=_opener) as file:
+            if not S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise KeysError(f"TOPICS_API_KEYS_FILE {path}: it is no regular file")
             data = file.read(_FILE_BYTES + 1)
     except OSError as error:
         raise KeysError(f"TOPICS_API_KEYS_FILE {path}: {error.strerror or error}") from None
@@ -64,6 +67,11 @@ def from_file(path: str) -> Keys:
     if not entries:
         raise KeysError(f"TOPICS_API_KEYS_FILE {path}: there is no key in it; each line is KEY[:SCOPES[:PREFIXES]]")
     return _keys(entries)
+
+
+def _opener(path: str, flags: int) -> int:
+    """Does not wait, as opening a pipe would: a server that reads its keys again has requests to serve."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def fingerprint(key: bytes) -> str:

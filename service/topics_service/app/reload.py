@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from topics_service.api.access import Gate
@@ -22,19 +23,26 @@ class Readers:
 
     def __init__(self, settings: Settings) -> None:
         self._readers = BulkReaders(settings)
+        self._wanted = settings
         self._changing = asyncio.Lock()
         self._stopping = False
         self._renewals: set[asyncio.Task[None]] = set()
+        self._started = False
 
     def addresses(self) -> Sequence[tuple[str, int]]:
         """See BulkReaders, as for the other methods."""
         return self._readers.addresses()
 
     def start(self) -> None:
+        self._started = True
         self._readers.start()
 
     def renew(self, settings: Settings) -> None:
         """End those that run, once they have done what they are at, and start others; without waiting."""
+        self._wanted = settings
+        if not self._started:
+            self._readers = BulkReaders(settings)
+            return
         task = asyncio.create_task(self._renew(settings))
         self._renewals.add(task)
         task.add_done_callback(self._renewals.discard)
@@ -46,10 +54,52 @@ class Readers:
 
     async def _renew(self, settings: Settings) -> None:
         async with self._changing:
+            if settings is not self._wanted:  # a later call has others
+                return
             await self._readers.stop()
             if not self._stopping:
                 self._readers = BulkReaders(settings)
                 self._readers.start()
+
+
+def is_useful(settings: Settings) -> bool:
+    """Whether there is anything to read again."""
+    kafka = settings.kafka_port and settings.kafka_tls_cert
+    return bool(settings.api_keys_file or settings.audit_log or settings.tls_cert_file or kafka)
+
+
+class Hangups:
+    """Takes SIGHUP from early on to the end of the process, which it would end while no loop runs. For the main thread.
+
+    However many come, a reload that has not begun yet is for all of them.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reload: Callable[[], None] = lambda: None
+        signal.signal(signal.SIGHUP, self._note)
+
+    def follow(self, reload: Callable[[], None]) -> None:
+        """From now on call that, on the running loop; also for what came before."""
+        self._loop, self._reload = asyncio.get_running_loop(), reload
+        if self._came:
+            self._run()
+
+    def leave(self) -> None:
+        """The loop ends; what comes from now on is too late."""
+        self._loop = None
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def _note(self, _signum: int, _frame: object) -> None:
+        if not self._came:
+            self._came = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        self._came = False
+        self._reload()
 
 
 class Reload:
@@ -73,11 +123,6 @@ class Reload:
         self._readers = readers
         self._audit_file = audit_file
         self._audit_log = audit_log
-
-    @property
-    def is_useful(self) -> bool:
-        """Whether there is anything to read again."""
-        return bool(self._settings.api_keys_file or self._audit_file or self._tls.kafka or self._tls.common)
 
     def __call__(self) -> None:
         if self._audit_file is not None:

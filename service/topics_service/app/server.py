@@ -34,7 +34,7 @@ from topics_service.app.disk import FreeSpace
 from topics_service.app.door_calls import AuditInterceptor, audited_app, audited_kafka, while_good
 from topics_service.app.forwarder import Forwarder
 from topics_service.app.lag import LoopLag
-from topics_service.app.reload import Readers, Reload
+from topics_service.app.reload import Hangups, Readers, Reload, is_useful
 from topics_service.app.settings import Settings, split_host
 from topics_service.app.tls import HTTP_PROTOCOLS, DoorCertificates, TlsError, certificates
 from topics_service.engine.clock import SystemClock
@@ -70,6 +70,7 @@ def run(settings: Settings) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
+    hangups = Hangups() if is_useful(settings) else None
     _raise_file_limit()
     try:
         tls = certificates(settings)
@@ -94,8 +95,8 @@ def run(settings: Settings) -> None:
         raise StartError(str(error)) from error
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, store, http_socket, kafka_socket, tls, audit))
-    except StoreError as error:
+            runner.run(_serve(settings, store, http_socket, kafka_socket, tls, audit, hangups))
+    except (StoreError, TopicsError) as error:
         raise StartError(str(error)) from error
     finally:
         for sock in sockets:
@@ -113,6 +114,7 @@ async def _serve(
     kafka_socket: socket.socket | None,
     tls: DoorCertificates,
     audit_file: AuditFile | None,
+    hangups: Hangups | None,
 ) -> None:
     engine = Engine(
         store,
@@ -177,8 +179,8 @@ async def _serve(
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     reload = Reload(settings, gate, api.watches, tls, readers, audit_file=audit_file, audit_log=audit)
-    if reload.is_useful:
-        loop.add_signal_handler(signal.SIGHUP, reload)
+    if hangups is not None:
+        hangups.follow(reload)
     work = (_upkeep(engine, disk, grpc), Forwarder(engine.routers).run(), lag.run())
     background = [asyncio.create_task(each) for each in work]
     kafka: KafkaServer | None = None
@@ -219,6 +221,8 @@ async def _serve(
         for task in background:
             task.cancel()
         await asyncio.wait(background)
+        if hangups is not None:
+            hangups.leave()
         await asyncio.to_thread(commit.stop)
         with contextlib.suppress(StoreError):
             engine.close()

@@ -27,7 +27,7 @@ log = logging.getLogger("topics.storage")
 _FORMAT_KEY = b"format"
 _FORMAT = b"topics-rocksdb-1"
 _SETTLE_SECONDS = 2.0
-_CHANGING = ("rocksdb.compaction-pending", "rocksdb.num-running-compactions", "rocksdb.num-running-flushes")
+_COMPACTING = "rocksdb.num-running-compactions"  # in the whole database
 _BLOOMED = (Family.IDEMPOTENCY, Family.TAGS)  # looked up by exact key or prefix: a bloom filter pays
 
 
@@ -189,6 +189,7 @@ class RocksStore:
         """See Store. Flushes, so that the next open has no log to replay."""
         try:
             for family in self._families:
+                family.set_options({"disable_auto_compactions": "true"})  # of this open database alone
                 family.flush(True)
             self.sync()
             tables = self._final_tables()
@@ -202,9 +203,10 @@ class RocksStore:
             log.warning("can't write down the files of %s: %s", self._path, error)
 
     def _final_tables(self) -> list[str] | None:
-        """The tables that there will be after the close: everything is flushed. None if that can't be said soon."""
+        """The tables that there will be after the close: everything is flushed, and no compaction begins any more. None
+        if those that run take long."""
         deadline = time.monotonic() + _SETTLE_SECONDS
-        while any(family.property_int_value(what) for family in self._families for what in _CHANGING):
+        while any(family.property_int_value(_COMPACTING) for family in self._families):
             if time.monotonic() > deadline:
                 return None
             time.sleep(0.005)

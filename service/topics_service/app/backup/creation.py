@@ -67,7 +67,8 @@ def create(target: Target, directory: Path, created_ms: int, source: str) -> Man
 def offline(data_dir: Path, boot_id: str) -> Iterator[tuple[Path, int]]:
     """A checkpoint of a data directory that no server has open, and its moment in ms.
 
-    Opens, recovers and closes the directory as a start and a stop of the server would, and holds its lock meanwhile.
+    Opens, recovers and closes the directory as a start and a stop of the server would, and holds its lock so long; a
+    server that starts after that removes the checkpoint.
     Raises BackupError.
     """
     if not (data_dir / "CURRENT").is_file():

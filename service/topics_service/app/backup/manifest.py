@@ -102,10 +102,11 @@ def decode(backup_id: str, data: bytes) -> Manifest:
                 f"{what} has the format {version}, this version reads {FORMAT}: use a later version of topics"
             )
         manifest = msgspec.json.decode(sealed.backup, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedError(backup_id, f"{what} can't be read: {error}") from error
     names = [file.name for file in manifest.files]
-    if manifest.id != backup_id or len(set(names)) != len(names) or not all(map(_is_file, manifest.files)):
+    whole = "CURRENT" in names and len(set(names)) == len(names)  # without it a new database would be made
+    if manifest.id != backup_id or not whole or not all(map(_is_file, manifest.files)):
         raise DamagedError(backup_id, f"{what} contradicts itself")
     return manifest
 

@@ -97,5 +97,5 @@ def _listed(target: Target, name: str) -> list[str]:
     """The files on a list; none where it is gone or can't be read."""
     try:
         return msgspec.json.decode(b"".join(target.read(name)), type=list[str])
-    except (AbsentError, msgspec.MsgspecError):
+    except (AbsentError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return []

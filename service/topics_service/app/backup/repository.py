@@ -82,6 +82,8 @@ def content(target: Target, backup: Manifest, file: File) -> Iterator[bytes]:
         for piece in target.read(file.key):
             digest.update(piece)
             size += len(piece)
+            if size > file.size:  # by however much: it is not to fill the disk
+                raise DamagedError(backup.id, f"{file.name} ({file.key}) is longer than its {file.size} bytes")
             yield piece
     except AbsentError:
         raise DamagedError(backup.id, f"{file.name} ({file.key}) is not there any more") from None

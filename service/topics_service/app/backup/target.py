@@ -101,13 +101,15 @@ class Folder:
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """See Target."""
-        for directory, _, names in os.walk(self._root / prefix):
+        for directory, _, names in os.walk(self._root / prefix, onerror=self._unlisted):
             for name in names:
                 path = Path(directory) / name
                 try:
                     status = path.stat()
                 except FileNotFoundError:  # removed meanwhile
                     continue
+                except OSError as error:
+                    raise self._failed(error) from error
                 yield Entry(path.relative_to(self._root).as_posix(), status.st_size, status.st_mtime)
 
     def delete(self, names: Iterable[str]) -> None:
@@ -137,6 +139,11 @@ class Folder:
             raise self._failed(error) from error
         finally:
             mark.unlink(missing_ok=True)
+
+    def _unlisted(self, error: OSError) -> None:
+        """A directory that can't be listed is not an empty one: a prune would take files for unneeded."""
+        if not isinstance(error, FileNotFoundError):
+            raise self._failed(error) from error
 
     def _part(self) -> Path:
         """A name that no list shows, for a file that is not whole yet."""
