@@ -93,7 +93,7 @@ def programs(tmp_path: Path) -> Path:
     directory.mkdir()
     for place in ("/usr/local/bin", "/usr/bin", "/bin"):
         for program in Path(place).glob("*"):
-            if program.name not in ("java", "javac") and not (directory / program.name).exists():
+            if program.name not in ("java", "javac") and not (directory / program.name).is_symlink():
                 (directory / program.name).symlink_to(program)
     return directory
 
