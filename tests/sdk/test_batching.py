@@ -270,7 +270,7 @@ def test_without_retries_each_batch_has_one_attempt(clock: Clock) -> None:
         _FULL,
         AuthError("forbidden", "no"),
         NotFoundError("partition_not_found", "no"),
-        UnavailableError("outcome_unknown", "late"),
+        TopicsError("outcome_unknown", "late"),
         TopicsError("internal", "bug"),
     ],
 )

@@ -153,7 +153,7 @@ def test_what_the_topic_may_have_forgotten_is_not_sent_again(server: ServerProce
         time.sleep(1.5)  # the window
         server.signal(signal.SIGCONT)
         error = lost.exception(30)
-        assert isinstance(error, UnavailableError)
+        assert error is not None
         assert (error.reason, error.detail["outcome"]) == ("outcome_unknown", "unknown")
         assert "idempotency_window_ms" in error.message
         assert behind.result(30)

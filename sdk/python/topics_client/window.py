@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 from topics.v1.topics_service_pb2 import GetTopicRequest, GetTopicResponse
-from topics_client.errors import AuthError, NotFoundError, TopicsError, UnavailableError, may_be_done
+from topics_client.errors import AuthError, NotFoundError, TopicsError, may_be_done
 
 _DEFAULT_SECONDS: Final = 120.0  # of a topic that is not configured otherwise
 _LEAST_SECONDS: Final = 1.0  # that a repeat is given
@@ -48,10 +48,10 @@ def seconds(answer: GetTopicResponse | TopicsError) -> float:
 
 def left(lost_at: float, window: float) -> float:
     """For how many seconds a write may be made again that was sent for the first time, and lost, at `lost_at`. Raises
-    UnavailableError (outcome_unknown) if the time is up."""
+    TopicsError (outcome_unknown) if the time is up: no UnavailableError, which invites to write it again."""
     found = lost_at + window - now()
     if found < _LEAST_SECONDS:
-        raise UnavailableError(
+        raise TopicsError(
             "outcome_unknown",
             "the answer to a write was lost, and the topic may not know its key any more "
             f"(idempotency_window_ms, {window:g} s): look whether it is there before you make it again",

@@ -33,7 +33,7 @@ def test_attempts_that_never_went_out_leave_no_doubt_and_use_up_no_window() -> N
 def test_a_lost_write_is_not_made_again_where_it_could_be_stored_twice() -> None:
     """The topic that was not there after the first attempt has been made since, with a short window."""
     with FakeTopics(lambda request, attempt, context: lose(context), [None, 100]) as fake:
-        ran = Cli(fake.target)("append", "t", "1", code=3)
+        ran = Cli(fake.target)("append", "t", "1", code=1)
     assert "outcome_unknown: the answer to a write was lost" in ran.err
     assert "they may or may not be there" in ran.err
     assert len(fake.attempts) == 2

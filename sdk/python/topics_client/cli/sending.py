@@ -254,9 +254,7 @@ class Sender:
             except TopicsError as error:
                 if batch.lost_at is None and window.may_be_stored(error):
                     batch.lost_at = sent_at
-                if not isinstance(error, UnavailableError) or error.reason == "outcome_unknown":
-                    raise
-                if not patience.waited(error):
+                if not isinstance(error, UnavailableError) or not patience.waited(error):
                     raise
         if reply.count != len(batch):  # none is passed over in silence
             text = f"its key was used for a write of {reply.count} records, and this one has {len(batch)}"

@@ -166,7 +166,7 @@ class Batches:
         """A batch that was taken is not known to be stored. `lost_at`: when it was sent, if it may be stored."""
         lane, now = self._returned(batch), self._clock()
         batch.lost_at = lost_at if batch.lost_at is None else batch.lost_at
-        if isinstance(error, UnavailableError) and error.reason != "outcome_unknown":
+        if isinstance(error, UnavailableError):
             self.trouble = error
             lane.pauses = lane.pauses or self._retry.pauses()
             pause = max(self._jitter(next(lane.pauses)), (error.retry_after_ms or 0) / 1e3)

@@ -64,7 +64,7 @@ class Appends(Base):
         `config`, unless `create` is False. `delay_ms` and `priority` (0 to 9) are for jobs of a queue. A write under an
         `idempotency_key` that was used within the topic's `idempotency_window_ms` stores nothing and answers as the
         first; a key is made where none is given, so that a write whose answer was lost is not stored twice. It is made
-        again only as long as the topic knows its key: UnavailableError (outcome_unknown) after that.
+        again only as long as the topic knows its key: TopicsError (outcome_unknown) after that.
         Raises InvalidRequestError, NotFoundError, ConflictError (topic_full).
         """
         request = append_request(
@@ -91,8 +91,6 @@ class Appends(Base):
                     timeout = min(connection.timeout, window.left(lost_at, self._window(request.topic)))
                 return connection.unary(connection.topics.Append, request, repeatable=False, timeout=timeout)
             except UnavailableError as error:
-                if error.reason == "outcome_unknown":
-                    raise
                 if lost is None and window.may_be_stored(error):
                     lost, lost_at = error, began
                 if not connection.waited(patience, error, ended):
