@@ -8,8 +8,9 @@ NODE_CLIENTS := tests/clients/node_modules/.installed
 SDK_CLIENTS := build/sdk-clients/.built
 KAFKA_CLIENTS := build/kafka-clients/.built
 SPARKS := 4.1 4.2 4.3
+TRUST := tests/backup tests/corruption tests/crash tests/security
 
-.PHONY: setup run test test-core test-sdk test-kafka test-spark lint format proto docs docs-serve bench soak conformance clean
+.PHONY: setup run test test-core test-trust test-sdk test-kafka test-spark lint format proto docs docs-serve bench soak conformance clean
 
 setup: $(STAMP)
 
@@ -39,10 +40,15 @@ build/spark-%/.installed: $(STAMP) tests/spark/matrix/setup.sh
 run: setup
 	$(BIN)/topics serve
 
-test: test-core test-sdk test-kafka test-spark
+test: test-core test-trust test-sdk test-kafka test-spark
 
 test-core: setup $(NODE_CLIENTS)
-	$(PYTEST) -m 'not soak' --ignore tests/sdk --ignore tests/docs --ignore tests/kafka --ignore tests/spark --ignore tests/lakehouse tests
+	$(PYTEST) -m 'not soak' $(TRUST:%=--ignore %) --ignore tests/sdk --ignore tests/docs --ignore tests/kafka --ignore tests/spark \
+		--ignore tests/lakehouse tests
+
+# What can go wrong with a server and its files: crashes, damage, backups, hostile clients.
+test-trust: setup
+	$(PYTEST) -m 'not soak' $(TRUST)
 
 # The SDKs: the Python client, the command line, the generated code of every language against a real server, grpcurl; and
 # the documentation, whose code is written in all of them.
