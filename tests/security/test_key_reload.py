@@ -267,8 +267,7 @@ def test_bulk_readers_learn_of_it(tmp_path: Path, file: Path) -> None:
 
 
 def test_without_anything_to_read_again_a_hangup_is_the_end(tmp_path: Path) -> None:
-    default = ["env", "--default-signal=HUP"]  # whoever runs the tests may ignore it, as nohup does
-    with ServerProcess(tmp_path / "s", prefix=default) as server:
+    with ServerProcess(tmp_path / "s") as server:
         server.signal(signal.SIGHUP)
         assert server.wait(10) == -signal.SIGHUP
 
