@@ -42,18 +42,18 @@ run: setup
 
 test: test-core test-trust test-sdk test-kafka test-spark
 
-test-core: setup $(NODE_CLIENTS)
-	$(PYTEST) -m 'not soak' $(TRUST:%=--ignore %) --ignore tests/sdk --ignore tests/docs --ignore tests/kafka --ignore tests/spark \
+# The documentation is among it, whose code is written in all languages.
+test-core: setup $(NODE_CLIENTS) $(SDK_CLIENTS)
+	$(PYTEST) -m 'not soak' $(TRUST:%=--ignore %) --ignore tests/sdk --ignore tests/kafka --ignore tests/spark \
 		--ignore tests/lakehouse tests
 
 # What can go wrong with a server and its files: crashes, damage, backups, hostile clients.
 test-trust: setup
 	$(PYTEST) -m 'not soak' $(TRUST)
 
-# The SDKs: the Python client, the command line, the generated code of every language against a real server, grpcurl; and
-# the documentation, whose code is written in all of them.
+# The SDKs: the Python client, the command line, the generated code of every language against a real server, grpcurl.
 test-sdk: setup $(SDK_CLIENTS)
-	$(PYTEST) -m 'not soak' --durations 15 tests/sdk tests/docs
+	$(PYTEST) -m 'not soak' --durations 15 tests/sdk
 
 # The Kafka door, and unmodified Kafka clients against the server.
 test-kafka: setup $(KAFKA_CLIENTS)
