@@ -10,7 +10,7 @@ import grpc
 
 from topics_kafka.handlers import Answer, Context, Door, Handler, HandlerTable
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_service.api.access import KAFKA_RULES, Gate
+from topics_service.api.access import Gate
 from topics_service.api.audit import ACTIONS, AuditLog, Call, current_call
 from topics_service.api.auth import NOBODY
 from topics_service.api.grpc.guard import Handler as GrpcHandler
@@ -114,11 +114,12 @@ def audited_kafka(make: Make, log: AuditLog) -> Make:
 
 def while_good(make: Make, gate: Gate) -> Make:
     """Handlers that do as those of `make` until the key of a connection goes. Its next request is answered as that of
-    somebody who may do nothing, and the connection is closed behind the answer. One that waits for others (a fetch, a
-    join) is given up and the connection closed: what comes later is not for that key."""
+    somebody who may do nothing, and the connection is closed behind the answer. A fetch that waits
+    is given up and the connection closed: what comes later is not for that key."""
 
     def guarded(api: int, handler: Handler) -> Handler:
-        waits = not KAFKA_RULES[ApiKey(api)].slot
+        # Only a fetch: a task of its own would begin later than its turn, and calls of a group have an order.
+        waits = api == ApiKey.FETCH and not gate.open
 
         def handle(context: Context, version: int, request: Message) -> Answer:
             if not gate.knows(context.principal):
