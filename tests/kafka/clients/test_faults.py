@@ -85,7 +85,7 @@ def check(reader: Client, topic: str, count: int, partitions: int, places: list[
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "protocol",
-    # At the end a cooperative member's last commits are sometimes missing: an open problem, so out of CI, not solved.
+    # The Java member does not repeat a commit refused in a rebalance if no record follows: out of CI until it does.
     ["range", pytest.param("cooperative", marks=pytest.mark.soak), "consumer"],
 )
 def test_killed_in_a_rebalance(mortal: ServerProcess, proxy: Proxy, topic: str, tmp_path: Path, protocol: str) -> None:
