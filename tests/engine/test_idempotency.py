@@ -39,6 +39,21 @@ def test_a_reused_key_counts_from_its_new_use(world: World) -> None:
     assert world.rows(Family.IDEMPOTENCY) == world.rows(Family.IDEMPOTENCY_EXPIRY) == []
 
 
+@pytest.mark.parametrize("swept", [False, True])
+def test_a_key_used_again_in_memory_counts_from_that_use(world: World, swept: bool) -> None:
+    world.put(durability="disk", idempotency_window_ms=100)
+    world.append(1, idempotency_key="k")
+    world.clock.advance(1)
+    world.put(durability="ephemeral", idempotency_window_ms=0)
+    assert world.append(1, idempotency_key="k").first_seq == 2
+    assert world.rows(Family.IDEMPOTENCY) == world.rows(Family.IDEMPOTENCY_EXPIRY) == []
+    world.clock.advance(51)
+    if swept:
+        world.engine.sweep()
+    world.put(durability="ephemeral", idempotency_window_ms=50)
+    assert not world.append(1, idempotency_key="k").deduped, "its newest use is outside of the window"
+
+
 def test_window_zero_dedupes_within_the_millisecond(world: World) -> None:
     world.put(idempotency_window_ms=0)
     world.append(1, idempotency_key="k")

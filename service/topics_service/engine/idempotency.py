@@ -41,6 +41,15 @@ def remember(batch: WriteBatch, log_id: int, key: str, outcome: Outcome) -> None
     batch.put(Family.IDEMPOTENCY_EXPIRY, keys.u64(outcome.expires_at) + row_key, b"")
 
 
+def supersede(store: Store, batch: WriteBatch, log_id: int, key: str) -> None:
+    """Add the removal of a row that the store still has of an earlier use of the key: it has a newer one elsewhere."""
+    row_key = keys.u64(log_id) + key.encode()
+    row = store.get(Family.IDEMPOTENCY, row_key)
+    if row is not None:
+        batch.delete(Family.IDEMPOTENCY, row_key)
+        batch.delete(Family.IDEMPOTENCY_EXPIRY, expiry_key(row_key, row))
+
+
 def expiry_key(key: bytes, row: bytes) -> bytes:
     """The key of the expiry row that belongs to a stored outcome."""
     return keys.u64(Outcome(*_ROW.unpack(row)).expires_at) + key

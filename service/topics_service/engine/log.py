@@ -146,6 +146,8 @@ class Log:
         if remember is not None:
             outcome = idempotency.Outcome(block.base_seq, block.count, s.head, now, remember[1])
             idempotency.remember(home, self.log_id, remember[0], outcome)
+            if home is not tx.batch:  # written in memory: from before the log was `ephemeral` one can be on disk
+                idempotency.supersede(self._writer.store, tx.batch, self.log_id, remember[0])
         return block.base_seq
 
     def append_block(self, tx: Transaction, s: Snapshot, block: StoredBlock, config: TopicConfig) -> WriteBatch:
