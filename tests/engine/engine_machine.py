@@ -423,15 +423,17 @@ class EngineMachine(RuleBasedStateMachine):
             return old.copy()
         # Nothing left alive: the loss shows as the floor. Else, or if what was alive has expired since: as a gap.
         survivors = any(record.seq < start for record in old.live())
-        # What was already gone within the lost range may still count in the reason, if that was written.
-        ways = [(True, True), (True, False)] if not survivors else []
+        floors = [True] if not survivors else []
         if survivors or topic.config.ttl_ms:
-            ways += [(False, True), (False, False)]
+            floors.append(False)
+        # What was already gone within the lost range may still count in the reason, as far as that was written.
+        known = sorted({start, *(seq + 1 for seq in old.dead if seq >= start)})
         # Nor does anybody know whether what was lost had expired by then.
         choices = [
-            state.lost(start, head, as_floor=floor, forget=forget).expired(topic.config.ttl_ms, self.now)
+            state.lost(start, head, as_floor=floor, forget_from=seq).expired(topic.config.ttl_ms, self.now)
             for state in (old, topic.written)
-            for floor, forget in ways
+            for floor in floors
+            for seq in known
         ]
         found = [gap(self.world.diff(at, topic=name)) for at in range(head)]
         expected = [[state.page(at, 256, 1 << 20, frozenset()).tombstone for at in range(head)] for state in choices]

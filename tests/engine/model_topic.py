@@ -119,14 +119,14 @@ class State:
         changed = {seq: why for seq in seqs if seq not in self.dead}
         return replace(self, dead={**self.dead, **changed}) if changed else self
 
-    def lost(self, start: int, head: int, *, as_floor: bool, forget: bool) -> "State":
-        """The records from `start` on did not survive (nor, with `forget`, how some were gone already); the log goes
-        on above `head`."""
+    def lost(self, start: int, head: int, *, as_floor: bool, forget_from: int) -> "State":
+        """The records from `start` on did not survive (nor how those from `forget_from` on were gone already); the log
+        goes on above `head`."""
         state = replace(
             self,
             head=head,
             records={seq: r for seq, r in self.records.items() if seq < start},
-            dead={seq: why for seq, why in self.dead.items() if seq < start or not forget},
+            dead={seq: why for seq, why in self.dead.items() if seq < max(start, forget_from)},
             keys={key: value for key, value in self.keys.items() if value.first < start},
             volatile_from=0,
         )

@@ -64,8 +64,8 @@ class BatchState(State):
         assert isinstance(copied, BatchState)
         return replace(copied, on_disk=dict(self.on_disk), in_memory=dict(self.in_memory))
 
-    def lost(self, start: int, head: int, *, as_floor: bool, forget: bool) -> State:
-        kept = super().lost(start, head, as_floor=as_floor, forget=forget)
+    def lost(self, start: int, head: int, *, as_floor: bool, forget_from: int) -> State:
+        kept = super().lost(start, head, as_floor=as_floor, forget_from=forget_from)
         assert isinstance(kept, BatchState)
         return replace(kept, in_memory={})
 
