@@ -64,3 +64,19 @@ def test_links_and_named_files_exist(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
     for named in re.findall(r"`((?:tests|service|gateway_http|docs|proto|sdk)/[\w./-]+)`", text):
         assert (ROOT / named).exists(), f"{page.name} names {named}"
+    for file, test in re.findall(r"`(tests/[\w./-]+\.py)::(\w+)`", text):
+        assert f"def {test}(" in (ROOT / file).read_text(), f"{page.name} names {file}::{test}"
+
+
+@pytest.mark.parametrize(("page", "rows"), [("guarantees.md", 30), ("bugs.md", 25)])
+def test_every_promise_and_every_bug_names_its_test(page: str, rows: int) -> None:
+    lines = (ROOT / "docs" / page).read_text().splitlines()
+    heads = [i for i, line in enumerate(lines) if re.match(r"\|.*\| (?:proof|guarded by) \|$", line)]
+    named = 0
+    for head in heads:
+        for line in lines[head + 2 :]:
+            if not line.startswith("|"):
+                break
+            assert "`tests/" in line.rstrip("| ").rpartition("|")[2], f"{page} proves nothing of: {line}"
+            named += 1
+    assert named >= rows

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -189,29 +190,96 @@ func (j *journal) write(event string, facts ...any) {
 	}
 }
 
+// uncommitted is the last record of each partition that a member has processed and not committed. A rebalance refuses
+// commits: what was refused is repeated with the next one, while the member owns the partition, and before it leaves.
+type uncommitted struct {
+	lock sync.Mutex
+	last map[int32]*kgo.Record
+	log  *journal
+}
+
+const lastTries = 100
+
+func (u *uncommitted) processed(records []*kgo.Record) {
+	u.lock.Lock()
+	defer u.lock.Unlock()
+	for _, record := range records {
+		u.last[record.Partition] = record
+	}
+}
+
+func (u *uncommitted) isEmpty() bool {
+	u.lock.Lock()
+	defer u.lock.Unlock()
+	return len(u.last) == 0
+}
+
+// commit commits what these partitions have, or all with nil.
+func (u *uncommitted) commit(client *kgo.Client, partitions []int32) {
+	u.lock.Lock()
+	defer u.lock.Unlock()
+	records := []*kgo.Record{}
+	after := map[int32]int64{}
+	for partition, record := range u.last {
+		if partitions == nil || slices.Contains(partitions, partition) {
+			records = append(records, record)
+			after[partition] = record.Offset + 1
+		}
+	}
+	if len(records) == 0 {
+		return
+	}
+	u.log.write("committing", after)
+	patience, cancel := context.WithTimeout(context.Background(), 15*time.Second)
+	defer cancel()
+	if err := client.CommitRecords(patience, records...); err != nil {
+		u.log.write("refused", err.Error())
+		return
+	}
+	u.log.write("committed", after)
+	for partition := range after {
+		delete(u.last, partition)
+	}
+}
+
+// gone says that these are no longer the member's.
+func (u *uncommitted) gone(event string, partitions []int32) {
+	u.lock.Lock()
+	defer u.lock.Unlock()
+	for _, partition := range partitions {
+		delete(u.last, partition)
+	}
+	u.log.write(event, partitions)
+}
+
 func memberStart(_ context.Context, facts *Facts) (any, error) {
 	file, err := os.OpenFile(facts.Journal, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	log := &journal{file: file}
-	told := func(event string) func(context.Context, *kgo.Client, map[string][]int32) {
-		return func(_ context.Context, _ *kgo.Client, partitions map[string][]int32) {
-			log.write(event, partitions[facts.Topic])
-		}
-	}
+	rest := &uncommitted{last: map[int32]*kgo.Record{}, log: log}
 	client, err := member(
 		facts,
-		kgo.OnPartitionsAssigned(told("assigned")),
-		kgo.OnPartitionsRevoked(told("revoked")),
-		kgo.OnPartitionsLost(told("lost")),
+		kgo.OnPartitionsAssigned(func(_ context.Context, _ *kgo.Client, partitions map[string][]int32) {
+			log.write("assigned", partitions[facts.Topic])
+		}),
+		kgo.OnPartitionsRevoked(func(_ context.Context, client *kgo.Client, partitions map[string][]int32) {
+			if revoked := partitions[facts.Topic]; revoked != nil {
+				rest.commit(client, revoked)
+			}
+			rest.gone("revoked", partitions[facts.Topic])
+		}),
+		kgo.OnPartitionsLost(func(_ context.Context, _ *kgo.Client, partitions map[string][]int32) {
+			rest.gone("lost", partitions[facts.Topic])
+		}),
 	)
 	if err != nil {
 		return nil, err
 	}
 	one := running{make(chan struct{}), make(chan struct{})}
 	members[facts.Member] = one
-	go follow(client, log, one)
+	go follow(client, rest, one)
 	return nil, nil
 }
 
@@ -227,40 +295,33 @@ func memberStop(ctx context.Context, facts *Facts) (any, error) {
 	}
 }
 
-func follow(client *kgo.Client, log *journal, one running) {
+func follow(client *kgo.Client, rest *uncommitted, one running) {
 	defer close(one.done)
+	tries := 0
 	for {
 		select {
 		case <-one.stop:
-			log.write("leaving")
-			client.CloseAllowingRebalance()
-			log.write("left")
-			return
+			if rest.isEmpty() || tries == lastTries {
+				rest.log.write("leaving")
+				client.CloseAllowingRebalance()
+				rest.log.write("left")
+				return
+			}
+			tries++
 		default:
 		}
 		client.AllowRebalance()
 		soon, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 		fetches := client.PollRecords(soon, 50)
 		cancel()
-		records := fetches.Records()
-		if len(records) == 0 {
-			continue
+		if records := fetches.Records(); len(records) > 0 {
+			places := [][]int64{}
+			for _, record := range records {
+				places = append(places, []int64{int64(record.Partition), record.Offset})
+			}
+			rest.log.write("records", places)
+			rest.processed(records)
 		}
-		places := [][]int64{}
-		after := map[int32]int64{}
-		for _, record := range records {
-			places = append(places, []int64{int64(record.Partition), record.Offset})
-			after[record.Partition] = record.Offset + 1
-		}
-		log.write("records", places)
-		log.write("committing", after)
-		patience, cancel := context.WithTimeout(context.Background(), 15*time.Second)
-		err := client.CommitRecords(patience, records...)
-		cancel()
-		if err != nil {
-			log.write("refused", err.Error())
-			continue
-		}
-		log.write("committed", after)
+		rest.commit(client, nil)
 	}
 }

@@ -20,6 +20,7 @@ import org.apache.kafka.common.TopicPartition;
 
 /** Group members in threads; each writes a journal of what it saw, a JSON array a line, flushed at once. */
 final class Members {
+  private static final int LAST_TRIES = 100;
   private static final Map<String, Member> RUNNING = new ConcurrentHashMap<>();
 
   private Members() {}
@@ -50,6 +51,9 @@ final class Members {
   private static final class Member extends Thread implements ConsumerRebalanceListener {
     volatile boolean stopping;
     private final JsonNode facts;
+    private final Map<TopicPartition, OffsetAndMetadata> uncommitted = new HashMap<>();
+    private String topic;
+    private KafkaConsumer<byte[], byte[]> consumer;
 
     Member(JsonNode facts) {
       this.facts = facts;
@@ -67,37 +71,57 @@ final class Members {
     }
 
     private void follow() {
-      String topic = facts.get("topic").asText();
-      try (KafkaConsumer<byte[], byte[]> consumer = Consumers.member(facts)) {
+      topic = facts.get("topic").asText();
+      try (KafkaConsumer<byte[], byte[]> made = Consumers.member(facts)) {
+        consumer = made;
         consumer.subscribe(List.of(topic), this);
         while (!stopping) {
-          ConsumerRecords<byte[], byte[]> found = consumer.poll(Duration.ofMillis(100));
-          if (found.isEmpty()) {
-            continue;
-          }
-          List<Object> records = new ArrayList<>();
-          Map<TopicPartition, OffsetAndMetadata> after = new HashMap<>();
-          Map<String, Long> places = new HashMap<>();
-          for (ConsumerRecord<byte[], byte[]> record : found) {
-            records.add(List.of(record.partition(), record.offset()));
-            after.put(new TopicPartition(topic, record.partition()), new OffsetAndMetadata(record.offset() + 1));
-            places.put(String.valueOf(record.partition()), record.offset() + 1);
-          }
-          write("records", records);
-          write("committing", places);
-          try {
-            consumer.commitSync(after);
-            write("committed", places);
-          } catch (KafkaException error) {
-            write("refused", error.toString());
-          }
+          step();
+        }
+        for (int tries = 0; tries < LAST_TRIES && !uncommitted.isEmpty(); tries++) {
+          step();
         }
         write("leaving", null);
       }
     }
 
+    /** One poll; commits what it gives, and what an earlier commit left behind: a rebalance refuses commits. */
+    private void step() {
+      ConsumerRecords<byte[], byte[]> found = consumer.poll(Duration.ofMillis(100));
+      List<Object> records = new ArrayList<>();
+      for (ConsumerRecord<byte[], byte[]> record : found) {
+        records.add(List.of(record.partition(), record.offset()));
+        uncommitted.put(new TopicPartition(topic, record.partition()), new OffsetAndMetadata(record.offset() + 1));
+      }
+      if (!records.isEmpty()) {
+        write("records", records);
+      }
+      uncommitted.keySet().retainAll(consumer.assignment());
+      commit(new HashMap<>(uncommitted));
+    }
+
+    private void commit(Map<TopicPartition, OffsetAndMetadata> after) {
+      if (after.isEmpty()) {
+        return;
+      }
+      Map<String, Long> places = new HashMap<>();
+      after.forEach((where, place) -> places.put(String.valueOf(where.partition()), place.offset()));
+      write("committing", places);
+      try {
+        consumer.commitSync(after);
+        uncommitted.keySet().removeAll(after.keySet());
+        write("committed", places);
+      } catch (KafkaException error) {
+        write("refused", error.toString());
+      }
+    }
+
     @Override
     public void onPartitionsRevoked(Collection<TopicPartition> partitions) {
+      Map<TopicPartition, OffsetAndMetadata> last = new HashMap<>(uncommitted);
+      last.keySet().retainAll(partitions);
+      commit(last);
+      uncommitted.keySet().removeAll(partitions);
       write("revoked", numbers(partitions));
     }
 
@@ -108,6 +132,7 @@ final class Members {
 
     @Override
     public void onPartitionsLost(Collection<TopicPartition> partitions) {
+      uncommitted.keySet().removeAll(partitions);
       write("lost", numbers(partitions));
     }
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Record = dict[str, Any]
@@ -70,6 +70,63 @@ class Journal:
         with self._lock:
             self._file.write(json.dumps([event, time.time(), *facts]) + "\n")
             self._file.flush()
+
+
+class Uncommitted:
+    """What a member has processed and not committed, positions by partition. A rebalance refuses commits: what was
+    refused is repeated with the next commit, while the member owns the partition, and before it leaves.
+
+    `commit` raises one of `refusals`.
+    """
+
+    _LAST_TRIES = 100
+
+    def __init__(self, journal: Journal, commit: Callable[[dict[int, int]], None], *refusals: type[Exception]) -> None:
+        self._journal = journal
+        self._commit = commit
+        self._refusals = refusals
+        self._places: dict[int, int] = {}
+
+    def steps(self, stop: threading.Event) -> Iterator[None]:
+        """One for each poll: until `stop` is set, and then some more if need be."""
+        while not stop.is_set():
+            yield
+        tries = 0
+        while self._places and tries < self._LAST_TRIES:
+            tries += 1
+            yield
+
+    def processed(self, records: list[tuple[int, int]]) -> None:
+        """Partition and offset of each record of a poll; commits."""
+        if records:
+            self._journal.write("records", records)
+            self._places |= {partition: offset + 1 for partition, offset in records}
+        self._flush(self._places)
+
+    def revoked(self, partitions: list[int]) -> None:
+        """These go in good order: the last chance."""
+        self._flush({partition: self._places[partition] for partition in partitions if partition in self._places})
+        self.lost(partitions, "revoked")
+
+    def lost(self, partitions: list[int], event: str = "lost") -> None:
+        """These are somebody else's."""
+        for partition in partitions:
+            self._places.pop(partition, None)
+        self._journal.write(event, partitions)
+
+    def _flush(self, places: dict[int, int]) -> None:
+        after = dict(places)
+        if not after:
+            return
+        self._journal.write("committing", after)
+        try:
+            self._commit(after)
+        except self._refusals as error:
+            self._journal.write("refused", repr(error))
+            return
+        self._journal.write("committed", after)
+        for partition in after:
+            self._places.pop(partition, None)
 
 
 class Members:

@@ -2,10 +2,10 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from commands import Journal, Members, Record, RefusedError, numbered, record, serve, unpacked
+from commands import Journal, Members, Record, RefusedError, Uncommitted, numbered, record, serve, unpacked
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
@@ -309,25 +309,25 @@ def transaction(command: Command) -> None:
 def _member(command: Mapping[str, Any], stop: threading.Event, journal: Journal) -> None:
     consumer = Consumer(_settings(command, **_group(command)))
 
-    def told(event: str) -> Any:
-        return lambda _, places: journal.write(event, [place.partition for place in places])
+    def commit(after: dict[int, int]) -> None:
+        places = [TopicPartition(command["topic"], partition, offset) for partition, offset in after.items()]
+        for place in consumer.commit(offsets=places, asynchronous=False):
+            if place.error is not None:
+                raise KafkaException(place.error)
 
-    consumer.subscribe([command["topic"]], on_assign=told("assigned"), on_revoke=told("revoked"), on_lost=told("lost"))
-    while not stop.is_set():
+    def told(event: Callable[[list[int]], None]) -> Any:
+        return lambda _, places: event([place.partition for place in places])
+
+    uncommitted = Uncommitted(journal, commit, KafkaException)
+    consumer.subscribe(
+        [command["topic"]],
+        on_assign=told(lambda partitions: journal.write("assigned", partitions)),
+        on_revoke=told(uncommitted.revoked),
+        on_lost=told(uncommitted.lost),
+    )
+    for _ in uncommitted.steps(stop):
         messages = [message for message in consumer.consume(50, 0.1) if message.error() is None]
-        if not messages:
-            continue
-        journal.write("records", [[message.partition(), message.offset()] for message in messages])
-        after = {message.partition(): message.offset() + 1 for message in messages}
-        journal.write("committing", after)
-        try:
-            consumer.commit(
-                offsets=[TopicPartition(command["topic"], p, offset) for p, offset in after.items()],
-                asynchronous=False,
-            )
-            journal.write("committed", after)
-        except KafkaException as error:
-            journal.write("refused", str(error))
+        uncommitted.processed([(message.partition(), message.offset()) for message in messages])
     journal.write("leaving")
     consumer.close()
 

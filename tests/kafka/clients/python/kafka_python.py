@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import kafka.errors
-from commands import Journal, Members, Record, RefusedError, numbered, record, serve, unpacked
+from commands import Journal, Members, Record, RefusedError, Uncommitted, numbered, record, serve, unpacked
 from kafka import ConsumerRebalanceListener, KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
@@ -267,34 +267,31 @@ def transaction(command: Command) -> None:
 
 
 class _Listener(ConsumerRebalanceListener):
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, uncommitted: Uncommitted) -> None:
         self._journal = journal
+        self._uncommitted = uncommitted
 
     def on_partitions_revoked(self, revoked: Any) -> None:
-        self._journal.write("revoked", [where.partition for where in revoked])
+        self._uncommitted.revoked([where.partition for where in revoked])
 
     def on_partitions_assigned(self, assigned: Any) -> None:
         self._journal.write("assigned", [where.partition for where in assigned])
 
     def on_partitions_lost(self, lost: Any) -> None:
-        self._journal.write("lost", [where.partition for where in lost])
+        self._uncommitted.lost([where.partition for where in lost])
 
 
 def _member(command: Mapping[str, Any], stop: threading.Event, journal: Journal) -> None:
-    consumer = _group(command)
-    consumer.subscribe([command["topic"]], listener=_Listener(journal))
-    while not stop.is_set():
+    consumer, topic = _group(command), command["topic"]
+
+    def commit(after: dict[int, int]) -> None:
+        consumer.commit({TopicPartition(topic, p): OffsetAndMetadata(offset, "", -1) for p, offset in after.items()})
+
+    uncommitted = Uncommitted(journal, commit, Exception)
+    consumer.subscribe([topic], listener=_Listener(journal, uncommitted))
+    for _ in uncommitted.steps(stop):
         found = consumer.poll(100, max_records=50)
-        after = {where: records[-1].offset + 1 for where, records in found.items() if records}
-        if not after:
-            continue
-        journal.write("records", [[item.partition, item.offset] for records in found.values() for item in records])
-        journal.write("committing", {where.partition: offset for where, offset in after.items()})
-        try:
-            consumer.commit({where: OffsetAndMetadata(offset, "", -1) for where, offset in after.items()})
-            journal.write("committed", {where.partition: offset for where, offset in after.items()})
-        except Exception as error:
-            journal.write("refused", repr(error))
+        uncommitted.processed([(item.partition, item.offset) for records in found.values() for item in records])
     journal.write("leaving")
     consumer.close(autocommit=False)
 
