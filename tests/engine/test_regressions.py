@@ -10,6 +10,7 @@ from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import ConfigInput, DeleteRequest, TagMatch
+from topics_service.engine.queue.jobs import ListJobsRequest
 from topics_service.storage import keys
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family, StoreOpenError
@@ -248,3 +249,25 @@ def test_a_damaged_row_refuses_to_start_and_is_named(family: Family, key: bytes,
     store.write(batch)
     with pytest.raises(StoreOpenError, match=re.escape(named)):
         Engine(store, SystemClock(), boot_id="boot")
+
+
+def test_a_queue_without_jobs_leaves_no_rows_of_leases_when_it_is_deleted(world: World) -> None:
+    """A change of `leases_durable` writes the queue's own row, also before its first job: nobody removed that one."""
+    world.put(type="queue")
+    world.put(type="queue", leases_durable=True)
+    assert world.rows(Family.LEASES)
+    world.engine.delete_topic("t")
+    assert world.rows(Family.LEASES) == []
+
+
+def test_delayed_jobs_that_a_crash_has_taken_are_not_counted(world: World) -> None:
+    """Their delays are on the disk though they were in memory: `ready` went below zero, and a listing failed."""
+    world.put(type="queue")
+    world.append(1)
+    world.put(type="queue", durability="ephemeral")
+    for delay_ms in (0, 5000, 5000, 5000):
+        world.append(1, delay_ms=delay_ms)
+    world.kill()
+    assert gap(world.diff(1)) is not None
+    assert world.engine.queues.counters("t").ready == 1
+    assert world.engine.queues.jobs(ListJobsRequest(topic="t", state="delayed")).jobs == []

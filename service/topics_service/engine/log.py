@@ -287,6 +287,7 @@ class Log:
         """Add the removal of every row to the batch."""
         for family in (Family.LOGS, Family.CEILINGS):
             disk.delete(family, keys.u64(self.log_id))
+        disk.delete(Family.LEASES, keys.pair(self.log_id, 0))  # the queue's own row: a change of config can write it
         if self.state.head:
             for family in _ROWS_OF_A_LOG:
                 disk.delete_range(family, *keys.log_range(self.log_id))

@@ -94,6 +94,9 @@ class Schedule:
             self._level(priority).add_range(write.base, write.stop)
             if ready_at:
                 self.waiting.add_range(write.base, write.stop)
+        for gap in s.gaps:  # rows of jobs that were in memory only: a crash has taken those, and left these
+            for numbers in (self.waiting, *self.levels.values()):
+                numbers.remove_range(gap.start, gap.stop + 1)
         for level in self.levels.values():
             level.difference_update(self.waiting)
             self.skip.update(level)

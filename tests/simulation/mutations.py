@@ -1,0 +1,178 @@
+"""Bugs planted into the engine, to see that the oracle finds them. Each is a context in which the engine has it."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+from msgspec.structs import replace
+
+from topics_service.engine import idempotency, recovery, retention, upkeep
+from topics_service.engine.deletes import Deletes
+from topics_service.engine.group.groups import Groups
+from topics_service.engine.log import Log
+from topics_service.engine.queue import moves
+from topics_service.engine.queue.leases import Delivery
+from topics_service.engine.queue.queues import Queues
+from topics_service.engine.queue.state import Queue
+from topics_service.engine.router import forwarding
+from topics_service.engine.router.forwarding import Forwarding
+from topics_service.engine.router.router import Router
+from topics_service.engine.transaction import Transaction
+from topics_service.engine.watch.core import Watch
+from topics_service.engine.writer import Writer
+from topics_service.storage import block
+from topics_service.storage.memory import MemoryBatch
+from topics_service.storage.store import Family
+
+Planted = Callable[[], AbstractContextManager[Any]]
+_put, _written = MemoryBatch.put, Log._written
+
+
+def _rows_lost(family: Family, lost: Callable[[bytes, bytes], bool] = lambda _key, _value: True) -> Planted:
+    """Such rows never get into a batch."""
+
+    def put(self: MemoryBatch, to: Family, key: bytes, value: bytes) -> None:
+        if to is not family or not lost(key, value):
+            _put(self, to, key, value)
+
+    return lambda: patch.object(MemoryBatch, "put", put)
+
+
+def _cursor_lost(self: MemoryBatch, family: Family, key: bytes, value: bytes) -> None:
+    is_new = any(change[0] is Family.ROUTERS for change in self.changes)
+    if family is not Family.ROUTERS or key[8:] != b"\x01" or is_new:
+        _put(self, family, key, value)
+
+
+def _shown_at_once(self: Log, change: Any, ticket: int) -> int:
+    waits = _written(self, change, ticket)
+    self._publish(self.state)
+    return waits
+
+
+def _acked_at_once(self: Log, change: Any, ticket: int) -> int:
+    if change.config.durability == "fsync":
+        change.config = replace(change.config, durability="disk")
+    return _written(self, change, ticket)
+
+
+def _not_burnt(self: Forwarding, router: Router, lost_to: int) -> tuple[int, int]:
+    self._pass_over(router, lost_to)
+    return 0, 0
+
+
+def _granted_to_all(self: Queue, seqs: Any, deliveries: Any) -> None:
+    self.jobs.update(zip(seqs, deliveries, strict=True))
+    self.free.update(seqs)
+
+
+_marked, _sweep, _evict, _expire, _step = Deletes.marked, Queue.sweep, retention.evict, retention.expire, Watch._step
+_merge, _synced, _find, _staged, _close = block.merge, Writer.on_synced, idempotency.find, Log.stage, recovery.close
+_give_back = Queues._give_back
+
+
+def _moved_only_away(tx: Transaction, batch: Any, seqs: Any, source: Any, dest: Any, now: int) -> Any:
+    s = source.log.begin(source.config, now)
+    source.log.mark(tx, s, seqs, source.config)
+    return s
+
+
+def _hides_losses(self: Watch, follow: Any, now: int, *, fresh: bool) -> Any:
+    frame = _step(self, follow, now, fresh=fresh)
+    return None if hasattr(frame, "tombstone") else frame
+
+
+def _copied(tx: Transaction, batch: Any, seqs: Any, source: Any, dest: Any, now: int) -> Any:
+    dest.log.append(tx, dest.log.begin(dest.config, now), batch, dest.config, now)
+    return source.log.state
+
+
+def _staged_without_hold(
+    self: Log, tx: Transaction, s: Any, config: Any, *, chunks: Any = (), hold: bool = False
+) -> None:
+    _staged(self, tx, s, config, chunks=chunks)
+
+
+def _closed(writer: Writer, _logs: Any) -> None:
+    _close(writer, ())
+
+
+def _counted(self: Queues, topic: Any, queue: Queue, found: Any, ready_at: int, *, released: bool) -> int:
+    return _give_back(self, topic, queue, found, ready_at, released=False)
+
+
+def _kept_in_memory(self: Log, disk: Any, s: Any) -> None:
+    s.volatile_from = 0
+
+
+_BUGS: dict[str, Planted] = {
+    "a write of the class fsync acknowledged before the fsync": lambda: patch.object(Log, "_written", _acked_at_once),
+    "a write shown before the fsync": lambda: patch.object(Log, "_written", _shown_at_once),
+    "deletes forgotten by a start": lambda: patch.object(recovery, "Deletes", lambda _: Deletes()),
+    "deletes not written": lambda: patch.object(Deletes, "marked", lambda self, sizes: (_marked(self, sizes)[0], ())),
+    "a ceiling not written": _rows_lost(Family.CEILINGS),
+    "a lost tail not looked for": lambda: patch.object(recovery, "lose", lambda *_: None),
+    "an unclean end taken for a clean one": lambda: patch.object(recovery, "_CLEAN", b"boot-1"),
+    "the cursor of a router not written": lambda: patch.object(MemoryBatch, "put", _cursor_lost),
+    "copies that exactly_once forgets": _rows_lost(Family.ROUTER_COPIES),
+    "a loss that is not forwarded": lambda: patch.object(Forwarding, "_burn", _not_burnt),
+    "a gap not written": _rows_lost(Family.GAPS),
+    "a lease given to two": lambda: patch.object(Queue, "granted", _granted_to_all),
+    "a lease that ends too early": lambda: patch.object(Queue, "sweep", lambda self, now: _sweep(self, now + 50)),
+    "a stale token that acts": lambda: patch.object(Delivery, "held_by", lambda self, node, _: self.node == node),
+    "a lease that is to be durable, not written": _rows_lost(Family.LEASES, lambda key, _: key[8:] != bytes(8)),
+    "a delay forgotten by a start": _rows_lost(Family.JOBS),
+    "a dead letter lost": lambda: patch.object(moves, "move", _moved_only_away),
+    "an idempotency key lost": _rows_lost(Family.IDEMPOTENCY, lambda _, value: value[7] % 3 == 0),
+    "a commit not written": _rows_lost(Family.POSITIONS),
+    "retention that waits for no group": lambda: patch.object(
+        retention, "evict", lambda s, blocks, config, hold=None: _evict(s, blocks, config)
+    ),
+    "records in memory forgotten when the class changes": lambda: patch.object(Log, "materialize", _kept_in_memory),
+    "writes after a failed fsync": lambda: patch.object(Writer, "check", lambda _: None),
+    "expiry a moment too early": lambda: patch.object(
+        retention, "expire", lambda s, blocks, ttl, now, hold=None: _expire(s, blocks, ttl, now + 1, hold)
+    ),
+    "a watch that hides losses": lambda: patch.object(Watch, "_step", _hides_losses),
+    "a seal that loses records": lambda: patch.object(upkeep, "merge_columns", lambda blocks: _merge(blocks[:2])),
+    "an fsync that is taken to cover what came after it began": lambda: patch.object(
+        Writer, "on_synced", lambda self, _ticket: _synced(self, self.written)
+    ),
+    "an idempotency key that holds too long": lambda: patch.object(
+        idempotency, "find", lambda store, log_id, key, now, window: _find(store, log_id, key, now, window + 200)
+    ),
+    "records that go round for ever": lambda: patch.object(forwarding, "MAX_HOPS", 1 << 30),
+    "letters that are driven back and stay": lambda: patch.object(moves, "move", _copied),
+    "a config acknowledged before its fsync": lambda: patch.object(Log, "stage", _staged_without_hold),
+    "positions that outlive their topic": lambda: patch.object(Groups, "remove_topic", lambda *_: None),
+    "a stop that forgets what is only in memory": lambda: patch.object(recovery, "close", _closed),
+    "an attempt that is released and counts": lambda: patch.object(Queues, "_give_back", _counted),
+    "totals that drift": lambda: patch.object(Log, "_account", lambda self, s: None),
+}
+
+_SEEDS = {
+    "deletes forgotten by a start": 7,
+    "deletes not written": 7,
+    "a ceiling not written": 3,
+    "a lost tail not looked for": 2,
+    "copies that exactly_once forgets": 4,
+    "a gap not written": 8,
+    "a lease that ends too early": 5,
+    "a stale token that acts": 9,
+    "a delay forgotten by a start": 5,
+    "a dead letter lost": 9,
+    "a commit not written": 2,
+    "retention that waits for no group": 5,
+    "records in memory forgotten when the class changes": 2,
+    "writes after a failed fsync": 3,
+    "expiry a moment too early": 4,
+    "records that go round for ever": 17,
+    "letters that are driven back and stay": 9,
+    "positions that outlive their topic": 2,
+    "a stop that forgets what is only in memory": 2,
+    "an attempt that is released and counts": 28,
+}
+
+MUTATIONS = {name: (planted, _SEEDS.get(name, 1)) for name, planted in _BUGS.items()}
+"""Each with a seed that is known to find it: the first to try."""

@@ -1,0 +1,69 @@
+"""Whole lives of the engine, over crashes between any two operations of its disk, against one oracle."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from random import SystemRandom
+
+import pytest
+
+from simulation.coverage import CRASHES, REQUIRED
+from simulation.scenario import STEPS, run
+
+_TESTS = Path(__file__).parents[1]
+SEEDS = range(1, 601)
+
+
+@pytest.mark.timeout(600)
+def test_whole_lives() -> None:
+    """Nothing is wrong in any of them, and what they are about did happen in them."""
+    met: Counter[str] = Counter()
+    for seed in SEEDS:
+        scenario, failure = run(seed)
+        assert failure is None, str(failure)
+        met.update(scenario.trace.met)
+    rare = {kind: (met[kind], least) for kind, least in REQUIRED.items() if met[kind] < least}
+    assert not rare, f"met too rarely (times, least): {rare}"
+
+
+@pytest.mark.parametrize("seed", [3, 5])
+def test_a_seed_is_one_life(seed: int) -> None:
+    """To the last word of its trace; also in another process, where sets and dicts of text have another order."""
+    scenario, failure = run(seed)
+    again, _ = run(seed)
+    assert failure is None
+    assert scenario.trace.digest == again.trace.digest
+    environ = os.environ | {"PYTHONPATH": str(_TESTS), "PYTHONHASHSEED": str(seed)}
+    command = [sys.executable, "-m", "simulation", str(seed), "--trace"]
+    told = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=True).stdout
+    assert f"trace {scenario.trace.digest}" in told
+    assert f"{STEPS:5} " in told
+
+
+def test_an_unknown_actor_is_refused() -> None:
+    environ = os.environ | {"PYTHONPATH": str(_TESTS)}
+    command = [sys.executable, "-m", "simulation", "1", "--without", "nobody"]
+    told = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=False)
+    assert told.returncode == 2
+    assert "no such actors: nobody" in told.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.skipif("TOPICS_SOAK_SECONDS" not in os.environ, reason="a soak: set TOPICS_SOAK_SECONDS")
+@pytest.mark.timeout(0)
+def test_whole_lives_for_long(capsys: pytest.CaptureFixture[str]) -> None:
+    start, lives, dice = time.monotonic(), 0, SystemRandom()
+    met: Counter[str] = Counter()
+    while time.monotonic() < start + float(os.environ["TOPICS_SOAK_SECONDS"]):
+        scenario, failure = run(dice.getrandbits(40), dice.choice((100, STEPS, 3 * STEPS)))
+        assert failure is None, str(failure)
+        met.update(scenario.trace.met)
+        met["a step"] += scenario.trace.step
+        lives += 1
+    crashes = sum(met[kind] for kind in CRASHES)
+    with capsys.disabled():
+        seconds = time.monotonic() - start
+        print(f"\n{lives} lives of {met['a step']} steps with {crashes} crashes in {seconds:.0f} s")
