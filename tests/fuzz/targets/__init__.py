@@ -1,0 +1,14 @@
+"""Every decoder of bytes that come from outside or from disk, and where those are tried that are not here."""
+
+from typing import Final
+
+from fuzz.target import Target
+from fuzz.targets import clients, doors, operators, rows, storage
+
+TARGETS: Final[tuple[Target, ...]] = (
+    *storage.TARGETS,
+    *rows.TARGETS,
+    *doors.TARGETS,
+    *operators.TARGETS,
+    *clients.TARGETS,
+)

@@ -1,0 +1,207 @@
+"""Files and settings of operators: keys, certificates, backups, what a database leaves beside it."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from fuzz.target import Target
+from fuzz.targets.storage import log_of
+
+from topics_service.app import keys as key_files
+from topics_service.app import settings, tls
+from topics_service.app.backup import manifest, pruning
+from topics_service.app.backup.errors import BackupError
+from topics_service.app.keys import KeysError
+from topics_service.app.settings import SettingsError
+from topics_service.app.tls import TlsError
+from topics_service.storage import closing, walarchive, walcheck
+from topics_service.storage.repair_swap import Swap
+
+_APP: Final = "topics_service.app"
+_ID: Final = "20260101T000000000Z-abcdef"
+_FOLDER: Final = tempfile.TemporaryDirectory(prefix="topics-fuzz-")
+_PLACE: Final = Path(_FOLDER.name)
+
+
+def _file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], Any]:
+    """A decoder of the bytes in a file."""
+
+    def decode(data: bytes) -> Any:
+        path = _PLACE / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        return read(path)
+
+    return decode
+
+
+def _manifest() -> bytes:
+    file = manifest.File("CURRENT", 3, "ab" * 32)
+    topic = manifest.Topic("t", "top_x", 1, "log", "disk", [manifest.Partition(3, 1, 3)])
+    return manifest.encode(
+        manifest.Manifest(
+            format=1, id=_ID, created_ms=5, server_version="0", store_format="1", source="s", bytes=3, new_bytes=3,
+            files=[file], topics=[topic],
+        )
+    )  # fmt: skip
+
+
+def _resealed(data: bytes) -> Any:
+    """A manifest whose hash is right whatever else is wrong with it."""
+    return manifest.decode(_ID, msgspec.json.encode(manifest._Sealed(_sha(data), msgspec.Raw(data))))
+
+
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class _Listing:
+    """A target that holds one list."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read(self, _: str) -> list[bytes]:
+        return [self._data]
+
+
+def _setting(data: bytes) -> Any:
+    """One text as the value of settings of every kind."""
+    text = data.decode(errors="surrogateescape").replace("\0", "")
+    names = (
+        "TOPICS_PORT",
+        "TOPICS_HOST",
+        "TOPICS_MAX_LIMIT",
+        "TOPICS_API_KEYS",
+        "TOPICS_PROBE_AUTH",
+        "TOPICS_LOG_LEVEL",
+    )
+    made: list[Any] = []
+    for name in names:
+        try:
+            made.append(settings.load({name: text}, {}))
+        except SettingsError as error:
+            made.append(error)
+    return made
+
+
+def _closed(path: Path) -> Any:
+    (path.parent / "CURRENT").write_text("MANIFEST-1\n")
+    return closing.find_damage(path.parent), closing.known_files(path.parent)
+
+
+_PEM = b"-----BEGIN CERTIFICATE-----\nMIIBAgMEBQYH\n-----END CERTIFICATE-----\n"
+
+TARGETS = (
+    Target(
+        name="file of keys",
+        cost=4,
+        decode=_file("keys", lambda path: key_files.from_file(str(path))),
+        errors=(KeysError,),
+        samples=[b"# ours\na:read:t.|u.\n\n b , c:rw\n", b"\xef\xbb\xbfkey\r\n"],
+        covers=(f"{_APP}.keys:from_file",),
+    ),
+    Target(
+        name="keys of the environment",
+        decode=lambda data: key_files.from_text(data.decode(errors="surrogateescape")),
+        errors=(KeysError,),
+        samples=[b"a:read:t.|u.,b", b",,"],
+        covers=(f"{_APP}.keys:from_text",),
+    ),
+    Target(
+        name="certificate",
+        cost=4,
+        decode=_file("pem", lambda path: tls._read(tls.Source(str(path), "", "CERT", "KEY"))),
+        errors=(TlsError,),
+        samples=[_PEM, _PEM + _PEM.replace(b"CERTIFICATE", b"PRIVATE KEY")],
+        covers=(f"{_APP}.tls:_read",),
+    ),
+    Target(
+        name="settings",
+        cost=10,
+        decode=_setting,
+        samples=[
+            b"4000",
+            b"127.0.0.1:80",
+            b"[::1]:90",
+            b"key:read",
+            b"true",
+            b"info",
+            b"9" * 5000,
+            "x:\u00b2".encode(),
+        ],
+        growth=20_000,
+        covers=(f"{_APP}.settings:load", f"{_APP}.settings:_parse", f"{_APP}.settings:split_host"),
+    ),
+    Target(
+        name="manifest of a backup",
+        decode=lambda data: manifest.decode(_ID, data),
+        errors=(BackupError,),
+        samples=[_manifest()],
+        growth=1000,
+        covers=(f"{_APP}.backup.manifest:decode", f"{_APP}.backup.manifest"),
+        again=manifest.encode,
+    ),
+    Target(
+        name="manifest with a right hash",
+        decode=_resealed,
+        errors=(BackupError, msgspec.MsgspecError),
+        samples=[bytes(msgspec.json.decode(_manifest(), type=manifest._Sealed).backup)],
+        growth=1000,
+        covers=(),
+    ),
+    Target(
+        name="list of files to prune",
+        decode=lambda data: pruning._listed(_Listing(data), "x"),  # type: ignore[arg-type]
+        samples=[b'["files/ab/abab"]', b"[]"],
+        growth=1000,
+        covers=(f"{_APP}.backup.pruning:_listed",),
+    ),
+    Target(
+        name="write-ahead log",
+        cost=5,
+        decode=_file(
+            "wal/1.log",
+            lambda path: (
+                walcheck.find_damage(path.parent, whole=False),
+                walcheck.find_damage(path.parent, whole=True),
+            ),
+        ),
+        samples=[log_of(b"x" * 50, b"y" * 300, b""), log_of(b"z" * 3000)],
+        covers=("topics_service.storage.walcheck:intact",),
+    ),
+    Target(
+        name="list of files at a clean end",
+        cost=5,
+        decode=_file("db/topics-files.json", _closed),
+        errors=(OSError,),
+        samples=[
+            json.dumps({"current": "MANIFEST-1\n", "files": {"1.sst": 5, "MANIFEST-1": 0}}).encode(),
+            json.dumps({"current": "MANIFEST-1\n", "files": [[1, 2], ["a", 3], [None, 1]]}).encode(),
+            b"[" * 100_000,
+        ],
+        growth=1000,
+        covers=("topics_service.storage.closing:find_damage", "topics_service.storage.closing:known_files"),
+    ),
+    Target(
+        name="line of a log archive",
+        cost=5,
+        decode=_file(f"line/{walarchive._LINE}", lambda path: walarchive.line_of(path.parent)),
+        errors=(ValueError,),
+        samples=[msgspec.json.encode(walarchive.Line("20260101T000000Z-abcdef", 3)), b"[" * 100_000],
+        growth=1000,
+        covers=("topics_service.storage.walarchive:line_of",),
+    ),
+    Target(
+        name="marker of a repair",
+        cost=5,
+        decode=_file(f"repair/{closing._REPAIR}", lambda path: Swap(path.parent).pending()),
+        samples=[b'{"quarantine": "quarantine-1", "phase": "out"}', b"[" * 100_000],
+        growth=1000,
+        covers=("topics_service.storage.repair_swap:pending",),
+    ),
+)

@@ -1,0 +1,247 @@
+"""Rows of the store. Recovery turns what their decoders raise into a refusal that names the row."""
+
+import struct
+from typing import Any, Final
+
+import msgspec
+from fuzz.target import Target
+from pyroaring import BitMap, BitMap64
+
+from support.kafka_members import Classic, Modern, Topics, World, assignment, settle, subscription
+from topics_service.engine import producers, snapshot
+from topics_service.engine.deletes import Deletes, decode_chunk
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.group import subscriptions
+from topics_service.engine.group.members import RefusedError
+from topics_service.engine.group.positions import (
+    GroupRow,
+    Position,
+    decode_position,
+    position_key,
+    read_position_key,
+)
+from topics_service.engine.group.positions import decode_row as decode_group
+from topics_service.engine.idempotency import _ROW as OUTCOME
+from topics_service.engine.idempotency import expiry_key
+from topics_service.engine.model import GapReason, TagMatch, TopicConfig
+from topics_service.engine.queue import leases
+from topics_service.engine.queue.deadletters import origin, stamp, strip
+from topics_service.engine.router import stamps
+from topics_service.engine.router.router import RouterConfig, RouterRow, decode_cursor
+from topics_service.engine.router.router import decode_row as decode_router
+from topics_service.engine.snapshot import Gap, Snapshot
+from topics_service.engine.topic import TopicRow
+from topics_service.engine.topic import decode_row as decode_topic
+from topics_service.storage import keys
+
+DAMAGE: Final = (TopicsError, ValueError, struct.error, msgspec.MsgspecError)
+"""As `recovery` catches it."""
+_ENGINE: Final = "topics_service.engine"
+_TOPIC = TopicRow(
+    name="t", topic_id="top_x", slug="t", rrl="r", config=TopicConfig(cap_records=9, retain_until_acked_by=("g",)),
+    log_ids=[1, 2], created_ts=5, kafka_configs={"a": "b"},
+)  # fmt: skip
+_ROUTER = RouterRow(name="r", config=RouterConfig(source="a", dest="b", filter=TagMatch("Glob", b"x")), created_ts=3)
+_DELIVERY = leases.Delivery("worker", "lease_" + "ab" * 16, 99, 2, 3)
+_RUNS = [(1, 5, 2), (9, 7, 1)]
+
+
+def _deletes() -> list[bytes]:
+    marked, _ = Deletes().marked([(1, 10), *((seq, 7) for seq in range(70, 90)), (5000, 3), (70_000, 3)])
+    return [marked.encode(number) for number in marked.numbers()]
+
+
+def _chunk(value: bytes) -> Any:
+    """A bitmap, and what readers ask of it."""
+    chunk = decode_chunk(value)
+    marks = chunk.marks
+    return chunk, len(marks), marks.rank(40), marks.contains_range(3, 90), marks & BitMap(range(99)), marks.serialize()
+
+
+def _numbers(value: bytes) -> Any:
+    found = BitMap64.deserialize(value)
+    return len(found), found & BitMap64(range(9)), found.contains_range(3, 1 << 41), found.serialize()
+
+
+def _groups() -> list[bytes]:
+    """Groups of both kinds, as they are stored."""
+    classic, modern = World(Topics(t=4, u=2)), World(Topics(t=4, u=2))
+    member = Classic(classic, instance_id="i")
+    member.join()
+    settle(member)
+    for one in (Modern(modern, "m1", names=["t", "u"]), Modern(modern, "m2", names=None, regex="t.*")):
+        one.beat()
+    return [*classic.store.values(), *modern.store.values()]
+
+
+def _loaded(row: bytes) -> Any:
+    """A group, as it is after a restart; it tells of itself and lets time pass."""
+    world = World(Topics(t=4, u=2))
+    world.coordinator.load("g", row)
+    for group in list(world.coordinator._groups.values()):
+        world.coordinator.view(group)
+    world.advance(100_000)
+    return world.coordinator.dump("g")
+
+
+def _pattern(text: bytes) -> Any:
+    pattern = subscriptions.compile_pattern(text.decode(errors="replace"), 1024)
+    return subscriptions.matching(pattern, ["t", "u", "a" * 255])
+
+
+_STATE = snapshot.encode(Snapshot(*range(1, 14)))
+_CURSOR = struct.pack("<BQQ", 1, 9, 4)
+_META = b'{"a": {"b":[1]}, "$dead_letter_from":"q","c":"\\u00e9"}'
+
+TARGETS = (
+    Target(
+        name="row of a log",
+        decode=snapshot.decode,
+        errors=(ValueError,),
+        samples=[_STATE, b"\1" + _STATE[1:-8]],
+        covers=(f"{_ENGINE}.snapshot:decode",),
+    ),
+    Target(
+        name="row of a topic",
+        decode=decode_topic,
+        errors=DAMAGE,
+        samples=[_TOPIC.encode()],
+        covers=(f"{_ENGINE}.topic",),
+        again=TopicRow.encode,
+    ),
+    Target(
+        name="delete bitmap",
+        decode=_chunk,
+        errors=DAMAGE,
+        samples=_deletes(),
+        covers=(f"{_ENGINE}.deletes:decode_chunk",),
+    ),
+    Target(
+        name="set of jobs",
+        decode=_numbers,
+        errors=(*DAMAGE, IndexError),  # an empty row
+        samples=[BitMap64([1, 5, 1 << 40, *range(100, 300)]).serialize(), BitMap64().serialize()],
+        covers=(f"{_ENGINE}.queue.schedule:load",),
+    ),
+    Target(
+        name="gap",
+        decode=lambda value: (keys.read_u64(value), msgspec.convert(value[8:].decode(), GapReason)),
+        errors=DAMAGE,
+        samples=[Gap(3, 9, "cap").row(1)[1], Gap(3, 1 << 63, "source_trim").row(1)[1]],
+        covers=(f"{_ENGINE}.recovery:load", f"{_ENGINE}.replica:_load"),
+    ),
+    Target(
+        name="outcome of a write",
+        decode=lambda row: expiry_key(b"\0" * 8 + b"key", row),
+        errors=(struct.error,),
+        samples=[OUTCOME.pack(1, 2, 3, 4, 5)],
+        covers=(f"{_ENGINE}.idempotency:expiry_key", f"{_ENGINE}.idempotency:find"),
+    ),
+    Target(
+        name="lease",
+        decode=leases.decode,
+        samples=[leases.encode(_DELIVERY), leases.encode(leases.Delivery(None, "", 5, 2, 0))],
+        covers=(f"{_ENGINE}.queue.leases:decode",),
+        again=leases.encode,
+    ),
+    Target(
+        name="row of a queue",
+        decode=leases.decode_queue,
+        errors=(ValueError,),
+        samples=[leases.encode_queue(3, 9)],
+        covers=(f"{_ENGINE}.queue.leases:decode_queue",),
+        again=lambda made: leases.encode_queue(*made),
+    ),
+    Target(
+        name="meta of a dead letter",
+        decode=lambda meta: (strip(meta), origin(meta), stamp(meta, "q", 1, 2)),
+        errors=DAMAGE,
+        samples=[_META, stamp(_META, "queue", 3, 4), b"{}"],
+        covers=(f"{_ENGINE}.queue.deadletters:origin", f"{_ENGINE}.queue.deadletters"),
+    ),
+    Target(
+        name="row of a router",
+        decode=decode_router,
+        errors=DAMAGE,
+        samples=[_ROUTER.encode()],
+        covers=(f"{_ENGINE}.router.router",),
+        again=RouterRow.encode,
+    ),
+    Target(
+        name="cursor of a router",
+        decode=decode_cursor,
+        errors=(ValueError,),
+        samples=[_CURSOR],
+        covers=(f"{_ENGINE}.router.router:decode_cursor",),
+    ),
+    Target(
+        name="copies of a router",
+        decode=stamps._decode,
+        errors=(TopicsError,),
+        samples=[b"\1" + b"".join(struct.pack(">QQQ", *run) for run in _RUNS)],
+        covers=(f"{_ENGINE}.router.stamps:_decode", f"{_ENGINE}.router.stamps"),
+    ),
+    Target(
+        name="row of a group",
+        decode=decode_group,
+        errors=DAMAGE,
+        samples=[GroupRow(name="g", created_ts=1, active_ts=2).encode()],
+        covers=(f"{_ENGINE}.group.positions",),
+        again=GroupRow.encode,
+    ),
+    Target(
+        name="position of a group",
+        decode=decode_position,
+        errors=DAMAGE,
+        samples=[Position(9, 1, "m\u00e9", 7).encode()],
+        covers=(f"{_ENGINE}.group.positions:decode_position",),
+        again=Position.encode,
+    ),
+    Target(
+        name="key of a position",
+        decode=read_position_key,
+        errors=(struct.error,),
+        samples=[position_key(1, 2, 3)],
+        covers=(f"{_ENGINE}.group.positions:read_position_key",),
+        again=lambda made: position_key(*made),
+    ),
+    Target(
+        name="members of a group",
+        decode=_loaded,
+        errors=(ValueError,),
+        samples=_groups(),
+        growth=2000,
+        covers=(
+            f"{_ENGINE}.group.stored:load",
+            f"{_ENGINE}.group.stored",
+            f"{_ENGINE}.group.coordinator:load",
+        ),
+    ),
+    Target(
+        name="subscription of a classic member",
+        decode=lambda data: (subscriptions.consumer_topics(data), subscriptions.consumer_assignment(data)),
+        samples=[subscription("t", "u", userdata=b"x"), assignment({"t": [0, 1], "u": []})],
+        covers=(
+            f"{_ENGINE}.group.subscriptions:consumer_topics",
+            f"{_ENGINE}.group.subscriptions:consumer_assignment",
+            f"{_ENGINE}.group.subscriptions:_int",
+            f"{_ENGINE}.group.subscriptions:_string",
+            f"{_ENGINE}.group.subscriptions:__init__",
+        ),
+    ),
+    Target(
+        name="pattern of a subscription",
+        decode=_pattern,
+        errors=(RefusedError,),
+        samples=[b"t.*", b"(a|b){3,9}[^x]+$", b"(?i)(\\w+){1000}"],
+        covers=(f"{_ENGINE}.group.subscriptions:compile_pattern",),
+    ),
+    Target(
+        name="row of a producer",
+        decode=lambda row: producers._decode(7, row),
+        errors=(struct.error,),
+        samples=[producers.Producer(7, 2, 99, (producers.Known(0, 4, 11), producers.Known(5, 5, 16))).encode()],
+        covers=(f"{_ENGINE}.producers:_decode",),
+        again=producers.Producer.encode,
+    ),
+)
