@@ -65,6 +65,21 @@ async def test_one_after_the_other_and_no_more_than_so_many(maker: Maker, tmp_pa
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
+async def test_a_link_in_the_place_of_the_checkpoints_is_not_followed(maker: Maker, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "mine").mkdir(parents=True)
+    (other / "mine" / "file").touch()
+    (tmp_path / "checkpoints").symlink_to(other)
+    maker.keeper.clear()
+    assert (other / "mine" / "file").exists()
+    assert not (tmp_path / "checkpoints").is_symlink()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "left").symlink_to(other)
+    maker.keeper.clear()
+    assert (other / "mine" / "file").exists()
+    assert not (tmp_path / "checkpoints").exists()
+
+
 async def test_what_failed_does_not_count(maker: Maker) -> None:
     maker.failing = True
     for _ in range(2 * MOST):

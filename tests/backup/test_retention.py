@@ -4,11 +4,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from obstore.store import MemoryStore
 
 from topics_service.app.backup import creation, pruning, repository, restoring
 from topics_service.app.backup.errors import BackupError
-from topics_service.app.backup.manifest import BACKUPS, FILES, Manifest, encode
+from topics_service.app.backup.inventory import Found
+from topics_service.app.backup.log import Piece, lines
+from topics_service.app.backup.manifest import BACKUPS, FILES, LogPoint, Manifest, encode
 from topics_service.app.backup.objects import Objects
 from topics_service.app.backup.target import Entry, Folder, Target
 
@@ -61,13 +64,13 @@ class Source:
         self.folder = folder
         (folder / "shared.sst").write_bytes(b"shared")
         (folder / "CURRENT").write_bytes(b"MANIFEST")
-        monkeypatch.setattr(creation.inventory, "topics", lambda _directory: [])
+        monkeypatch.setattr(creation.inventory, "read", lambda _directory: Found([], 1, 0))
 
     def backup(self, target: Target, own: str, created_ms: int = 0) -> Manifest:
         for path in self.folder.glob("own*"):
             path.unlink()
         (self.folder / f"own-{own}.sst").write_bytes(own.encode())
-        return creation.create(target, self.folder, created_ms, "here")
+        return creation.create(target, self.folder, created_ms, self.folder)
 
 
 @pytest.fixture
@@ -216,3 +219,27 @@ def test_nothing_is_removed_where_a_manifest_can_not_be_read(target: Aging, sour
         pruning.prune(target, keep=1, grace=0)
     assert repository.ids(target) == sorted(each.id for each in made)
     assert stored(target) == 5
+
+
+def test_the_log_goes_with_the_backups_that_it_follows(target: Aging, source: Source) -> None:
+    """Of a line without backups only when it is old: one may be being made."""
+    pieces = [Piece(line, number, 0, 1, 1, 2, 0, 0, "0" * 64) for line in ("kept", "lost") for number in (3, 5, 7)]
+    for piece in pieces:
+        target.put(piece.key, b"x")
+    for number in (3, 5):
+        backup = structs.replace(source.backup(target, str(number), number), log=LogPoint("kept", number, 1, 0))
+        target.put(backup.key, encode(backup))
+
+    def left() -> dict[str, list[int]]:
+        return {line: sorted(piece.number for piece in found) for line, found in lines(target).items()}
+
+    pruning.prune(target, keep=2)
+    assert left() == {"kept": [3, 5, 7], "lost": [3, 5, 7]}
+    pruning.prune(target, keep=1)
+    assert left() == {"kept": [5, 7], "lost": [3, 5, 7]}
+    target.now += DAY - 1
+    pruning.prune(target, keep=1)
+    assert left() == {"kept": [5, 7], "lost": [3, 5, 7]}
+    target.now += 1
+    pruning.prune(target, keep=1)
+    assert left() == {"kept": [5, 7]}

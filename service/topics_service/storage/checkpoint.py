@@ -16,6 +16,8 @@ FORMAT: Final = _FORMAT.decode()
 
 _FLUSH_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.005
+_ROOM_BYTES: Final = 4 << 20  # for the log and the lists of files, beside the memtables
+_MEMTABLES: Final = "rocksdb.cur-size-all-mem-tables"
 _UNFLUSHED: Final = "rocksdb.num-immutable-mem-table"
 
 
@@ -31,6 +33,7 @@ def create(store: RocksStore, path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        _check_room(store, path.parent)
         for family in store._families:
             family.flush(False)
         deadline = time.monotonic() + _FLUSH_SECONDS  # after which it is slower, not wrong
@@ -61,6 +64,14 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _check_room(store: RocksStore, directory: Path) -> None:
+    """Refuse what would fill the disk: memtables that can't be written out leave the database read-only."""
+    wanted = _ROOM_BYTES + sum(family.property_int_value(_MEMTABLES) or 0 for family in store._families)
+    free = shutil.disk_usage(directory).free
+    if free < wanted:
+        raise StoreError(f"the disk has {free} bytes left, and the memtables may take {wanted}")
 
 
 def _is_flushing(store: RocksStore) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rocksdict import (
@@ -18,8 +18,9 @@ from rocksdict import (
 )
 from rocksdict import WriteBatch as RawBatch
 
-from topics_service.storage import closing, damaged, walcheck
+from topics_service.storage import closing, damaged, keys, walarchive, walcheck
 from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError, WriteBatch
+from topics_service.storage.walbatches import MOMENT_KEY
 from topics_service.storage.walfiles import WalFiles
 
 log = logging.getLogger("topics.storage")
@@ -27,6 +28,8 @@ log = logging.getLogger("topics.storage")
 _FORMAT_KEY = b"format"
 _FORMAT = b"topics-rocksdb-1"
 _SETTLE_SECONDS = 2.0
+_FOR_EVER = 1 << 40  # seconds: what is archived is removed by `walarchive.trim`
+_HELD_BACK = ("rocksdb.is-write-stopped", "rocksdb.actual-delayed-write-rate")
 _COMPACTING = "rocksdb.num-running-compactions"  # in the whole database
 _BLOOMED = (Family.IDEMPOTENCY, Family.TAGS)  # looked up by exact key or prefix: a bloom filter pays
 
@@ -71,9 +74,23 @@ class RocksStore:
 
     When a compaction meets a damaged table, RocksDB refuses all writes from then on. From the next open on there are no
     compactions: what is intact can be read and written, and the disk space of what is deleted stays taken.
+
+    With `keep_log` the write-ahead log stays when it is not needed any more (`walarchive`), and tells when it was
+    written, to the millisecond. None goes on as whoever opened the directory last.
     """
 
-    def __init__(self, path: Path, *, block_cache_bytes: int = 64 << 20, write_buffer_bytes: int = 256 << 20) -> None:
+    _keeps_log = False
+    _written_ms = 0
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        block_cache_bytes: int = 64 << 20,
+        write_buffer_bytes: int = 256 << 20,
+        open_tables: int = 1000,
+        keep_log: bool | None = None,
+    ) -> None:
         """Open or create the database. Raises StoreOpenError."""
         cache = Cache(block_cache_bytes)
         families = {_name(family): _options(family, cache, write_buffer_bytes) for family in Family}
@@ -82,7 +99,8 @@ class RocksStore:
             fresh = not (path / "CURRENT").exists()
             refuse_damage(path)
             damage = closing.known_damage(path)
-        except OSError as error:
+            keep_log = walarchive.line_of(path) is not None if keep_log is None else keep_log
+        except (OSError, ValueError) as error:
             raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
         except StoreOpenError as error:
             raise StoreOpenError(f"can't open the data directory {path}: {error}") from None
@@ -90,8 +108,12 @@ class RocksStore:
             log.error("%s is damaged, and its files are not compacted any more: %s", path, damage)
             for options in families.values():
                 options.set_disable_auto_compactions(True)
+        whole = _options(Family.META, cache, write_buffer_bytes)
+        whole.set_max_open_files(open_tables)
+        if keep_log:
+            whole.set_wal_ttl_seconds(_FOR_EVER)
         try:
-            self._db = Rdict(str(path), _options(Family.META, cache, write_buffer_bytes), column_families=families)
+            self._db = Rdict(str(path), whole, column_families=families)
         except Exception as error:  # rocksdict raises bare Exception
             damage = walcheck.find_damage(path, whole=True) if "Corruption" in str(error) else None
             why = str(error) if damage is None else f"{error}: {damage}"
@@ -101,10 +123,15 @@ class RocksStore:
         self._write_options = WriteOptions()
         self._write_options.no_slowdown = True
         self._path = path
+        self._keeps_log = keep_log
         self._check_format(path, fresh=fresh)
         try:
             closing.forget(path)
-        except OSError as error:
+            if keep_log:
+                walarchive.begin(path)
+            else:
+                walarchive.end(path)
+        except (OSError, ValueError) as error:
             self._release()
             raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
         self.wal_switches = WalFiles(path).switches
@@ -127,6 +154,11 @@ class RocksStore:
     def write(self, batch: WriteBatch) -> None:
         """See Store."""
         assert isinstance(batch, RocksBatch), "a batch belongs to the store that made it"
+        if self._keeps_log:
+            now = time.time_ns() // 1_000_000
+            if now != self._written_ms:
+                batch.put(Family.META, MOMENT_KEY, keys.u64(now))
+                self._written_ms = 0  # until it is written
         try:
             self._db.write(batch.raw, self._write_options)
         except Exception as error:  # rocksdict raises bare Exception
@@ -135,6 +167,8 @@ class RocksStore:
             if "Corruption" in str(error):
                 self._note_damage(str(error))
             raise StoreError(f"write failed: {error}") from error
+        if self._keeps_log:
+            self._written_ms = now
 
     def _note_damage(self, text: str) -> None:
         """A compaction has met a damaged table. Until the next open nothing can be written."""
@@ -163,14 +197,8 @@ class RocksStore:
         cursor = self._families[family].iter()
         cursor.seek_for_prev(key)
         if not cursor.valid():
-            try:
-                _check(cursor)
-            except StoreError:
-                found = damaged.floor(self._families[family], key)
-                if found is None:
-                    raise
-                return found
-            return None
+            why = damaged.error_of(cursor)
+            return None if why is None else damaged.floor(self._families[family], key, why)
         return cursor.key(), cursor.value()
 
     def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -184,6 +212,20 @@ class RocksStore:
             yield key, cursor.value()
             cursor.next()
         _check(cursor)
+
+    @property
+    def next_sequence(self) -> int:
+        """The number that RocksDB gives to the next row that is written."""
+        return int(self._db.latest_sequence_number()) + 1
+
+    def is_stalled(self) -> bool:
+        """Whether RocksDB takes no writes, or delays them, until it has compacted."""
+        return any(family.property_int_value(name) for name in _HELD_BACK for family in self._families)
+
+    @property
+    def families(self) -> Sequence[Rdict]:
+        """The column families of the open database, none once it is closed."""
+        return self._families
 
     def close(self) -> None:
         """See Store. Flushes, so that the next open has no log to replay."""
@@ -201,6 +243,11 @@ class RocksStore:
             closing.remember(self._path, tables)
         except OSError as error:
             log.warning("can't write down the files of %s: %s", self._path, error)
+
+    def abandon(self) -> None:
+        """Close without writing anything, after a failure: what was acknowledged is in the log, for the next open."""
+        self._db.cancel_all_background(True)  # rocksdict would write the memtables out before it closes: now it can't
+        self._release()
 
     def _final_tables(self) -> list[str] | None:
         """The tables that there will be after the close: everything is flushed, and no compaction begins any more. None
@@ -257,8 +304,8 @@ def _options(family: Family, cache: Cache, write_buffer_bytes: int) -> Options:
     options.set_level_zero_slowdown_writes_trigger(40)
     options.set_level_zero_stop_writes_trigger(80)
     options.set_max_background_jobs(2)
-    options.set_max_open_files(1000)
     options.set_keep_log_file_num(4)
+    options.set_max_log_file_size(4 << 20)  # of RocksDB's own log, which has no bound by itself
     options.set_bytes_per_sync(1 << 20)
     options.set_compression_type(DBCompressionType.lz4())
     table = BlockBasedOptions()

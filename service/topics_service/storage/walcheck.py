@@ -10,11 +10,12 @@ payload.
 
 import struct
 from pathlib import Path
+from typing import Final
 
 import google_crc32c
 
-_BLOCK = 32 << 10
-_RECORD = struct.Struct("<IHB")
+BLOCK: Final = 32 << 10
+RECORD: Final = struct.Struct("<IHB")
 _PLAIN_TYPES = range(1, 5)  # full, first, middle, last
 
 
@@ -26,11 +27,11 @@ def find_damage(directory: Path, *, whole: bool) -> str | None:
     """
     for path in sorted(directory.glob("*.log")):
         size = path.stat().st_size
-        last = max(0, size - 1) // _BLOCK * _BLOCK
+        last = max(0, size - 1) // BLOCK * BLOCK
         with path.open("rb") as file:
-            for start in range(0 if whole else last, size, _BLOCK):
+            for start in range(0 if whole else last, size, BLOCK):
                 file.seek(start)
-                at = _damage(file.read(_BLOCK), tail=not whole)
+                at = _damage(file.read(BLOCK), tail=not whole)
                 if at is not None:
                     return f"the write-ahead log {path} is damaged at byte {start + at}"
     return None
@@ -38,28 +39,30 @@ def find_damage(directory: Path, *, whole: bool) -> str | None:
 
 def _damage(block: bytes, *, tail: bool) -> int | None:
     at = 0
-    while len(block) - at >= _RECORD.size:
-        if block.count(0, at, at + _RECORD.size) == _RECORD.size:  # padding, or space that was never written
+    while len(block) - at >= RECORD.size:
+        if block.count(0, at, at + RECORD.size) == RECORD.size:  # padding, or space that was never written
             at += 1
-        elif (length := _intact(block, at)) is not None:
-            at += _RECORD.size + length
-        elif not tail or any(_plausible(block, later) for later in range(at + 1, len(block) - _RECORD.size)):
+        elif (length := intact(block, at, len(block))) is not None:
+            at += RECORD.size + length
+        elif not tail or any(_plausible(block, later) for later in range(at + 1, len(block) - RECORD.size)):
             return at
         else:
             break
     return None
 
 
-def _intact(block: bytes, at: int) -> int | None:
-    """The payload length of the record at `at` if its checksum holds."""
-    stored, length, _ = _RECORD.unpack_from(block, at)
-    if at + _RECORD.size + length > len(block):
+def intact(data: bytes, at: int, stop: int) -> int | None:
+    """The payload length of the record at `at` if it ends before `stop`, and its checksum holds."""
+    if at + RECORD.size > stop:
         return None
-    return length if _masked(google_crc32c.value(block[at + 6 : at + _RECORD.size + length])) == stored else None
+    stored, length, _ = RECORD.unpack_from(data, at)
+    if at + RECORD.size + length > stop:
+        return None
+    return length if _masked(google_crc32c.value(data[at + 6 : at + RECORD.size + length])) == stored else None
 
 
 def _plausible(block: bytes, at: int) -> bool:
-    return block[at + 6] in _PLAIN_TYPES and _intact(block, at) is not None
+    return block[at + 6] in _PLAIN_TYPES and intact(block, at, len(block)) is not None
 
 
 def _masked(crc: int) -> int:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from topics_client.cli import output, server
+from topics_client.cli import backup_log, output, server
+from topics_client.cli.times import shown
 from topics_client.cli.types import milliseconds, positive
 
 if TYPE_CHECKING:
@@ -36,7 +37,15 @@ def add_parser(commands: "Commands") -> None:
         "--data-dir", type=Path, metavar="DIR", help="back up the directory of a server that does not run"
     )
     server.add_arguments(create)
-    listing = _action(actions, "list", "list the backups of a target, oldest first", table=True)
+    archive = _action(actions, "archive", "copy what is new in the log of a server with TOPICS_WAL_ARCHIVE_SECONDS")
+    archive.add_argument("--to", required=True, metavar="TARGET", help=_TARGET_HELP)
+    archive.add_argument(
+        "--data-dir", type=Path, required=True, metavar="DIR", help="its data directory, whether it runs or not"
+    )
+    archive.add_argument(
+        "--every", type=milliseconds, metavar="TIME", help="do so again and again, for example every 60s"
+    )
+    listing = _action(actions, "list", "list the backups of a target, and the times that can be restored", table=True)
     verify = _action(actions, "verify", "read the files of backups and compare their hashes; 1 if one is damaged")
     verify.add_argument("id", nargs="?", metavar="ID", help=_ID_HELP.format("all"))
     verify.add_argument("--deep", action="store_true", help="also restore each to a scratch directory, and read it all")
@@ -44,6 +53,19 @@ def add_parser(commands: "Commands") -> None:
     restore = _action(actions, "restore", "make a new data directory of a backup")
     restore.add_argument("id", nargs="?", metavar="ID", help=_ID_HELP.format("the newest"))
     restore.add_argument("--to", type=Path, required=True, metavar="DIR", help="the directory, new or empty")
+    to = restore.add_mutually_exclusive_group()
+    to.add_argument(
+        "--at",
+        type=backup_log.moment,
+        metavar="TIME",
+        help="everything written until then: 2026-11-28T14:30:00Z, 15m (ago), ms, or latest: all that is archived",
+    )
+    to.add_argument(
+        "--at-seq",
+        type=backup_log.place_and_seq,
+        metavar="TOPIC[@PARTITION]:SEQ",
+        help="everything written until that partition reached that seq",
+    )
     restore.add_argument(
         "--fallback", action="store_true", help="if it is damaged take the newest intact one that is older"
     )
@@ -89,7 +111,14 @@ def run(arguments: argparse.Namespace) -> int:
         return server.complain(name, f"needs the server: pip install 'topics-engine[server]' ({error})")
     # As with Ctrl-C the checkpoint goes, and what is half restored.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    work = {"create": _create, "list": _list, "verify": _verify, "restore": _restore, "prune": _prune}
+    work = {
+        "create": _create,
+        "archive": backup_log.archive,
+        "list": _list,
+        "verify": _verify,
+        "restore": _restore,
+        "prune": _prune,
+    }
     try:
         return server.told(name, lambda: work[arguments.action](arguments))
     except AbsentError as error:
@@ -99,18 +128,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _create(arguments: argparse.Namespace) -> int:
-    from topics_service.app.backup import creation
+    from topics_service.app.backup import creation, shipping
+    from topics_service.app.backup.errors import BackupError
     from topics_service.app.backup.target import open_target
 
     target = open_target(arguments.to)
     if arguments.data_dir is not None:
         if arguments.server is not None:
             raise server.UsageError("--server and --data-dir exclude each other")
-        with creation.offline(arguments.data_dir, _boot_id()) as (path, created_ms):
-            made = creation.create(target, path, created_ms, str(arguments.data_dir.absolute()))
+        data_dir = arguments.data_dir.absolute()
+        with creation.offline(data_dir, _boot_id()) as (path, created_ms):
+            made = creation.create(target, path, created_ms, data_dir)
     else:
         with _checkpoint(arguments) as (path, created_ms):
-            made = creation.create(target, path, created_ms, str(path.parents[1]))
+            data_dir = path.parents[1]
+            made = creation.create(target, path, created_ms, data_dir)
     facts = _facts(made)
     if arguments.json:
         output.line(facts)
@@ -119,6 +151,11 @@ def _create(arguments: argparse.Namespace) -> int:
             f"{made.id}: {len(made.topics)} topics, {facts['records']:,} records, {output.size(made.bytes)}, of which "
             f"{output.size(made.new_bytes)} were copied"
         )
+    if made.log is not None:
+        try:
+            backup_log.tell_holes("create", shipping.ship(target, data_dir).holes)
+        except (BackupError, OSError) as error:
+            return server.complain("backup create", f"the backup is made, but its log could not be archived: {error}")
     return 0
 
 
@@ -151,16 +188,17 @@ def _checkpoint(arguments: argparse.Namespace) -> Iterator[tuple[Path, int]]:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from topics_service.app.backup import repository
+    from topics_service.app.backup import moments, repository
     from topics_service.app.backup.target import open_target
 
     found: list[dict[str, Any]] = []
-    for backup in repository.listed(open_target(arguments.source)):
+    target = open_target(arguments.source)
+    for backup in repository.listed(target):
         if backup.manifest is None:
             found.append({"id": backup.id, "error": backup.error})
         else:
             found.append(_facts(backup.manifest))
-    shown: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "id": None,
         "created_ms": output.age,
         "topics": None,
@@ -170,18 +208,24 @@ def _list(arguments: argparse.Namespace) -> int:
         "error": lambda error: error or "",
     }
     headings = ("id", "age", "topics", "records", "size", "new", "")
-    if not output.rows(arguments, found, shown, headings) and not arguments.json:
+    if not output.rows(arguments, found, columns, headings) and not arguments.json:
         output.note(f"there are no backups in {arguments.source}")
+    for each in moments.ranges(target):
+        if arguments.json:
+            output.line(each._asdict())
+        else:
+            print(f"any moment from {shown(each.from_ms)} to {shown(each.until_ms)} ({output.size(each.bytes)} of log)")
     return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from topics_service.app.backup import restoring
+    from topics_service.app.backup import pointintime, restoring
     from topics_service.app.backup.target import open_target
 
-    found = restoring.verify(
-        open_target(arguments.source), arguments.id, deep=arguments.deep, scratch=arguments.scratch
-    )
+    target = open_target(arguments.source)
+    found = restoring.verify(target, arguments.id, deep=arguments.deep, scratch=arguments.scratch)
+    if arguments.id is None:
+        found += pointintime.verify(target, deep=arguments.deep, scratch=arguments.scratch)
     for each in found:
         if arguments.json:
             facts = {"id": each.id, "intact": not each.damage, "bytes": each.bytes}
@@ -203,6 +247,8 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _restore(arguments: argparse.Namespace) -> int:
+    if backup_log.is_point(arguments):
+        return backup_log.restore_point(arguments)
     from topics_service.app.backup import restoring
     from topics_service.app.backup.target import open_target
 

@@ -11,27 +11,30 @@ from pathlib import Path
 from typing import Final
 
 from topics_service import __version__
-from topics_service.app.backup import inventory, pruning, repository
+from topics_service.app.backup import inventory, pruning, repository, shipping
 from topics_service.app.backup.errors import BackupError
-from topics_service.app.backup.manifest import FORMAT, File, Manifest, encode, new_id
+from topics_service.app.backup.manifest import FORMAT, File, LogPoint, Manifest, encode, new_id
 from topics_service.app.backup.target import CHUNK_BYTES, Target
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.storage import checkpoint
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
+from topics_service.storage.walarchive import Line
 
 _UNSHARED: Final = frozenset({"LOCK", "LOG", "IDENTITY"})  # made anew by whoever opens the copy
 _PASS_SECONDS: Final = pruning.GRACE_SECONDS / 2
 
 
-def create(target: Target, directory: Path, created_ms: int, source: str) -> Manifest:
+def create(target: Target, directory: Path, created_ms: int, data_dir: Path) -> Manifest:
     """Copy the checkpoint in `directory`, which is of the moment `created_ms`, and return what was written.
 
     What the target holds already, by size and hash, is not copied again. The manifest comes last: until then nobody
-    sees a backup. Raises BackupError, and OSError for the checkpoint's files.
+    sees a backup. `data_dir` is that of which the checkpoint is. Raises BackupError, and OSError for the checkpoint's
+    files.
     """
-    topics = inventory.topics(directory)
+    line = shipping.line_of(data_dir)
+    found = inventory.read(directory)
     names = sorted(path.name for path in directory.iterdir() if path.is_file() and path.name not in _UNSHARED)
     if "CURRENT" not in names:
         raise BackupError(f"{directory} is no checkpoint: there is no CURRENT in it")
@@ -53,11 +56,12 @@ def create(target: Target, directory: Path, created_ms: int, source: str) -> Man
         created_ms=created_ms,
         server_version=__version__,
         store_format=checkpoint.FORMAT,
-        source=f"{socket.gethostname()}:{source}",
+        source=f"{socket.gethostname()}:{data_dir}",
         bytes=sum(file.size for file in files),
         new_bytes=new_bytes,
         files=files,
-        topics=topics,
+        topics=found.topics,
+        log=None if line is None else _log_point(line, directory, found),
     )
     target.put(made.key, encode(made))
     return made
@@ -91,6 +95,11 @@ def offline(data_dir: Path, boot_id: str) -> Iterator[tuple[Path, int]]:
         checkpoint.remove(path)
         with contextlib.suppress(OSError):  # another one's is there
             path.parent.rmdir()
+
+
+def _log_point(line: Line, directory: Path, found: inventory.Found) -> LogPoint:
+    numbers = [int(path.stem) for path in directory.glob("*.log")]
+    return LogPoint(line.id, min(numbers, default=line.first), found.next_seq, found.written_ms)
 
 
 def _hashed(path: Path) -> File:

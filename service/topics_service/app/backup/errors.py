@@ -16,3 +16,11 @@ class DamagedError(BackupError):
 
 class AbsentError(BackupError):
     """A file is not in the target."""
+
+
+class LogError(BackupError):
+    """A piece of the archived log is gone or not what it was; the log before `least_ms` does not need it."""
+
+    def __init__(self, least_ms: int, what: str) -> None:
+        super().__init__(f"the archived log is damaged: {what}")
+        self.least_ms = least_ms

@@ -3,11 +3,12 @@
 import resource
 import struct
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -22,6 +23,7 @@ from topics_service.storage import keys
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.secondary import SecondaryStore
 from topics_service.storage.store import Family, Store, StoreError
+from topics_service.storage.walbatches import MOMENT_KEY
 
 _ALL: Final = (b"", b"\xff" * 16)
 _EVERY_KEY: Final = (b"", b"\xff" * 600)  # tags and names are in keys, too
@@ -29,6 +31,7 @@ _BOOT: Final = b"boot"
 _CLEAN: Final = b"clean"
 _COPIED: Final = b"backup"
 _OPEN_FILES: Final = 65536
+_COMPACT_SECONDS: Final = 3600.0
 _PAGE: Final = 1000
 _PAGE_BYTES: Final = 8 << 20
 
@@ -41,13 +44,24 @@ class _Beginning:
         return 0
 
 
-def topics(directory: Path) -> list[Topic]:
-    """Every topic of a checkpoint by name, read without a change to it. Raises BackupError if it can't be read."""
+class Found(NamedTuple):
+    """What a database holds: its topics by name, the sequence number that its next row gets, and when its last batch
+    was written (0 if it does not say)."""
+
+    topics: list[Topic]
+    next_seq: int
+    written_ms: int
+
+
+def read(directory: Path) -> Found:
+    """What a checkpoint holds, read without a change to it. Raises BackupError if it can't be read."""
     _raise_file_limit()
     with tempfile.TemporaryDirectory(prefix="topics-backup-") as own, _damage(f"the checkpoint {directory}"):
         store = SecondaryStore(directory, Path(own))
         try:
-            return sorted(_topics(store), key=lambda topic: topic.topic)
+            written = store.get(Family.META, MOMENT_KEY)
+            topics = sorted(_topics(store), key=lambda topic: topic.topic)
+            return Found(topics, store.next_sequence, 0 if written is None else keys.read_u64(written))
         finally:
             store.close()
 
@@ -61,22 +75,26 @@ def _topics(store: Store) -> Iterator[Topic]:
             if state is None:
                 raise ValueError(f'topic "{row.name}" has no state row')
             s = snapshot.decode(state)
-            partitions.append(Partition(s.head, s.earliest, s.count))
+            partitions.append(Partition(s.head, s.earliest, s.count, log_id))
         config = row.config
         yield Topic(row.name, row.topic_id, keys.read_u64(key), config.type, config.durability, partitions)
 
 
-def settle(directory: Path, jump: int = 0) -> None:
+def settle(directory: Path, jump: int = 0, next_seq: int | None = None) -> None:
     """Make a copy of a database one that was closed: what a start would have to decide is decided, here and now.
 
     The copy is whole, whatever machine it is opened on. Without this a start elsewhere would take it for one that a
     power cut hit, and have the seqs jump. With `jump` they do, by so many, behind the last record of each partition:
-    to readers an explicit loss, as after a power cut. Raises BackupError if it can't be opened.
+    to readers an explicit loss, as after a power cut. `next_seq` is the sequence number at which the log that was put
+    there must end. Raises BackupError if it can't be opened.
     """
     _raise_file_limit()
     with _damage("it"):
         store = RocksStore(directory)
         try:
+            if next_seq is not None and store.next_sequence != next_seq:
+                raise BackupError(f"it ends at the row {store.next_sequence} of the log in place of {next_seq}")
+            _wait_for_room(store)
             if store.get(Family.META, _BOOT) not in (None, _CLEAN):
                 batch = store.batch()
                 batch.put(Family.META, _BOOT, _COPIED)
@@ -87,6 +105,13 @@ def settle(directory: Path, jump: int = 0) -> None:
                 _jump(engine, jump)
         finally:
             store.close()
+
+
+def _wait_for_room(store: RocksStore) -> None:
+    """Where a long log was taken in, RocksDB compacts before it takes writes."""
+    deadline = time.monotonic() + _COMPACT_SECONDS
+    while store.is_stalled() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _jump(engine: Engine, seqs: int) -> None:
@@ -139,7 +164,7 @@ def _read(engine: Engine, topic: Topic) -> int:
                 from_seq = page.next_from_seq
         if count != state.count:
             raise BackupError(f"{where} has {count} records, and its counter says {state.count}")
-        there = Partition(state.head_seq, state.earliest_seq, state.count)
+        there = Partition(state.head_seq, state.earliest_seq, state.count, expected.log_id)
         if topic.durability != "ephemeral" and there != expected:
             raise BackupError(f"{where} is {there}, and the manifest says {expected}")
         records += count

@@ -36,11 +36,12 @@ class File(Struct, frozen=True):
 
 
 class Partition(Struct, frozen=True):
-    """Where a partition stood."""
+    """Where a partition stood. `log_id` is the number of its log in the database; 0 in older manifests."""
 
     head_seq: int
     earliest_seq: int
     count: int
+    log_id: int = 0
 
 
 class Topic(Struct, frozen=True):
@@ -54,8 +55,19 @@ class Topic(Struct, frozen=True):
     partitions: list[Partition]
 
 
+class LogPoint(Struct, frozen=True):
+    """Where a backup stands in the write-ahead log of a server that keeps it: the line (`storage.walarchive`), the log
+    file to go on with, the sequence number of the next row, and when the last batch was written that it holds."""
+
+    line: str
+    number: int
+    next_seq: int
+    written_ms: int
+
+
 class Manifest(Struct, frozen=True, kw_only=True):
-    """One backup. `new_bytes` is what had to be copied for it, `created_ms` the moment of which it is."""
+    """One backup. `new_bytes` is what had to be copied for it, `created_ms` the moment of which it is; `log` is None
+    where the server kept no log."""
 
     format: int
     id: str
@@ -67,6 +79,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     new_bytes: int
     files: list[File]
     topics: list[Topic]
+    log: LogPoint | None = None
 
     @property
     def key(self) -> str:

@@ -5,16 +5,21 @@ prune writes a list of the files that no manifest needs; a later one, `GRACE_SEC
 that still nobody needs and that were not written since. A backup that begins after the list was written takes what is
 on it for absent and writes it again; one that began before has its manifest written by then, since it looks again when
 half the time is over (`creation.create`). All times are those of the target.
+
+Pieces of the log belong to no backup, and go when no backup is left that goes on with them: the log files before that
+of the oldest backup of their line, and all of a line without backups, if they are older than the grace.
 """
 
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import msgspec
 
-from topics_service.app.backup import repository
+from topics_service.app.backup import log, repository
 from topics_service.app.backup.errors import AbsentError, BackupError
+from topics_service.app.backup.log import LOG
 from topics_service.app.backup.manifest import FILES, Manifest
 from topics_service.app.backup.target import Target
 
@@ -68,11 +73,15 @@ def _outdated(backups: list[Manifest], keep: int | None, keep_days: float | None
 
 def _collect(target: Target, grace: float) -> tuple[int, int, int]:
     needed: set[str] = set()
+    first: dict[str, int] = {}
     for backup_id in repository.ids(target):  # read again: some may have come since
         try:
-            needed.update(file.key for file in repository.load(target, backup_id).files)
+            backup = repository.load(target, backup_id)
         except AbsentError:
             continue
+        needed.update(file.key for file in backup.files)
+        if backup.log is not None:
+            first[backup.log.line] = min(backup.log.number, first.get(backup.log.line, backup.log.number))
     unneeded = {entry.name: entry for entry in target.list(FILES) if entry.name not in needed}
     mine = f"{LISTS}{secrets.token_hex(8)}.json"
     target.put(mine, msgspec.json.encode(sorted(unneeded)))
@@ -85,12 +94,28 @@ def _collect(target: Target, grace: float) -> tuple[int, int, int]:
             file = unneeded.get(name)
             if file is not None and (entry.name == mine or file.modified < entry.modified - _TICK_SECONDS):
                 goes[name] = file.size
+    goes |= _outdated_log(target, first, now - grace)
     target.delete(goes)
     target.delete(entry.name for entry in over)
-    waiting = len(unneeded) - len(goes)
+    waiting = len(unneeded.keys() - goes.keys())
     if not waiting:
         target.delete([mine])
     return len(goes), sum(goes.values()), waiting
+
+
+def _outdated_log(target: Target, first: Mapping[str, int], before: float) -> dict[str, int]:
+    """Pieces that no backup goes on with, and their sizes. `first` is where the oldest backup of each line stands."""
+    goes = {}
+    for entry in target.list(LOG):
+        line = entry.name.removeprefix(LOG).partition("/")[0]
+        piece = log.piece_of(entry.name)
+        if line not in first:
+            outdated = entry.modified <= before
+        else:
+            outdated = piece is not None and piece.number < first[line]
+        if outdated:
+            goes[entry.name] = entry.size
+    return goes
 
 
 def _listed(target: Target, name: str) -> list[str]:

@@ -41,7 +41,7 @@ def restore(
     `fallback` a damaged backup gives way to the newest intact one before it, and `told` hears why. Raises DamagedError,
     which names such a one, and BackupError; AbsentError if there is no backup.
     """
-    _check_free(directory)
+    check_free(directory)
     there = repository.ids(target)
     if backup_id is None:
         if not there:
@@ -105,6 +105,14 @@ def _read_deep(target: Target, manifest: Manifest, scratch: Path | None) -> int:
 
 
 def _restore(target: Target, directory: Path, manifest: Manifest, jump: int = 0) -> Manifest:
+    return make(target, directory, manifest, lambda _begun: None, jump)
+
+
+def make(
+    target: Target, directory: Path, manifest: Manifest, go_on: Callable[[Path], int | None], jump: int = 0
+) -> Manifest:
+    """Make `directory` of a backup. `go_on` is called with the files in place, before they are opened; it may put the
+    log there that follows, and says with which row that ends. Raises as `restore` does, and what `go_on` raises."""
     if manifest.store_format != STORE_FORMAT:
         raise BackupError(
             f"the backup {manifest.id} has a database of the format {manifest.store_format!r}, this version reads "
@@ -120,8 +128,9 @@ def _restore(target: Target, directory: Path, manifest: Manifest, jump: int = 0)
             with (begun / file.name).open("xb") as out:
                 for piece in repository.content(target, manifest, file):
                     out.write(piece)
+        next_seq = go_on(begun)
         try:
-            inventory.settle(begun, jump)
+            inventory.settle(begun, jump, next_seq)
         except BackupError as error:
             if os.strerror(errno.ENOSPC) in str(error):  # RocksDB's errors are texts
                 raise
@@ -129,7 +138,7 @@ def _restore(target: Target, directory: Path, manifest: Manifest, jump: int = 0)
         for path in begun.iterdir():
             sync(path)
         sync(begun)
-        _check_free(directory)
+        check_free(directory)
         begun.rename(directory)
         sync(directory.parent)
     except OSError as error:
@@ -139,7 +148,7 @@ def _restore(target: Target, directory: Path, manifest: Manifest, jump: int = 0)
     return manifest
 
 
-def _check_free(directory: Path) -> None:
+def check_free(directory: Path) -> None:
     """Nothing is written over."""
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         raise BackupError(f"{directory} is no directory: name one that does not exist yet")

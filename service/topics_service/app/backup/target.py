@@ -69,7 +69,7 @@ class Folder:
         try:
             with part.open("xb") as file:
                 file.write(data)
-                self._publish(part, name)
+            self._publish(part, name)
         except OSError as error:
             raise self._failed(error) from error
         finally:

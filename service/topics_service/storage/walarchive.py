@@ -1,0 +1,124 @@
+"""The write-ahead log that is kept: in `archive/` below the data directory, beside the files still in use.
+
+RocksDB moves a log file there in place of removing it. A *line* is the log of a directory without interruption, from
+the first start with an archive on. It has an id, in a file that no backup takes along: a copy of the directory that a
+backup makes goes on in a line of its own. A start without an archive ends the line.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+_LINE: Final = "topics-log.json"
+_ARCHIVE: Final = "archive"
+
+
+class Line(Struct, frozen=True):
+    """`first` is the number of the first log file that belongs to it."""
+
+    id: str
+    first: int
+
+
+class LogFile(NamedTuple):
+    """A log file by its number; one that is moved to the archive meanwhile is found again by `open_log`."""
+
+    number: int
+    size: int
+
+
+class Kept(NamedTuple):
+    """The archive: how many files, their bytes, and when the oldest was written last (seconds since 1970; 0: none)."""
+
+    files: int
+    bytes: int
+    oldest: float
+
+
+def line_of(directory: Path) -> Line | None:
+    """The line of a data directory; None where no log is kept. Raises OSError, and ValueError for a damaged file."""
+    try:
+        return msgspec.json.decode((directory / _LINE).read_bytes(), type=Line)
+    except FileNotFoundError:
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(
+            f"{directory / _LINE} can't be read ({error}): remove it, and start the server again"
+        ) from error
+
+
+def begin(directory: Path) -> Line:
+    """Go on in the directory's line, or begin one with the newest log file, durably. Raises OSError and ValueError."""
+    found = line_of(directory)
+    if found is not None:
+        return found
+    name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}"
+    line = Line(name, max((number for number, _ in _numbered(directory)), default=0))
+    part = directory / f"{_LINE}.tmp"
+    with part.open("wb") as file:
+        file.write(msgspec.json.encode(line))
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(directory / _LINE)
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return line
+
+
+def end(directory: Path) -> None:
+    """Remove the line and its archive: RocksDB does not, once it keeps no log. Raises OSError."""
+    (directory / _LINE).unlink(missing_ok=True)
+    for _, path in _numbered(directory / _ARCHIVE):
+        path.unlink(missing_ok=True)
+
+
+def trim(directory: Path, seconds: float, most_bytes: int) -> Kept:
+    """Remove the oldest files of the archive: those last written before `seconds` ago, and while all have more than
+    `most_bytes`; returns what is left. Raises OSError."""
+    files = []
+    for number, path in _numbered(directory / _ARCHIVE):
+        status = path.stat()
+        files.append((number, path, status.st_size, status.st_mtime))
+    files.sort()
+    left, size, since = files, sum(file[2] for file in files), time.time() - seconds
+    while left and (left[0][3] < since or size > most_bytes):
+        left[0][1].unlink(missing_ok=True)
+        size -= left[0][2]
+        left = left[1:]
+    return Kept(len(left), size, left[0][3] if left else 0.0)
+
+
+def log_files(directory: Path) -> list[LogFile]:
+    """The log files that there are, in the archive and in use, oldest first. Only the last is still written to."""
+    sizes: dict[int, int] = {}
+    for place in (directory, directory / _ARCHIVE):  # in this order: one that moves meanwhile is seen
+        for number, path in _numbered(place):
+            try:
+                sizes[number] = path.stat().st_size
+            except FileNotFoundError:
+                continue
+    return [LogFile(number, size) for number, size in sorted(sizes.items())]
+
+
+def open_log(directory: Path, number: int) -> int:
+    """A file descriptor to read a log file with. Raises FileNotFoundError if it is gone."""
+    name = f"{number:06}.log"
+    try:
+        return os.open(directory / name, os.O_RDONLY)
+    except FileNotFoundError:
+        return os.open(directory / _ARCHIVE / name, os.O_RDONLY)
+
+
+def _numbered(directory: Path) -> Iterator[tuple[int, Path]]:
+    for path in directory.glob("*.log"):
+        if path.stem.isdigit():
+            yield int(path.stem), path

@@ -1,0 +1,144 @@
+"""The batches in RocksDB's write-ahead log, and the rows in a batch. Pure.
+
+Each record of the log is one atomic batch over all column families (or several that were written together): sequence
+number of its first row, number of rows, rows. The next batch begins with the sequence number behind its last row, also
+in the next file. So a log that is cut behind a batch is the state of the whole database at one moment.
+
+How records lie in a file is told in `walcheck`. A piece of a file that ends behind a batch can be read by itself.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from topics_service.storage.walcheck import BLOCK, RECORD, intact
+
+MOMENT_KEY: Final = b"written_ms"
+"""The row of META, in every first batch of a millisecond, that says when it was written."""
+
+_FULL, _FIRST, _MIDDLE, _LAST = range(1, 5)
+_BODY: Final = struct.Struct("<QI")
+_U64: Final = struct.Struct(">Q")
+_META: Final = 0  # RocksDB's default column family
+_DELETE, _PUT, _FAMILY_DELETE, _FAMILY_PUT = 0, 1, 4, 5
+_FAMILY_DELETE_RANGE, _DELETE_RANGE = 14, 15
+_MARK: Final = bytes([_PUT, len(MOMENT_KEY)]) + MOMENT_KEY + bytes([_U64.size])
+
+
+class Batch(NamedTuple):
+    """`stop` is the byte of the file behind it, `seq` the sequence number of its first row, `next_seq` the one behind
+    its last, `rows` what `rows` reads."""
+
+    stop: int
+    seq: int
+    next_seq: int
+    rows: bytes
+
+
+class Row(NamedTuple):
+    """A row of the family with this number in the database; `value` is None for one that is removed, by key."""
+
+    family: int
+    key: bytes
+    value: bytes | None
+
+
+def records(data: bytes, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """The whole records in a piece of a log file that begins at byte `start` of it, where a record ends: each with the
+    byte of the file behind it.
+
+    Ends before the first that is not whole or whose checksum does not hold.
+    """
+    at = 0
+    parts: list[bytes] = []
+    while at < len(data):
+        left = BLOCK - (start + at) % BLOCK
+        if left < RECORD.size:
+            at += left  # too little for a record: padding
+            continue
+        length = intact(data, at, min(len(data), at + left))
+        if length is None:
+            return
+        kind, payload = data[at + RECORD.size - 1], data[at + RECORD.size : at + RECORD.size + length]
+        at += RECORD.size + length
+        if kind == _FULL and not parts:
+            yield start + at, payload
+        elif kind == _FIRST and not parts:
+            parts = [payload]
+        elif kind in (_MIDDLE, _LAST) and parts:
+            parts.append(payload)
+            if kind == _LAST:
+                yield start + at, b"".join(parts)
+                parts = []
+        else:
+            return
+
+
+def batches(data: bytes, start: int = 0) -> Iterator[Batch]:
+    """The batches in a piece of a log file, as `records` has them."""
+    for stop, record in records(data, start):
+        if len(record) < _BODY.size:
+            return
+        seq, count = _BODY.unpack_from(record)
+        yield Batch(stop, seq, seq + count, record[_BODY.size :])
+
+
+def rows(batch: Batch) -> Iterator[Row]:
+    """The rows that a batch sets and removes, in order; removed ranges are passed over.
+
+    Raises ValueError for what this server does not write.
+    """
+    data, at = batch.rows, 0
+    try:
+        while at < len(data):
+            kind = data[at]
+            family, at = varint(data, at + 1) if kind in (_FAMILY_PUT, _FAMILY_DELETE, _FAMILY_DELETE_RANGE) else (
+                _META, at + 1,
+            )  # fmt: skip
+            key, at = text(data, at)
+            if kind in (_PUT, _FAMILY_PUT):
+                value, at = text(data, at)
+                yield Row(family, key, value)
+            elif kind in (_DELETE, _FAMILY_DELETE):
+                yield Row(family, key, None)
+            elif kind in (_DELETE_RANGE, _FAMILY_DELETE_RANGE):
+                _, at = text(data, at)
+            else:
+                raise ValueError(f"a row of the kind {kind}")
+    except IndexError:
+        raise ValueError("a batch ends in the middle of a row") from None
+
+
+def written_ms(batch: Batch) -> int | None:
+    """When the batch was written, if it says so; else in the same millisecond as the one before."""
+    if _MARK not in batch.rows:  # it can be within a value, too
+        return None
+    found = [row.value for row in rows(batch) if row.family == _META and row.key == MOMENT_KEY]
+    if not found or found[-1] is None:
+        return None
+    if len(found[-1]) != _U64.size:
+        raise ValueError(f"a time of {len(found[-1])} bytes")
+    ms: int = _U64.unpack(found[-1])[0]
+    return ms
+
+
+def text(data: bytes, at: int) -> tuple[bytes, int]:
+    """A text behind its length, and where it ends. Raises IndexError."""
+    length, at = varint(data, at)
+    if at + length > len(data):
+        raise IndexError
+    return data[at : at + length], at + length
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number, seven bits a byte, and where it ends. Raises IndexError."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:  # it would take time by the square of its length
+            raise IndexError
