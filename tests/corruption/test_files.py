@@ -117,9 +117,14 @@ def test_a_damaged_table_fails_the_reads_of_its_ranges_only(change: Harm, origin
             assert list(stream) == [record for record in records if record.seq < first]
         with client.read("large", last) as stream:
             assert list(stream) == [record for record in records if record.seq > last]
+        with client.read("large", first - 3, end_seq=first - 1) as stream:
+            assert list(stream) == [record for record in records if first - 3 < record.seq < first]
         for seq in (first, (first + last) // 2, last):
-            with pytest.raises(TopicsError, match=f"record {seq} of log .*{name}"):
+            text = rf'record {seq} of topic "large" .*damaged: {first}\.\.{last}.*{name}'
+            with pytest.raises(TopicsError, match=text) as error:
                 client.diff("large", seq - 1, limit=1)
+            facts = {"topic": "large", "partition": "0", "first_seq": str(first), "last_seq": str(last)}
+            assert error.value.detail == facts
         assert client.append("large", "more", tag="new").first_seq == 30_001
 
     refused, failed = outcome(directory, tmp_path / "server", originals.truth, look)
@@ -189,25 +194,32 @@ def test_a_compaction_that_meets_damage_stops_writes_once_and_then_no_more(
     assert [problem["topic"] for problem in verify(directory).problems] == ["large"]
 
 
-def test_a_topic_that_expires_needs_its_first_records(originals: Originals, tmp_path: Path) -> None:
-    """A known limit: to know what is over they have to be read, for every read and write of it, and for listings."""
+def test_damaged_first_records_of_a_topic_that_expires_fail_their_reads_only(
+    originals: Originals, tmp_path: Path
+) -> None:
+    """What is over can be told from the records behind them."""
     directory = copied(originals.stopped, tmp_path / "data")
     store = RocksStore(directory)
     rows = {decode_row(row).name: decode_row(row).log_ids[0] for _, row in store.scan(Family.TOPICS, b"", b"\xff" * 9)}
-    ((key, value),) = store.scan(Family.BLOCKS, *keys.log_range(rows["volatile"]))
     batch = store.batch()
-    batch.put(Family.BLOCKS, key, value[:200] + b"?" + value[201:])
+    for topic in ("volatile", "capped"):
+        key, value = next(store.scan(Family.BLOCKS, *keys.log_range(rows[topic])))
+        batch.put(Family.BLOCKS, key, value[:200] + b"?" + value[201:])
     store.write(batch)
     store.close()
-    ((lost,),) = [verify(directory).problems]
-    assert (lost["kind"], lost["topic"], lost["first_seq"], lost["last_seq"]) == ("damaged", "volatile", 1, 500)
+    lost = verify(directory).problems
+    assert {(problem["kind"], problem["topic"]) for problem in lost} == {("damaged", "volatile"), ("damaged", "capped")}
 
     def look(client: TopicsClient) -> None:
-        for call in (lambda: list(client.list_topics()), lambda: client.append("volatile", "more")):
-            with pytest.raises(TopicsError, match="record 1 of log"):
-                call()
+        assert {state.topic for state in client.list_topics()} >= {"volatile", "capped"}
+        for topic in ("volatile", "capped"):
+            head = client.append(topic, "more").head_seq
+            assert [record.value for record in client.diff(topic, head - 1).records] == ["more"]
 
-    assert list(outcome(directory, tmp_path / "server", originals.truth, look).failed) == [("volatile", 0)]
+    failed = outcome(directory, tmp_path / "server", originals.truth, look).failed
+    assert set(failed) == {("volatile", 0), ("capped", 0)}
+    assert all(f'of topic "{topic}"' in text for (topic, _), text in failed.items())
+    assert 'record 1 of topic "volatile" can\'t be read' in (tmp_path / "server" / "server.log").read_text()
 
 
 def test_a_log_that_is_cut_short_reads_as_a_crash(originals: Originals, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def verify(
     `tell` is told of each problem as it is found. `begun` is told about how many records there are to read and returns
     what is told of so many more that were. Raises NotADirectoryError when `path` is no data directory at all.
     """
-    if not path.is_dir() or not _is_database(path):
+    if not path.is_dir() or not is_database(path):
         raise NotADirectoryError(20, "there is no data directory", str(path))
     report = Report()
 
@@ -64,7 +64,7 @@ def verify(
     return report
 
 
-def _is_database(path: Path) -> bool:
+def is_database(path: Path) -> bool:
     """Whether anything in the directory is a file of a database: also when some are lost."""
     patterns = ("CURRENT", "IDENTITY", "MANIFEST-*", "*.sst", "OPTIONS-*")
     return any(True for pattern in patterns for _ in path.glob(pattern))

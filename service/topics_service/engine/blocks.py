@@ -2,15 +2,43 @@
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.statistics import CacheStatistics
 from topics_service.storage import keys
 from topics_service.storage.block import Block, CorruptBlockError, StoredBlock
+from topics_service.storage.damaged import DamagedRowsError
 from topics_service.storage.kafkablock import decode
 from topics_service.storage.store import Family, Store, StoreError
 
 _LARGE = 1 << 20
+_TOLD = 1000
+_REMEMBERED = 64
+
+
+class UnreadableError(TopicsError):
+    """Records are damaged or missing: `internal`, with the topic and the seqs `first..last` around the one asked for.
+
+    `first` is None when nothing of the log can be read below them, `last` when nothing above. What lies between two
+    damaged stretches close to each other can be counted with them.
+    """
+
+    def __init__(self, blocks: "LogBlocks", seq: int, first: int | None, last: int | None, why: str) -> None:
+        """The record `seq` of the log of `blocks`, for the reason `why`."""
+        self.first = first
+        self.last = last
+        facts: dict[str, object] = {"first_seq": first, "last_seq": last}
+        if blocks.place is not None:
+            facts |= {"topic": blocks.place[0], "partition": blocks.place[1]}
+        stretch = f"{'the first one' if first is None else first}..{'the last one' if last is None else last}"
+        super().__init__(
+            Reason.INTERNAL,
+            f"record {seq} of {blocks.where} can't be read (damaged: {stretch}): {why}",
+            {name: value for name, value in facts.items() if value is not None},
+        )
 
 
 class BlockCache:
@@ -18,6 +46,9 @@ class BlockCache:
 
     def __init__(self, max_bytes: int) -> None:
         self.statistics = CacheStatistics()
+        self.on_damage: Callable[[UnreadableError], None] = lambda _error: None
+        """Told of each stretch of records that can't be read, once, when it is met."""
+        self._told: set[tuple[int, int | None, int | None]] = set()
         self._max_bytes = max_bytes
         self._bytes = 0
         self._blocks: OrderedDict[tuple[int, int], StoredBlock] = OrderedDict()
@@ -87,6 +118,13 @@ class BlockCache:
         for base in self._bases.pop(log_id, []):
             self._bytes -= self._blocks.pop((log_id, base)).weight
 
+    def damaged(self, log_id: int, error: UnreadableError) -> None:
+        """Tell of damage that was met, if it is new."""
+        known = (log_id, error.first, error.last)
+        if known not in self._told and len(self._told) < _TOLD:
+            self._told.add(known)
+            self.on_damage(error)
+
     def _remove(self, key: tuple[int, int]) -> None:
         self._bytes -= self._blocks.pop(key).weight
         bases = self._bases[key[0]]
@@ -98,16 +136,26 @@ class BlockCache:
 class LogBlocks:
     """The blocks of one log: cached, staged by a write in progress, on disk, or (`ephemeral`) only in memory."""
 
-    __slots__ = ("_cache", "_disk", "_memory", "log_id", "marked", "marks_from", "staged")
+    __slots__ = ("_bad", "_cache", "_disk", "_memory", "log_id", "marked", "marks_from", "place", "staged")
 
     def __init__(self, log_id: int, cache: BlockCache, disk: Store, memory: Store) -> None:
         self.log_id = log_id
         self._cache = cache
         self._disk = disk
         self._memory = memory
+        self._bad: dict[int, tuple[int | None, int | None, str]] = {}
+        self.place: tuple[str, int] | None = None  # topic and partition, for who is told of damage
         self.staged: StoredBlock | None = None
         self.marked: bool | None = None  # whether sealed blocks are marked as not indexed; None: not looked yet
         self.marks_from = 0  # marks below are those of blocks that can't be indexed
+
+    @property
+    def where(self) -> str:
+        """The place in words; the id of the log where it is not known."""
+        if self.place is None:
+            return f"log {self.log_id}"
+        topic, partition = self.place
+        return f'topic "{topic}" partition {partition}' if partition else f'topic "{topic}"'
 
     def records(self, seq: int, *, scan: bool = False) -> Block:
         """As `find`, with the records as columns."""
@@ -125,7 +173,7 @@ class LogBlocks:
 
         A `scan` reads much and once: it pushes no other block out of the cache, but for one.
 
-        Raises TopicsError `internal`, naming the range, when it is damaged or missing: never a wrong record.
+        Raises UnreadableError, naming the range, when it is damaged or missing: never a wrong record.
         """
         staged = self.staged
         if staged is not None and staged.base_seq <= seq:
@@ -154,22 +202,45 @@ class LogBlocks:
 
     def _load(self, seq: int, *, scan: bool) -> StoredBlock:
         self._cache.statistics.misses += 1
+        if seq in self._bad:  # retention asks again and again, and it takes RocksDB 10 ms to find out
+            raise UnreadableError(self, seq, *self._bad[seq])
+        first, last, why = None, None, "no block holds it"
         for store in (self._memory, self._disk):
             try:
                 row = store.floor(Family.BLOCKS, keys.pair(self.log_id, seq))
+            except DamagedRowsError as error:  # the row below will do, if it reaches so far
+                row, why = error.below, str(error)
+                if error.above is not None and keys.read_u64(error.above) == self.log_id:
+                    last = keys.read_u64(error.above, 8) - 1
             except StoreError as error:
-                raise self._damaged(seq, str(error)) from error
+                raise self._unreadable(seq, None, None, str(error)) from error
             if row is None or keys.read_u64(row[0]) != self.log_id:
                 continue
             base = keys.read_u64(row[0], 8)
             try:
                 block = decode(row[1], self.log_id, base)
             except CorruptBlockError as error:
-                raise self._damaged(seq, str(error)) from error
+                raise self._unreadable(seq, base, last, str(error)) from error
             if seq < block.end_seq:
                 self._cache.put(block, scan=scan)
                 return block
-        raise self._damaged(seq, "no block holds it")
+            first = max(first or 0, block.end_seq)
+        raise self._unreadable(seq, first, last, why)
 
-    def _damaged(self, seq: int, why: str) -> TopicsError:
-        return TopicsError(Reason.INTERNAL, f"record {seq} of log {self.log_id} can't be read: {why}")
+    def _unreadable(self, seq: int, first: int | None, last: int | None, why: str) -> UnreadableError:
+        if last is None:
+            with suppress(StoreError):  # those behind can't be read either
+                start, stop = keys.pair(self.log_id, seq + 1), keys.u64(self.log_id + 1)
+                behind = [
+                    keys.read_u64(key, 8)
+                    for store in (self._memory, self._disk)
+                    for key, _ in islice(store.scan(Family.BLOCKS, start, stop), 1)
+                ]
+                last = min(behind) - 1 if behind else None
+        if "Corruption" in why or "mismatch" in why:  # it stays so
+            if len(self._bad) >= _REMEMBERED:
+                self._bad.clear()
+            self._bad[seq] = first, last, why
+        error = UnreadableError(self, seq, first, last, why)
+        self._cache.damaged(self.log_id, error)
+        return error

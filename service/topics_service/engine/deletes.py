@@ -138,6 +138,8 @@ class Deletes:
 
 
 def decode_chunk(value: bytes) -> Chunk:
-    """A chunk from its stored form."""
+    """A chunk from its stored form. Raises ValueError or struct.error for what is none."""
     (dead,) = _BYTES.unpack_from(value)
+    if len(value) == _BYTES.size:  # for which pyroaring has an IndexError
+        raise ValueError("a delete bitmap without its bitmap")
     return Chunk(BitMap.deserialize(value[_BYTES.size :]), dead)

@@ -164,7 +164,9 @@ class Replica:
             )
         if s.volatile_from:
             raise _elsewhere(request, "records of it are in memory only")
-        return _View(store.generation, row, s, LogBlocks(log_id, self._cache, store, self._memory))
+        blocks = LogBlocks(log_id, self._cache, store, self._memory)
+        blocks.place = (row.name, request.partition)
+        return _View(store.generation, row, s, blocks)
 
 
 def _decoded(number: int, row: bytes) -> TopicRow:

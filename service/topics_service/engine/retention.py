@@ -1,11 +1,14 @@
 """What leaves a log and when: expiry, eviction and range deletion, computed on snapshots without touching the store.
 
 Each function changes the (private, unpublished) snapshot it is given and returns what happened; the caller writes it.
+
+Records that can't be read stay where they are until it is certain, by what can be read around them, that all of them
+have to go: damage by itself removes nothing, and keeps no other record from being removed behind it.
 """
 
 from collections.abc import Iterable
 
-from topics_service.engine.blocks import LogBlocks
+from topics_service.engine.blocks import LogBlocks, UnreadableError
 from topics_service.engine.model import TopicConfig
 from topics_service.engine.snapshot import Snapshot
 from topics_service.storage.block import StoredBlock
@@ -18,15 +21,13 @@ def expire(s: Snapshot, blocks: LogBlocks, ttl_ms: int, now: int, hold: int | No
     """
     if not ttl_ms or not s.count or (hold is not None and s.earliest > hold):
         return False
-    oldest_kept = now - ttl_ms
-    block = blocks.find(s.earliest)
-    if block.ts_at(s.earliest - block.base_seq) >= oldest_kept:
-        return False
-    cut = first_at_or_after(s, blocks, oldest_kept)
+    cut = first_at_or_after(s, blocks, now - ttl_ms)
     if hold is not None:
         cut = min(cut, hold + 1)
-    s.evict_ttl = s.last_live_below(cut)
-    advance(s, blocks, cut)
+    last = _advance_upto(s, blocks, cut)
+    if last is None:
+        return False
+    s.evict_ttl = last
     return True
 
 
@@ -40,27 +41,49 @@ def evict(s: Snapshot, blocks: LogBlocks, config: TopicConfig, hold: int | None 
         cut = s.nth_live(s.count - config.cap_records)
     if config.cap_bytes and s.bytes > config.cap_bytes:
         cut = max(cut, _past_bytes(s, blocks, s.bytes - config.cap_bytes))
-    last = cut - 1
-    if hold is not None and cut > hold + 1:
-        cut = max(s.earliest, hold + 1)
-        last = s.last_live_below(cut) if cut > s.earliest else 0
-    if cut == s.earliest:
+    if hold is not None:
+        cut = min(cut, max(s.earliest, hold + 1))
+    last = _advance_upto(s, blocks, cut)
+    if last is None:
         return False
     s.evict_cap = last
-    advance(s, blocks, cut)
     return True
 
 
 def advance(s: Snapshot, blocks: LogBlocks, cut: int) -> int:
-    """Make every record below `cut` dead, without saying why; returns how many were live."""
+    """Make every record below `cut` dead, without saying why; returns how many were live.
+
+    Raises UnreadableError, and changes nothing, when `cut` lies within records that can't be read: their bytes are not
+    known one by one.
+    """
     cut = min(cut, s.head + 1)
     if cut <= s.earliest:
         return 0
     gone = s.live_between(s.earliest, cut)
-    s.bytes -= live_bytes(s, blocks, s.earliest, cut)
+    try:
+        left = s.bytes - live_bytes(s, blocks, s.earliest, cut)
+    except UnreadableError:
+        left = _bytes_from(s, blocks, cut)
+    s.bytes = left
     s.count -= gone
     s.earliest = s.first_live(cut)
     return gone
+
+
+def _advance_upto(s: Snapshot, blocks: LogBlocks, cut: int) -> int | None:
+    """As `advance`, but stop in front of records that can't be read when `cut` lies among them.
+
+    Returns the last live record that went; None if none did.
+    """
+    while cut > s.earliest:
+        last = cut - 1 if s.is_live(cut - 1) else s.last_live_below(cut)
+        try:
+            advance(s, blocks, cut)
+        except UnreadableError as error:
+            cut = min(cut - 1, error.first or 0)
+        else:
+            return last
+    return None
 
 
 def live_bytes(s: Snapshot, blocks: LogBlocks, start: int, stop: int) -> int:
@@ -90,27 +113,48 @@ def sizes_of(blocks: LogBlocks, seqs: Iterable[int]) -> list[tuple[int, int]]:
     return sizes
 
 
+def _bytes_from(s: Snapshot, blocks: LogBlocks, seq: int) -> int:
+    """The record bytes of the live records from `seq` on, which can lie behind ones that can't be read."""
+    if not s.live_between(seq, s.head + 1):
+        return 0
+    dead = s.deletes.dead_bytes(seq, s.head + 1, lambda seq: size_of(blocks, seq))
+    return s.cum_bytes - _bytes_before(s, blocks, seq) - dead
+
+
 def _bytes_before(s: Snapshot, blocks: LogBlocks, seq: int) -> int:
     """The bytes of all records ever appended below `seq`."""
     while (gap := s.gap_at(seq)) is not None:  # gaps of two crashes can touch
         seq = gap.stop + 1
     if seq > s.head:
         return s.cum_bytes
-    block = blocks.find(seq)
+    try:
+        block = blocks.find(seq)
+    except UnreadableError as error:
+        if error.first is None or s.lost_between(error.first, seq) < seq - error.first:
+            raise
+        before = error.first - 1  # the last one that can be read, or a gap
+        while (gap := s.gap_at(before)) is not None:
+            before = gap.start - 1
+        block = blocks.find(before)
+        return block.cum_bytes + block.nbytes
     return block.cum_bytes + block.sizes_upto(seq - block.base_seq)
 
 
 def first_at_or_after(s: Snapshot, blocks: LogBlocks, ts: int) -> int:
     """The first seq from `earliest` on whose record has at least this ts; head + 1 if there is none.
 
-    The record may be deleted. O(log n) block look-ups, because ts never falls with seq.
+    The record may be deleted. One that can't be read has it, unless all of it is older than the next one that can be.
+    O(log n) block look-ups, because ts never falls with seq.
     """
     if not s.count or s.last_ts < ts:
         return s.head + 1
-    first = blocks.find(s.earliest)
-    if first.ts_at(s.earliest - first.base_seq) >= ts:
-        return s.earliest
     low, high = s.earliest, s.head + 1  # the record at `low` is older, the one at `high` is not
+    try:
+        first = blocks.find(s.earliest)
+        if first.ts_at(s.earliest - first.base_seq) >= ts:
+            return s.earliest
+    except UnreadableError:
+        low -= 1
     while high - low > 1:
         middle = (low + high) // 2
         while (gap := s.gap_at(middle)) is not None and gap.start - 1 > low:
@@ -119,9 +163,9 @@ def first_at_or_after(s: Snapshot, blocks: LogBlocks, ts: int) -> int:
             middle = gap.stop + 1
         if middle >= high:
             break
-        block = blocks.find(middle)
-        if block.first_ts >= ts:
-            high = max(block.base_seq, low + 1)
+        start, block = _readable(s, blocks, middle, high)
+        if block is None or block.first_ts >= ts:
+            high = max(start, low + 1)
         elif block.last_ts < ts:
             low = block.end_seq - 1
         else:
@@ -145,19 +189,53 @@ def first_block_reaching(s: Snapshot, blocks: LogBlocks, ts: int) -> int:
             middle = gap.stop + 1
         if middle >= high:
             break
-        block = blocks.find(middle)
-        if block.max_ts < ts:
-            low = block.end_seq - 1
+        start, block = _readable(s, blocks, middle, high)
+        if block is None or block.max_ts >= ts:
+            high = max(start, low + 1)
         else:
-            high = max(block.base_seq, low + 1)
+            low = block.end_seq - 1
     return high
 
 
+def _readable(s: Snapshot, blocks: LogBlocks, seq: int, stop: int) -> tuple[int, StoredBlock | None]:
+    """The block that holds `seq`, or the first one behind it, below `stop`, that can be read; and where it begins, or
+    what can't be read before it."""
+    start: int | None = None
+    while seq < stop:
+        try:
+            block = blocks.find(seq)
+        except UnreadableError as error:
+            if start is None:
+                start = max(error.first or 0, s.earliest)
+            seq = stop if error.last is None else max(error.last, seq) + 1
+            while (gap := s.gap_at(seq)) is not None:
+                seq = gap.stop + 1
+        else:
+            return block.base_seq if start is None else start, block
+    return s.earliest if start is None else start, None
+
+
 def _past_bytes(s: Snapshot, blocks: LogBlocks, excess: int) -> int:
-    """One past the last of the oldest live records that together free at least `excess` bytes."""
-    seq = s.earliest
-    while True:
-        block = blocks.find(seq)
+    """One past the last of the oldest live records that together free at least `excess` bytes.
+
+    Not beyond records that can't be read, if less than all of them would do.
+    """
+    seq, goal = s.earliest, s.bytes - excess
+    while seq <= s.head:
+        try:
+            block = blocks.find(seq)
+        except UnreadableError as error:
+            stop = s.head + 1 if error.last is None else error.last + 1
+            try:
+                excess = _bytes_from(s, blocks, stop) - goal
+            except UnreadableError:
+                return seq
+            if excess < 0:
+                return seq  # a part of them would do, and all would be too much
+            seq = s.first_live(stop)
+            if not excess:
+                return seq
+            continue
         start, stop = seq - block.base_seq, min(block.end_seq, s.head + 1)
         if not s.deletes.count(seq, stop):
             before = block.sizes_upto(start)
@@ -171,3 +249,4 @@ def _past_bytes(s: Snapshot, blocks: LogBlocks, excess: int) -> int:
                     if excess <= 0:
                         return block.base_seq + i + 1
         seq = s.first_live(block.end_seq)
+    return seq

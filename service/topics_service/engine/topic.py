@@ -57,6 +57,8 @@ class Topic:
     def adopt(self, row: TopicRow, logs: list[Log]) -> None:
         """Its catalog row is this one now, and these are its logs; name and identity stay."""
         self._row, self.logs, self.config = row, logs, row.config
+        for partition, log in enumerate(logs):
+            log.blocks.place = (self.name, partition)
         self.identity = Identity(
             topic_id=row.topic_id, slug=row.slug, rrl=row.rrl, epoch=self.number, partition_count=len(logs)
         )

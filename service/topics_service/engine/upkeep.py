@@ -5,14 +5,14 @@ from copy import copy
 from itertools import groupby
 
 from topics_service.engine import snapshot, tags
-from topics_service.engine.errors import TopicsError
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.log import Log
 from topics_service.engine.writer import Writer
 from topics_service.storage import kafkablock, keys
 from topics_service.storage.block import Block, CorruptBlockError, StoredBlock
 from topics_service.storage.block import merge as merge_columns
 from topics_service.storage.kafkablock import KafkaBlock, decode, encode
-from topics_service.storage.store import Family, Store, WriteBatch
+from topics_service.storage.store import Family, Store, StoreError, WriteBatch
 
 SEAL_BLOCKS = 256  # appended blocks that make a seal worth it
 SEAL_RECORDS = 1 << 14  # and the most records that a tag look-up has to walk
@@ -31,7 +31,11 @@ def run(log: Log, writer: Writer, memory: Store) -> bool:
     more = False
     dead = s.earliest - s.reclaimed_to
     if s.earliest >= log.reclaimable_from and (dead >= _RECLAIM_SEQS or (dead > 0 and not s.count)):
-        more = _reclaim(log, writer, memory)  # first: what was not sealed has no index rows to look for
+        try:
+            more = _reclaim(log, writer, memory)  # first: what was not sealed has no index rows to look for
+        except StoreError as error:  # of dead blocks that can't be read; of the live ones a TopicsError tells
+            what = f"records of {log.blocks.where} that are gone can't be removed from the disk: {error}"
+            raise TopicsError(Reason.INTERNAL, what) from error
     if not more and (log.unsealed_blocks >= SEAL_BLOCKS or s.head - max(s.sealed_to, s.earliest - 1) >= SEAL_RECORDS):
         more = _seal(log, writer, memory)
     if log.unwritten:

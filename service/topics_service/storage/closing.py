@@ -7,13 +7,19 @@ there is, starts with what is left, and then removes the table files that it kno
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 _NAME: Final = "topics-files.json"
 _DAMAGE: Final = "topics-damage.txt"
+_REPAIR: Final = "topics-repair.json"
 _PATTERNS: Final = ("MANIFEST-*", "*.sst", "*.log")
+_OF_DATABASE: Final = re.compile(
+    r"\d+\.(?:sst|log|blob)|MANIFEST-\d+|OPTIONS-\d+(?:\.dbtmp)?|CURRENT|IDENTITY|LOG(?:\.old\.\d+)?|rocksdict-config\.json"
+    rf"|{re.escape(_NAME)}|{re.escape(_DAMAGE)}|topics-log\.json"
+)
 
 
 def remember(path: Path, tables: Iterable[str]) -> None:
@@ -43,14 +49,17 @@ def find_damage(path: Path) -> str | None:
     """The first file that is not there or of another size than when the database was closed, with what is wrong.
 
     None where all are, and where nothing is known: it was not closed, or something has opened it since (then it has
-    another manifest, by the name in CURRENT). Raises OSError.
+    another manifest, by the name in CURRENT). Also that a repair was interrupted: then some files are gone, or of
+    another database. Raises OSError.
     """
+    if (path / _REPAIR).exists():
+        return f"a repair of {path} was interrupted ({_REPAIR}): run `topics repair` again"
     try:
         known = json.loads((path / _NAME).read_bytes())
         current, files = known["current"], dict(known["files"])
-        if (path / "CURRENT").read_text() != current:
+        if (path / "CURRENT").read_text() != current or not all(isinstance(name, str) for name in files):
             return None
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
+    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
         return None
     for name, size in sorted(files.items()):
         file = path / name
@@ -59,6 +68,20 @@ def find_damage(path: Path) -> str | None:
         if file.stat().st_size != size:
             return f"the file {file} has {file.stat().st_size} bytes, and had {size} when it was closed"
     return None
+
+
+def known_files(path: Path) -> frozenset[str] | None:
+    """The names of the files that there were when the database was closed; None where that is not known."""
+    try:
+        known = json.loads((path / _NAME).read_bytes())
+        return frozenset(known["files"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def is_of_database(name: str) -> bool:
+    """Whether a file by this name is one of the database, or of what is known of it. The lock is not."""
+    return _OF_DATABASE.fullmatch(name) is not None
 
 
 def forget(path: Path) -> None:

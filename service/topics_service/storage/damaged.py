@@ -9,7 +9,22 @@ from typing import Final
 
 from rocksdict import Rdict, RdictIter, ReadOptions
 
+from topics_service.storage.store import StoreError
+
 KEY_BYTES: Final = 24
+
+
+class DamagedRowsError(StoreError):
+    """A row can't be read, and others around it neither.
+
+    `below` is the nearest row in front of them, `above` the key of the nearest one behind; None: there is none up to
+    the end of the family.
+    """
+
+    def __init__(self, why: str, below: tuple[bytes, bytes] | None, above: bytes | None) -> None:
+        super().__init__(f"read failed: {why}")
+        self.below = below
+        self.above = above
 
 
 def error_of(cursor: RdictIter) -> str | None:
@@ -40,37 +55,61 @@ def seek_behind(rows: Rdict, options: ReadOptions, bad: bytes) -> RdictIter | No
     return cursor if cursor is not None and cursor.valid() else None
 
 
-def floor(rows: Rdict, key: bytes) -> tuple[bytes, bytes] | None:
-    """The row with the greatest key <= `key`, if nothing between it and `key` is damaged, else None.
+def floor(rows: Rdict, key: bytes, why: str) -> tuple[bytes, bytes] | None:
+    """The row with the greatest key <= `key`, if nothing between it and `key` is damaged.
 
-    To go to a row from behind RocksDB reads the row before it as well, which may be the one that is damaged.
+    To go to a row from behind RocksDB reads the row before it as well, which may be the one that is damaged: that is
+    why it has failed, in the words `why`. Raises DamagedRowsError if there is damage at or right below `key`.
     """
 
     def look(number: int) -> RdictIter | None:
         return _look(rows.iter(), number)
 
-    high = _number(key)
-    if look(high) is None:
-        return None
-    step = 1
-    while high >= step:
-        cursor = look(high - step)
+    high, step = _number(key), 1
+    bad = None if look(high) is not None else high
+    while bad is None:
+        low = max(0, high - step)
+        cursor = look(low)
         if cursor is None:
-            cursor = look(_first(look, high - step, high))
-            return None if cursor is None else _last_upto(cursor, key)
-        if cursor.valid() and cursor.key() <= key:
-            return _last_upto(cursor, key)
-        high, step = high - step, step * 2
-    return None
+            cursor = look(_first(look, low, high))
+            found, whole = (None, False) if cursor is None else _last_upto(cursor, key)
+            if found is not None and whole:
+                return found
+            bad = low
+        elif cursor.valid() and cursor.key() <= key:
+            found, whole = _last_upto(cursor, key)
+            if whole or found is None:
+                return found
+            bad = _number(found[0]) + 1
+        elif not low:
+            return None
+        high, step = low, step * 2
+    behind = seek_behind(rows, ReadOptions(), bad.to_bytes(KEY_BYTES, "big"))
+    raise DamagedRowsError(why, _last_below(rows, bad), None if behind is None else behind.key())
 
 
-def _last_upto(cursor: RdictIter, key: bytes) -> tuple[bytes, bytes] | None:
-    """The last row up to `key`, from the cursor on; None if there is none, or damage comes first."""
+def _last_below(rows: Rdict, bad: int) -> tuple[bytes, bytes] | None:
+    """The last row in front of the damage at the number `bad`."""
+    step = 1
+    while True:
+        low = max(0, bad - step)
+        cursor = _look(rows.iter(), low)
+        if cursor is not None:
+            found, _ = _last_upto(cursor, bad.to_bytes(KEY_BYTES, "big"))
+            if found is not None:
+                return found
+        if not low:
+            return None
+        step *= 2
+
+
+def _last_upto(cursor: RdictIter, key: bytes) -> tuple[tuple[bytes, bytes] | None, bool]:
+    """The last row up to `key` that can be read, from the cursor on, and whether no damage comes first."""
     found: tuple[bytes, bytes] | None = None
     while cursor.valid() and cursor.key() <= key:
         found = cursor.key(), cursor.value()
         cursor.next()
-    return found if cursor.valid() or error_of(cursor) is None else None
+    return found, bool(cursor.valid()) or error_of(cursor) is None
 
 
 def _first(look: Callable[[int], RdictIter | None], low: int, high: int) -> int:

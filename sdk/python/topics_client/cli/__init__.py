@@ -44,6 +44,7 @@ _GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "lakehouse": ("lakehouse", "keep topics as Iceberg tables and query them"),
         "backup": ("backup", "back up all topics, and restore them"),
         "verify": ("verify", "check a data directory for damage"),
+        "repair": ("repair", "save what is intact of a damaged data directory"),
     },
     "Other": {
         "bench": ("bench", "measure a server"),

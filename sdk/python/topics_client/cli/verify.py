@@ -49,9 +49,9 @@ def _verify(arguments: argparse.Namespace, verify: Any) -> int:
             for progress in drawn:
                 progress.clear()
             if arguments.json:
-                output.line(_facts(problem))
+                output.line(facts(problem))
             else:
-                print(output.clean(_sentence(problem)))
+                print(output.clean(sentence(problem)))
 
         def begun(records: int) -> Any:
             drawn.append(shown.enter_context(Progress("verify", records)))
@@ -85,19 +85,21 @@ def _verify(arguments: argparse.Namespace, verify: Any) -> int:
     return server.complain("verify", f"{count} in {arguments.data_dir}; docs/verify.md tells what to do")
 
 
-def _facts(problem: "Problem") -> dict[str, Any]:
+def facts(found: Any) -> dict[str, Any]:
+    """A problem, or what is done about one, as a row of JSON."""
     names = ("kind", "topic", "partition", "first_seq", "last_seq", "file", "text")
-    facts = {name: getattr(problem, name) for name in names}
-    return {name: value for name, value in facts.items() if value is not None}
+    known = {name: getattr(found, name, None) for name in names}
+    return {name: value for name, value in known.items() if value is not None}
 
 
-def _sentence(problem: "Problem") -> str:
-    place = ""
-    if problem.topic is not None:
-        place = f"{problem.topic}@{problem.partition}" if problem.partition else problem.topic
-        if problem.first_seq is not None:
-            end = "" if problem.first_seq == problem.last_seq else f"..{problem.last_seq}"
-            place += f" seq {problem.first_seq}{end}"
+def sentence(found: Any) -> str:
+    """The same as one line."""
+    place, text, file = "", found.text, getattr(found, "file", None)
+    if found.topic is not None:
+        place = f"{found.topic}@{found.partition}" if found.partition else found.topic
+        if found.first_seq is not None:
+            end = "" if found.first_seq == found.last_seq else f"..{found.last_seq}"
+            place += f" seq {found.first_seq}{end}"
         place += ": "
-    file = "" if problem.file is None or problem.file in problem.text else f" ({problem.file})"
-    return f"{problem.kind}: {place}{problem.text}{file}"
+    file = "" if file is None or file in text else f" ({file})"
+    return f"{found.kind}: {place}{text}{file}"

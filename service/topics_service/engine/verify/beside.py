@@ -24,7 +24,7 @@ Check = Callable[[Findings, Part, bytes, bytes], int | None]
 
 def check(findings: Findings, parts: Mapping[int, Part]) -> None:
     """Look at every row once. A row of no topic is told, once for each log."""
-    for family, what, look in _CHECKS:
+    for family, what, look in CHECKS:
         strange = 0
         for key, value in findings.rows(family):
             log_id = keys.read_u64(key) if len(key) >= 8 else 0
@@ -99,7 +99,7 @@ def _copies(findings: Findings, part: Part, key: bytes, value: bytes) -> int:
     return max(dest + count - 1 for _, dest, count in decode_copies(value))
 
 
-_CHECKS: Final[tuple[tuple[Family, str, Check], ...]] = (
+CHECKS: Final[tuple[tuple[Family, str, Check], ...]] = (
     (Family.IDEMPOTENCY, "the idempotency key", _outcome),
     (Family.PRODUCERS, "the producer", _producer),
     (Family.LEASES, "the lease", _lease),

@@ -1,0 +1,82 @@
+"""What a repair does, to be shown before it is done."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from topics_service.engine.verify.findings import Part
+from topics_service.storage import keys
+from topics_service.storage.store import Family
+from topics_service.storage.verify import Damage, Source
+
+Kind = Literal["gap", "derived", "dropped", "lost"]
+
+
+class Action(Struct, frozen=True, kw_only=True):
+    """One change against what was written.
+
+    `gap`: seqs (inclusive) become an explicit loss, reason `cap`. `derived`: a row is made anew from others.
+    `dropped`: rows are left out; what they said counts no more. `lost`: what can't be repaired here.
+    """
+
+    kind: Kind
+    text: str
+    topic: str | None = None
+    partition: int | None = None
+    first_seq: int | None = None
+    last_seq: int | None = None
+
+
+class Doubts(Struct, frozen=True, kw_only=True):
+    """What is not known of the end of what was written: nothing is missing, by default.
+
+    `jump`: so many seqs behind a head may have been handed out by writes that are lost. `heads`: for these logs a later
+    write tells how far they were. `one_table`: all that is lost is one table, so that of a log's state and its blocks
+    one is as it was.
+    """
+
+    jump: int = 0
+    heads: Mapping[int, int] = {}
+    one_table: bool = False
+
+
+class Sink(Protocol):
+    """Where the rows go that are saved."""
+
+    def put(self, family: Family, key: bytes, value: bytes) -> None:
+        """Take one row; those of a family come in any order, and each once."""
+        ...
+
+
+class Rows:
+    """Reads rows past damage, and tells what is done."""
+
+    def __init__(self, source: Source, sink: Sink, tell: Callable[[Action], None]) -> None:
+        self.source = source
+        self.put = sink.put
+        self.batch = sink
+        self.holes: dict[Family, list[Damage]] = {}
+        """The stretches that could not be read, by family."""
+        self._tell = tell
+
+    def of(self, family: Family) -> Iterator[tuple[bytes, bytes]]:
+        """Every row that can be read."""
+        holes = self.holes[family] = []
+        for found in self.source.rows(family):
+            if isinstance(found, Damage):
+                holes.append(found)
+            else:
+                yield found
+
+    def tell(
+        self, kind: Kind, text: str, part: Part | None = None, first: int | None = None, last: int | None = None
+    ) -> None:
+        """Tell of one."""
+        topic, partition = (None, None) if part is None else (part.row.name, part.partition)
+        self._tell(Action(kind=kind, text=text, topic=topic, partition=partition, first_seq=first, last_seq=last))
+
+
+def log_of(key: bytes) -> int:
+    """The log id that the key of a row begins with; 0 if it is too short."""
+    return keys.read_u64(key) if len(key) >= 8 else 0

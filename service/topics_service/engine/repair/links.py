@@ -1,0 +1,105 @@
+"""Routers, and the positions of consumer groups: those that have both ends are saved, not beyond the heads."""
+
+import msgspec
+from msgspec.structs import replace
+
+from topics_service.engine.group.positions import decode_position, is_group_row, read_position_key
+from topics_service.engine.group.positions import decode_row as decode_group
+from topics_service.engine.repair.actions import Rows
+from topics_service.engine.repair.catalog import Ledger
+from topics_service.engine.router.router import _CURSOR, _VERSION, cursor_key, decode_cursor
+from topics_service.engine.router.router import decode_row as decode_router
+from topics_service.engine.router.stamps import Evidence
+from topics_service.engine.verify.findings import DECODING
+from topics_service.storage import keys
+from topics_service.storage.store import Family
+
+
+def save_routers(rows: Rows, ledger: Ledger) -> None:
+    """Save the routers. One whose cursor is lost begins anew, or behind what is known to be copied."""
+    ends = {part.row.name: part for part in ledger.parts.values() if not part.partition}
+    found, names = dict(rows.of(Family.ROUTERS)), set()
+    for hole in rows.holes[Family.ROUTERS]:
+        rows.tell("lost", f"routers can't be read: {hole.why}")
+    for key, value in found.items():
+        if key[8:] != b"\x00":
+            if key[8:] != b"\x01" or key[:8] + b"\x00" not in found:
+                rows.tell("dropped", f"the row {key.hex()}, which belongs to no router")
+            continue
+        try:
+            row = decode_router(value)
+        except DECODING as error:
+            rows.tell("lost", f"the router {key.hex()} can't be read: {error}")
+            continue
+        source, dest = ends.get(row.config.source), ends.get(row.config.dest)
+        if source is None or dest is None or row.name in names or source.s is None:
+            rows.tell("lost", f'the router "{row.name}" is left out: "{row.config.source}" or its destination is gone')
+            continue
+        names.add(row.name)
+        number, head = keys.read_u64(key), source.s.head
+        try:
+            cursor, forwarded = decode_cursor(found.get(cursor_key(number), b""))
+        except DECODING:
+            cursor, forwarded = 0, 0
+            if row.config.guarantee == "exactly_once":
+                cursor = _copied(rows, dest.log_id, row.name, source.number)
+            rows.tell("derived", f'the cursor of router "{row.name}", which goes on behind seq {cursor} of', source)
+        if cursor > head:
+            rows.tell("derived", f'the cursor of router "{row.name}" was beyond the head', source, cursor, head)
+            cursor = head
+        rows.put(Family.ROUTERS, key, value)
+        rows.put(Family.ROUTERS, cursor_key(number), _CURSOR.pack(_VERSION, cursor, forwarded))
+
+
+def _copied(rows: Rows, dest: int, router: str, epoch: int) -> int:
+    try:
+        return Evidence(rows.source, dest, router, epoch).end()  # type: ignore[arg-type]  # it only looks up one row
+    except DECODING:
+        return 0
+
+
+def save_groups(rows: Rows, ledger: Ledger) -> None:
+    """Save groups, their members and positions."""
+    places = {(part.number, part.partition): part for part in ledger.parts.values()}
+    found: dict[int, str] = {}
+    members: list[tuple[bytes, bytes]] = []
+    for key, value in rows.of(Family.GROUPS):
+        try:
+            number = keys.read_u64(key)
+            if not is_group_row(key):
+                msgspec.msgpack.decode(value)
+                members.append((key, value))
+                continue
+            name = decode_group(value).name
+        except DECODING as error:
+            rows.tell("lost", f"the row {key.hex()} of a group can't be read: {error}")
+            continue
+        if name in found.values():
+            rows.tell("lost", f'there are two groups "{name}"')
+            continue
+        found[number] = name
+        rows.put(Family.GROUPS, key, value)
+    for hole in rows.holes[Family.GROUPS]:
+        rows.tell("lost", f"groups can't be read: {hole.why}")
+    for key, value in members:
+        if keys.read_u64(key) in found:
+            rows.put(Family.GROUPS, key, value)
+        else:
+            rows.tell("dropped", f"the members of group {keys.read_u64(key)}, which is gone")
+    for key, value in rows.of(Family.POSITIONS):
+        try:
+            number, epoch, partition = read_position_key(key)
+            position, part = decode_position(value), places.get((epoch, partition))
+        except DECODING:
+            rows.tell("lost", f"the position {key.hex()} of a group can't be read")
+            continue
+        if number not in found or part is None or part.s is None:
+            rows.tell("dropped", f"the position {key.hex()}, whose group or partition is gone")
+            continue
+        if part.settled is not None and position.from_seq > part.s.head:
+            text = f'the position of group "{found[number]}" was beyond the head'
+            rows.tell("derived", text, part, position.from_seq, part.s.head)
+            value = replace(position, from_seq=part.s.head).encode()
+        rows.put(Family.POSITIONS, key, value)
+    for hole in rows.holes[Family.POSITIONS]:
+        rows.tell("lost", f"positions of groups can't be read: {hole.why}")

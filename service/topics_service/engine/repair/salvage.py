@@ -1,0 +1,108 @@
+"""One repair of a store, from its catalog to the last row."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct
+
+from topics_service.engine.repair import beside, catalog, links
+from topics_service.engine.repair.actions import Action, Doubts, Rows, Sink
+from topics_service.engine.repair.catalog import Ledger
+from topics_service.engine.repair.records import LogSalvage
+from topics_service.storage import keys
+from topics_service.storage.store import Family
+from topics_service.storage.verify import Damage, Source
+
+_END: Final = (1 << 64) - 1  # no log has this id
+
+
+class Saved(Struct, kw_only=True):
+    """What there is afterwards."""
+
+    topics: int = 0
+    partitions: int = 0
+    records: int = 0
+
+
+class Salvage:
+    """Reads a damaged store to its end and writes a sound one. Memory: the catalog, states, deletes and gaps of all
+    logs, as a server has them, and the blocks of 16 Ki records.
+
+    Every row that can be read and agrees with the others is taken over as it is. Seqs of records that can't be read
+    become gaps, and no seq is handed out again. The tag index and the expiries of idempotency keys are made anew.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        sink: Sink,
+        tell: Callable[[Action], None],
+        *,
+        end: Doubts | None = None,
+        bring_back: bool = False,
+    ) -> None:
+        """`tell` is told of each change. `bring_back`: records stay of which it is lost whether they were deleted."""
+        self._rows = Rows(source, sink, tell)
+        self._end = end or Doubts()
+        self._bring_back = bring_back
+        self.progress: Callable[[int], None] = lambda _: None
+        """Told of so many more records that were saved."""
+
+    def run(self) -> Saved:
+        """Do it. Blocks, for as long as the disk takes."""
+        rows = self._rows
+        ledger = catalog.topics(rows)
+        doubts = catalog.gaps_and_deletes(rows, ledger, bring_back=self._bring_back)
+        known = beside.evidence(rows, ledger) if ledger.derived or self._end.jump else {}
+        for log_id, ceiling in ledger.ceilings.items():
+            rows.put(Family.CEILINGS, keys.u64(log_id), keys.u64(ceiling + self._end.jump))
+            if log_id in ledger.derived:
+                known[log_id] = max(known.get(log_id, 0), ceiling)
+        self._records(ledger, doubts, known)
+        beside.save(rows, ledger)
+        links.save_routers(rows, ledger)
+        links.save_groups(rows, ledger)
+        catalog.facts(rows, ledger)
+        return Saved(
+            topics=len({part.number for part in ledger.parts.values()}),
+            partitions=len(ledger.parts),
+            records=sum(part.s.count for part in ledger.parts.values() if part.s is not None),
+        )
+
+    def _records(self, ledger: Ledger, doubts: dict[int, list[tuple[int, int]]], known: dict[int, int]) -> None:
+        waiting = deque(sorted(ledger.parts))
+        current: LogSalvage | None = None
+        log_id = 0
+        strange: set[int] = set()
+
+        def finish_below(stop: int) -> None:
+            """Finish the log under way, if it is below `stop`, and all that wait up to there."""
+            nonlocal current, log_id
+            while True:
+                if current is not None:
+                    if log_id >= stop:
+                        return
+                    current.finish()
+                    current = None
+                if not waiting or waiting[0] > stop:
+                    return
+                log_id = waiting.popleft()
+                current = LogSalvage(
+                    self._rows, ledger.parts[log_id], doubts.get(log_id, []),
+                    derived=log_id in ledger.derived, evidence=known.get(log_id, 0), end=self._end,
+                )  # fmt: skip
+
+        for found in self._rows.source.rows(Family.BLOCKS):
+            if isinstance(found, Damage):
+                continue
+            owner = keys.read_u64(found[0])
+            ledger.see(owner)
+            finish_below(owner)
+            if current is not None and log_id == owner:
+                current.row(*found)
+                self.progress(1)
+            elif owner not in strange:
+                strange.add(owner)
+                self._rows.tell("lost", f"the records of log {owner}, whose topic is gone, stay in the quarantine")
+        finish_below(_END)
