@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,14 +41,14 @@ class QueueSubject:
     _taken_in: set[int] = field(default_factory=set)  # the append was acknowledged
     _unsure: set[int] = field(default_factory=set)  # it was sent
     _done: dict[int, int] = field(default_factory=dict)  # when the ack was acknowledged (ms)
-    _maybe_done: set[int] = field(default_factory=set)  # an ack was sent and had no answer
+    _maybe_done: Counter[int] = field(default_factory=Counter)  # acks that were sent and had no answer
     _leases: dict[int, Lease] = field(default_factory=dict)
 
     @property
     def missing(self) -> set[int]:
         """Jobs that must still be there."""
         with self._lock:
-            return self._taken_in - self._done.keys() - self._maybe_done
+            return self._taken_in - self._done.keys() - self._maybe_done.keys()
 
     @property
     def left(self) -> int:
@@ -87,7 +88,7 @@ class QueueSubject:
     def acking(self, jobs: list[Job]) -> None:
         """An ack is about to be sent."""
         with self._lock:
-            self._maybe_done |= {job.id for job in jobs}
+            self._maybe_done.update(job.id for job in jobs)
 
     def acked(self, jobs: list[Job], skipped: list[int]) -> None:
         """The ack was answered."""
@@ -98,7 +99,8 @@ class QueueSubject:
                     assert job.id not in self._done, f"{self.name}: {job} was done twice"
                     self._done[job.id] = now
                     self.acks += 1
-                self._maybe_done.discard(job.id)
+                # One of two workers that thought to have it may have had no answer: only what it sent is settled.
+                self._maybe_done -= Counter([job.id])
 
     def letting_go(self, jobs: list[Job]) -> None:
         """A nack is about to be sent, or the stream to be closed."""

@@ -1,18 +1,24 @@
 """The order that durability stands on, seen by the kernel: log written, log synced, and only then the answer."""
 
+import random
 import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
+from crash.kafka_oracle import Producer, commit_body, produce_body
 
-from support.http import Api, fresh
+from support.http import Api, fresh, ok, path
+from support.kafka_wire import Wire as KafkaWire
 from support.server import ServerProcess
+from support.ws import WebSocket
 from topics.v1 import topics_service_pb2, topics_service_pb2_grpc
+from topics.v1.record_pb2 import AppendRecord
+from topics_kafka.protocol import ApiKey
 
 CALLS = "fsync,fdatasync,sync_file_range,write,writev,pwrite64,sendto,sendmsg"
 
@@ -149,3 +155,61 @@ def test_disk_class_is_written_before_it_is_answered(traced: tuple[ServerProcess
         at = index(calls, answered(f'\\"first_seq\\":{i + 2},'), at)
         syncs += sum(map(synced_log, calls[start:at]))
     assert syncs < 10
+
+
+@pytest.mark.timeout(90)
+def test_every_kind_of_write(tmp_path: Path, make_server: Callable[..., ServerProcess]) -> None:
+    """Whatever changes an `fsync` topic, at whatever door: log written, log synced, and only then the answer."""
+    trace = tmp_path / "trace"
+    prefix = ["strace", "-f", "--seccomp-bpf", "-yy", "-s", "4096", "-e", f"trace={CALLS}", "-o", str(trace)]
+    server = make_server(prefix=prefix, kafka=True).start()
+    kinds = ("ws", "stream", "kafka", "commit", "deleted", "acked", "claimed")
+    names = {kind: fresh(kind) for kind in kinds}
+    with (
+        Api(server.base) as api,
+        grpc.insecure_channel(server.grpc_target) as channel,
+        WebSocket(server.base) as ws,
+        KafkaWire(server.kafka_port) as kafka,
+    ):
+        stub = topics_service_pb2_grpc.TopicsServiceStub(channel)
+        for kind, name in names.items():
+            queue = {"type": "queue", "leases_durable": True} if kind in ("acked", "claimed") else {}
+            assert api.put(name, durability="fsync", **queue).status_code == 201
+        for kind in ("commit", "deleted", "acked", "claimed"):
+            api.append(names[kind], 1)
+
+        def claim(kind: str) -> dict[str, Any]:
+            [job] = ok(api.send("POST", path(names[kind], "/claim"), {"node": "n"}))["claimed"]
+            return {"node": "n", "seqs": [job["$seq"]], "lease_ids": [job["lease_id"]]}
+
+        held = claim("acked")
+        body = commit_body({(names["commit"], 0): 1}, "")
+        request = topics_service_pb2.AppendRequest(topic=names["stream"], records=[AppendRecord(data=b"1")])
+        stream = [topics_service_pb2.AppendStreamRequest(append=request)]
+        steps: dict[str, tuple[Callable[[], object], str]] = {  # and what the answer can be told by
+            "ws": (lambda: ws.publish(names["ws"], 1), names["ws"]),
+            "stream": (lambda: list(stub.AppendStream(iter(stream))), names["stream"]),
+            "kafka": (lambda: kafka.call(ApiKey.PRODUCE, 9, **produced(names["kafka"])), names["kafka"]),
+            "commit": (lambda: kafka.call(ApiKey.OFFSET_COMMIT, 9, **body), names["commit"]),
+            "deleted": (lambda: api.rm(names["deleted"], before_seq=2), '\\"deleted\\":1'),
+            "acked": (lambda: ok(api.send("POST", path(names["acked"], "/ack"), held)), '\\"acked\\":1'),
+            "claimed": (lambda: claim("claimed"), '\\"lease_id\\"'),
+        }
+        marks = []
+        for kind, (step, mark) in steps.items():
+            api.get(f"begin-{kind}")  # its 404 in the trace says where the step begins
+            step()
+            marks.append((kind, mark))
+    assert server.stop(20) == 0
+    calls = returned(trace)
+    for kind, mark in marks:
+        begin = index(calls, answered(f"begin-{kind}"))
+        wrote = index(calls, lambda call: "write" in call.name and ".log>" in call.arguments.partition(",")[0], begin)
+        synced = index(calls, synced_log, wrote)
+        answer = index(calls, answered(mark), begin)
+        assert answer > synced, f"{kind} was answered before its sync"
+
+
+def produced(topic: str) -> dict[str, Any]:
+    """The body of a Produce with one record, acks=all."""
+    return dict(produce_body([Producer(-1, -1, random.Random(1)).batch((topic, 0), 1)]))

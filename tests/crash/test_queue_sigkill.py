@@ -310,6 +310,20 @@ def test_no_job_is_lost_doubled_or_done_twice(make_server: Callable[..., ServerP
     assert kill_and_check(make_server(), 1, lambda kills: kills == KILLS) == KILLS
 
 
+def test_the_books_know_of_an_ack_without_an_answer() -> None:
+    """Two workers ack one job, one is told that it is not its own, the other is never told: it may be done."""
+    subject = QueueSubject("q", {})
+    ids = subject.producing(1)
+    subject.produced(ids)
+    jobs = [Job(ids[0], 1, "lease", 0, 1)]
+    subject.acking(jobs)
+    subject.acking(jobs)
+    subject.acked(jobs, skipped=[1])
+    assert not subject.missing
+    subject.acked(jobs, skipped=[1])
+    assert subject.missing == {ids[0]}
+
+
 @pytest.mark.soak
 @pytest.mark.skipif(not SOAK_SECONDS, reason="TOPICS_SOAK_SECONDS says for how long")
 @pytest.mark.timeout(SOAK_SECONDS + 300)

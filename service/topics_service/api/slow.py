@@ -73,6 +73,6 @@ def undrained(transport: Any) -> tuple[int, int]:
     """Bytes in the transport's buffer, and those that the kernel has sent or will send but the peer has not taken."""
     try:
         queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0" * 4)
-    except OSError:  # no such thing on this system, or closed meanwhile
+    except (OSError, ValueError):  # no such thing on this system, or closed meanwhile: -1 is no descriptor
         queued = b""
     return transport.get_write_buffer_size(), int.from_bytes(queued, sys.byteorder)

@@ -30,7 +30,9 @@ class Writer:
         self.total_records = 0  # live records of all logs
         self.total_bytes = 0  # live record bytes of all logs, for TOPICS_MAX_TOTAL_BYTES
         self.failure: BaseException | None = None
-        self.request_sync: Callable[[int], None] = lambda _ticket: None  # set by the composition root
+        # Set by the composition root.
+        self.request_sync: Callable[[int], None] = lambda _ticket: None
+        self.on_write_failed: Callable[[BaseException], None] = lambda _error: None
         self._promotions: dict[int, Callable[[int], bool]] = {}
 
     def check(self) -> None:
@@ -58,6 +60,7 @@ class Writer:
             ) from error
         except StoreError as error:
             self.fail(error)
+            self.on_write_failed(error)
             raise self._read_only() from error
         self.written += 1
         self.statistics.batches += 1

@@ -1,0 +1,71 @@
+"""Tables of an open database that hold nothing but deletions: found, and compacted away.
+
+RocksDB moves a table to the lowest level as it is when nothing there overlaps it. So it does with the deletions of
+topics that come and go: their rows never left the memtable, and their log ids only grow. Down there no compaction looks
+at such a table again, and each keeps a descriptor and a kilobyte for ever. Ten minutes with 25 topics a second, made
+and deleted, left a hundred.
+"""
+
+import logging
+import re
+import threading
+from pathlib import PurePath
+from typing import Final
+
+from rocksdict import BottommostLevelCompaction, CompactOptions
+
+from topics_service.storage import closing
+from topics_service.storage.rocks import RocksStore
+
+log = logging.getLogger("topics.storage")
+
+PERIOD_SECONDS: Final = 30.0
+FEW: Final = 8
+"""So many may stay: below that a round does nothing."""
+_MOST: Final = 64  # in one round
+_TABLE = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)  # of the property below: number, size, range of keys
+
+
+class Tidy:
+    """Compacts such tables of a store that is open. Methods block, and the GIL is free while they do."""
+
+    def __init__(self, store: RocksStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._options = CompactOptions()
+        self._options.set_exclusive_manual_compaction(False)  # those of RocksDB's own go on
+        self._options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
+
+    def run(self) -> int:
+        """One round; returns how many tables were compacted. Not on a damaged database, whose tables are left alone."""
+        with self._lock:
+            if self._stopped or closing.known_damage(self._store._path) is not None:
+                return 0
+            dead = self._dead()
+            if len(dead) < FEW:
+                return 0
+            done = 0
+            for family in self._store._families:
+                found = _TABLE.findall(family.property_value("rocksdb.sstables") or "")
+                for number in [int(text) for text in found if int(text) in dead]:
+                    if self._stopped or done == _MOST:
+                        return done
+                    family.compact_range(*dead[number], self._options)
+                    done += 1
+            log.debug("%d tables that held only deletions are compacted", done)
+            return done
+
+    def stop(self) -> None:
+        """Wait for the round that runs, and let there be no other: call before the store is closed."""
+        self._stopped = True
+        with self._lock:
+            pass
+
+    def _dead(self) -> dict[int, tuple[bytes, bytes]]:
+        """The ranges of keys of the tables that hold deletions only, by number; level 0 takes care of itself."""
+        return {
+            int(PurePath(table["name"]).stem): (table["start_key"], table["end_key"])
+            for table in self._store._db.live_files()
+            if table["level"] and table["num_entries"] == table["num_deletions"]
+        }

@@ -1,0 +1,67 @@
+"""Too few file descriptors: a clear refusal at the start; and a database that a flood of connections leaves its own."""
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.http import Api, ok
+from support.server import ServerProcess
+from support.waiting import poll
+from topics_service.app.descriptors import LEAST
+
+FLOOD = 200
+
+
+def limited(number: int) -> list[str]:
+    return ["prlimit", f"--nofile={number}:{number}"]
+
+
+def cpu_seconds(server: ServerProcess) -> float:
+    fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def test_too_few_to_start(make_server: Callable[..., ServerProcess]) -> None:
+    server = make_server(prefix=limited(LEAST - 1))
+    server.spawn()
+    assert server.wait(20) == 1
+    [line] = server.log.strip().splitlines()
+    assert line == f"topics: the process may open {LEAST - 1} files (ulimit -Hn), it needs at least {LEAST}"
+    assert not server.data_dir.exists()
+
+
+@pytest.mark.timeout(90)
+def test_a_flood_of_connections_leaves_the_database_its_files(make_server: Callable[..., ServerProcess]) -> None:
+    server = make_server(prefix=limited(LEAST), kafka=True, env={"TOPICS_MEMORY_BYTES": 8 << 20}).start()
+    options = max(server.data_dir.glob("OPTIONS-*")).read_text()
+    assert f"max_open_files={LEAST // 4}" in options
+    with Api(server.base) as api:
+        ok(api.put("t", durability="fsync"), 201)
+        held: list[socket.socket] = []
+        for port in (server.http_port, int(server.grpc_target.rpartition(":")[2]), server.kafka_port):
+            for _ in range(FLOOD):
+                sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+                sock.sendall(b"P")  # for gRPC, which counts a connection once it says something
+                held.append(sock)
+        before, began = cpu_seconds(server), time.monotonic()
+        for i in range(200):  # more than the write buffer holds: tables and logs are made meanwhile
+            assert api.append("t", f"{i}{'x' * 20_000}")["first_seq"] == i + 1
+        while time.monotonic() < began + 1.5:
+            time.sleep(0.05)
+        busy = (cpu_seconds(server) - before) / (time.monotonic() - began)
+        assert busy < 0.8, "who waits for a descriptor does not spin"
+        assert ok(api.send("GET", "/v0/ready"))
+        for sock in held:
+            sock.close()
+
+        def comes_in() -> bool:
+            with Api(server.base) as fresh:
+                return len(fresh.read_all("t")) == 200
+
+        assert poll(comes_in, 10, "the door is open again")
+    assert server.stop() == 0
+    with make_server(data_dir=server.data_dir) as again, Api(again.base) as api:
+        assert len(api.read_all("t")) == 200
