@@ -3,10 +3,12 @@
 Nothing here knows how metrics are shown; `api.metrics` does.
 """
 
+import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 class Histogram:
@@ -58,6 +60,57 @@ class WatchStatistics:
     records: int = 0
     paced: int = 0
     slow: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WatchLag:
+    """How far streams are behind the heads of their topics, in seqs: all together, and the one that is furthest.
+
+    `behind` is how many are not at the head; `truncated` says that there are too many streams to look at all.
+    """
+
+    records: int = 0
+    largest: int = 0
+    behind: int = 0
+    truncated: bool = False
+
+
+@dataclass(slots=True)
+class CheckpointStatistics:
+    """Checkpoints since the start: how many were made and how many failed; of the last one that was made, when it was
+    (seconds since the epoch) and how long it took."""
+
+    made: int = 0
+    failed: int = 0
+    last_time: float = 0.0
+    last_seconds: float = 0.0
+
+    def counted(self, make: Callable[[Path], None]) -> Callable[[Path], None]:
+        """What makes a checkpoint as `make` does, and is counted."""
+
+        def count(path: Path) -> None:
+            began = time.monotonic()
+            try:
+                make(path)
+            except BaseException:
+                self.failed += 1
+                raise
+            self.made += 1
+            self.last_time, self.last_seconds = time.time(), time.monotonic() - began
+
+        return count
+
+
+@dataclass(slots=True)
+class TraceStatistics:
+    """Spans since the start: those that ended and are to be exported, and those that were exported or could not be.
+
+    What is missing waits, or was dropped because the queue was full.
+    """
+
+    ended: int = 0
+    exported: int = 0
+    failed: int = 0
 
 
 _REQUEST_BOUNDS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)

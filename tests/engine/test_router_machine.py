@@ -82,7 +82,7 @@ class RouterMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------ bookkeeping
 
     def _started(self) -> None:
-        forwarding = self.world.engine.routers._forwarding
+        forwarding = self.world.engine.routers.forwarding
         step = forwarding.step
 
         def checked(router: Router, source_hops: Hops | None = None, dest_hops: Hops | None = None) -> bool:

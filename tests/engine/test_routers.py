@@ -679,14 +679,14 @@ def test_a_bug_in_a_slice_does_not_stop_the_others(world: RouterWorld, monkeypat
     world.route("a", "b")
     world.route("a", "c")
     world.append(b"1", topic="a")
-    copy = world.engine.routers._forwarding._copy
+    copy = world.engine.routers.forwarding._copy
 
     def broken(one: router.Router, *rest: object) -> tuple[int, int]:
         if one.name == "a->b":
             raise ZeroDivisionError("a bug")
         return copy(one, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(world.engine.routers._forwarding, "_copy", broken)
+    monkeypatch.setattr(world.engine.routers.forwarding, "_copy", broken)
     with pytest.raises(ZeroDivisionError):
         world.engine.routers.forward()
     world.forward()

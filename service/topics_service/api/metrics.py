@@ -6,6 +6,7 @@ a test keeps it in step.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
@@ -14,16 +15,21 @@ from prometheus_client.metrics_core import Metric
 
 from topics_service.api.commit import CommitStatistics
 from topics_service.api.exposition import counter, gauge, gauges, histogram, labelled, render
+from topics_service.api.metrics_families import Disk, kafka, storage
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import QueueCounters
 from topics_service.statistics import (
     CacheStatistics,
+    CheckpointStatistics,
     Histogram,
     KafkaStatistics,
     RequestStatistics,
+    TraceStatistics,
+    WatchLag,
     WatchStatistics,
 )
+from topics_service.storage.properties import StoreState
 
 TEXT_TYPE: Final = "text/plain; version=0.0.4"
 JSON_TYPE: Final = "application/json"
@@ -50,6 +56,13 @@ class Cache(Protocol):
     def size(self) -> int: ...
 
 
+class _NoDisk:
+    """The disk where nobody looks."""
+
+    def __init__(self) -> None:
+        self.free_bytes = 0
+
+
 class _Still:
     """The lag where nobody measures it."""
 
@@ -62,8 +75,9 @@ class _Still:
 class Metrics:
     """Reads the counters of the engine, the commit thread and the doors. Answers in every state of the server.
 
-    The doors count into `http`, `grpc` and `kafka`, streams into `watch`. Whoever builds the server sets `lag` and
-    `wal_switches`, and a door that has a cache adds it to `caches`. All calls belong on the event loop.
+    The doors count into `http`, `grpc` and `kafka`, the HTTP door its error codes into `errors`, streams into `watch`.
+    Whoever builds the server sets `lag`, `disk`, `min_free_bytes`, `store`, `wal_switches`, `watch_lag` and
+    `recovery_seconds`, and a door that has a cache adds it to `caches`. All calls belong on the event loop.
     """
 
     def __init__(self, engine: Engine, commit: CommitStatistics) -> None:
@@ -74,7 +88,16 @@ class Metrics:
         self.grpc = RequestStatistics()
         self.kafka = KafkaStatistics()
         self.watch = WatchStatistics()
+        self.refusals: Counter[tuple[str, str]] = Counter()  # for a limit of a key, by door and limit: api.quota
+        self.errors: Counter[str] = Counter()
+        self.checkpoints = CheckpointStatistics()
+        self.traces = TraceStatistics()
         self.lag: Lag = _Still()
+        self.disk: Disk = _NoDisk()
+        self.min_free_bytes = 0
+        self.recovery_seconds = 0.0
+        self.store: Callable[[], StoreState] = StoreState
+        self.watch_lag: Callable[[], WatchLag] = WatchLag
         self.wal_switches: Callable[[], int] = lambda: 0
         self.caches: dict[str, Cache] = {"blocks": engine.blocks}
 
@@ -168,6 +191,11 @@ class Metrics:
         jobs = (
             ("topic_queue_ready", "Jobs that wait for a worker, per queue.", [state.ready for _, state in queues]),
             ("topic_queue_in_flight", "Jobs that a worker holds, per queue.", [state.in_flight for _, state in queues]),
+            (
+                "topic_queue_oldest_ready_ms",
+                "Age of the oldest job that waits.",
+                [self._age(name) for name, _ in queues],
+            ),
         )
         return gauges("topic", [name for name, _ in shown], columns) + gauges(
             "topic", [name for name, _ in queues], jobs
@@ -197,6 +225,14 @@ class Metrics:
         except TopicsError:  # the store fails
             return None
 
+    def _age(self, name: str) -> int:
+        """The age of a queue's oldest ready job, 0 if it can't be read."""
+        topic = self._engine.catalog.find(name)
+        try:
+            return self._engine.queues.oldest_ready_ms(topic) if topic is not None else 0
+        except TopicsError:
+            return 0
+
     def _wal(self, now: dict[str, Any]) -> Iterator[Metric]:
         yield counter("wal_frames", "Write batches appended to the write-ahead log.", now["frames"])
         yield counter("wal_batches", "The same: each batch is appended by a write of its own.", now["batches"])
@@ -213,19 +249,30 @@ class Metrics:
     def _extras(self) -> Iterator[Metric]:
         group = [((), self._commit.group)]
         yield histogram("commit_group_writes", "Write batches covered by each fsync.", group)
+        yield from storage(self)
         door, finished = self.http, self.http.finished.items()
         yield histogram("http_request_seconds", "Duration of HTTP requests.", finished, ("rpc", "status"))
         yield gauge("http_requests_in_flight", "HTTP requests under way.", door.in_flight)
+        errors = [((code,), count) for code, count in self.errors.items()]
+        yield counter("http_errors", "HTTP requests that were refused, by the code of the error.", errors, ("code",))
         door, finished = self.grpc, self.grpc.finished.items()
         yield histogram("grpc_call_seconds", "Duration of gRPC calls.", finished, ("rpc", "code"))
         yield gauge("grpc_calls_in_flight", "gRPC calls under way.", door.in_flight)
-        yield from self._kafka()
+        yield from kafka(self.kafka)
+        refusals = list(self.refusals.items())
+        meaning = "Refusals because a key holds as much as it may."
+        yield counter("key_limit_refusals", meaning, refusals, ("door", "limit"))
         watch = self.watch
         yield gauge("watch_streams", "Subscriptions that are followed.", watch.streams)
         yield counter("watch_frames", "Frames that streams were given, heartbeats too.", watch.frames)
         yield counter("watch_records", "Records in those frames.", watch.records)
         yield counter("watch_paced", "How often a stream was paced for overload.", watch.paced)
         yield counter("watch_slow", "Frames that a client took more than 5 s to take.", watch.slow)
+        behind = self.watch_lag()
+        yield gauge("watch_lag_records", "Seqs that all streams together are behind.", behind.records)
+        yield gauge("watch_lag_records_max", "Seqs that the slowest stream is behind.", behind.largest)
+        yield gauge("watch_streams_behind", "Streams that are not at the head.", behind.behind)
+        yield gauge("watch_lag_truncated", "1 when there are too many streams to look at all.", behind.truncated)
         lag = self.lag
         yield gauge("event_loop_lag_ms", "Lag of the event loop, averaged over half a second.", lag.lag_ms)
         yield gauge("event_loop_lag_last_ms", "Lag of the event loop as measured last.", lag.last_ms)
@@ -237,19 +284,3 @@ class Metrics:
         yield counter("cache_misses", "Look-ups that a cache could not answer.", misses, ("cache",))
         sizes = [(labels, cache.size) for labels, cache in caches]
         yield gauge("cache_bytes", "Memory that a cache uses.", sizes, ("cache",))
-
-    def _kafka(self) -> Iterator[Metric]:
-        door = self.kafka
-        finished = door.requests.finished.items()
-        yield histogram("kafka_request_seconds", "Duration of Kafka requests.", finished, ("api", "outcome"))
-        yield gauge("kafka_requests_in_flight", "Kafka requests under way.", door.requests.in_flight)
-        errors = list(door.errors.items())
-        yield counter("kafka_errors", "Error codes in responses to Kafka clients.", errors, ("api", "error"))
-        yield gauge("kafka_connections", "Open connections of Kafka clients.", door.connections)
-        closed = [((reason,), count) for reason, count in door.closed.items()]
-        yield counter("kafka_connections_closed", "Kafka connections that the server ended.", closed, ("reason",))
-        yield gauge("kafka_frame_bytes", "Memory of Kafka requests that arrive or are served.", door.frame_bytes)
-        yield counter("kafka_received_bytes", "Bytes of requests from Kafka clients.", door.bytes_in)
-        yield counter("kafka_sent_bytes", "Bytes of responses to Kafka clients.", door.bytes_out)
-        yield counter("kafka_out_of_range", "Fetches of offsets that are not there.", door.out_of_range)
-        yield counter("kafka_gap_records", "Lost records that fetches have passed over.", door.gap_records)

@@ -75,6 +75,7 @@ class Queues:
         self._touched = touched
         self._random = random
         self._queues: dict[int, Queue] = {}  # by topic number
+        self._oldest: dict[int, tuple[int, int]] = {}  # the oldest ready job and its commit time, as asked for last
 
     # -------------------------------------------------------------------- checks
 
@@ -222,6 +223,21 @@ class Queues:
             dead_lettered=queue.dead_lettered,
         )
 
+    def oldest_ready_ms(self, topic: Topic) -> int:
+        """How long ago (ms) the oldest job was appended that a claim could get now; 0 if there is none.
+
+        As `state` left the queue. Raises TopicsError when the job can't be read; each is read once.
+        """
+        seq = self._queue(topic).oldest_ready(topic.log.state, topic.log.view.head)
+        if seq is None:
+            self._oldest.pop(topic.number, None)
+            return 0
+        known = self._oldest.get(topic.number)
+        if known is None or known[0] != seq:
+            block = topic.log.blocks.find(seq, scan=True)
+            known = self._oldest[topic.number] = (seq, block.ts_at(seq - block.base_seq))
+        return max(0, self._clock.now_ms() - known[1])
+
     def next_due(self, topic: str) -> int | None:
         """When (ms, after now) jobs become claimable by time alone: a lease expires or a delay ends. None: never.
 
@@ -324,6 +340,7 @@ class Queues:
     def forget(self, topic: Topic) -> None:
         """The topic was deleted."""
         self._queues.pop(topic.number, None)
+        self._oldest.pop(topic.number, None)
 
     # ---------------------------------------------------------------- internals
 

@@ -89,6 +89,12 @@ class Queue:
             hidden += len(self.poison)
         return live - len(self.held) - len(self.delayed) - hidden
 
+    def oldest_ready(self, s: Snapshot, head: int) -> int | None:
+        """The lowest seq that a claim could get now, dead letters to be apart; None if there is none."""
+        found = [self._first_fresh(s, head)]
+        found += [_first_live(numbers, s, head) for numbers in (self.free, *self.schedule.levels.values())]
+        return min((seq for seq in found if seq is not None), default=None)
+
     @property
     def in_flight(self) -> int:
         """How many jobs are held."""
@@ -306,6 +312,15 @@ class Queue:
                 self._taken[seq] = level
                 yield seq
 
+    def _first_fresh(self, s: Snapshot, last: int) -> int | None:
+        at = max(self.cursor, s.earliest)
+        while at <= last:
+            live = s.first_live(at)
+            at = self.schedule.first_unscheduled(live, last + 1)
+            if at == live and live <= last:
+                return live
+        return None
+
     def _fresh(self, s: Snapshot, last: int) -> Iterator[int]:
         """The jobs from the cursor up to `last` that go by the order of seqs."""
         skip, deletes = self.schedule.skip, s.deletes
@@ -321,3 +336,15 @@ class Queue:
                 self.cursor = at + 1
                 yield at
                 at += 1
+
+
+def _first_live(numbers: BitMap64, s: Snapshot, last: int) -> int | None:
+    at = 0
+    while (rank := numbers.rank(at - 1) if at else 0) < len(numbers):
+        seq = int(numbers[rank])
+        if seq > last:
+            return None
+        at = s.first_live(seq)
+        if at == seq:
+            return seq
+    return None

@@ -64,7 +64,7 @@ class Routers:
         self._writer = writer
         self._clock = clock
         self._limits = limits
-        self._forwarding = forwarding
+        self.forwarding = forwarding
         self._routers: SortedDict[str, Router] = SortedDict()
         self._next_number = 1
         self._from: dict[str, dict[str, Router]] = {}  # by source, then by name
@@ -421,9 +421,9 @@ class Routers:
         before = router.cursor
         try:
             if in_ring:
-                more = self._forwarding.step(router, self._hops[source], self._hops[dest])
+                more = self.forwarding.step(router, self._hops[source], self._hops[dest])
             else:
-                more = self._forwarding.step(router)
+                more = self.forwarding.step(router)
         except Exception as error:
             self._block(router, error, moved=router.cursor > before)
             if not isinstance(error, (TopicsError, StoreError)):

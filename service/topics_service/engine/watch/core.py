@@ -131,6 +131,12 @@ class Watch:
         """The highest visible seq that is known of each topic in `cursors`."""
         return self._departed | {name: follow.log.view.head for name, follow in self._follows.items()}
 
+    @property
+    def lag(self) -> int:
+        """Seqs between the cursors and the heads of what is followed."""
+        cursors = self.cursors
+        return sum(max(0, follow.log.view.head - cursors[name]) for name, follow in self._follows.items())
+
     def next(self) -> WatchFrame | ErrorFrame | None:
         """The next frame that is due, after which `cursors` have moved; None if there is none for now."""
         if self._leaving is not None:

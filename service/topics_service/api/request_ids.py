@@ -1,0 +1,79 @@
+"""Which request a line of the log belongs to: an id that the client chose, or one that is made when it is asked for.
+
+Doors `begin` a request before they handle it; whatever logs in its task, or in tasks that come of it, is then within
+it. `app.logs` puts the id into the line.
+"""
+
+import itertools
+import re
+import secrets
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Final
+
+HEADER: Final = "x-request-id"
+HEADER_BYTES: Final = HEADER.encode()
+
+# What may be in a line of the log as it is: no spaces, no quotes, no control characters, and an end.
+_WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9._~:@/+=-]{1,128}")
+_PROCESS: Final = secrets.token_hex(4)
+_numbers: Final = itertools.count(1)
+
+
+class RequestId:
+    """The id of one request. One that no client gave is made up with the first look: most requests are never logged."""
+
+    __slots__ = ("_text", "given")
+
+    def __init__(self, given: str | None = None) -> None:
+        self.given = given
+        """What the client sent; None without a well-formed one."""
+        self._text = given
+
+    @property
+    def text(self) -> str:
+        """The id: at most 128 characters, of letters, digits and `._~:@/+=-`."""
+        if self._text is None:
+            self._text = f"{_PROCESS}-{next(_numbers):x}"
+        return self._text
+
+
+class KafkaRequestId(RequestId):
+    """That of a Kafka request, which brings no id: its connection and the correlation id, as its client logs them."""
+
+    __slots__ = ("_correlation", "_peer")
+
+    def __init__(self, peer: str, correlation: int) -> None:
+        super().__init__()
+        self._peer = peer
+        self._correlation = correlation
+
+    @property
+    def text(self) -> str:
+        """See RequestId."""
+        return f"{self._peer}/{self._correlation}"
+
+
+current_request: Final[ContextVar[RequestId | None]] = ContextVar("current_request", default=None)
+
+
+def begin(header: bytes | str | None) -> RequestId:
+    """A request begins in this task; `header` is the value of the header or metadata X-Request-Id.
+
+    One that is not 1 to 128 characters of letters, digits and `._~:@/+=-` counts as not sent.
+    """
+    request = RequestId()
+    if header is not None:
+        text = header if isinstance(header, bytes) else header.encode()
+        if _WELL_FORMED.fullmatch(text) is not None:
+            request = RequestId(text.decode())
+    current_request.set(request)
+    return request
+
+
+def begin_call(metadata: Iterable[tuple[str, str | bytes]]) -> RequestId:
+    """`begin`, with the metadata of a gRPC call."""
+    for key, value in metadata:
+        if key == HEADER:
+            return begin(value)
+    return begin(None)

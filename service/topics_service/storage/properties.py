@@ -1,0 +1,59 @@
+"""What RocksDB tells of itself: whether its background work keeps up, and what takes room."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+
+class StoreState(Struct, frozen=True, kw_only=True):
+    """The database now. Sizes are bytes, over all column families.
+
+    `level0_files` are those of the family that has most: from 40 on writes are slowed down, at 80 they stop.
+    `write_stopped` says that they are stopped now. `background_errors` count since the database was opened.
+    """
+
+    level0_files: int = 0
+    memtable_bytes: int = 0
+    table_bytes: int = 0
+    wal_bytes: int = 0
+    block_cache_bytes: int = 0
+    compactions: int = 0
+    flushes: int = 0
+    compaction_pending_bytes: int = 0
+    write_stopped: bool = False
+    background_errors: int = 0
+
+
+def read(path: Path, families: Iterable[Any]) -> StoreState:
+    """The state of the open database at `path`, whose families these are. Microseconds: nothing is read from files."""
+    each = list(families)
+    if not each:
+        return StoreState()
+
+    def total(name: str) -> int:
+        return sum(family.property_int_value(f"rocksdb.{name}") or 0 for family in each)
+
+    def whole(name: str) -> int:
+        return int(each[0].property_int_value(f"rocksdb.{name}") or 0)
+
+    return StoreState(
+        level0_files=max(int(family.property_value("rocksdb.num-files-at-level0") or 0) for family in each),
+        memtable_bytes=total("cur-size-all-mem-tables"),
+        table_bytes=total("total-sst-files-size"),
+        wal_bytes=sum(_size(file) for file in path.glob("*.log")),
+        block_cache_bytes=whole("block-cache-usage"),
+        compactions=whole("num-running-compactions"),
+        flushes=whole("num-running-flushes"),
+        compaction_pending_bytes=total("estimate-pending-compaction-bytes"),
+        write_stopped=bool(whole("is-write-stopped")),
+        background_errors=whole("background-errors"),
+    )
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # dropped meanwhile
+        return 0
