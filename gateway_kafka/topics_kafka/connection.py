@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from topics_kafka.budget import FrameBudget
+from topics_kafka.budget import FrameBudget, Share
 from topics_kafka.quiet import QuietLog
 from topics_kafka.turns import TURN_SECONDS, Turns
 from topics_service.api.slow import SlowClients, undrained
@@ -36,11 +36,19 @@ class Frames(Protocol):
     def authenticated(self) -> bool:
         """Whether the client has said who it is, or need not."""
 
+    @property
+    def share(self) -> Share | None:
+        """What its key may hold of the budget; None while there is no key."""
+
     def feed(self, frame: Buffer, taken: int) -> None:
         """Take a frame, which holds `taken` bytes of the budget until they are released. Only while there is room."""
 
     def room(self) -> bool:
         """Whether it takes another frame now."""
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a frame is to be written also if the client leaves behind it."""
 
     def writable(self) -> None:
         """The client reads again."""
@@ -129,7 +137,7 @@ class Connection(asyncio.BufferedProtocol):
         self._count_unsent(0)
         self._listening.closed(self)
         self._listening.budget.leave(self)
-        self._listening.budget.release(self._taken + self._credit)
+        self._listening.budget.release(self._taken + self._credit, self.share)
         self._taken = self._credit = 0
         self._body, self._rest = None, b""
         self._frames.lost()
@@ -175,6 +183,11 @@ class Connection(asyncio.BufferedProtocol):
         self._seen = self._got
         if self._crawled >= _CRAWLED_SECONDS:
             self.end("slow", "a request arrives too slowly while memory is short")
+
+    @property
+    def share(self) -> Share | None:
+        """See FrameBudget."""
+        return self._frames.share
 
     # --------------------------------------------------------------- reading
 
@@ -247,7 +260,7 @@ class Connection(asyncio.BufferedProtocol):
         self._rest = bytes(data[position:])
         if self._rest and not self.deadline and self._frames.room() and not self._asked and not self._yielding:
             self.deadline = self._loop.time() + self._listening.first_request_seconds
-        self._regulate()
+        self.regulate()
 
     def _yield(self) -> None:
         self._yielding = True
@@ -283,21 +296,21 @@ class Connection(asyncio.BufferedProtocol):
                 self._body = bytearray(size)
                 self._body[: len(body)] = body
                 self._taken = size
-            self._regulate()
+            self.regulate()
             return
         if not self._listening.turns.may():
             self._yield()
-            self._regulate()
+            self.regulate()
             return
         self.deadline = 0.0
         self._body, taken, self._taken = None, self._taken, 0
         self._listening.budget.complete(self)
         self._frames.feed(body, taken)
-        self._regulate()
+        self.regulate()
 
     def _take(self, size: int) -> bool:
         if self._credit:  # more may have arrived since it was asked for
-            self._listening.budget.adjust(size - self._credit)
+            self._listening.budget.adjust(size - self._credit, self.share)
             self._credit = 0
             return True
         if self._listening.budget.take(self, size):
@@ -310,11 +323,12 @@ class Connection(asyncio.BufferedProtocol):
         """When so many bytes must be here."""
         return self._loop.time() + self._listening.first_request_seconds + length / _LEAST_BYTES_A_SECOND
 
-    def _regulate(self) -> None:
-        """Read from the client, or not."""
+    def regulate(self) -> None:
+        """Read from the client, or not. While it is not read from, its end is not noticed either."""
         if self._transport is None:
             return
-        pause = bool(self._asked) or self._yielding or (bool(self._rest) and not self._frames.room())
+        frames = self._frames
+        pause = bool(self._asked) or self._yielding or frames.is_writing or (bool(self._rest) and not frames.room())
         if pause and not self._paused:
             self._paused = True
             self._transport.pause_reading()

@@ -17,6 +17,7 @@ from topics_kafka.session import Session
 from topics_kafka.settings import KafkaSettings
 from topics_service.api.access import Gate
 from topics_service.api.auth import ANYONE, NOBODY
+from topics_service.api.handshake import Handshake, TlsListener
 from topics_service.api.slow import SlowClients
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.engine import Engine
@@ -59,21 +60,31 @@ class KafkaServer:
         self.idle_seconds = settings.idle_seconds
         self.first_request_seconds = settings.first_request_seconds
         self._connections: set[Connection] = set()
-        self._server: asyncio.Server | None = None
+        self._handshakes: set[Handshake] = set()
+        self._server: asyncio.Server | TlsListener | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._draining = False
         self._emptied = asyncio.Event()
 
     async def start(self, backlog: int = 2048) -> None:
         """Listen and serve, and return at once. Raises OSError if the socket can't listen."""
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self, self._session),
-            sock=self._sock,
-            backlog=backlog,
-            ssl=self._tls,
-            ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_SECONDS,
-            ssl_shutdown_timeout=None if self._tls is None else _GOODBYE_SECONDS,
-        )
+
+        def connection() -> Connection:
+            return Connection(self, self._session)
+
+        if self._tls is None:
+            self._server = await asyncio.get_running_loop().create_server(connection, sock=self._sock, backlog=backlog)
+        else:
+            self._server = TlsListener(
+                self,
+                self._sock,
+                connection,
+                self._tls,
+                log,
+                backlog=backlog,
+                ssl_handshake_timeout=min(_HANDSHAKE_SECONDS, self.first_request_seconds),
+                ssl_shutdown_timeout=_GOODBYE_SECONDS,
+            )
 
     async def stop(self, drain_seconds: float) -> None:
         """Take no new connection or request, let running requests finish for `drain_seconds`, cut the rest."""
@@ -84,32 +95,36 @@ class KafkaServer:
         self._draining = self.slow.draining = True
         self._emptied.clear()
         Coordination.of(self.door).close()  # or held joins would last as long as the drain
-        for connection in list(self._connections):
-            connection.shutdown()
+        for each in self._open():
+            each.shutdown()
         try:
-            if self._connections:
+            if self._open():
                 async with asyncio.timeout(drain_seconds):
                     await self._emptied.wait()
         except TimeoutError:
-            log.warning("cutting %d Kafka connections after %g s", len(self._connections), drain_seconds)
+            log.warning("cutting %d Kafka connections after %g s", len(self._open()), drain_seconds)
         finally:
-            for connection in list(self._connections):
-                connection.abort()
+            for each in self._open():
+                each.abort()
             if self._timer is not None:
                 self._timer.cancel()
-        if self._connections:
+        if self._open():
             async with asyncio.timeout(1.0):
                 await self._emptied.wait()
 
     # ------------------------------------------------- what connections share
 
+    def is_full(self) -> bool:
+        """Whether there are as many connections as may be; one in its TLS handshake counts."""
+        most = self.door.settings.max_connections
+        return bool(most) and len(self._connections) + len(self._handshakes) >= most
+
     def opened(self, connection: Connection) -> bool:
         """Whether there is room for one more connection."""
-        most = self.door.settings.max_connections
-        if self._draining or (most and len(self._connections) >= most):
+        if self._draining or self.is_full():
             return False
         self._connections.add(connection)
-        self.statistics.connections = len(self._connections)
+        self._count()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check)
         return True
@@ -117,8 +132,34 @@ class KafkaServer:
     def closed(self, connection: Connection) -> None:
         """The connection is gone, or was never taken in."""
         self._connections.discard(connection)
-        self.statistics.connections = len(self._connections)
-        if not self._connections:
+        self._count()
+
+    def enter(self, handshake: Handshake) -> None:
+        """A connection whose TLS handshake begins."""
+        self._handshakes.add(handshake)
+        self._count()
+
+    def forget(self, handshake: Handshake) -> None:
+        """The handshake is over, one way or the other."""
+        self._handshakes.discard(handshake)
+        self._count()
+
+    def refuse(self) -> None:
+        """A connection was not taken: there are too many."""
+        self.statistics.closed["limit"] += 1
+        self.log.warning("refusing a connection: there are as many as TOPICS_KAFKA_MAX_CONNECTIONS allows")
+
+    def handshake_failed(self, peer: str, cause: str) -> None:
+        """Somebody came who does not speak TLS, or not in time."""
+        self.statistics.closed["handshake"] += 1
+        self.log.warning("closing the connection from %s: no TLS handshake (%s)", peer, cause)
+
+    def _open(self) -> list[Connection | Handshake]:
+        return [*self._connections, *self._handshakes]
+
+    def _count(self) -> None:
+        self.statistics.connections = len(self._connections) + len(self._handshakes)
+        if not self.statistics.connections:
             self._emptied.set()
 
     def _session(self, connection: Connection) -> Session:
@@ -157,6 +198,7 @@ def create_kafka(
     host: str,
     port: int,
     tls: ssl.SSLContext | None = None,
+    handlers: Callable[[Door], Mapping[int, Handler]] = all_handlers,
 ) -> KafkaServer:
     """The server for a recovered engine; clients are told `host` and `port`. Raises TopicsError.
 
@@ -172,7 +214,7 @@ def create_kafka(
         host=host,
         port=port,
     )
-    return KafkaServer(door, sock, tls=tls)
+    return KafkaServer(door, sock, tls=tls, handlers=handlers)
 
 
 def tls_context(certificate: str, key: str) -> ssl.SSLContext:

@@ -5,9 +5,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
-from topics_kafka.budget import FrameBudget
+from topics_kafka.budget import FrameBudget, Share
 from topics_kafka.handlers import Context, Handler
 from topics_kafka.handlers.sasl import raw_token
 from topics_kafka.outcomes import error_codes
@@ -23,6 +24,7 @@ from topics_kafka.protocol import (
     request_header,
 )
 from topics_service.api.access import KAFKA_RULES
+from topics_service.api.request_ids import KafkaRequestId, current_request
 
 log: Final = logging.getLogger("topics.kafka")
 
@@ -52,6 +54,9 @@ class Link(Protocol):
 
     def proceed(self) -> None:
         """There is room for what has arrived meanwhile."""
+
+    def regulate(self) -> None:
+        """There is none, but what is read may have changed."""
 
     def rest(self) -> None:
         """Nothing runs."""
@@ -104,6 +109,7 @@ class Session:
         self._budget = budget
         self._link = link
         self._is_congested = is_congested
+        self._share: Share | None = None
         self._loop = asyncio.get_running_loop()
         self._statistics = context.door.statistics
         self._running: deque[_Running] = deque()
@@ -119,11 +125,23 @@ class Session:
         return self._context.authenticated
 
     @property
+    def share(self) -> Share | None:
+        """What the key of this connection may hold of the budget, from the request behind authentication on."""
+        if self._share is None and not self._running and self._held is None:
+            self._share = self._context.door.share(self._context.principal)
+        return self._share
+
+    @property
     def idle(self) -> bool:
         """Whether no request runs or waits."""
         return not self._running and self._held is None
 
     # ------------------------------------------------------------- requests
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a Produce is being appended or held: who asked for no answer may leave behind it."""
+        return self._context.appending or (self._held is not None and not (self._held[0][0] or self._held[0][1]))
 
     def room(self) -> bool:
         """Whether the session takes another frame now; it may hold it until those before it are done."""
@@ -155,7 +173,7 @@ class Session:
     def _start(self, frame: Buffer, taken: int) -> None:
         context = self._context
         if context.raw_tokens:
-            self._budget.release(taken)
+            self._budget.release(taken, self._share)
             self._answer_token(bytes(frame))
             return
         try:
@@ -189,6 +207,7 @@ class Session:
             return
         context.client_id = header["client_id"]
         request = _Running(api, version, correlation, taken, slot)
+        current_request.set(KafkaRequestId(context.peer, correlation))
         self._statistics.requests.in_flight += 1
         try:
             answer = handler(context, version, body)
@@ -220,7 +239,7 @@ class Session:
             self._refuse(taken, "unsupported", "API %d version %d is not served", key, version)
             return
         # KIP-511: the one answer to a version that is not known, so that the client can choose another.
-        self._budget.release(taken)
+        self._budget.release(taken, self._share)
         versions = [
             {"api_key": api, "min_version": least, "max_version": most} for api, (least, most) in ADVERTISED.items()
         ]
@@ -241,7 +260,8 @@ class Session:
                     return
                 error = request.future.exception()
                 if error is not None:
-                    log.error("%s version %d failed", _NAMES[request.api], request.version, exc_info=error)
+                    mine = {"request": KafkaRequestId(self._context.peer, request.correlation).text}
+                    log.error("%s version %d failed", _NAMES[request.api], request.version, exc_info=error, extra=mine)
                     self._forget(request, "failed")
                     self._end("failed", "a bug in %s", _NAMES[request.api])
                     return
@@ -266,6 +286,8 @@ class Session:
             self._start(frame, taken)
         if self.room():
             self._link.proceed()
+        else:
+            self._link.regulate()
         if self.idle and not self._over:
             self._link.rest()
 
@@ -277,7 +299,10 @@ class Session:
             try:
                 parts = encode_response(request.api, request.version, request.correlation, response)
             except Exception:
-                log.exception("the response of %s version %d can't be written", _NAMES[request.api], request.version)
+                name, mine = _NAMES[request.api], KafkaRequestId(self._context.peer, request.correlation).text
+                log.exception(
+                    "the response of %s version %d can't be written", name, request.version, extra={"request": mine}
+                )
                 self._forget(request, "failed")
                 self._end("failed", "a bug in %s", _NAMES[request.api])
                 return
@@ -291,7 +316,7 @@ class Session:
 
     def _forget(self, request: _Running, outcome: str) -> None:
         """The request has ended: give back what it held and count it."""
-        self._budget.release(request.taken)
+        self._budget.release(request.taken, self._share)
         if request.slot:
             self._context.door.gate.release(request.slot)
         requests = self._statistics.requests
@@ -302,7 +327,7 @@ class Session:
 
     def _refuse(self, taken: int, reason: str, message: str, *arguments: object) -> None:
         """End the connection for a request that is not taken in."""
-        self._budget.release(taken)
+        self._budget.release(taken, self._share)
         self._end(reason, message, *arguments)
 
     def _end(self, reason: str, message: str, *arguments: object) -> None:
@@ -324,17 +349,21 @@ class Session:
             self._link.close()
 
     def lost(self) -> None:
-        """The connection is gone: what runs is cancelled. What was written stays so."""
+        """The connection is gone: what runs is cancelled, but for a Produce that is being appended. What was written
+        stays so."""
         self._over = True
         self._cancel_timer()
         if self._held is not None:
-            self._budget.release(self._held[1])
+            self._budget.release(self._held[1], self._share)
             self._held = None
         while self._running:
             request = self._running.popleft()
             if request.future is not None:
                 request.future.remove_done_callback(self._completed)
                 request.future.add_done_callback(_retrieve)
+                if self._context.appending and not self._running:
+                    request.future.add_done_callback(partial(self._appended, request))
+                    continue
                 request.future.cancel()
             self._forget(request, "gone")
         context = self._context
@@ -342,6 +371,10 @@ class Session:
         for told in context.on_gone:
             told()
         context.on_gone.clear()
+
+    def _appended(self, request: _Running, _: "asyncio.Future[Message | None]") -> None:
+        """A Produce whose client is gone has ended."""
+        self._forget(request, "gone")
 
     def _cancel_timer(self) -> None:
         if self._retry is not None:

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from topics_kafka.budget import Share
 from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.quiet import QuietLog
 from topics_kafka.settings import KafkaSettings
@@ -55,11 +56,22 @@ class Door:
     log: QuietLog = field(default_factory=lambda: QuietLog(logging.getLogger("topics.kafka")))
     ids: TopicIds = field(init=False)
     turns: Turns = field(default_factory=Turns)
+    shares: dict[str, Share] = field(default_factory=dict)
     waiting: int = 0
     """Partitions that fetches wait for, each counted as often as it is named."""
 
     def __post_init__(self) -> None:
         self.ids = TopicIds(self.catalog)
+
+    def share(self, principal: Principal) -> Share | None:
+        """What the requests of a key may hold of the memory for those of all: at most half of that."""
+        if not principal.key_id:
+            return None
+        share = self.shares.get(principal.key_id)
+        if share is None:
+            usage, half = self.gate.quotas.of(principal.key_id), self.settings.frame_bytes // 2
+            share = self.shares[principal.key_id] = Share(lambda: min(usage.limits.nbytes, half))
+        return share
 
     @property
     def catalog(self) -> Catalog:

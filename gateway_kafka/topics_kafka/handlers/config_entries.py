@@ -1,6 +1,7 @@
 """Configs as responses show them."""
 
 from collections.abc import Container, Mapping
+from functools import lru_cache
 from typing import Any
 
 from topics_kafka.configs import CONFIGS, Config, ConfigType, Source, default_of
@@ -8,19 +9,22 @@ from topics_kafka.settings import KafkaSettings
 
 
 def entries(
-    given: Mapping[str, str], settings: KafkaSettings, names: Container[str] | None = None
+    given: Mapping[str, str], settings: KafkaSettings, names: Container[str] | None = None, *, synonyms: bool = True
 ) -> list[dict[str, Any]]:
-    """The configs of a topic with these overrides, all or those of `names`."""
-    return [_entry(config, given, settings) for name, config in CONFIGS.items() if names is None or name in names]
+    """The configs of a topic with these overrides, all or those of `names`. Shared by many topics: never change one."""
+    most = settings.max_batch_bytes
+    shown = (config for name, config in CONFIGS.items() if names is None or name in names)
+    return [_entry(config, given.get(config.name), most, synonyms) for config in shown]
 
 
-def _entry(config: Config, given: Mapping[str, str], settings: KafkaSettings) -> dict[str, Any]:
-    default = default_of(config, settings.max_batch_bytes)
+@lru_cache(maxsize=1024)
+def _entry(config: Config, given: str | None, max_batch_bytes: int, with_synonyms: bool) -> dict[str, Any]:
+    default = default_of(config, max_batch_bytes)
     source = Source.DEFAULT if default == config.default else Source.STATIC_BROKER
     synonyms = [{"name": config.broker, "value": default, "source": source}] if config.broker else []
     value = default
-    if config.name in given:
-        value, source = given[config.name], Source.TOPIC
+    if given is not None:
+        value, source = given, Source.TOPIC
         synonyms.insert(0, {"name": config.name, "value": value, "source": source})
     return {
         "name": config.name,
@@ -28,14 +32,14 @@ def _entry(config: Config, given: Mapping[str, str], settings: KafkaSettings) ->
         "read_only": False,
         "config_source": source,
         "is_sensitive": False,
-        "synonyms": synonyms,
+        "synonyms": synonyms if with_synonyms else [],
         "config_type": config.type,
         "documentation": None,
     }
 
 
 def broker_entries(
-    settings: KafkaSettings, host: str, port: int, names: Container[str] | None = None
+    settings: KafkaSettings, host: str, port: int, names: Container[str] | None = None, *, synonyms: bool = True
 ) -> list[dict[str, Any]]:
     """What the server was told, by Kafka's names; nothing of it can be changed while it runs."""
     shown = [
@@ -64,7 +68,7 @@ def broker_entries(
             "read_only": True,
             "config_source": Source.STATIC_BROKER,
             "is_sensitive": False,
-            "synonyms": [{"name": name, "value": value, "source": Source.STATIC_BROKER}],
+            "synonyms": [{"name": name, "value": value, "source": Source.STATIC_BROKER}] if synonyms else [],
             "config_type": kind,
             "documentation": None,
         }

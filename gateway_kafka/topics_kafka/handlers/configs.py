@@ -49,31 +49,32 @@ class ConfigHandlers:
     def describe(self, context: Context, version: int, request: Message) -> Message:
         """The configs of topics and of the broker, with where each value comes from."""
         results = []
+        synonyms = request["include_synonyms"]
         asked = {(each["resource_type"], each["resource_name"]): each for each in request["resources"]}
         for (kind, name), resource in asked.items():
             shown = {"resource_type": kind, "resource_name": name}
             try:
-                found = self._described(context, kind, name, resource["configuration_keys"] or None)
+                found = self._described(context, kind, name, resource["configuration_keys"] or None, synonyms)
             except RefusedError as error:
                 results.append({**shown, **error.result})
                 continue
-            if not request["include_synonyms"]:
-                found = [{**entry, "synonyms": []} for entry in found]
             results.append({**shown, "error_code": ErrorCode.NONE, "configs": found})
         return {"results": results}
 
-    def _described(self, context: Context, kind: int, name: str, names: list[str] | None) -> list[Message]:
+    def _described(
+        self, context: Context, kind: int, name: str, names: list[str] | None, synonyms: bool
+    ) -> list[Message]:
         settings = self._door.settings
         if kind == _TOPIC:
             topic = self._topic(context, ApiKey.DESCRIBE_CONFIGS, name)
-            return entries(configs.overrides(topic), settings, names)
+            return entries(configs.overrides(topic), settings, names, synonyms=synonyms)
         if kind != _BROKER:
             raise RefusedError(ErrorCode.INVALID_REQUEST, f"there are no resources of type {kind}")
         if not context.may(ApiKey.DESCRIBE_CONFIGS):
             raise RefusedError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the API key may not see the broker's configs")
         if name not in ("", str(settings.node_id)):
             raise RefusedError(ErrorCode.INVALID_REQUEST, f"the broker is {settings.node_id}")
-        return broker_entries(settings, self._door.host, self._door.port, names)
+        return broker_entries(settings, self._door.host, self._door.port, names, synonyms=synonyms)
 
     async def alter(self, context: Context, version: int, request: Message) -> Message:
         """Replace all overrides of topics: a config that is not named goes back to its default."""

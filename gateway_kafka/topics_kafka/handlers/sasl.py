@@ -4,6 +4,8 @@ from typing import Final
 
 from topics_kafka.handlers import Context, Door, HandlerTable
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_service.api.quota import count_refusal
+from topics_service.engine.errors import TopicsError
 
 _MECHANISM: Final = "PLAIN"
 
@@ -56,6 +58,14 @@ def _check(context: Context, token: bytes) -> str | None:
         return "unknown API key"
     if context.authenticated and principal.key_id != context.principal.key_id:
         return "a connection can't change its API key"
+    if not context.authenticated and principal.key_id:
+        usage = context.door.gate.quotas.of(principal.key_id)
+        try:
+            usage.take_connection()
+        except TopicsError as error:
+            count_refusal(context.door.api.metrics.refusals, "kafka", error)
+            return error.message
+        context.on_gone.append(usage.leave_connection)
     context.principal, context.authenticated = principal, True
     return None
 

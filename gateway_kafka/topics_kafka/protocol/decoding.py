@@ -21,7 +21,8 @@ Decoder = Callable[["bytes | memoryview", int, int], Message]
 """(buffer, position of the message, end of the buffer) -> the message. Bytes after the message are ignored."""
 
 MAX_ELEMENTS: Final = 65_536
-"""Structs and strings that the arrays of one message may hold together: 2 bytes on the wire can be 250 in memory."""
+"""What the arrays of one message may hold together: 2 bytes on the wire can be 250 in memory, and a number hundreds in
+the answer."""
 
 
 def varint(buffer: bytes | memoryview, position: int, value: int) -> tuple[int, int]:
@@ -226,12 +227,13 @@ class DecoderSource:
         line = self.source.line
         smallest = least_size(field.element, self.flexible)
         line(f"if n*{smallest}>e-p or n>left:raise Malformed('the length of {field.name}')")
+        line("left-=n")
         code = FIXED.get(field.type)
         if code is not None:
             many = self.source.numbers("unpack_from", code)
             line(f"{variable}=list({many}[n](b,p) if n<{SMALL} else unpack_from(f'>{{n}}{code}',b,p));p+=n*{smallest}")
             return
-        line(f"left-=n;{variable}=[]")
+        line(f"{variable}=[]")
         with self.source.block("for _ in range(n):"):
             if field.struct:
                 line(f"{variable}.append({self._struct(field.fields, depth + 1)})")

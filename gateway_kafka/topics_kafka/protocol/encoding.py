@@ -15,6 +15,8 @@ Buffer = bytes | bytearray | memoryview
 Encoder = Callable[[Mapping[str, Any], list[Buffer], list[int]], None]
 """(message, pieces, cuts): appends to the pieces, and to the cuts the indexes of pieces worth a buffer of their own."""
 
+MANY: Final = 4096
+"""Pieces that are joined while more are written: a small one takes ten times its bytes in memory."""
 LARGE: Final = 8192
 """Bytes from which a piece of records is handed on as it is, uncopied."""
 
@@ -43,6 +45,13 @@ def put(records: Buffer | Sequence[Buffer], pieces: list[Buffer], cuts: list[int
         pieces.append(piece)
 
 
+def compacted(pieces: list[Buffer], cuts: list[int], start: int) -> int:
+    """Joins the pieces from `start` on, but for those before the last cut; returns how many pieces there are now."""
+    start = max(start, cuts[-1] + 1) if cuts else start
+    pieces[start:] = [b"".join(pieces[start:])]
+    return len(pieces)
+
+
 def gathered(pieces: list[Buffer], cuts: list[int]) -> list[bytes | memoryview]:
     """The pieces with small neighbours joined."""
     if not cuts:
@@ -65,6 +74,7 @@ HELPERS: Final = {
     "byte": [bytes([value]) for value in range(128)],
     "size": size_of,
     "put": put,
+    "compacted": compacted,
     "pack": struct.pack,
     "zero": bytes(16),
 }
@@ -74,7 +84,8 @@ class EncoderSource:
     """Writes the encoder of one message.
 
     In the source, `d0` is the message and `g0` its `get`, `d1` a struct in it and so on; `o0` are the pieces and `w0`
-    their `append`, `o1` those of a tagged field. `x` is the value to write next, `n` its length as the wire has it.
+    their `append`, `o1` those of a tagged field; `s` of the pieces are joined already. `x` is the value to write next,
+    `n` its length as the wire has it.
     """
 
     def __init__(self, title: str, fields: tuple[Field, ...], flexible: bool) -> None:
@@ -83,7 +94,7 @@ class EncoderSource:
         self._run: list[tuple[str, str]] = []
         self._write = "w0"
         with self.source.block("def made(d0,o0,cuts):"):
-            self.source.line("w0=o0.append")
+            self.source.line("w0=o0.append;s=0")
             self._struct(fields, 0)
             self._flush()
 
@@ -227,6 +238,8 @@ class EncoderSource:
             with self.source.block(f"for d{depth + 1} in x:"):
                 self._struct(field.fields, depth + 1)
                 self._flush()
+                if depth == 0 and self._write == "w0":
+                    line(f"if len(o0)-s>{MANY}:s=compacted(o0,cuts,s)")
         else:
             with self.source.block("for x in x:"):
                 self._sequence(field.element)

@@ -136,6 +136,22 @@ def test_acks_0(api: Api, remote: Remote, server: ServerProcess) -> None:
         assert other.wire.is_closed()
 
 
+def test_who_wants_no_answer_may_leave_at_once(api: Api, remote: Remote, server: ServerProcess) -> None:
+    """A request that takes long to append was cut short when its client had closed the connection behind it."""
+    partitions = 30
+    name = api.make("left", partition_count=partitions)
+    large = batch(*[b"value %d %s" % (i, b"y" * 100) for i in range(3500)], ts=now(), codec=1)
+    with Remote(server.kafka_port) as other:
+        body = other.produce_body(large, name, acks=0)
+        (topic,) = body["topic_data"]
+        topic["partition_data"] = [topic["partition_data"][0] | {"index": i} for i in range(partitions)]
+        other.wire.send(ApiKey.PRODUCE, 9, body)
+    heads = [3500] * partitions
+    poll(
+        lambda: [api.read(name, partition=i, limit=1)["head_seq"] for i in range(partitions)] == heads, 20, "all of it"
+    )
+
+
 def test_pipelined_appends_keep_their_order(api: Api, remote: Remote) -> None:
     name = api.make("piped", durability="fsync")
     sent = [

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
@@ -111,7 +112,7 @@ class Client:
 
 
 Serve = Callable[..., Awaitable[KafkaServer]]
-Connect = Callable[[KafkaServer], Awaitable[Client]]
+Connect = Callable[..., Awaitable[Client]]
 
 
 @pytest.fixture
@@ -120,7 +121,12 @@ async def serve() -> AsyncIterator[Serve]:
     started: list[tuple[KafkaServer, GroupCommit]] = []
 
     async def make(
-        handlers: Mapping[int, Handler], *, keys: KeyRing | None = None, max_inflight: int = 0, **settings: Any
+        handlers: Mapping[int, Handler],
+        *,
+        keys: KeyRing | None = None,
+        max_inflight: int = 0,
+        tls: ssl.SSLContext | None = None,
+        **settings: Any,
     ) -> KafkaServer:
         engine = Engine(MemoryStore(), SystemClock())
         commit = GroupCommit(engine.writer.store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
@@ -135,7 +141,7 @@ async def serve() -> AsyncIterator[Serve]:
             statistics=api.metrics.kafka,
             cluster_id="cluster",
         )
-        server = KafkaServer(door, sock, handlers=lambda door: {**sasl.handlers(door), **handlers})
+        server = KafkaServer(door, sock, tls=tls, handlers=lambda door: {**sasl.handlers(door), **handlers})
         door.port = sock.getsockname()[1]
         await server.start()
         started.append((server, commit))
@@ -152,8 +158,9 @@ async def connect() -> AsyncIterator[Connect]:
     """Opens connections to servers of `serve`."""
     writers: list[asyncio.StreamWriter] = []
 
-    async def make(server: KafkaServer) -> Client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.door.port)
+    async def make(server: KafkaServer, tls: ssl.SSLContext | None = None) -> Client:
+        name = None if tls is None else "localhost"
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.door.port, ssl=tls, server_hostname=name)
         writers.append(writer)
         return Client(reader, writer)
 

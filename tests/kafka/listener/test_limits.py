@@ -1,15 +1,19 @@
 """What one client may take: memory of requests, time, connections; and how a server ends. Servers in this process."""
 
 import asyncio
+import ssl
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.tls_proxy import certificate
 from topics_kafka import listener
 from topics_kafka.budget import FrameBudget
 from topics_kafka.handlers import Context
+from topics_kafka.listener import tls_context
 from topics_kafka.protocol import ApiKey, Message
 from topics_service.statistics import KafkaStatistics
 
@@ -21,6 +25,8 @@ MIB = 1 << 20
 
 class Waiter:
     """Waits for memory."""
+
+    share = None
 
     def __init__(self) -> None:
         self.grants = 0
@@ -210,6 +216,36 @@ async def test_who_does_not_read_is_not_served_and_then_cut(serve: Serve, connec
     await until(lambda: server.statistics.closed["slow"] == 1)
     other.send(ApiKey.FETCH, 4, 77, **FETCH)
     assert (await other.receive(ApiKey.FETCH, 4))[0] == 77
+
+
+async def test_who_does_not_read_over_tls_is_cut_as_well(serve: Serve, connect: Connect, tmp_path: Path) -> None:
+    answers, lengths = 0, []
+
+    def fetch(context: Context, version: int, request: Message) -> Message:
+        nonlocal answers
+        answers += 1
+        return {"responses": [{"topic": "t", "partitions": [{"partition_index": 0, "records": bytes(4 * MIB)}]}]}
+
+    def produce(context: Context, version: int, request: Message) -> Message:
+        lengths.append(len(request["topic_data"][0]["partition_data"][0]["records"]))
+        return {"responses": []}
+
+    cert, key = certificate(tmp_path)
+    server = await serve(
+        {ApiKey.FETCH: fetch, ApiKey.PRODUCE: produce}, send_seconds=0.6, tls=tls_context(str(cert), str(key))
+    )
+    trust = ssl.create_default_context(cafile=str(cert))
+    client, other = await connect(server, trust), await connect(server, trust)
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    for number in range(20):
+        client.send(ApiKey.FETCH, 4, number, **FETCH)
+    await until(lambda: server.statistics.closed["slow"] == 1)
+    assert answers <= 3, "what is not read is not made"
+    data = [{"name": "t", "partition_data": [{"index": 0, "records": bytes(5 * MIB)}]}]
+    other.send(ApiKey.PRODUCE, 7, 7, acks=1, timeout=1, topic_data=data)
+    assert (await other.receive(ApiKey.PRODUCE, 7))[0] == 7
+    assert lengths == [5 * MIB]
+    assert server.budget.used == 0
 
 
 async def test_fetches_wait_while_responses_fill_the_memory(serve: Serve, connect: Connect) -> None:

@@ -301,3 +301,78 @@ async def test_a_connection_that_ends_in_line_leaves_nothing(serve: Serve, conne
     await until(lambda: server.statistics.connections == 0)
     await settle()
     assert server.budget.used == 0
+
+
+NO_ANSWER = PRODUCE | {"acks": 0}
+
+
+class Appending(Work):
+    """A Produce that takes long; one at a time."""
+
+    def __call__(self, context: Context, version: int, request: Message) -> Awaitable[Message | None]:
+        context.appending = True
+        future = super().__call__(context, version, request)
+
+        def end(_: object) -> None:
+            context.appending = False
+
+        asyncio.ensure_future(future).add_done_callback(end)
+        return future
+
+
+async def test_who_wants_no_answer_may_leave_before_it_is_written(serve: Serve, connect: Connect) -> None:
+    work = Appending()
+    server = await serve({ApiKey.PRODUCE: work})
+    client = await connect(server)
+    for number in range(3):
+        client.send(ApiKey.PRODUCE, 7, number, **NO_ANSWER)
+    client.writer.close()
+    for place in range(3):
+        await until(lambda: len(work.started) == place + 1)  # noqa: B023  # awaited here
+        await settle()
+        work.started[place].set_result(None)
+    await until(lambda: server.statistics.connections == 0)
+    assert work.cancelled == 0
+    assert (server.budget.used, server.statistics.requests.in_flight) == (0, 0)
+
+
+async def test_what_is_being_appended_survives_its_connection(serve: Serve, connect: Connect) -> None:
+    work = Appending()
+    server = await serve({ApiKey.PRODUCE: work})
+    client = await connect(server)
+    client.send(ApiKey.PRODUCE, 7, 1, **NO_ANSWER)
+    await until(lambda: work.started)
+    for connection in list(server._connections):
+        connection.abort()
+    assert await client.ended()
+    await until(lambda: server.statistics.connections == 0)
+    assert work.cancelled == 0
+    assert server.budget.used > 0, "it holds its memory"
+    work.started[0].set_result(None)
+    await settle()
+    assert (server.budget.used, server.statistics.requests.in_flight) == (0, 0)
+
+
+async def test_who_leaves_while_its_key_has_no_slot(serve: Serve, connect: Connect) -> None:
+    work, written = Work({"responses": []}), 0
+
+    def produce(context: Context, version: int, request: Message) -> Awaitable[Message | None] | None:
+        nonlocal written
+        if not work.started:
+            return work(context, version, request)
+        written += 1
+        return None
+
+    server = await serve({ApiKey.PRODUCE: produce}, keys=keys("secret"), max_inflight=1)
+    first, second = [await connect(server) for _ in range(2)]
+    for client in (first, second):
+        assert await client.log_in("secret") == 0
+        client.send(ApiKey.PRODUCE, 7, 9, **NO_ANSWER)
+        await until(lambda: work.started)
+    second.writer.close()
+    await settle()
+    assert (written, server.statistics.connections) == (0, 2)
+    work.started[0].set_result(None)
+    await until(lambda: server.statistics.connections == 1)
+    assert written == 1
+    assert server.budget.used == 0

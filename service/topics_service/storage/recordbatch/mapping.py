@@ -161,7 +161,7 @@ def _contents(text: bytes) -> list[bytes | None]:
     """The header values that the JSON text of a member stands for: one, or those of an array."""
     try:
         values = _VALUES.decode(text) if text.startswith(b"[") else [_VALUE.decode(text)]
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return [text]
     contents: list[bytes | None] = []
     for value in values:

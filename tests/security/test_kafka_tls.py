@@ -1,0 +1,109 @@
+"""TLS handshakes on the Kafka port of a real server: they count as connections, and keep nobody out."""
+
+import re
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from security.secure_server import TlsServer
+
+from support.kafka_wire import Wire
+from support.waiting import poll
+from topics_kafka.protocol import ApiKey
+
+MOST = 8
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[TlsServer]:
+    with TlsServer(tmp_path, env={"TOPICS_KAFKA_MAX_CONNECTIONS": MOST}, kafka=True) as server:
+        yield server
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
+        assert " ERROR " not in server.log
+
+
+def silent(server: TlsServer, sent: bytes = b"") -> socket.socket:
+    """A connection that begins a handshake at most."""
+    sock = socket.create_connection(("127.0.0.1", server.kafka_port), timeout=10)
+    sock.sendall(sent)
+    return sock
+
+
+def metrics(server: TlsServer) -> dict[str, float]:
+    """The open connections, and those that the server has ended by reason."""
+    text = httpx.get(f"{server.base}/v0/metrics", verify=server.trust).text
+    found = re.findall(r'^topics_kafka_connections(?:_closed_total\{reason="(\w+)"\})? (\S+)$', text, re.MULTILINE)
+    return {reason or "open": float(count) for reason, count in found}
+
+
+def descriptors(server: TlsServer) -> int:
+    return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+
+
+def is_served(server: TlsServer) -> bool:
+    """Whether a client gets in, and an answer."""
+    try:
+        with Wire(server.kafka_port, tls=server.trust, timeout=5) as wire:
+            return bool(wire.call(ApiKey.METADATA, topics=[])["brokers"])
+    except OSError:  # closed before, or in, its handshake
+        return False
+
+
+def test_connections_in_a_handshake_count(server: TlsServer) -> None:
+    """Else strangers who begin any number of them take the file descriptors of the database."""
+    before = descriptors(server)
+    hostile = [silent(server, b"\x16\x03\x01") for _ in range(5 * MOST)]
+    poll(lambda: metrics(server).get("limit") == 4 * MOST, 10, "refusals")
+    assert metrics(server)["open"] == MOST
+    assert descriptors(server) <= before + MOST + 2  # and that of the metrics
+    for each in hostile:
+        each.close()
+    poll(lambda: metrics(server)["open"] == 0, 10, "the end of the handshakes")
+    assert metrics(server)["handshake"] == MOST
+
+
+def test_who_never_finishes_keeps_nobody_out(server: TlsServer) -> None:
+    with Wire(server.kafka_port, tls=server.trust) as old:
+        hostile = [silent(server) for _ in range(2 * MOST)]
+        poll(lambda: metrics(server)["open"] == MOST, 10, "a full house")
+        begun = time.monotonic()
+        good = []
+        for _ in range(3):
+            poll(lambda: is_served(server), 10, "a good client gets in")
+            good.append(Wire(server.kafka_port, tls=server.trust))
+            assert metrics(server)["open"] <= MOST
+        assert time.monotonic() - begun < 10  # a handshake has 15 s
+        for wire in (old, *good):  # who is in stays
+            assert wire.call(ApiKey.METADATA, topics=[])["brokers"]
+        for each in (*hostile, *good):
+            each.close()
+
+
+def test_who_speaks_no_tls_is_counted_and_logged_in_a_line(server: TlsServer) -> None:
+    with Wire(server.kafka_port) as plain:
+        plain.write_frame(b"".join(plain.request(ApiKey.API_VERSIONS, 0, 1, {})))
+        assert plain.is_closed()
+    with pytest.raises(ssl.SSLError):  # it does not trust the certificate
+        Wire(server.kafka_port, tls=ssl.create_default_context())
+    poll(lambda: metrics(server).get("handshake") == 2, 10, "both are counted")
+    assert metrics(server)["open"] == 0
+    lines = [line for line in server.log.splitlines() if "no TLS handshake" in line]
+    assert len(lines) == 2, server.log
+    assert "closing the connection from 127.0.0.1:" in lines[0]
+
+
+def test_a_stop_waits_for_no_handshake(tmp_path: Path) -> None:
+    with TlsServer(tmp_path, kafka=True) as server:
+        hostile = [silent(server, b"\x16\x03\x01") for _ in range(MOST)]
+        poll(lambda: metrics(server)["open"] == MOST, 10, "handshakes that have begun")
+        begun = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - begun < 5
+        assert "Traceback" not in server.log
+        for each in hostile:
+            each.close()
