@@ -8,7 +8,7 @@ NODE_CLIENTS := tests/clients/node_modules/.installed
 SDK_CLIENTS := build/sdk-clients/.built
 KAFKA_CLIENTS := build/kafka-clients/.built
 SPARKS := 4.1 4.2 4.3
-TRUST := tests/backup tests/corruption tests/crash tests/security
+TRUST := tests/backup tests/corruption tests/crash tests/fuzz tests/observability tests/security tests/simulation tests/soak
 
 .PHONY: setup run test test-core test-trust test-sdk test-kafka test-spark lint format proto docs docs-serve bench soak conformance clean
 
@@ -47,7 +47,7 @@ test-core: setup $(NODE_CLIENTS) $(SDK_CLIENTS)
 	$(PYTEST) -m 'not soak' $(TRUST:%=--ignore %) --ignore tests/sdk --ignore tests/kafka --ignore tests/spark \
 		--ignore tests/lakehouse tests
 
-# What can go wrong with a server and its files: crashes, damage, backups, hostile clients.
+# What can go wrong with a server and its files: crashes, damage, backups, hostile clients, noise, long lives.
 test-trust: setup
 	$(PYTEST) -m 'not soak' $(TRUST)
 
@@ -70,17 +70,19 @@ lint: setup
 	PYTHON=$(BIN)/python proto/generate.sh --check
 	$(BIN)/python sdk/python/generate_sync.py --check
 	$(BIN)/python gateway_kafka/generate_schema.py --check
+	$(BIN)/python -m topics_openapi --check
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Regenerates the code of the SDKs and the schema of the Kafka protocol; on a clean tree it must leave no diff. Says which
-# language it leaves as it is where Go or npm is missing.
+# Regenerates the code of the SDKs, the schema of the Kafka protocol and the OpenAPI file; on a clean tree it must leave no
+# diff. Says which language it leaves as it is where Go or npm is missing.
 proto: setup
 	PYTHON=$(BIN)/python proto/generate.sh
 	$(BIN)/python sdk/python/generate_sync.py
 	$(BIN)/python gateway_kafka/generate_schema.py
+	$(BIN)/python -m topics_openapi
 
 # The documentation site, into build/site; docs-serve shows it while it is written.
 export NO_MKDOCS_2_WARNING := 1
@@ -93,9 +95,15 @@ docs-serve: setup
 bench: setup build/spark-4.2/.installed
 	PYTHONPATH=tests $(BIN)/python -m bench
 
-# Long runs: random seeds, crash loops. TOPICS_SOAK_SECONDS is the budget of each.
+# Long runs, which print their figures. The soak at load has MINUTES, the loop of kills TOPICS_KILLS, each of the others (random
+# seeds, crashes of one kind) TOPICS_SOAK_SECONDS.
+MINUTES ?= 10
+SOAK := $(PYTEST) -m soak -s --timeout 0
+KILLS := tests/crash/test_every_path_sigkill.py
 soak: setup $(KAFKA_CLIENTS) $(SPARKS:%=build/spark-%/.installed)
-	TOPICS_SOAK_SECONDS=$${TOPICS_SOAK_SECONDS:-600} $(PYTEST) -m soak --timeout 0 tests
+	TOPICS_SOAK_SECONDS=$$(($(MINUTES) * 60)) $(SOAK) tests/soak
+	TOPICS_KILLS=$${TOPICS_KILLS:-200} $(SOAK) $(KILLS)
+	TOPICS_SOAK_SECONDS=$${TOPICS_SOAK_SECONDS:-60} $(SOAK) --ignore tests/soak --ignore $(KILLS) tests
 
 # The outside suite's files and tests named in tests/conformance.txt, where the suite lies beside the project.
 conformance: setup

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topics_gateway.body import drain
-from topics_gateway.call import Call, ClientGoneError, Handler, ms_since
+from topics_gateway.call import ON_ROUTED, Call, ClientGoneError, Handler, ms_since
 from topics_gateway.errors import error_reply, internal
 from topics_gateway.group_endpoints import GroupEndpoints
 from topics_gateway.probe_endpoints import ProbeEndpoints
@@ -22,6 +22,7 @@ from topics_gateway.reply import EventStream, Reply, send_reply
 from topics_gateway.router_endpoints import RouterEndpoints
 from topics_gateway.routes import UNROUTED, Route, RouteTable
 from topics_gateway.settings import GatewaySettings
+from topics_gateway.shares import hold_connection
 from topics_gateway.sse import query_token, serve
 from topics_gateway.stalls import StallWatch
 from topics_gateway.topic_endpoints import TopicEndpoints
@@ -30,9 +31,11 @@ from topics_gateway.websocket import PATH, WebSocketDoor, plain_request
 from topics_gateway.work_endpoint import WorkEndpoint
 from topics_service.api.access import NO_ROUTE, Gate, authorize
 from topics_service.api.auth import NOBODY, Principal
+from topics_service.api.metrics import Metrics
+from topics_service.api.quota import CONNECTIONS, Held, count_refusal
+from topics_service.api.request_ids import HEADER_BYTES, begin, current_request
 from topics_service.api.topics import TopicsApi
-from topics_service.engine.errors import TopicsError
-from topics_service.statistics import RequestStatistics
+from topics_service.engine.errors import Reason, TopicsError
 
 log: Final = logging.getLogger("topics.http")
 
@@ -54,7 +57,7 @@ def create_app(api: TopicsApi, settings: GatewaySettings, gate: Gate | None = No
     api.metrics.caches["renderings"] = rendered
     table = RouteTable(_handlers(api, settings, rendered))
     sockets = WebSocketDoor(api, settings, gate, rendered)
-    return _Gateway(routes=[_Routes(table, settings, gate, api.metrics.http), sockets])
+    return _Gateway(routes=[_Routes(table, settings, gate, api.metrics), sockets])
 
 
 def _handlers(api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> Mapping[str, Handler]:
@@ -133,24 +136,32 @@ class _Guard:
                 raise
             log.exception("%s %r failed", scope["method"], scope["path"])
             reply = error_reply(internal(), ms_since(arrived))
+            request = current_request.get()
+            if request is not None and request.given is not None:
+                send = _echoing(send, request.given)
             await send_reply(reply, scope, send, accept_encoding=b"", gzip_min_bytes=len(reply.body) + 1)
 
 
 class _Routes(BaseRoute):
     """Every route of the door, dispatched on the undecoded path without regular expressions; counts the requests."""
 
-    def __init__(self, table: RouteTable, settings: GatewaySettings, gate: Gate, statistics: RequestStatistics) -> None:
+    def __init__(self, table: RouteTable, settings: GatewaySettings, gate: Gate, metrics: Metrics) -> None:
         self._table = table
         self._settings = settings
         self._stalls = StallWatch(settings.body_timeout_seconds)
         self._gate = gate
-        self._statistics = statistics
+        self._statistics = metrics.http
+        self._refusals = metrics.refusals
+        self._errors = metrics.errors
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         return (Match.FULL if scope["type"] == "http" else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(scope, receive, self._stalls)
+        request = begin(call.headers.get(HEADER_BYTES))
+        if request.given is not None:
+            send = _echoing(send, request.given)
         statistics, outcome = self._statistics, _OUTCOMES[5]
         statistics.in_flight += 1
         try:
@@ -162,14 +173,20 @@ class _Routes(BaseRoute):
             outcome = _GONE
             raise
         finally:
+            if call.held is not None:
+                call.held.release()
             statistics.in_flight -= 1
             statistics.observe(call.rpc or UNROUTED, outcome, time.perf_counter() - call.started)
 
     async def _serve(self, call: Call, send: Send) -> int:
         """Let the call through the gate and answer it; the status of the answer."""
         route = _PLAIN if call.scope["raw_path"] == PATH else self._table.find(call)
+        if ON_ROUTED in call.scope:
+            call.scope[ON_ROUTED](call)
         try:
             call.principal = self._identify(call, route.rpc)
+            if call.principal.key_id:
+                self._count(call)
             with self._gate.slot(route.rpc, call.principal):
                 return await self._send(call, await self._answer(call, route), send)
         except TopicsError as error:
@@ -186,6 +203,12 @@ class _Routes(BaseRoute):
             if rpc != _OPEN_WATCH:
                 raise
             return NOBODY  # a session that does not exist is told of before a wrong key (SPEC API 7)
+
+    def _count(self, call: Call) -> None:
+        """Let the connection, and what the body will hold, count against the key. Raises `throttled`."""
+        usage = self._gate.quotas.of(call.principal.key_id)
+        hold_connection(call.scope, call.principal, usage)
+        call.held = Held(usage)
 
     async def _answer(self, call: Call, route: Route) -> Reply | EventStream:
         try:
@@ -205,8 +228,25 @@ class _Routes(BaseRoute):
         return reply.status
 
     async def _refuse(self, call: Call, error: TopicsError) -> Reply:
+        call.error = error.reason.code
+        self._errors[call.error] += 1
         reply = error_reply(error, call.elapsed_ms)
+        if error.reason is Reason.THROTTLED:
+            count_refusal(self._refusals, "http", error)
+            if (error.detail or {}).get("limit") == CONNECTIONS:
+                return reply._replace(headers=(*reply.headers, (b"connection", b"close")))
         # The rest of the body is in the way of the next request on this connection.
         if not await drain(call, self._settings.max_body_bytes) and call.scope["http_version"].startswith("1"):
             return reply._replace(headers=(*reply.headers, (b"connection", b"close")))
         return reply
+
+
+def _echoing(send: Send, request_id: str) -> Send:
+    """Give the request's id back to the client that chose it."""
+
+    async def echo(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (HEADER_BYTES, request_id.encode())]
+        await send(message)
+
+    return echo

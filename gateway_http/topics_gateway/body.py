@@ -13,8 +13,8 @@ _GZIP = 31  # zlib's window bits for one gzip member
 async def read_json(call: Call, limit: int, *, optional: bool = False) -> bytes:
     """The request's JSON text, inflated, not yet parsed. With `optional` an empty body is `{}`, of any type.
 
-    Raises `payload_too_large`, `unsupported_media_type`, `invalid_request` (bad gzip), and ClientGoneError when the
-    client leaves while it sends.
+    Raises `payload_too_large`, `throttled` (the bodies of one key hold as much as they may), `unsupported_media_type`,
+    `invalid_request` (bad gzip), and ClientGoneError when the client leaves while it sends.
     """
     body = await _read(call, limit)
     if optional and not body:
@@ -26,7 +26,10 @@ async def read_json(call: Call, limit: int, *, optional: bool = False) -> bytes:
         raise unsupported_media_type("the Content-Type must be application/json")
     if encoding != b"gzip":
         return body
-    return await asyncio.to_thread(inflate, body, limit)  # a few bytes may inflate to the whole limit
+    content = await asyncio.to_thread(inflate, body, limit)  # a few bytes may inflate to the whole limit
+    if call.held is not None:
+        call.held.grow(len(body) + len(content))
+    return content
 
 
 async def drain(call: Call, budget: int) -> bool:
@@ -64,11 +67,13 @@ async def _read(call: Call, limit: int) -> bytes:
     if declared.isdigit() and len(declared) < 20 and int(declared) > limit:
         raise payload_too_large(limit)
     chunks = []
-    size = 0
+    size, held = 0, call.held
     while not call.body_ended:
         chunk = await call.chunk()
         size += len(chunk)
         if size > limit:
             raise payload_too_large(limit)
+        if held is not None:
+            held.grow(size)
         chunks.append(chunk)
     return b"".join(chunks)

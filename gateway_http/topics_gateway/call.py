@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope
@@ -11,9 +11,13 @@ from starlette.types import Receive, Scope
 from topics_gateway.reply import EventStream, Reply
 from topics_gateway.stalls import StallWatch
 from topics_service.api.auth import NOBODY
+from topics_service.api.quota import Held
 from topics_service.engine.errors import invalid
 
 T = TypeVar("T")
+
+ON_ROUTED: Final = "topics.on_routed"
+"""In a request's scope: a callable that is told its Call as soon as that has its route."""
 
 
 class ClientGoneError(Exception):
@@ -25,13 +29,16 @@ class Call:
 
     `name` is the variable segment of the path, percent-decoded, or empty. `headers` has lower-case names; of a
     repeated header the last one counts. `gone` says that the client was seen to leave, `stalled` that it stopped
-    sending its body for longer than `stalls` allows. `principal` is who asks.
+    sending its body for longer than `stalls` allows. `principal` is who asks, `held` what the body counts against the
+    limits of a key that has such, `error` the code that it was refused with.
     """
 
     __slots__ = (
         "body_ended",
+        "error",
         "gone",
         "headers",
+        "held",
         "name",
         "principal",
         "receive",
@@ -50,6 +57,8 @@ class Call:
         self.name = ""
         self.rpc = ""
         self.principal = NOBODY
+        self.error = ""
+        self.held: Held | None = None
         self.body_ended = False
         self.stalls = stalls
         self.gone = False

@@ -16,6 +16,7 @@ from msgspec import UNSET, Raw
 from topics_gateway.jsonbody import Fields, parse_object
 from topics_gateway.writeshape import RECORD_MEMBERS, Body, Outline, Record, text_size
 
+_PARTS_OF_RECORD: Final = 1 << 20  # as many as the data of the largest may have by default, and some
 _ROOM: Final = len(b'"tag":"",')
 _OUTLINE: Final = msgspec.json.Decoder(Outline)
 _RECORDS: Final = msgspec.json.Decoder(list[Raw])
@@ -52,7 +53,7 @@ def refuse_duplicates(text: bytes, body: Body, columns: Columns) -> None:
     raws = _RECORDS.decode(records)
     for raw, slack in zip(raws, map(sub, map(len, raws), _record_sizes(body.records)), strict=True):
         if slack >= _ROOM:
-            Fields(parse_object(bytes(raw)), RECORD_MEMBERS)
+            Fields(parse_object(bytes(raw), most=_PARTS_OF_RECORD), RECORD_MEMBERS)
 
 
 def _without(text: bytes, records: bytes) -> bytes:

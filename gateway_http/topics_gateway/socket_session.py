@@ -20,6 +20,7 @@ from topics_gateway.socket_commands import Command, MalformedError, Subscribe, U
 from topics_gateway.socket_frames import SocketFrames
 from topics_service.api.access import authorize
 from topics_service.api.auth import Principal
+from topics_service.api.quota import Usage, count_refusal
 from topics_service.api.topics import Submitted, TopicsApi
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.errors import Reason, TopicsError, invalid
@@ -57,8 +58,9 @@ class SocketSession:
         send: Send,
         *,
         utf8: bool,
+        usage: Usage | None = None,
     ) -> None:
-        """`utf8` says that texts go out as bytes."""
+        """`utf8` says that texts go out as bytes. A write counts in `usage`, that of the key, until it has its ack."""
         self._api = api
         self._limits = limits
         self._principal = principal
@@ -66,6 +68,8 @@ class SocketSession:
         self._receive = receive
         self._send = send
         self._utf8 = utf8
+        self._usage = usage
+        self._in_flight = 0  # of that
         self._gone = False  # the client
         self._written = 0  # the newest ticket of its writes
         self._outbox = Outbox()
@@ -90,6 +94,8 @@ class SocketSession:
         finally:
             for subscription in list(self._subscriptions):
                 self._close(subscription)
+            if self._usage is not None:
+                self._usage.in_flight -= self._in_flight
 
     async def _serve(self, ended: asyncio.Event) -> None:
         if self._api.draining:
@@ -144,6 +150,8 @@ class SocketSession:
         try:
             await self._execute(command, started)
         except TopicsError as error:
+            if error.reason is Reason.THROTTLED:
+                count_refusal(self._api.metrics.refusals, "websocket", error)
             self._answer(socket_frames.refusal(command.request_id, error))
         except Exception:
             log.exception("WebSocket command failed")
@@ -168,13 +176,28 @@ class SocketSession:
         authorize(self._principal, _APPEND, topic)
         if command.options.config is not None:
             authorize(self._principal, _PUT, topic)
-        submitted = await self._api.submit(command.read(self._limits), principal=self._principal)
+        if self._usage is not None:
+            self._usage.take_request()
+            self._in_flight += 1
+        try:
+            submitted = await self._api.submit(command.read(self._limits), principal=self._principal)
+        except BaseException:
+            self._answered()
+            raise
         self._written = max(self._written, submitted.ticket)
 
         async def acked() -> bytes:
-            return await self._settled(submitted, request_id, seqs=seqs, started=started)
+            text = await self._settled(submitted, request_id, seqs=seqs, started=started)
+            self._answered()
+            return text
 
         self._outbox.put(Reply(acked, _PENDING_WEIGHT + len(request_id) + len(topic)))
+
+    def _answered(self) -> None:
+        """One write less is under way."""
+        if self._usage is not None:
+            self._usage.in_flight -= 1
+            self._in_flight -= 1
 
     async def _settled(self, submitted: Submitted, request_id: bytes, *, seqs: bool, started: float) -> bytes:
         try:

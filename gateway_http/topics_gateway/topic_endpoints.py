@@ -100,7 +100,7 @@ class TopicEndpoints:
             {
                 "topic": reply.topic,
                 "deleted": reply.deleted,
-                "routers_removed": reply.routers_removed,
+                "routers_removed": list(filter(call.principal.allows_name, reply.routers_removed)),
                 "performance": {"server_total_ms": call.elapsed_ms},
             },
         )

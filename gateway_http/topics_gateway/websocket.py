@@ -1,7 +1,7 @@
 """The WebSocket door: GET /v0/ws (SPEC API 7.7; contract.md 9)."""
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
 
@@ -13,16 +13,20 @@ from topics_gateway.errors import error_reply, method_not_allowed, not_found
 from topics_gateway.render import RenderCache
 from topics_gateway.reply import Reply
 from topics_gateway.settings import GatewaySettings
+from topics_gateway.shares import MessageBytes, hold_connection
 from topics_gateway.socket_frames import SocketFrames
 from topics_gateway.socket_session import SocketSession
 from topics_service.api.access import NO_ROUTE, Gate
 from topics_service.api.auth import Principal
+from topics_service.api.quota import count_refusal
+from topics_service.api.request_ids import HEADER_BYTES, begin
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError, invalid
 
 PATH: Final = b"/v0/ws"
 
 _NAME: Final = "WebSocket"  # among the RPCs, in metrics
+_DOOR: Final = "websocket"
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -50,21 +54,32 @@ class WebSocketDoor(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one socket until one side ends it."""
         started = time.perf_counter()
+        begin(dict(scope["headers"]).get(HEADER_BYTES))
         statistics = self._api.metrics.http
         with ExitStack() as held:
             try:
                 principal = self._admit(scope)
+                usage = self._gate.quotas.of(principal.key_id) if principal.key_id else None
+                if usage is not None:
+                    hold_connection(scope, principal, usage)
                 held.enter_context(self._api.watches.connection(principal))
             except TopicsError as error:
+                count_refusal(self._api.metrics.refusals, _DOOR, error)
                 statistics.observe(_NAME, f"{error.reason.value.http_status // 100}xx", time.perf_counter() - started)
                 await _refuse(error_reply(error, ms_since(started)), send)
                 return
             statistics.observe(_NAME, "1xx", time.perf_counter() - started)
             await receive()  # websocket.connect
-            await send({"type": "websocket.accept", "utf8": True})
+            held_bytes = None if usage is None else held.enter_context(closing(MessageBytes(usage, self._refused)))
+            await send({"type": "websocket.accept", "utf8": True, "holds": held_bytes and held_bytes.grow})
             utf8 = "websocket.utf8" in scope.get("extensions", {})
-            session = SocketSession(self._api, self._settings.limits, principal, self._frames, receive, send, utf8=utf8)
+            session = SocketSession(
+                self._api, self._settings.limits, principal, self._frames, receive, send, utf8=utf8, usage=usage
+            )
             await session.run()
+
+    def _refused(self, error: TopicsError) -> None:
+        count_refusal(self._api.metrics.refusals, _DOOR, error)
 
     def _admit(self, scope: Scope) -> Principal:
         """Who may open a socket here. Raises TopicsError."""

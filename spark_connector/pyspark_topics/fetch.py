@@ -170,7 +170,7 @@ class Fetcher:
             return
         for each in found.readers:
             place = self._address
-            address = Address(each.host or place.host, each.port, place.key, place.tls, place.ca_file)
+            address = Address(each.host or place.host, each.port, place.key, place.tls, place.ca_file, place.cert_file)
             yield Connection(address, retry=self._retry)
 
     def close(self) -> None:

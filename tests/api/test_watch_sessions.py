@@ -212,7 +212,7 @@ async def test_connections_are_counted_for_the_whole_and_for_each_key() -> None:
     for _ in range(10):
         with world.api.connection(k1), pytest.raises(RuntimeError), world.api.connection(k1):
             raise RuntimeError("a handler fails")
-    assert not world.api._connections._of_key
+    assert not world.api.connections._of_key
 
 
 @in_fake_time

@@ -55,5 +55,5 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
 def test_a_key_of_tls_needs_its_certificate() -> None:
     with pytest.raises(SettingsError, match="needs TOPICS_TLS_CERT_FILE"):
         load({"TOPICS_TLS_KEY_FILE": "key.pem"}, {})
-    with pytest.raises(SettingsError, match="TOPICS_BULK_READERS"):
-        load({"TOPICS_TLS_CERT_FILE": "cert.pem", "TOPICS_BULK_READERS": "1"}, {})
+    with pytest.raises(SettingsError, match="TOPICS_TLS_CLIENT_CA_FILE needs TOPICS_TLS_CERT_FILE"):
+        load({"TOPICS_TLS_CLIENT_CA_FILE": "ca.pem"}, {})

@@ -505,7 +505,7 @@ def test_a_router_belongs_to_those_who_may_touch_all_of_it(keyed: ServerProcess)
     theirs = fresh("t42:theirs")
     put(full, theirs, source, foreign)
     for method in ("GET", "DELETE"):
-        assert refused(mine.send(method, router_path(theirs)), 403, "forbidden")["detail"] == {"topic": foreign}
+        assert "detail" not in refused(mine.send(method, router_path(theirs)), 403, "forbidden"), "tells no other end"
     refused(mine.send("PUT", router_path(theirs), {"source": source, "dest": fresh("t42:n")}), 403, "forbidden")
     for request in (pb.GetRouterRequest(router=theirs), pb.DeleteRouterRequest(router=theirs)):
         assert stub.refused(request).reason == "FORBIDDEN"

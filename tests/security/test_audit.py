@@ -222,9 +222,13 @@ def test_checkpoints(audited: Audited) -> None:
         release = admin_service_pb2.ReleaseCheckpointRequest(checkpoint_id=made)
         stub.ReleaseCheckpoint(release, metadata=bearer(OPS), timeout=20)
         assert audited.line() == done("checkpoint.release", "grpc", checkpoint=made, released=True)
-        with pytest.raises(grpc.RpcError):
-            stub.CreateCheckpoint(request, metadata=bearer(READER), timeout=20)
-        assert audited.line()["reason"] == "forbidden"
+        for key in (READER, "sekret-t42"):  # which lacks the scope, and which has prefixes
+            with pytest.raises(grpc.RpcError) as error:
+                stub.CreateCheckpoint(request, metadata=bearer(key), timeout=20)
+            assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            line = audited.line()
+            assert (line["action"], line["reason"], line["checkpoint"]) == ("checkpoint.create", "forbidden", None)
+            assert line["key"] == fingerprint(key.encode())
 
 
 def test_nobody_forges_a_line(audited: Audited, ops: Api) -> None:

@@ -3,11 +3,15 @@
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from support.http import Api, ok
+from support.server import ServerProcess
 from support.waiting import poll
 from topics_service.api.audit import AuditLog
 from topics_service.app.audit import AuditFile
@@ -37,6 +41,50 @@ def test_lines_wait_for_a_full_disk_but_not_for_ever(tmp_path: Path, monkeypatch
     assert json.loads(kept[3])["action"] == "audit.lost"
     assert json.loads(kept[3])["lines"] == 7
     assert kept[4] == "line 10"
+
+
+def test_a_full_disk_as_the_kernel_has_it(tmp_path: Path) -> None:
+    """A process that may write no more than 1000 bytes, then some more: also a line of which a part went is whole."""
+    script = """
+import json, resource, sys, time
+from topics_service.app import audit
+audit._RETRY_SECONDS, audit._MOST_LINES = 0.01, 15
+path, hard = sys.argv[1], resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+log = audit.AuditFile(path)
+for n in range(40):
+    log.write(json.dumps({"line": n, "x": "x" * 80}).encode() + b"\\n")
+    time.sleep(0.002)
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+log.close()
+"""
+    file = tmp_path / "audit"
+    done = subprocess.run([sys.executable, "-c", script, file], capture_output=True, text=True, timeout=60, check=True)
+    assert "can't be written: " in done.stderr
+    assert "takes no more: further lines are dropped" in done.stderr
+    whole, cut = [], 0
+    for line in file.read_text().splitlines():
+        try:
+            whole.append(json.loads(line))
+        except ValueError:
+            cut += 1
+    numbers = [line["line"] for line in whole if "line" in line]
+    assert numbers == list(range(len(numbers)))
+    (lost,) = (line for line in whole if line.get("action") == "audit.lost")
+    assert (len(numbers) + lost["lines"], cut) == (40, 1)
+    assert len(numbers) > 20
+
+
+def test_a_server_goes_on_without_its_log(tmp_path: Path) -> None:
+    """The policy: what can't be logged is done all the same, and the log of the server says so."""
+    with ServerProcess(tmp_path, env={"TOPICS_AUDIT_LOG": "/dev/full"}) as server, Api(server.base) as api:
+        for n in range(3):
+            ok(api.put(f"t{n}"), 201)
+        poll(lambda: "the audit log /dev/full can't be written: No space left on device" in server.log, 10)
+        ok(api.drop("t1"))
+        assert len(api.listing()["topics"]) == 2
+        assert server.stop() == 0
+        assert "the audit log /dev/full takes no more: 4 lines are lost" in server.log
 
 
 def test_a_pipe_that_nobody_reads(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a stranger may send at a real server: it costs bounded memory, ends his connection, and nobody else notices."""
 
 import gzip
+import json
 import socket
 import struct
 import threading
@@ -37,6 +38,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
         "TOPICS_MAX_BODY_BYTES": MIB,
         "TOPICS_HEADER_TIMEOUT_SECONDS": 2,
         "TOPICS_MAX_CONNECTIONS": CONNECTIONS,
+        "TOPICS_GRPC_MAX_CONNECTIONS": CONNECTIONS,
     }
     with ServerProcess(tmp_path_factory.mktemp("hostile"), env=env) as server:
         with with_key(server.base, "k") as api:  # whatever the first calls take is not the attack's
@@ -249,6 +251,24 @@ def test_connections_are_bounded(server: ServerProcess) -> None:
     poll(lambda: asked() == 200, 10, "room again")
 
 
+def test_connections_of_grpc_are_bounded(running: ServerProcess) -> None:
+    """Further ones are closed at once; the next one is taken as soon as there is room."""
+    port = int(running.grpc_target.rpartition(":")[2])
+
+    def taken() -> bool:
+        with Wire(port) as wire:
+            try:
+                return bool(wire.socket.recv(1))  # of the server's settings
+            except ConnectionResetError:
+                return False
+
+    with ExitStack() as held:
+        for _ in range(CONNECTIONS):
+            held.enter_context(Wire(port))
+        poll(lambda: not taken(), 10, "a refusal")
+    poll(taken, 10, "room again")
+
+
 def test_heads_are_bounded(server: ServerProcess) -> None:
     with Wire(server.http_port) as wire:
         wire.send(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 100_000)
@@ -276,6 +296,22 @@ def test_deep_json(server: ServerProcess) -> None:
         for text in (f'{{"op":"publish","topic":"t","records":[{{"data":{deep}', deep):
             ws.send(text)
             assert ws.recv()["op"] == "error"
+
+
+def test_many_members(server: ServerProcess) -> None:
+    """Small bodies are read by Python: a million members would stop everybody for seconds."""
+    elements = b"1," * 110_000 + b"1"
+    with with_key(server.base, "k") as api:
+        for target, body in (
+            ("/v0/watch", b'{"topics":{"t":{}},"x":[' + elements + b"]}"),
+            (path("t", "/diff"), b'{"from_seq":0,"node":[' + elements + b"]}"),
+            (path("t"), b'{"records":[{"data":1}],"x":[' + elements + b"]}"),
+        ):
+            compressed = gzip.compress(body, 1)
+            reply = api.send("POST", target, compressed, headers={"content-encoding": "gzip"})
+            assert "members and elements" in refused(reply, 400, "invalid_request")["message"]
+        data = [1] * 200_000  # of a record: they are not looked at
+        ok(api.send("POST", path("t"), b'{ "records" : [ { "data" : %b } ] }' % json.dumps(data).encode()))
 
 
 def test_without_a_key_a_body_is_not_kept(server: ServerProcess) -> None:

@@ -37,6 +37,13 @@ def test_what_names_a_topic_router_or_group_is_checked_for_its_prefix() -> None:
             assert RULES[rpc.full_name].field in fields, rpc.full_name
 
 
+def test_what_is_about_every_topic_takes_a_key_of_every_topic() -> None:
+    assert {name.rpartition(".")[2] for name, rule in RULES.items() if rule.whole} == {
+        "CreateCheckpoint",
+        "ReleaseCheckpoint",
+    }
+
+
 def test_the_page_says_the_same() -> None:
     section = PAGE.read_text().partition("## What a scope allows")[2].partition("\n## ")[0]
     rows = {cells[1].strip(): cells[3] for line in section.splitlines() if len(cells := line.split("|")) > 3}

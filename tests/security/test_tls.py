@@ -240,7 +240,9 @@ def test_files_that_cannot_be_served_with(tmp_path: Path) -> None:
     assert "certificate chain and its private key in PEM" in said(cert)  # no key in it
     assert "the key is encrypted" in said(cert, encrypted)
     assert "needs TOPICS_TLS_CERT_FILE" in said("", key)
-    assert "TOPICS_BULK_READERS" in said(cert, key, TOPICS_BULK_READERS=1)
+    ca = {"TOPICS_TLS_CLIENT_CA_FILE": garbage}
+    assert said(cert, key, **ca).startswith(f"topics: TOPICS_TLS_CLIENT_CA_FILE {garbage}: there must be certificates")
+    assert said(cert, key, TOPICS_TLS_CLIENT_CA_FILE=absent).endswith(f"{absent}: No such file or directory")
     kafka = refusal(tmp_path, TOPICS_KAFKA_PORT=0, TOPICS_KAFKA_TLS_CERT=cert, TOPICS_KAFKA_TLS_KEY=other_key)
     assert "TOPICS_KAFKA_TLS_KEY" in kafka
 

@@ -28,24 +28,24 @@ from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
 from topics_gateway.transport.envelope import INTERNAL, bad_target, respond
-from topics_gateway.transport.h2rules import BoundedFrames, GoawayTolerant
+from topics_gateway.transport.h2rules import IDLE_BURST, IDLE_PER_SECOND, BoundedFrames, GoawayTolerant
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import Linger
 from topics_gateway.transport.registry import Registry, logger
+from topics_gateway.transport.tenancy import Tenancy
 from topics_service.api.slow import prepare, undrained
 
 # Four times the default: a DATA frame costs Python about the same whatever its size.
 MAX_FRAME_BYTES: Final = 65536
 # A read of 256 KiB may hold 15,000 PING frames, 0.2 s of work; the loop gets its turn after each slice of this much.
 READ_BYTES: Final = 16384
+# After a slice that had more events than this in it, smaller ones.
+MANY_EVENTS: Final = 64
+BUSY_BYTES: Final = 1024
 # Frames of this much are joined into one write.
 WRITE_BYTES: Final = 65536
 # A peer that makes us answer (PING, SETTINGS, RST_STREAM) but does not read is cut off beyond this.
 MAX_CONTROL_BYTES: Final = 1 << 20
-# What a client may send at once and per second that is work for us and none for it: resets (CVE-2023-44487), PING,
-# SETTINGS (CVE-2019-9512, 9515), empty DATA (9518), PRIORITY, unknown frames. Cancelled long polls stay far below.
-IDLE_BURST: Final = 1000.0
-IDLE_PER_SECOND: Final = 100.0
 
 # RFC 9113, 8.2.2: these have no meaning in HTTP/2 and must not be sent.
 HOP_BY_HOP: Final = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
@@ -71,6 +71,7 @@ class Http2Protocol(asyncio.Protocol):
         self.client: tuple[str, int] | None = None
         self.server: tuple[str, int | None] | None = None
         self.scheme = "http"
+        self.tenancy = Tenancy()
         self.write_paused = False
         self.blocked: set[Stream] = set()
         self._timer = timer
@@ -78,6 +79,7 @@ class Http2Protocol(asyncio.Protocol):
         self._draining = False
         self._closed = False
         self._backlog = bytearray()
+        self._slice = READ_BYTES
         self._idle_left = IDLE_BURST
         self._idle_at = self.loop.time()
         self._handlers: dict[type[object], Callable[[Any], None]] = {
@@ -138,7 +140,7 @@ class Http2Protocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closed:
             return
-        if not self._backlog and len(data) <= READ_BYTES:
+        if not self._backlog and len(data) <= self._slice:
             self._feed(data)
             return
         if not self._backlog:
@@ -149,8 +151,8 @@ class Http2Protocol(asyncio.Protocol):
     def _feed_backlog(self) -> None:
         if self._closed or self.transport.is_closing():
             return
-        data = bytes(self._backlog[:READ_BYTES])
-        del self._backlog[:READ_BYTES]
+        data = bytes(self._backlog[: self._slice])
+        del self._backlog[: self._slice]
         self._feed(data)
         if self._closed or self.transport.is_closing():
             return
@@ -170,6 +172,7 @@ class Http2Protocol(asyncio.Protocol):
             logger.debug("HTTP/2 input not understood: %r", error)
             self._end(ErrorCodes.PROTOCOL_ERROR)
             return
+        self._slice = READ_BYTES if len(events) <= MANY_EVENTS else BUSY_BYTES
         for event in events:
             handler = self._handlers.get(type(event))
             if handler is not None:
@@ -189,6 +192,7 @@ class Http2Protocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
+        self.tenancy.close()
         self.registry.forget(self)
 
     # Events
@@ -312,6 +316,7 @@ class Http2Protocol(asyncio.Protocol):
         if self.transport.is_closing():
             return
         if linger:
+            self.tenancy.close()
             Linger(self.registry, self.transport)
             self.registry.forget(self)
         else:
@@ -389,7 +394,7 @@ class Stream:
             "raw_path": raw_path,
             "query_string": query,
             "headers": fields,
-            "state": {},
+            "state": {"tenancy": self._protocol.tenancy},
         }
         return self._protocol.app if well_formed else bad_target
 
@@ -520,12 +525,13 @@ class Stream:
 
     def _send_head(self, status: int, headers: Headers) -> None:
         fields = [(b":status", b"%d" % status)]
-        dated = False
+        dated = closing = False
         for name, value in headers:
             if HEADER_RE.search(name) or HEADER_VALUE_RE.search(value):
                 raise RuntimeError(f"invalid response header {name!r}")
             name = name.lower()
             if name in HOP_BY_HOP:
+                closing = closing or (name == b"connection" and value == b"close")
                 continue
             if name == b"content-length":
                 self._content_length = int(value)
@@ -538,6 +544,8 @@ class Stream:
         self._started = True
         self._protocol.h2.send_headers(self.id, fields, end_stream=self._bodyless)
         self._protocol.flush()
+        if closing:
+            self._protocol.shutdown()
 
     async def _send_body(self, body: bytes, more_body: bool) -> None:
         size = len(body)

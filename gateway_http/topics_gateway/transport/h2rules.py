@@ -1,9 +1,17 @@
-"""Where our HTTP/2 differs from that of the h2 library."""
+"""Where our HTTP/2 differs from that of the h2 library, and what it and WebSockets bear of frames that say nothing."""
+
+from typing import Final
 
 from h2.connection import ConnectionInputs, ConnectionState, H2ConnectionStateMachine
 from h2.exceptions import DenialOfServiceError
 from h2.frame_buffer import FrameBuffer
 from hyperframe.frame import Frame
+
+# What a client may send at once and per second that is work for us and none for it: resets (CVE-2023-44487), PING,
+# SETTINGS (CVE-2019-9512, 9515), empty DATA (9518), PRIORITY, unknown frames; on a WebSocket control frames and empty
+# fragments. Cancelled long polls stay far below.
+IDLE_BURST: Final = 1000.0
+IDLE_PER_SECOND: Final = 100.0
 
 
 class GoawayTolerant(H2ConnectionStateMachine):

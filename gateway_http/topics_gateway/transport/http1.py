@@ -21,10 +21,17 @@ from topics_gateway.transport.envelope import INTERNAL, JSON, error_body
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import LINGER_SECONDS, Linger
 from topics_gateway.transport.registry import Registry, logger
+from topics_gateway.transport.tenancy import Tenancy
 from topics_service.api.slow import prepare, undrained
 
 # Requests that a client sent ahead of its answers: beyond this the connection is not read any further.
 PIPELINE_LIMIT: Final = 64
+# A read of 256 KiB may hold 43,000 chunks of a byte, or 6,700 requests, a quarter of a second of work: what is parsed
+# in one step of the loop, at first, when that was much work, and when it was little.
+FIRST_BYTES: Final = 16384
+BUSY_BYTES: Final = 2048
+CALM_BYTES: Final = 65536
+BUSY_CALLS: Final = 64
 # A larger part of a response is not copied for its frame: many clients may be sent the same bytes.
 COPY_BYTES: Final = 16384
 
@@ -41,7 +48,8 @@ class Http1Protocol(HttpToolsProtocol):
     """
 
     def __init__(self, config: Config, registry: Registry, timer: IdleTimer) -> None:
-        super().__init__(config, registry, {}, asyncio.get_running_loop())
+        self._tenancy = Tenancy()
+        super().__init__(config, registry, {"tenancy": self._tenancy}, asyncio.get_running_loop())
         self.logger = logger
         self.registry = registry
         self._timer = timer
@@ -49,6 +57,10 @@ class Http1Protocol(HttpToolsProtocol):
         # The cycle whose application runs now; `self.cycle` is the newest one, which may wait in the pipeline.
         self._running: Cycle | None = None
         self._deaf = False
+        self._backlog = bytearray()  # received, not parsed yet
+        self._slice = FIRST_BYTES
+        self._going_on = False
+        self._calls = 0  # of the parser, in this step
         self._in_head = False
         self._in_body = False
         self._upgrading = False
@@ -60,11 +72,12 @@ class Http1Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         super().connection_made(transport)
-        self.flow = PipelineFlow(transport, self._pipeline_is_full)
+        self.flow = PipelineFlow(transport, lambda: bool(self._backlog) or self._pipeline_is_full())
         self._timer.on_timeout = transport.close
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
+        self._tenancy.close()
         self.registry.forget(self)
 
     def _release(self) -> None:
@@ -74,6 +87,7 @@ class Http1Protocol(HttpToolsProtocol):
         running, self._running = self._running, None
         if running is not None:
             running.disconnect()
+        self._backlog.clear()
         self.flow.resume_writing()
         self.pipeline.clear()
         self.cycle = None  # type: ignore[assignment]  # as before the first request
@@ -82,7 +96,37 @@ class Http1Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
+        if not self._backlog and len(data) <= self._slice:
+            self._feed(data)
+            return
+        self._backlog += data
+        self.flow.pause_reading()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Parse more of the backlog in the next step of the loop."""
+        if self._backlog and not self._going_on:
+            self._going_on = True
+            self.loop.call_soon(self._feed_backlog)
+
+    def _feed_backlog(self) -> None:
+        self._going_on = False
+        if self._pipeline_is_full():  # it goes on when a request is answered
+            return
+        data = bytes(self._backlog[: self._slice])
+        del self._backlog[: self._slice]
+        if data and not self._deaf:
+            self._feed(data)
+        if self._deaf:
+            self._backlog.clear()
+        elif self._backlog:
+            self._go_on()
+        else:
+            self.flow.resume_reading()
+
+    def _feed(self, data: bytes) -> None:
         size = len(data)
+        self._calls = 0
         # A head that lies within one small read needs no measuring.
         self._head_may_be_large = self._head_bytes + size > self._max_head
         self._body_advanced = False
@@ -95,7 +139,7 @@ class Http1Protocol(HttpToolsProtocol):
                 if self._running is not None:
                     self._reject(400, "malformed HTTP request: upgrade behind a request that is not answered yet")
                     return
-                self._open_websocket(data[int(upgrade.args[0]) :])
+                self._open_websocket(data[int(upgrade.args[0]) :] + bytes(self._backlog))
                 return
             if self.parser.get_method() == b"CONNECT":
                 # Whatever follows would be for the tunnel that the client does not get.
@@ -115,6 +159,8 @@ class Http1Protocol(HttpToolsProtocol):
                 head = bad_target and self.parser.get_method() == b"HEAD"
                 self._reject(400, f"malformed HTTP request: {error}", head=head)
             return
+        if size >= BUSY_BYTES:
+            self._slice = CALM_BYTES if self._calls <= BUSY_CALLS else BUSY_BYTES
         if self._in_head:
             # A read that also held other requests is not counted; it is bounded by the loop's read size.
             if self._heads_begun == 0 or (self._heads_begun == 1 and not other):
@@ -133,6 +179,7 @@ class Http1Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
+        self._calls += 1
         self._heads_begun += 1
         self._upgrading = False
         self._head_bytes = 0
@@ -174,6 +221,7 @@ class Http1Protocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_advanced = True
+        self._calls += 1
         self._overhead_bytes = 0
         cycle = self.cycle
         if cycle.response_complete:
@@ -209,6 +257,9 @@ class Http1Protocol(HttpToolsProtocol):
             self._reject(400, f"malformed WebSocket upgrade: {error}")
             return
         self._timer.cancel()
+        self._deaf = True  # what is left of the backlog is in `rest`
+        self._backlog.clear()
+        self.flow.resume_reading()
         self.registry.forget(self)
         self.transport.set_protocol(protocol)
         protocol.connection_made(self.transport)
@@ -236,7 +287,7 @@ class Http1Protocol(HttpToolsProtocol):
         head.append(b"\r\n")
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.data_received(b"".join(head) + rest)
+        self._feed(b"".join(head) + rest)
 
     # Responses
 
@@ -261,6 +312,7 @@ class Http1Protocol(HttpToolsProtocol):
             self._run(following)
         else:
             self._timer.start()
+        self._go_on()
         self.flow.resume_reading()
 
     def _pipeline_is_full(self) -> bool:
@@ -312,6 +364,7 @@ class Http1Protocol(HttpToolsProtocol):
     def _linger(self) -> None:
         transport = self.transport
         self._release()
+        self._tenancy.close()
         Linger(self.registry, transport)
         self.registry.forget(self)
 

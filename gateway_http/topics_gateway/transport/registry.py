@@ -57,16 +57,32 @@ class Registry(ServerState):
         self._date = b""
         self._date_second = 0
 
-    def has_room(self) -> bool:
-        """Whether one more connection may be taken; a refusal is logged, at most once a minute."""
+    def is_full(self) -> bool:
+        """Whether there are as many connections as may be."""
         most = self.limits.max_connections
-        if not most or len(self.connections) < most:
-            return True
+        return bool(most) and len(self.connections) >= most
+
+    def refuse(self) -> None:
+        """A connection was not taken for that; logged at most once a minute."""
         now = time.monotonic()
         if now - self._refused_at >= _REFUSAL_SECONDS:
             self._refused_at = now
-            logger.warning("refusing connections: there are %d, as many as may be", most)
-        return False
+            logger.warning("refusing connections: there are %d, as many as may be", self.limits.max_connections)
+
+    def has_room(self) -> bool:
+        """Whether one more connection may be taken; a refusal is logged."""
+        if self.is_full():
+            self.refuse()
+            return False
+        return True
+
+    def enter(self, connection: object) -> None:
+        """Count a connection whose socket is open."""
+        self.connections.add(connection)
+
+    def handshake_failed(self, peer: str, cause: str) -> None:
+        """Somebody came who does not speak TLS, or not in time."""
+        logger.debug("no TLS with %s: %s", peer, cause)
 
     def forget(self, connection: object) -> None:
         """Remove a connection whose socket is closed, or which handed its socket to another protocol."""

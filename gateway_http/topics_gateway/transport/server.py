@@ -11,11 +11,11 @@ from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 
 from topics_gateway.transport.h2c import Http2Protocol
-from topics_gateway.transport.handshake import TlsListener
 from topics_gateway.transport.http1 import Http1Protocol
 from topics_gateway.transport.idle import IdleTimer
-from topics_gateway.transport.registry import Limits, Registry
+from topics_gateway.transport.registry import Limits, Registry, logger
 from topics_gateway.transport.sniff import Sniffer
+from topics_service.api.handshake import TlsListener
 
 _HANDSHAKE_SECONDS: Final = 15.0
 _GOODBYE_SECONDS: Final = 2.0  # that TLS waits for the other side to say it
@@ -171,6 +171,7 @@ class HttpServer:
                 self._sock,
                 sniffer,
                 self._tls,
+                logger,
                 backlog=self._backlog,
                 ssl_handshake_timeout=min(_HANDSHAKE_SECONDS, self._limits.header_timeout),
                 ssl_shutdown_timeout=_GOODBYE_SECONDS,

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from uvicorn._types import ASGI3Application
@@ -16,6 +17,7 @@ from websockets.protocol import OPEN, SERVER, Protocol
 from websockets.server import ServerProtocol
 
 from topics_gateway.transport.envelope import INTERNAL, JSON
+from topics_gateway.transport.h2rules import IDLE_BURST, IDLE_PER_SECOND
 from topics_gateway.transport.linger import Linger, end_side
 from topics_gateway.transport.registry import Registry, logger
 from topics_service.api.slow import prepare, undrained
@@ -24,6 +26,9 @@ Message = dict[str, Any]
 
 # What is parsed before the application takes the messages in it: a small one takes 40 times its size once parsed.
 _SLICE: Final = 8192
+# Small frames take some 10 us each: this many, and then others have their turn.
+_FRAMES_A_STEP: Final = 64
+_SMALL_SLICE: Final = 512
 # A longer text is not copied for its frame: many clients may be sent the same.
 _COPY_BYTES: Final = 16384
 # How long a client may take to answer our close frame, and to read what stands before it.
@@ -54,7 +59,9 @@ class WebSocketProtocol(asyncio.Protocol):
     - Nothing is compressed: permessage-deflate is not offered.
 
     Beyond ASGI: `websocket.accept` with `"utf8": True` asks for `text` as bytes of UTF-8, in both directions; it is
-    offered as the extension `websocket.utf8`. `websocket.http.response` is offered too.
+    offered as the extension `websocket.utf8`. `websocket.http.response` is offered too. `"holds"` there may be a call
+    that is told, as a large message grows, how many bytes it has, and 0 once the application has dealt with it; where
+    it says False, the connection ends with 1013.
     """
 
     def __init__(
@@ -86,8 +93,14 @@ class WebSocketProtocol(asyncio.Protocol):
         self._denial: Message | None = None
         self._utf8 = False
         self._ahead = b""  # received, not parsed yet
+        self._slice = _SLICE
+        self._yielding = False  # the rest is parsed in the next step of the loop
+        self._idle_left = IDLE_BURST
+        self._idle_at = self._loop.time()
         self._parts = bytearray()  # of the message that is not complete
         self._is_text = False
+        self._holds: Callable[[int], bool] | None = None
+        self._is_large = False  # what arrives or waits, so that `holds` was told of it
         self._messages: deque[Message] = deque([{"type": "websocket.connect"}])
         self._arrival = asyncio.Event()  # of a message
         self._disconnect: Message | None = None
@@ -116,6 +129,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._frames is not None:
             self._frames.parser.close()  # a reference cycle that holds the input
         self._ahead = b""
+        self._scope["state"]["tenancy"].close()
         self._registry.forget(self)
 
     # Input
@@ -123,7 +137,8 @@ class WebSocketProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._heard = True
         self._ahead = self._ahead + data if self._ahead else data
-        self._parse()
+        if not self._yielding:
+            self._parse()
 
     def eof_received(self) -> None:
         """The client has ended its side: end ours, after what is buffered."""
@@ -131,18 +146,27 @@ class WebSocketProtocol(asyncio.Protocol):
         self._abort_later(_GIVE_UP_SECONDS)
 
     def _parse(self) -> None:
-        """Parse what was received until the application has something to take."""
-        frames, data, at = self._frames, self._ahead, 0
+        """Parse what was received until the application has something to take, in steps of the loop."""
+        frames, data, at, parsed = self._frames, self._ahead, 0, 0
         if frames is not None:
-            while at < len(data) and not self._messages:
-                frames.receive_data(data[at : at + _SLICE])
-                at += _SLICE
-                for event in frames.events_received():
+            while at < len(data) and not self._messages and parsed < _FRAMES_A_STEP:
+                size = self._slice
+                frames.receive_data(data[at : at + size])
+                at += size
+                events = frames.events_received()
+                parsed += len(events)
+                self._slice = _SLICE if len(events) <= _FRAMES_A_STEP else _SMALL_SLICE
+                for event in events:
                     if isinstance(event, Frame):
                         self._take(event)
+                if self._holds is not None:
+                    self._tell_size(frames)
                 if not self._flush(frames):
                     at = len(data)  # what comes after the end does not count
             self._ahead = data[at:]
+            if self._ahead and not self._messages:
+                self._yielding = True
+                self._loop.call_soon(self._parse_on)
         if bool(self._ahead) != self._reading_paused:
             self._reading_paused = not self._reading_paused
             if self._reading_paused:
@@ -150,15 +174,38 @@ class WebSocketProtocol(asyncio.Protocol):
             else:
                 self.transport.resume_reading()
 
+    def _parse_on(self) -> None:
+        self._yielding = False
+        self._parse()
+
+    def _count_idle(self) -> None:
+        """A frame that is work for us and asks for nothing."""
+        now = self._loop.time()
+        self._idle_left = min(IDLE_BURST, self._idle_left + (now - self._idle_at) * IDLE_PER_SECOND) - 1
+        self._idle_at = now
+        if self._idle_left < 0 and not self._closing:
+            self._fail(1008, "too many frames that say nothing")
+
+    def _tell_size(self, frames: Protocol) -> None:
+        """What has arrived of a message that is not complete is held for the application, however it is cut."""
+        arrived = len(self._parts) + len(frames.reader.buffer)
+        if arrived > _SLICE and not self._closing and self._holds is not None:
+            self._is_large = True
+            if not self._holds(arrived):
+                self._fail(1013, "messages of this API key hold as many bytes as they may")
+
     def _take(self, frame: Frame) -> None:
         opcode = frame.opcode
         if opcode is Opcode.CLOSE:
             closed = self._frames.close_rcvd if self._frames is not None else None
             self._leave(closed.code if closed is not None else 1005, closed.reason if closed is not None else "")
             return
-        if opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
-            return
         data: bytes = frame.data  # type: ignore[assignment]  # bytes, in what was received
+        if opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            self._count_idle()
+            return
+        if not data and not frame.fin:
+            self._count_idle()
         frame.data = b""  # the parser holds on to the frame until the next one comes
         if opcode is not Opcode.CONT:
             self._is_text = opcode is Opcode.TEXT
@@ -184,6 +231,9 @@ class WebSocketProtocol(asyncio.Protocol):
 
     async def receive(self) -> Message:
         """The next message of the client; once it is gone, always `websocket.disconnect`."""
+        if self._is_large and not self._messages and self._holds is not None:
+            self._is_large = False
+            self._holds(0)
         while not self._messages:
             if self._disconnect is not None:
                 return self._disconnect
@@ -311,6 +361,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if message.get("subprotocol"):
             headers["Sec-WebSocket-Protocol"] = message["subprotocol"]
         self._utf8 = message.get("utf8") is True
+        self._holds = message.get("holds")
         self._frames = Protocol(SERVER, max_size=self._config.ws_max_size, logger=_quiet)
         prepare(self.transport)
         self.transport.write(self._response.serialize())
@@ -323,6 +374,7 @@ class WebSocketProtocol(asyncio.Protocol):
         lines.append(b"content-length: %d\r\n\r\n" % len(body))
         self.transport.write(b"".join(lines) + body)
         self._leave(1006)
+        self._scope["state"]["tenancy"].close()
         Linger(self._registry, self.transport)
         self._registry.forget(self)
 

@@ -19,14 +19,15 @@ class Address:
     key: str | None = field(default=None, repr=False)
     tls: bool = False
     ca_file: str | None = None
+    cert_file: str | None = None
 
     @classmethod
     def parse(cls, url: str | None = None, *, key: str | None = None) -> Self:
-        """From `topics://[KEY@]HOST[:PORT]`, `topics+tls://…[?ca=FILE]` or plain `HOST[:PORT]`.
+        """From `topics://[KEY@]HOST[:PORT]`, `topics+tls://…[?ca=FILE&cert=FILE]` or plain `HOST[:PORT]`.
 
         Without `url` that of TOPICS_URL counts, else `topics://127.0.0.1:4001`. `key` wins over the one in the URL,
-        which wins over TOPICS_API_KEY. Without `ca` a TLS server is checked against the roots of the system. Raises
-        ValueError.
+        which wins over TOPICS_API_KEY. Without `ca` a TLS server is checked against the roots of the system. `cert`
+        is what to show to a server that asks for a client's certificate: it and its key in one file. Raises ValueError.
         """
         text = url or os.environ.get("TOPICS_URL") or DEFAULT_URL
         text = text if "://" in text else f"topics://{text}"
@@ -45,12 +46,13 @@ class Address:
         tls = _SCHEMES[parts.scheme]
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         ca_file = query.pop("ca", None) if tls else None
+        cert_file = query.pop("cert", None) if tls else None
         if query:
-            raise ValueError(f"{shown}: a server's URL has no parameter but ca, and that with topics+tls")
+            raise ValueError(f"{shown}: a server's URL has no parameter but ca and cert, and those with topics+tls")
         found = key or unquote(user) or os.environ.get("TOPICS_API_KEY") or None
         if found and not (found.isascii() and found.isprintable()):
             raise ValueError(f"{shown}: a key is printable ASCII, and this one has other characters (an end of line?)")
-        return cls(host, _DEFAULT_PORT if port is None else port, found, tls, ca_file)
+        return cls(host, _DEFAULT_PORT if port is None else port, found, tls, ca_file, cert_file)
 
     @property
     def target(self) -> str:
@@ -60,4 +62,6 @@ class Address:
 
     def __str__(self) -> str:
         scheme = "topics+tls" if self.tls else "topics"
-        return f"{scheme}://{self.target}" + (f"?ca={quote(self.ca_file)}" if self.ca_file else "")
+        files = (("ca", self.ca_file), ("cert", self.cert_file))
+        query = "&".join(f"{name}={quote(file)}" for name, file in files if file)
+        return f"{scheme}://{self.target}" + (f"?{query}" if query else "")

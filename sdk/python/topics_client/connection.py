@@ -229,11 +229,12 @@ def closed(address: Address) -> TopicsError:
 
 
 def credentials_of(address: Address) -> grpc.ChannelCredentials | None:
-    """What a channel to a TLS server takes; None for plain TCP. Raises OSError for a file of roots it can't read."""
+    """What a channel to a TLS server takes; None for plain TCP. Raises OSError for a file that it can't read."""
     if not address.tls:
         return None
     roots = Path(address.ca_file).read_bytes() if address.ca_file else None
-    return grpc.ssl_channel_credentials(root_certificates=roots)
+    own = Path(address.cert_file).read_bytes() if address.cert_file else None  # the chain, and its key
+    return grpc.ssl_channel_credentials(roots, private_key=own, certificate_chain=own)
 
 
 def _channel(address: Address) -> grpc.Channel:

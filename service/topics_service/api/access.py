@@ -1,4 +1,4 @@
-"""Who may call what, once for every door: the rule of each RPC, and the gate that every call passes.
+"""Who may call what, once for every door: the gate that every call passes. `access_rules` has the rule of each RPC.
 
 A door refuses a call in this order: `unauthorized` (`Gate.identify`), too many calls of one key (`Gate.slot`),
 `forbidden` by scope and by name (`authorize`), and only then for whatever else is wrong with it. What depends on the
@@ -10,132 +10,44 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from topics_service.api.access_calls import Call, Running, gone
+from topics_service.api.access_rules import (
+    KAFKA_RULES,
+    NO_GROUP_ROUTE,
+    NO_ROUTE,
+    NO_ROUTER_ROUTE,
+    NO_TOPIC_ROUTE,
+    PROBES,
+    RULES,
+    Rule,
+    rule_of,
+)
 from topics_service.api.audit import current_call
 from topics_service.api.auth import ANYONE, NOBODY, KeyRing, Principal, Scope, read_bearer
+from topics_service.api.quota import KeyLimits, Quotas, Usage
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, ConfigInput
 
-
-class Rule(NamedTuple):
-    """What one RPC asks of its caller.
-
-    `scopes` are needed all together. `field` is the request field, and the path variable, that names the topic, router
-    or group called upon; empty if there is none. `slot` says that a call counts against the cap of its key.
-    """
-
-    scopes: frozenset[Scope]
-    field: str = ""
-    slot: bool = True
-
-
-_NONE: Final[frozenset[Scope]] = frozenset()
-_READ: Final = frozenset({Scope.READ})
-_WRITE: Final = frozenset({Scope.WRITE})
-_DELETE: Final = frozenset({Scope.DELETE})
-_ADMIN: Final = frozenset({Scope.ADMIN})
-
-NO_ROUTE: Final = "no route"
-NO_TOPIC_ROUTE: Final = "no route below a topic"
-NO_ROUTER_ROUTE: Final = "no route below a router"
-NO_GROUP_ROUTE: Final = "no route below a group"
-
-PROBES: Final = frozenset({"topics.v1.AdminService.GetHealth", "topics.v1.AdminService.GetReady"})
-
-RULES: Final[Mapping[str, Rule]] = {
-    "topics.v1.TopicsService.PutTopic": Rule(_ADMIN, "topic"),
-    "topics.v1.TopicsService.GetTopic": Rule(_READ, "topic"),
-    "topics.v1.TopicsService.ListTopics": Rule(_READ),
-    "topics.v1.TopicsService.DeleteTopic": Rule(_DELETE, "topic"),
-    "topics.v1.TopicsService.Append": Rule(_WRITE, "topic"),
-    "topics.v1.TopicsService.AppendStream": Rule(_WRITE),  # each batch names its topic: check_append
-    "topics.v1.TopicsService.Diff": Rule(_READ, "topic"),
-    "topics.v1.TopicsService.BulkDiff": Rule(_READ, "topic"),
-    "topics.v1.TopicsService.LocateTime": Rule(_READ, "topic"),
-    "topics.v1.TopicsService.DeleteRecords": Rule(_DELETE, "topic"),
-    "topics.v1.QueueService.Claim": Rule(_READ | _WRITE, "topic"),
-    "topics.v1.QueueService.Ack": Rule(_WRITE, "topic"),
-    "topics.v1.QueueService.Nack": Rule(_WRITE, "topic"),
-    "topics.v1.QueueService.Extend": Rule(_WRITE, "topic"),
-    "topics.v1.QueueService.Work": Rule(_READ | _WRITE, "topic", slot=False),
-    "topics.v1.QueueService.StopWork": Rule(_READ | _WRITE, "topic"),
-    "topics.v1.QueueService.Redrive": Rule(_READ | _WRITE, "topic"),
-    "topics.v1.QueueService.ListJobs": Rule(_READ, "topic"),
-    "topics.v1.RouterService.PutRouter": Rule(_ADMIN, "router"),
-    "topics.v1.RouterService.GetRouter": Rule(_READ, "router"),
-    "topics.v1.RouterService.ListRouters": Rule(_READ),
-    "topics.v1.RouterService.DeleteRouter": Rule(_DELETE, "router"),
-    "topics.v1.GroupService.ListGroups": Rule(_READ),
-    "topics.v1.GroupService.GetGroup": Rule(_READ, "group"),
-    "topics.v1.GroupService.DeleteGroup": Rule(_DELETE, "group"),
-    "topics.v1.GroupService.Consume": Rule(_READ, "group"),
-    "topics.v1.GroupService.CommitPositions": Rule(_READ, "group"),
-    "topics.v1.GroupService.FetchPositions": Rule(_READ, "group"),
-    "topics.v1.GroupService.ResetPositions": Rule(_DELETE, "group"),
-    "topics.v1.GroupService.DeletePositions": Rule(_DELETE, "group"),
-    "topics.v1.WatchService.CreateWatch": Rule(_READ),
-    "topics.v1.WatchService.OpenWatch": Rule(_READ, slot=False),
-    "topics.v1.WatchService.Watch": Rule(_READ, slot=False),
-    "topics.v1.AdminService.GetHealth": Rule(_NONE, slot=False),
-    "topics.v1.AdminService.GetReady": Rule(_NONE, slot=False),
-    "topics.v1.AdminService.GetMetrics": Rule(_READ),
-    "topics.v1.AdminService.ListBulkReaders": Rule(_READ),
-    "topics.v1.AdminService.CreateCheckpoint": Rule(_ADMIN),
-    "topics.v1.AdminService.ReleaseCheckpoint": Rule(_ADMIN),
-    # HTTP requests that will get 404 or 405, by where their path leads.
-    NO_ROUTE: Rule(_NONE),
-    NO_TOPIC_ROUTE: Rule(_WRITE, "topic"),
-    NO_ROUTER_ROUTE: Rule(_ADMIN, "router"),
-    NO_GROUP_ROUTE: Rule(_READ, "group"),
-}
-
-# The requests of Kafka clients, by API key. Names are those of topics, or of groups in the APIs of groups. Metadata and
-# what comes before it take any key, as Kafka's Describe, which every other permission implies: a producer needs it
-# too. What waits for others (a fetch, members of a group) takes no slot: a connection has one such request at most.
-KAFKA_RULES: Final[Mapping[int, Rule]] = {
-    0: Rule(_WRITE, "topic"),  # Produce
-    1: Rule(_READ, "topic", slot=False),  # Fetch
-    2: Rule(_READ, "topic"),  # ListOffsets
-    3: Rule(_NONE, "topic"),  # Metadata; to create what is missing takes `write`, as an append does
-    8: Rule(_READ, "group"),  # OffsetCommit; and `read` of the topics
-    9: Rule(_READ, "group"),  # OffsetFetch
-    10: Rule(_NONE, "group"),  # FindCoordinator
-    11: Rule(_READ, "group", slot=False),  # JoinGroup
-    12: Rule(_READ, "group", slot=False),  # Heartbeat
-    13: Rule(_READ, "group", slot=False),  # LeaveGroup
-    14: Rule(_READ, "group", slot=False),  # SyncGroup
-    15: Rule(_READ, "group"),  # DescribeGroups
-    16: Rule(_READ),  # ListGroups: those that the key may touch
-    17: Rule(_NONE, slot=False),  # SaslHandshake
-    18: Rule(_NONE, slot=False),  # ApiVersions
-    19: Rule(_ADMIN, "topic"),  # CreateTopics
-    20: Rule(_DELETE, "topic"),  # DeleteTopics
-    21: Rule(_DELETE, "topic"),  # DeleteRecords
-    22: Rule(_WRITE),  # InitProducerId
-    23: Rule(_READ, "topic"),  # OffsetForLeaderEpoch
-    32: Rule(_READ, "topic"),  # DescribeConfigs
-    33: Rule(_ADMIN, "topic"),  # AlterConfigs
-    35: Rule(_READ, "topic"),  # DescribeLogDirs
-    36: Rule(_NONE, slot=False),  # SaslAuthenticate
-    37: Rule(_ADMIN, "topic"),  # CreatePartitions
-    42: Rule(_DELETE, "group"),  # DeleteGroups
-    44: Rule(_ADMIN, "topic"),  # IncrementalAlterConfigs
-    47: Rule(_DELETE, "group"),  # OffsetDelete
-    60: Rule(_NONE),  # DescribeCluster
-    61: Rule(_READ, "topic"),  # DescribeProducers
-    68: Rule(_READ, "group", slot=False),  # ConsumerGroupHeartbeat
-    69: Rule(_READ, "group"),  # ConsumerGroupDescribe
-}
-
-
-def rule_of(rpc: str) -> Rule:
-    """The rule of an RPC, by its full name. One without a rule is `forbidden` to everyone."""
-    rule = RULES.get(rpc)
-    if rule is None:
-        raise _forbidden(f"{rpc} has no access rule")
-    return rule
+__all__ = [
+    "KAFKA_RULES",
+    "NO_GROUP_ROUTE",
+    "NO_ROUTE",
+    "NO_ROUTER_ROUTE",
+    "NO_TOPIC_ROUTE",
+    "PROBES",
+    "RULES",
+    "Gate",
+    "Rule",
+    "authorize",
+    "check_append",
+    "check_names",
+    "check_owned",
+    "check_put",
+    "check_subscription",
+    "rule_of",
+]
 
 
 class _Known:
@@ -147,18 +59,27 @@ class _Known:
 
 
 class Gate:
-    """Tells callers apart by their keys and counts the calls that each key has in flight.
+    """Tells callers apart by their keys and counts what each key holds (`quotas`).
 
     The keys may be exchanged while it is used: the calls of a key that goes, or that may no longer do what it could,
     are ended at once (`renew`).
     """
 
-    def __init__(self, keys: KeyRing | None = None, *, probe_auth: bool = False, max_inflight: int = 1000) -> None:
-        """`keys` None lets everyone in. `probe_auth` asks for a key on the probes too; `max_inflight` 0 is no cap."""
+    def __init__(
+        self,
+        keys: KeyRing | None = None,
+        *,
+        probe_auth: bool = False,
+        max_inflight: int = 1000,
+        quotas: Quotas | None = None,
+    ) -> None:
+        """`keys` None lets everyone in. `probe_auth` asks for a key on the probes too; `max_inflight` 0 is no cap.
+
+        `quotas` are the limits of keys; without them there is none but `max_inflight`.
+        """
         self._known = _Known(keys)
         self._probe_auth = probe_auth
-        self._max_inflight = max_inflight
-        self._inflight: dict[str, int] = {}
+        self.quotas = quotas or Quotas(KeyLimits(in_flight=max_inflight))
         self._running = Running()
         self._cuts = False
 
@@ -227,59 +148,55 @@ class Gate:
         """
         if not principal.key_id:
             return _FREE
-        counts = rule_of(rpc).slot and self._max_inflight > 0
-        return _Hold(self, principal, counts=counts, call=None if self._cuts else self._running.call(principal))
+        usage = self.quotas.of(principal.key_id) if rule_of(rpc).slot else None
+        return _Hold(self, principal, usage, None if self._cuts else self._running.call(principal))
 
-    def take(self, key_id: str) -> None:
-        """As `acquire`, but raises `throttled` when no slot is free."""
-        if not self.acquire(key_id):
-            raise TopicsError(
-                Reason.THROTTLED,
-                "this API key has as many requests in flight as it may",
-                {"limit": "max_inflight_per_key", "max": self._max_inflight},
-            )
+    def while_known(self, principal: Principal) -> AbstractContextManager[None]:
+        """As `slot`, for a call whose slot is held already."""
+        return _Hold(self, principal, None, self._running.call(principal)) if principal.key_id else _FREE
 
     def acquire(self, key_id: str) -> bool:
         """Take one of the key's slots, which must be released; False when none is free."""
-        running = self._inflight.get(key_id, 0)
-        if self._max_inflight and running >= self._max_inflight:
+        usage = self.quotas.of(key_id)
+        if not usage.may_start():
             return False
-        self._inflight[key_id] = running + 1
+        usage.in_flight += 1
         return True
 
     def release(self, key_id: str) -> None:
         """Give a slot back."""
-        self._inflight[key_id] -= 1
+        self.quotas.of(key_id).in_flight -= 1
 
 
 class _Hold:
     """What `Gate.slot` returns. No generator: each request with a key passes this."""
 
-    __slots__ = ("_call", "_counts", "_gate", "_principal")
+    __slots__ = ("_call", "_gate", "_principal", "_usage")
 
-    def __init__(self, gate: Gate, principal: Principal, *, counts: bool, call: Call | None) -> None:
+    def __init__(self, gate: Gate, principal: Principal, usage: Usage | None, call: Call | None) -> None:
+        """`usage` is that of the key, if the call takes a slot."""
         self._gate = gate
         self._principal = principal
-        self._counts = counts
+        self._usage = usage
         self._call = call
 
     def __enter__(self) -> None:
-        gate, principal, call = self._gate, self._principal, self._call
-        if self._counts:
-            gate.take(principal.key_id)
+        usage, call = self._usage, self._call
+        if usage is not None:
+            usage.take_request()
         if call is None:
             return
-        if not gate.knows(principal):
-            if self._counts:
-                gate.release(principal.key_id)
+        if not self._gate.knows(self._principal):
+            if usage is not None:
+                usage.in_flight -= 1
             raise gone()
         call.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._counts:
-            self._gate.release(self._principal.key_id)
+        if self._usage is not None:
+            self._usage.in_flight -= 1
         if self._call is not None:
             self._call.__exit__(kind, error, trace)
 
@@ -296,8 +213,12 @@ def authorize(principal: Principal, rpc: str, name: str) -> None:
     if call is not None:
         call.principal = principal
     rule = RULES.get(rpc)
-    if rule is not None and rule.scopes <= principal.scopes and (not rule.field or principal.allows_name(name)):
-        return
+    if rule is not None and rule.scopes <= principal.scopes:
+        if rule.whole:
+            if principal.prefixes is None:
+                return
+        elif not rule.field or principal.allows_name(name):
+            return
     error = _refusal(principal, rpc)
     if call is not None:
         call.refused(rpc, name, error)
@@ -309,6 +230,8 @@ def _refusal(principal: Principal, rpc: str) -> TopicsError:
     if not rule.scopes <= principal.scopes:
         missing = sorted(scope.value for scope in rule.scopes - principal.scopes)
         return _forbidden(f"the API key lacks {' and '.join(missing)} scope")
+    if rule.whole:
+        return _forbidden("this is about every topic: it takes a key without prefixes")
     return _forbidden("the name is outside the prefixes of the API key")
 
 
@@ -317,6 +240,12 @@ def check_names(principal: Principal, names: Iterable[str]) -> None:
     for name in names:
         if not principal.allows_name(name):
             raise _forbidden("a name is outside the prefixes of the API key", name)
+
+
+def check_owned(principal: Principal, names: Iterable[str]) -> None:
+    """As `check_names`, for names that the caller did not give: the refusal tells none of them."""
+    if not all(map(principal.allows_name, names)):
+        raise _forbidden("what it is made of is outside the prefixes of the API key")
 
 
 def check_subscription(principal: Principal, keys: Iterable[str]) -> None:

@@ -53,7 +53,7 @@ class Call:
         """It may not do what it wants; logged if that is a change that is."""
         action = ACTIONS.get(rpc)
         if action is not None:
-            self.log.write(action[0], {action[1]: name}, call=self, outcome="refused", reason=error.reason.code)
+            self.log.write(action[0], {action[1]: name or None}, call=self, outcome="refused", reason=error.reason.code)
 
 
 current_call: ContextVar[Call | None] = ContextVar("call", default=None)

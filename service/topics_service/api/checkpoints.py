@@ -58,6 +58,9 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Remove what another life of the server left: nobody can use it any more. Blocks for a moment."""
+        if self._directory.is_symlink():  # what it leads to is not ours
+            log.warning("removing the link %s, where checkpoints are made", self._directory)
+            self._directory.unlink(missing_ok=True)
         left = sorted(self._directory.iterdir()) if self._directory.is_dir() else []
         for path in left:
             log.warning("removing the checkpoint %s that an earlier run of the server left", path)

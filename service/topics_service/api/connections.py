@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from topics_service.api.auth import Principal
-from topics_service.engine.errors import Reason, TopicsError
+from topics_service.api.quota import STREAMS, Quotas, exceeded
 from topics_service.statistics import WatchStatistics
 
 
@@ -16,6 +16,7 @@ class Connections:
         self._statistics = statistics
         self._most = most
         self._most_per_key = most_per_key
+        self.quotas: Quotas | None = None  # the limits of each key, in place of `most_per_key`
         self._of_key: dict[str, int] = {}
 
     @contextmanager
@@ -26,12 +27,12 @@ class Connections:
         """
         key = principal.key_id
         mine = self._of_key.get(key, 0)
-        if key and self._most_per_key and mine >= self._most_per_key:
-            raise _full(
-                "this API key has as many open streams as it may", "max_sse_connections_per_key", self._most_per_key
-            )
+        if key:
+            most = self._most_per_key if self.quotas is None else self.quotas.of(key).limits.streams
+            if most and mine >= most:
+                raise exceeded("this API key has as many open streams as it may", STREAMS, most)
         if self._most and self._statistics.connections >= self._most:
-            raise _full("there are as many open streams as this server allows", "max_sse_connections", self._most)
+            raise exceeded("there are as many open streams as this server allows", "max_sse_connections", self._most)
         self._statistics.connections += 1
         if key:
             self._of_key[key] = mine + 1
@@ -43,7 +44,3 @@ class Connections:
                 self._of_key[key] -= 1
                 if not self._of_key[key]:
                     del self._of_key[key]
-
-
-def _full(message: str, limit: str, most: int) -> TopicsError:
-    return TopicsError(Reason.THROTTLED, message, {"limit": limit, "max": most})

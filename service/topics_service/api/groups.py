@@ -6,7 +6,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topics_service.api.access import check_names
+from topics_service.api.access import check_names, check_owned
 from topics_service.api.auth import Principal
 from topics_service.engine import names
 from topics_service.engine.engine import Engine
@@ -76,7 +76,7 @@ class GroupsApi:
     async def delete(self, name: str, *, principal: Principal) -> DeleteGroupReply:
         """Remove a group and its positions; durable before it is acknowledged."""
         groups = self._admit().groups
-        check_names(principal, groups.topics(name))
+        check_owned(principal, groups.topics(name))
         reply, ticket = groups.delete(name)
         await self._settle(ticket)
         return reply
@@ -123,7 +123,10 @@ class GroupsApi:
     async def reset(self, request: ResetRequest, *, principal: Principal) -> list[PositionState]:
         """Move positions, all or none; durable before it is acknowledged."""
         groups = self._admit().groups
-        check_names(principal, [target.topic for target in request.targets] or groups.topics(request.group))
+        if request.targets:
+            check_names(principal, (target.topic for target in request.targets))
+        else:
+            check_owned(principal, groups.topics(request.group))
         moved, ticket = groups.reset(request)
         await self._settle(ticket)
         return moved

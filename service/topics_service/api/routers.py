@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-from topics_service.api.access import check_names
+from topics_service.api.access import check_names, check_owned
 from topics_service.api.auth import Principal
 from topics_service.engine.engine import Engine
-from topics_service.engine.errors import TopicsError
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.router.router import (
     DeleteRouterReply,
     ListRoutersReply,
@@ -46,14 +46,17 @@ class RoutersApi:
         engine = self._admit()
         check_names(principal, _ends(request.config))
         self._check_owner(engine, request.router, principal)
-        engine.routers.check(request)
-        for _ in range(_ROUNDS):
-            pursuit = engine.routers.move(request)
-            if pursuit is None or pursuit.is_over:
-                break
-            await _drive(engine, pursuit)
-        self._check_owner(self._admit(), request.router, principal)  # after a wait it may be another one
-        reply, ticket = engine.routers.put(request)
+        try:
+            engine.routers.check(request)
+            for _ in range(_ROUNDS):
+                pursuit = engine.routers.move(request)
+                if pursuit is None or pursuit.is_over:
+                    break
+                await _drive(engine, pursuit)
+            self._check_owner(self._admit(), request.router, principal)  # after a wait it may be another one
+            reply, ticket = engine.routers.put(request)
+        except TopicsError as error:
+            raise _discreet(error, principal) from None
         await self._settle(ticket)
         return reply
 
@@ -98,12 +101,24 @@ class RoutersApi:
     def _check_owner(self, engine: Engine, name: str, principal: Principal) -> None:
         router = engine.routers.find(name)
         if router is not None:
-            check_names(principal, _ends(router.config))
+            check_owned(principal, _ends(router.config))
 
 
 async def _drive(engine: Engine, pursuit: Pursuit) -> None:
     while engine.routers.pursue(pursuit):  # noqa: ASYNC110  # each turn does a slice of the work
         await asyncio.sleep(0)
+
+
+def _discreet(error: TopicsError, principal: Principal) -> TopicsError:
+    """The error without names of other routers and topics that the caller may not know of."""
+    if principal.prefixes is None:
+        return error
+    if error.reason is Reason.ROUTER_CYCLE:
+        cycle = [name if principal.allows_name(name) else "…" for name in (error.detail or {}).get("cycle", ())]
+        return TopicsError(error.reason, f"a cycle: {' -> '.join(cycle)}", {"cycle": cycle})
+    if error.reason is Reason.TOPIC_EXISTS_INCOMPATIBLE:
+        return TopicsError(error.reason, "another router feeds that destination from another source", error.detail)
+    return error
 
 
 def _ends(config: RouterConfig) -> tuple[str, str]:

@@ -80,6 +80,7 @@ class TopicsApi:
         self.watches = WatchApi(
             self._admit, engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
         )
+        self.metrics.watch_lag = self.watches.lag
         self.routers = RoutersApi(self._admit, self._settle)
         self.groups = GroupsApi(self._admit, self._settle, self.diff)
         self.queues = QueuesApi(self._admit, self._settle, self.watches.connection, self.routers.forwarded)

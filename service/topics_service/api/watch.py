@@ -21,10 +21,11 @@ from topics_service.engine.limits import Limits
 from topics_service.engine.watch.core import Watch
 from topics_service.engine.watch.frames import ErrorFrame, WatchRequest
 from topics_service.engine.watch.places import split_place
-from topics_service.statistics import WatchStatistics
+from topics_service.statistics import WatchLag, WatchStatistics
 
 _MOST_HEARTBEAT_MS: Final = 60_000
 _MOST_NODES: Final = 1000
+_LAG_PLACES: Final = 10_000  # topics of streams, 10 to 20 ms
 
 _SHUTDOWN: Final = ErrorFrame(reason=Reason.SHUTTING_DOWN, code=503, message="the server is shutting down")
 _REMOVED: Final = ErrorFrame(reason=Reason.NOT_FOUND, code=410, message="the watch session was removed")
@@ -65,9 +66,7 @@ class WatchApi:
         self._dispatcher = Dispatcher(lambda place: priority(split_place(place)[0]), overload_ms)
         self._least_heartbeat_ms = caps.least_heartbeat_ms
         self._sessions = Sessions(statistics, loop.time, most=caps.max_sessions)
-        self._connections = Connections(
-            statistics, most=caps.max_connections, most_per_key=caps.max_connections_per_key
-        )
+        self.connections = Connections(statistics, most=caps.max_connections, most_per_key=caps.max_connections_per_key)
         self._streams: dict[WatchStream, None] = {}
 
     async def create(self, request: WatchRequest, *, principal: Principal) -> Session:
@@ -125,7 +124,7 @@ class WatchApi:
 
     def connection(self, principal: Principal) -> AbstractContextManager[None]:
         """Hold a slot for a long-lived connection. Entering raises `throttled` when there are too many."""
-        return self._connections.hold(principal)
+        return self.connections.hold(principal)
 
     def remove_sessions(self, key_id: str) -> int:
         """Remove the sessions of an API key, ending their streams with 410; returns how many there were."""
@@ -135,6 +134,19 @@ class WatchApi:
             for stream in session.streams:
                 stream.end(_REMOVED)
         return len(sessions)
+
+    def lag(self) -> WatchLag:
+        """How far the streams are behind. Of very many only the first that were opened, so that it stays cheap."""
+        total = largest = behind = looked_at = 0
+        for stream in self._streams:
+            looked_at += len(stream.watch.cursors)
+            if looked_at > _LAG_PLACES:
+                return WatchLag(records=total, largest=largest, behind=behind, truncated=True)
+            if lag := stream.watch.lag:
+                total += lag
+                largest = max(largest, lag)
+                behind += 1
+        return WatchLag(records=total, largest=largest, behind=behind)
 
     def drain(self) -> None:
         """End every stream."""

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import suppress
 from typing import Final
 
 log = logging.getLogger("topics.audit")
@@ -31,6 +30,7 @@ class AuditFile:
         self._reopen = False
         self._closing = False
         self._failing = False
+        self._torn = False  # the last line in the file has no end
         self._news = threading.Condition()
         self._fd = self._open()
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
@@ -59,8 +59,8 @@ class AuditFile:
             self._closing = True
             self._news.notify()
         self._thread.join(_CLOSE_SECONDS)
-        if self._thread.is_alive():
-            log.error("the audit log %s takes no more: %d lines are lost", self._path, len(self._waiting))
+        if lost := len(self._waiting) + self._lost:
+            log.error("the audit log %s takes no more: %d lines are lost", self._path, lost)
 
     def _open(self) -> int:
         if self._path == "-":
@@ -101,9 +101,10 @@ class AuditFile:
         """Write lines; returns how many went. A line of which only a part did is ended, and written again."""
         for done, line in enumerate(lines):
             try:
+                if self._torn:
+                    self._torn = not os.write(self._fd, b"\n")
                 if (size := os.write(self._fd, line)) < len(line):
-                    with suppress(OSError):
-                        os.write(self._fd, b"\n")
+                    self._torn = True  # its end has no room now either
                     raise OSError(f"{size} of {len(line)} bytes were written")
             except OSError as error:
                 if not self._failing:
@@ -123,5 +124,5 @@ class AuditFile:
         except OSError as error:
             log.error("the audit log %s can't be opened again, the old file goes on: %s", self._path, error.strerror)
             return
-        old, self._fd = self._fd, opened
+        old, self._fd, self._torn = self._fd, opened, False
         os.close(old)

@@ -30,7 +30,9 @@ from topics_service.api.grpc.guard import Guard
 from topics_service.api.grpc.health import HealthServicer
 from topics_service.api.grpc.options import filter_logs, server_options
 from topics_service.api.topics import TopicsApi
+from topics_service.app import logs
 from topics_service.app.settings import Settings
+from topics_service.app.tls import TlsError, certificates
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits
@@ -103,11 +105,7 @@ def main() -> None:
     except EOFError:  # which is gone already
         return
     os.nice(_NICE)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=settings.log_level.upper() if settings.log_level.upper() in logging.getLevelNamesMapping() else "INFO",
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    logs.configure(settings.log_level, settings.log_format)
     try:
         store = SecondaryStore(settings.data_path, Path(own), block_cache_bytes=_STORE_CACHE_BYTES)
         try:
@@ -115,7 +113,7 @@ def main() -> None:
                 runner.run(_serve(settings, store))
         finally:
             store.close()
-    except StoreError as error:
+    except (StoreError, TlsError) as error:  # it is started again
         sys.exit(f"bulk reader: {error}")
     finally:
         shutil.rmtree(own, ignore_errors=True)
@@ -135,14 +133,20 @@ async def _serve(settings: Settings, store: SecondaryStore) -> None:
     loop.add_reader(stdin, told)
     replica = Replica(store, SystemClock(), limits=settings.limits, cache_bytes=_BLOCK_CACHE_BYTES)
     api = ReplicaApi(replica)
-    gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, max_inflight=settings.max_inflight_per_key)
+    gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
     filter_logs()
     health = HealthServicer(("", _SERVICE))
-    server = grpc.aio.server(interceptors=[Guard(gate)], options=server_options(_REQUEST_BYTES))
+    server = grpc.aio.server(
+        interceptors=[Guard(gate)], options=server_options(_REQUEST_BYTES, settings.grpc_max_connections)
+    )
     BulkServicer(api).register(server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    port = server.add_insecure_port(f"{host}:0")
+    common, address = certificates(settings).common, f"{host}:0"
+    if common is None:
+        port = server.add_insecure_port(address)
+    else:
+        port = server.add_secure_port(address, common.grpc_credentials())
     replica.follow()
     await server.start()
     health.set_serving(True)

@@ -1,6 +1,7 @@
 """API keys from the environment or from a file."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -8,10 +9,14 @@ from stat import S_ISREG
 from typing import Final
 
 from topics_service.api.auth import KeyRing, KeySyntaxError, Principal, parse_keys
+from topics_service.api.quota import OWN_LIMITS
 
 _BLANKS: Final = " \t\r\n\v\f"  # as in auth
 _FILE_BYTES: Final = 1 << 20
 _FINGERPRINT_DIGITS: Final = 12
+_LIMIT: Final = re.compile(rf"[{_BLANKS}](max_\w*)=([^{_BLANKS}]*)$", re.ASCII)
+_MEANT: Final = re.compile(rf"[{_BLANKS}]max_")
+_NUMBER: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
 
 
 class KeysError(Exception):
@@ -19,25 +24,27 @@ class KeysError(Exception):
 
 
 class Keys(KeyRing):
-    """Keys, and who has them: `principals`.
+    """Keys, and who has them: `principals`; `limits`, by `key_id`, are those that their entries give them.
 
     The `key_id` of each is the start of its key's SHA-256. It is the same wherever the key stands in a list, so that it
     says across changes of the list whose a session, a call or a line of the audit log is.
     """
 
-    def __init__(self, owners: Mapping[bytes, Principal]) -> None:
+    def __init__(self, owners: Mapping[bytes, Principal], limits: Mapping[str, Mapping[str, int]]) -> None:
         super().__init__(owners.items())
         self.principals = frozenset(owners.values())
+        self.limits = limits
 
 
 def from_text(text: str) -> Keys | None:
     """The keys of TOPICS_API_KEYS; None for a text without entries. Raises KeysError."""
     try:
-        if parse_keys(text) is None:
+        entries = [_split(part, place) for place, part in enumerate(_parts(text), 1)]
+        if parse_keys(",".join(entry for entry, _ in entries)) is None:
             return None
     except KeySyntaxError as error:
         raise KeysError(f"TOPICS_API_KEYS: {error}") from None
-    return _keys(text.split(","))
+    return _keys(entries)
 
 
 def from_file(path: str) -> Keys:
@@ -54,16 +61,17 @@ def from_file(path: str) -> Keys:
         raise KeysError(f"TOPICS_API_KEYS_FILE {path}: {error.strerror or error}") from None
     if len(data) > _FILE_BYTES:
         raise KeysError(f"TOPICS_API_KEYS_FILE {path}: the file is larger than {_FILE_BYTES} bytes")
-    entries: list[str] = []
+    entries: list[tuple[str, dict[str, int]]] = []
     for number, line in enumerate(data.decode("utf-8-sig", "surrogateescape").split("\n"), 1):
         text = line.strip(_BLANKS)
         if not text or text.startswith("#"):
             continue
         try:
-            parse_keys(text)
+            on_line = [_split(part, place) for place, part in enumerate(_parts(text), 1)]
+            parse_keys(",".join(entry for entry, _ in on_line))
         except KeySyntaxError as error:
             raise KeysError(f"TOPICS_API_KEYS_FILE {path}, line {number}: {error}") from None
-        entries += filter(None, (entry.strip(_BLANKS) for entry in text.split(",")))
+        entries += on_line
     if not entries:
         raise KeysError(f"TOPICS_API_KEYS_FILE {path}: there is no key in it; each line is KEY[:SCOPES[:PREFIXES]]")
     return _keys(entries)
@@ -79,13 +87,36 @@ def fingerprint(key: bytes) -> str:
     return sha256(key).hexdigest()[:_FINGERPRINT_DIGITS]
 
 
-def _keys(entries: Iterable[str]) -> Keys:
+def _parts(text: str) -> list[str]:
+    return [part for part in (piece.strip(_BLANKS) for piece in text.split(",")) if part]
+
+
+def _split(entry: str, place: int) -> tuple[str, dict[str, int]]:
+    """An entry without the limits that stand behind it, and those. Raises KeySyntaxError."""
+    limits: dict[str, int] = {}
+    while (match := _LIMIT.search(entry)) is not None:
+        name, value = match.groups()
+        if name not in OWN_LIMITS:
+            raise KeySyntaxError(f"entry {place} has a limit that is none of {', '.join(OWN_LIMITS)}")
+        if _NUMBER.fullmatch(value) is None or OWN_LIMITS[name] in limits:
+            raise KeySyntaxError(f"entry {place}: {name} must be there once, with a number of at least 0 (no limit)")
+        limits[OWN_LIMITS[name]] = int(value)
+        entry = entry[: match.start()].rstrip(_BLANKS)
+    if _MEANT.search(entry) is not None:
+        raise KeySyntaxError(f"entry {place} has a limit that can't be read: NAME=NUMBER, without blanks in it")
+    return entry, limits
+
+
+def _keys(entries: Iterable[tuple[str, dict[str, int]]]) -> Keys:
     """The keys of entries that parse."""
     owners: dict[bytes, Principal] = {}
-    for entry in entries:
+    own: dict[str, dict[str, int]] = {}
+    for entry, limits in entries:
         key = entry.partition(":")[0].strip(_BLANKS).encode(errors="surrogateescape")
         ring = parse_keys(entry)
         principal = ring.find(key) if ring is not None else None
         if principal is not None:
-            owners[sha256(key).digest()] = replace(principal, key_id=fingerprint(key))
-    return Keys(owners)
+            key_id = fingerprint(key)
+            owners[sha256(key).digest()] = replace(principal, key_id=key_id)
+            own[key_id] = limits
+    return Keys(owners, {key_id: limits for key_id, limits in own.items() if limits})

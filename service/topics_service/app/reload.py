@@ -147,7 +147,8 @@ class Reload:
         for key_id in gone:
             self._watches.remove_sessions(key_id)
         self._gate.renew(keys, keys.principals)
-        if self._settings.bulk_readers and (gone or new):
+        self._gate.quotas.renew(keys.limits)
+        if self._settings.bulk_readers and (gone or new or keys.limits != old.limits):
             self._readers.renew(self._settings)
         log.info(
             "SIGHUP: %d API keys, %d of them new, %d removed, %d changed",
@@ -169,6 +170,8 @@ class Reload:
             log.error("SIGHUP: the certificate stays as it was: %s", error)
             self._audit("tls.reload", outcome="failed", reason=str(error))
             return
+        if changed and self._settings.bulk_readers:
+            self._readers.renew(self._settings)
         log.info("SIGHUP: the certificate was read again and is %s", "another one" if changed else "the same")
         self._audit("tls.reload", outcome="done", changed=changed)
 

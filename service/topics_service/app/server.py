@@ -5,7 +5,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -25,11 +24,12 @@ from topics_service.api.access import Gate
 from topics_service.api.audit import AuditLog
 from topics_service.api.audit_calls import AuditedCheckpoints, AuditedTopicsApi
 from topics_service.api.checkpoints import Checkpoints
-from topics_service.api.commit import GroupCommit
 from topics_service.api.grpc.server import GrpcServer
 from topics_service.api.pressure import Pressure
 from topics_service.api.topics import TopicsApi
+from topics_service.app import logs, tracing
 from topics_service.app.audit import AuditFile
+from topics_service.app.descriptors import TooFewError, share
 from topics_service.app.disk import FreeSpace
 from topics_service.app.door_calls import AuditInterceptor, audited_app, audited_kafka, while_good
 from topics_service.app.forwarder import Forwarder
@@ -37,12 +37,14 @@ from topics_service.app.lag import LoopLag
 from topics_service.app.reload import Hangups, Readers, Reload, is_useful
 from topics_service.app.settings import Settings, split_host
 from topics_service.app.tls import HTTP_PROTOCOLS, DoorCertificates, TlsError, certificates
+from topics_service.app.trimming import trim_archive
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
-from topics_service.storage import checkpoint
+from topics_service.storage import checkpoint, properties
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
+from topics_service.storage.tidy import PERIOD_SECONDS, Tidy
 
 log = logging.getLogger("topics.server")
 
@@ -52,7 +54,6 @@ _SWITCH_INTERVAL_SECONDS = 0.0003
 # A full collection walks every cached block. Against Python's (700, 10, 10) this took the loop's cost of a single
 # append from 122 to 115 us, and the p99 of 64 writers from 27 to 12 ms.
 _COLLECT_AFTER = (20_000, 20, 100)
-_OPEN_FILES = 65536
 _UPKEEP_SECONDS = 0.02
 _SWEEP_SECONDS = 1.0
 _RECOVERY_SLICE_SECONDS = 0.02
@@ -64,19 +65,22 @@ class StartError(Exception):
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then drain. Raises StartError."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=settings.log_level.upper() if settings.log_level.upper() in logging.getLevelNamesMapping() else "INFO",
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    logs.configure(settings.log_level, settings.log_format)
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     hangups = Hangups() if is_useful(settings) else None
-    _raise_file_limit()
+    try:
+        settings, tables = share(settings)
+    except TooFewError as error:
+        raise StartError(str(error)) from None
     try:
         tls = certificates(settings)
     except TlsError as error:
         raise StartError(str(error)) from None
     audit = _audit_file(settings)
+    try:
+        traces = tracing.start(asked=settings.tracing)
+    except tracing.TracingError as error:
+        raise StartError(str(error)) from None
     http_socket = _bind(settings.host, settings.port)
     try:
         kafka_socket = _bind(settings.host, int(settings.kafka_port)) if settings.kafka_port else None
@@ -86,23 +90,32 @@ def run(settings: Settings) -> None:
     sockets = [sock for sock in (http_socket, kafka_socket) if sock is not None]
     try:
         memory = settings.memory
-        store = RocksStore(
-            settings.data_path, block_cache_bytes=memory.store_cache, write_buffer_bytes=memory.write_buffers
+        store = traces.store(
+            settings.data_path,
+            block_cache_bytes=memory.store_cache,
+            write_buffer_bytes=memory.write_buffers,
+            open_tables=tables,
+            keep_log=settings.wal_archive_seconds > 0,
         )
     except StoreError as error:
         for sock in sockets:
             sock.close()
         raise StartError(str(error)) from error
+    is_sound = True
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, store, http_socket, kafka_socket, tls, audit, hangups))
+            is_sound = runner.run(_serve(settings, store, http_socket, kafka_socket, tls, audit, hangups, traces))
     except (StoreError, TopicsError) as error:
         raise StartError(str(error)) from error
     finally:
         for sock in sockets:
             sock.close()
-        with contextlib.suppress(StoreError):  # a read-only store can't flush: what was acknowledged is durable
-            store.close()
+        with contextlib.suppress(StoreError):
+            if is_sound:
+                store.close()
+            else:  # a flush would only fail, or write to a directory that is not there any more
+                store.abandon()
+        traces.stop()
         if audit is not None:
             audit.close()
 
@@ -115,8 +128,10 @@ async def _serve(
     tls: DoorCertificates,
     audit_file: AuditFile | None,
     hangups: Hangups | None,
-) -> None:
-    engine = Engine(
+    traces: tracing.Tracing,
+) -> bool:
+    """Serve until a signal. Returns False after a storage failure: then the store must not be written any more."""
+    engine = traces.engine(
         store,
         SystemClock(),
         limits=settings.limits,
@@ -124,8 +139,10 @@ async def _serve(
         cache_bytes=settings.memory.blocks,
         recover=False,
     )
-    commit = GroupCommit(store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
+    engine.blocks.on_damage = lambda error: log.error("%s", error.message)
+    commit = traces.commit(store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
     engine.writer.request_sync = commit.want
+    engine.writer.on_write_failed = lambda error: log.critical("the server is read-only from now on: %s", error)
     lag, disk = LoopLag(), FreeSpace(settings.data_path)
     pressure = Pressure(
         lag_ms=lambda: lag.sustained_ms,
@@ -139,24 +156,30 @@ async def _serve(
     else:
         api = AuditedTopicsApi(engine, commit, pressure, settings.watch_caps, audit=audit)
     api.metrics.lag, api.metrics.wal_switches = lag, store.wal_switches
+    api.metrics.traces = traces.statistics
+    traces.forwarding(engine)
+    api.metrics.disk, api.metrics.min_free_bytes = disk, settings.min_free_bytes
+    api.metrics.store = lambda: properties.read(settings.data_path, store.families)
     gateway = GatewaySettings(
         max_body_bytes=settings.max_body_bytes,
         body_timeout_seconds=settings.body_timeout_seconds,
         render_cache_bytes=settings.memory.renderings // (2 if settings.kafka_port else 1),
         limits=settings.limits,
     )
-    gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, max_inflight=settings.max_inflight_per_key)
+    gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
+    api.watches.connections.quotas = gate.quotas
     app = create_app(api, gateway, gate.cutting())
     http = HttpServer(
-        app if audit is None else audited_app(app, audit),
+        traces.app(app if audit is None else audited_app(app, audit)),
         http_socket,
         tls=tls.common.context(HTTP_PROTOCOLS) if tls.common else None,
         header_timeout=settings.header_timeout_seconds,
-        max_connections=_max_connections(settings),
+        max_connections=settings.max_connections,
         ws_max_size=settings.max_body_bytes,
     )
     readers = Readers(settings)
-    place, make = settings.data_path / "checkpoints", partial(checkpoint.create, store)
+    place, make = settings.data_path / "checkpoints", traces.checkpoint(partial(checkpoint.create, store))
+    make = api.metrics.checkpoints.counted(make)
     checkpoints = (
         Checkpoints(place, make, checkpoint.remove, engine.ready)
         if audit is None
@@ -168,11 +191,12 @@ async def _serve(
         host=settings.host,
         port=settings.grpc_port,
         max_message_bytes=settings.max_body_bytes + (1 << 20),
+        max_connections=settings.grpc_max_connections,
         gate=gate,
         bulk_readers=readers.addresses,
         checkpoints=checkpoints,
         credentials=tls.common.grpc_credentials() if tls.common else None,
-        interceptors=() if audit is None else (AuditInterceptor(audit),),
+        interceptors=(*traces.interceptors, *(() if audit is None else (AuditInterceptor(audit),))),
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -181,7 +205,14 @@ async def _serve(
     reload = Reload(settings, gate, api.watches, tls, readers, audit_file=audit_file, audit_log=audit)
     if hangups is not None:
         hangups.follow(reload)
-    work = (_upkeep(engine, disk, grpc), Forwarder(engine.routers).run(), lag.run())
+    tidy = Tidy(store)
+    work = (
+        _upkeep(engine, disk, grpc),
+        Forwarder(engine.routers).run(),
+        lag.run(),
+        trim_archive(settings),
+        _tidy(tidy),
+    )
     background = [asyncio.create_task(each) for each in work]
     kafka: KafkaServer | None = None
     try:
@@ -191,7 +222,10 @@ async def _serve(
             raise StartError(str(error)) from error
         await http.start()
         _announce(settings, http.port, grpc_port)
-        await _recover(engine, stop)
+        began = time.monotonic()
+        with traces.recovery():
+            await _recover(engine, stop)
+        api.metrics.recovery_seconds = time.monotonic() - began
         _tune_collector()
         grpc.set_serving(engine.ready().ready)
         if not stop.is_set():
@@ -199,13 +233,17 @@ async def _serve(
         if kafka_socket is not None and not stop.is_set():
             host, port = _advertised(settings, kafka_socket)
             try:
-                door = create_kafka(api, engine, gate, settings.kafka, kafka_socket, host=host, port=port).door
                 handlers = while_good(all_handlers, gate)
-                kafka = KafkaServer(
-                    door,
+                kafka = create_kafka(
+                    api,
+                    engine,
+                    gate,
+                    settings.kafka,
                     kafka_socket,
+                    host=host,
+                    port=port,
                     tls=tls.kafka.context() if tls.kafka else None,
-                    handlers=handlers if audit is None else audited_kafka(handlers, audit),
+                    handlers=traces.kafka(handlers if audit is None else audited_kafka(handlers, audit)),
                 )
                 await kafka.start()
             except (OSError, TopicsError) as error:
@@ -224,8 +262,10 @@ async def _serve(
         if hangups is not None:
             hangups.leave()
         await asyncio.to_thread(commit.stop)
+        await asyncio.to_thread(tidy.stop)
         with contextlib.suppress(StoreError):
             engine.close()
+    return engine.writer.failure is None
 
 
 async def _upkeep(engine: Engine, disk: FreeSpace, grpc: GrpcServer) -> None:
@@ -238,12 +278,32 @@ async def _upkeep(engine: Engine, disk: FreeSpace, grpc: GrpcServer) -> None:
             if loop.time() >= next_sweep:
                 next_sweep = loop.time() + _SWEEP_SECONDS
                 engine.sweep()
-                disk.measure()
+                _measure(engine, disk)
                 grpc.set_serving(engine.ready().ready)  # a storage failure ends it
             await asyncio.sleep(0 if more else _UPKEEP_SECONDS)
         except Exception:
             log.exception("upkeep failed")
             await asyncio.sleep(_SWEEP_SECONDS)
+
+
+def _measure(engine: Engine, disk: FreeSpace) -> None:
+    """Ask for the free space. Without its directory the server must not acknowledge what can't be there any more."""
+    try:
+        disk.measure()
+    except OSError as error:
+        if engine.writer.failure is None:
+            log.critical("the data directory is gone, the server is read-only from now on: %s", error)
+            engine.sync_failed(error)
+
+
+async def _tidy(tidy: Tidy) -> None:
+    """Keep the tables of the database few. What fails is logged and tried again in the next round."""
+    while True:
+        await asyncio.sleep(PERIOD_SECONDS)
+        try:
+            await asyncio.to_thread(tidy.run)
+        except Exception as error:  # rocksdict raises bare Exception
+            log.warning("tables of deletions stay for now: %s", error)
 
 
 async def _recover(engine: Engine, stop: asyncio.Event) -> None:
@@ -305,22 +365,6 @@ def _write_atomically(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(text)
     part.replace(path)
-
-
-def _raise_file_limit() -> None:
-    """Take as many file descriptors as the system grants: each connection and each RocksDB file needs one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _max_connections(settings: Settings) -> int:
-    """HTTP connections that leave file descriptors for the database and the other doors."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return settings.max_connections
-    return min(settings.max_connections or limit, max(1, limit * 3 // 4))
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from topics_kafka.settings import KafkaSettings
+from topics_service.api.quota import KeyLimits, Quotas
 from topics_service.api.watch import WatchCaps
 from topics_service.app.keys import Keys, KeysError, from_file, from_text
+from topics_service.app.logs import FORMATS
 from topics_service.engine.limits import Limits
 from topics_service.engine.names import Place
 
@@ -22,6 +24,7 @@ _TRUE = ("1", "true")
 _MAX_I32 = (1 << 31) - 1
 _MAX_PORT = 65535
 _MAX_BULK_READERS = 64
+_MAX_DIGITS = 20
 
 
 class SettingsError(Exception):
@@ -66,6 +69,11 @@ class Settings:
     tls_key_file: str = _setting(
         "TOPICS_TLS_KEY_FILE", "", "key of the certificate, a PEM file; none: it is in the certificate's file"
     )
+    tls_client_ca_file: str = _setting(
+        "TOPICS_TLS_CLIENT_CA_FILE",
+        "",
+        "authorities whose certificates clients must show on all ports with TLS, a PEM file; none: no client needs one",
+    )
     data_dir: str = _setting("TOPICS_DATA_DIR", "./topics-data", "directory of the database; one process at a time")
     api_keys: Keys | None = _setting(  # noqa: RUF009  # they do not change
         "TOPICS_API_KEYS",
@@ -90,6 +98,10 @@ class Settings:
     env: str = _setting("TOPICS_ENV", "dev", "second part of a topic's rrl")
     cluster: str = _setting("TOPICS_CLUSTER", "local", "third part of a topic's rrl")
     log_level: str = _setting("TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr")
+    log_format: str = _setting("TOPICS_LOG_FORMAT", "text", "text or json: how a line of the log is written")
+    tracing: bool = _setting(
+        "TOPICS_TRACING", False, "send OpenTelemetry traces, by the variables OTEL_*; see tracing.md"
+    )
     bulk_readers: int = _setting(
         "TOPICS_BULK_READERS", 0, "processes beside the server that serve BulkDiff to long reads, at most 64"
     )
@@ -105,6 +117,14 @@ class Settings:
     )
     min_free_bytes: int = _setting(
         "TOPICS_MIN_FREE_BYTES", 256 << 20, "writes are throttled while the disk has less space than this; 0 is off"
+    )
+    wal_archive_seconds: int = _setting(
+        "TOPICS_WAL_ARCHIVE_SECONDS",
+        0,
+        "how long the write-ahead log is kept for topics backup archive, see backup.md; 0: it is not",
+    )
+    wal_archive_bytes: int = _setting(
+        "TOPICS_WAL_ARCHIVE_BYTES", 4 << 30, "most bytes of the log that are kept; the oldest go first"
     )
     max_lag_ms: int = _setting(
         "TOPICS_MAX_LAG_MS", 500, "writes are throttled while the event loop stays behind by more than this; 0 is off"
@@ -130,6 +150,9 @@ class Settings:
     max_connections: int = _setting(
         "TOPICS_MAX_CONNECTIONS", 20_000, "most open HTTP connections, WebSockets too; 0 is unlimited"
     )
+    grpc_max_connections: int = _setting(
+        "TOPICS_GRPC_MAX_CONNECTIONS", 10_000, "most open connections of gRPC clients; 0 is unlimited"
+    )
     max_watch_sessions: int = _setting("TOPICS_MAX_WATCH_SESSIONS", 10_000, "most watch sessions; 0 is unlimited")
     max_sse_connections: int = _setting(
         "TOPICS_MAX_SSE_CONNECTIONS", 10_000, "most open streams: SSE, WebSocket and gRPC together; 0 is unlimited"
@@ -143,6 +166,14 @@ class Settings:
     max_total_bytes: int = _setting("TOPICS_MAX_TOTAL_BYTES", 0, "most live record bytes in all; 0 is unlimited")
     max_inflight_per_key: int = _setting(
         "TOPICS_MAX_INFLIGHT_PER_KEY", 1000, "most requests of one API key at a time, long polls too; 0 is unlimited"
+    )
+    max_connections_per_key: int = _setting(
+        "TOPICS_MAX_CONNECTIONS_PER_KEY", 1500, "most open connections of one API key, HTTP and Kafka; 0 is unlimited"
+    )
+    max_bytes_in_flight_per_key: int = _setting(
+        "TOPICS_MAX_BYTES_IN_FLIGHT_PER_KEY",
+        256 << 20,
+        "most bytes that requests of one API key hold at a time, those above 64 KiB; 0 is unlimited",
     )
     kafka_max_connections: int = _setting(
         "TOPICS_KAFKA_MAX_CONNECTIONS", 2000, "most open connections of Kafka clients; 0 is unlimited"
@@ -214,6 +245,21 @@ class Settings:
         )
 
     @property
+    def key_limits(self) -> KeyLimits:
+        """What one API key may hold, unless its entry says otherwise."""
+        return KeyLimits(
+            connections=self.max_connections_per_key,
+            streams=self.max_sse_connections_per_key,
+            in_flight=self.max_inflight_per_key,
+            nbytes=self.max_bytes_in_flight_per_key,
+        )
+
+    @property
+    def quotas(self) -> Quotas:
+        """New ones, with nothing held."""
+        return Quotas(self.key_limits, self.api_keys.limits if self.api_keys is not None else None)
+
+    @property
     def kafka(self) -> KafkaSettings:
         """What the Kafka door is told."""
         return KafkaSettings(
@@ -275,7 +321,7 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
                 values[setting.name] = value
     values["api_keys"] = _keys(environ.get("TOPICS_API_KEYS", ""), values.get("api_keys_file", ""))
     host = values.get("host", "")
-    if (host.count(":") == 1 or host.startswith("[")) and (parts := host.rpartition(":"))[2].isdigit():
+    if (host.count(":") == 1 or host.startswith("[")) and _is_number((parts := host.rpartition(":"))[2]):
         values["host"], values["port"] = parts[0], int(parts[2])
     values["host"] = values.get("host", Settings.__dataclass_fields__["host"].default).strip("[]")
     settings = Settings(**values)
@@ -296,8 +342,13 @@ def _parse(text: str, default: object) -> Any:
     if isinstance(default, bool):
         return text in _TRUE
     if isinstance(default, int):
-        return int(text) if text.strip().isascii() and text.strip().isdigit() else None
+        return int(text) if _is_number(text.strip()) else None
     return text
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a number as people write one: Python refuses to read one of thousands of digits."""
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
 
 
 def _check(settings: Settings) -> None:
@@ -306,23 +357,22 @@ def _check(settings: Settings) -> None:
             f"{settings.host} is not a loopback address and there are no API keys: everyone who reaches it could read "
             "and delete everything. Set TOPICS_API_KEYS, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 if that is what you want"
         )
+    if settings.log_format not in FORMATS:
+        raise SettingsError(f"TOPICS_LOG_FORMAT must be one of {', '.join(FORMATS)}, not {settings.log_format!r}")
     for name in ("port", "grpc_port"):
         if getattr(settings, name) > _MAX_PORT:
             raise SettingsError(f"{name} must be at most {_MAX_PORT}")
     if settings.bulk_readers > _MAX_BULK_READERS:
         raise SettingsError(f"bulk_readers must be at most {_MAX_BULK_READERS}")
     for name, text in (("port", settings.kafka_port), ("advertised port", split_host(settings.kafka_advertised)[1])):
-        if text and not (text.isascii() and text.isdigit() and int(text) <= _MAX_PORT):
+        if text and not (_is_number(text) and int(text) <= _MAX_PORT):
             raise SettingsError(f"the Kafka {name} must be a number of at most {_MAX_PORT}, not {text!r}")
     if settings.kafka_tls_key and not settings.kafka_tls_cert:
         raise SettingsError("TOPICS_KAFKA_TLS_KEY needs TOPICS_KAFKA_TLS_CERT")
     if settings.tls_key_file and not settings.tls_cert_file:
         raise SettingsError("TOPICS_TLS_KEY_FILE needs TOPICS_TLS_CERT_FILE")
-    if settings.tls_cert_file and settings.bulk_readers:
-        raise SettingsError(
-            "TOPICS_TLS_CERT_FILE and TOPICS_BULK_READERS can't be combined: bulk readers have no TLS, so let a proxy "
-            "end it in front of this machine, or do without bulk readers"
-        )
+    if settings.tls_client_ca_file and not settings.tls_cert_file:
+        raise SettingsError("TOPICS_TLS_CLIENT_CA_FILE needs TOPICS_TLS_CERT_FILE")
 
 
 def split_host(text: str) -> tuple[str, str]:

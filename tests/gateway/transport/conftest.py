@@ -95,7 +95,8 @@ class App:
                 return b"".join(parts)
 
     async def scope(self, scope: Any, receive: Any, send: Any) -> None:
-        shown = {k: v.decode() if isinstance(v, bytes) else v for k, v in scope.items() if k != "headers"}
+        shown = {k: v.decode() if isinstance(v, bytes) else v for k, v in scope.items()}
+        del shown["state"]  # what it holds is no text
         shown["headers"] = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in scope["headers"]]
         await self.answer(send, json.dumps(shown).encode())
 

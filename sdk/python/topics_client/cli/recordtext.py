@@ -179,7 +179,7 @@ def _members(line: bytes) -> dict[str, tuple[Any, bytes]]:
         raise BadTextError(1, "it is no JSON object")
     found = {}
     whole = line.decode()
-    at = _past_space(whole, 1)
+    at = _past_space(whole, _past_space(whole, 0) + 1)
     while whole[at] != "}":
         name, at = _scan(whole, at)
         at = _past_space(whole, _past_space(whole, at) + 1)  # a colon

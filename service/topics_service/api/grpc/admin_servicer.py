@@ -82,9 +82,6 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         return pb.ReleaseCheckpointResponse(released=released)
 
     def _own_checkpoints(self) -> Checkpoints:
-        """A checkpoint holds all topics: it is not for keys of some."""
-        if caller().prefixes is not None:
-            raise TopicsError(Reason.FORBIDDEN, "a checkpoint holds every topic: it takes a key without prefixes")
         if self._checkpoints is None:
             raise TopicsError(Reason.NOT_READY, "this server makes no checkpoints")
         return self._checkpoints

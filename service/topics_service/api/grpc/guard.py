@@ -1,7 +1,9 @@
 """The interceptor that every call passes: first the gate, then errors become the status that the client is promised."""
 
+import asyncio
 import inspect
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from contextvars import ContextVar
@@ -13,12 +15,14 @@ from google.protobuf.message import DecodeError
 from topics_service.api.access import Gate, authorize, rule_of
 from topics_service.api.auth import Principal
 from topics_service.api.grpc.status import failure
+from topics_service.api.quota import SMALL_BYTES, Held, Usage, count_refusal
 from topics_service.engine.errors import Reason, TopicsError, invalid
 
 log = logging.getLogger("topics.grpc")
 
 OUR_METHODS: Final = "/topics.v1."
 
+Refusals = Counter[tuple[str, str]]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # generic in the stubs only
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -34,35 +38,71 @@ def caller() -> Principal:
 
 
 class _Way:
-    """One call's way in, past no gate."""
+    """One call's way in, past no gate. `size` are the bytes of its newest message."""
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, refusals: Refusals) -> None:
         self.method = method
+        self.refusals = refusals
+        self.size = 0
 
     def slot(self) -> AbstractContextManager[None]:
-        """What the call holds while it runs."""
+        """What the call passes while it runs."""
         return nullcontext()
 
     def check(self, request: Any) -> None:
         """Raise `invalid_request` for a request that is no message."""
         _check(request)
 
+    def hold(self) -> None:
+        """The newest message is here, in place of the one before. Raises `throttled`."""
+
+    def leave(self) -> None:
+        """The call is over. Idempotent."""
+
 
 class _Pass(_Way):
-    """One call's way through the gate."""
+    """One call's way through the gate. It counts from here on, before its message has arrived: that may never come."""
 
-    def __init__(self, gate: Gate, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Raises `unauthorized`."""
-        super().__init__(method)
+    def __init__(
+        self, gate: Gate, method: str, metadata: Iterable[tuple[str, str | bytes]], refusals: Refusals
+    ) -> None:
+        """Raises `unauthorized`, and `throttled` when its key has too many calls."""
+        super().__init__(method, refusals)
         self._gate = gate
         self._rpc = method[1:].replace("/", ".")
         authorization = dict(metadata).get("authorization")
         if isinstance(authorization, str):
             authorization = authorization.encode()
         self._principal = gate.identify(self._rpc, authorization)
+        self._usage: Usage | None = None
+        self._held: Held | None = None
+        if self._principal.key_id:
+            usage = gate.quotas.of(self._principal.key_id)
+            if rule_of(self._rpc).slot:
+                usage.take_request()
+                self._usage = usage
+            self._held = Held(usage)
+            task = asyncio.current_task()
+            assert task is not None, "each call has its task"
+            task.add_done_callback(self._end)  # a client that leaves before its message has come calls no handler
 
     def slot(self) -> AbstractContextManager[None]:
-        return self._gate.slot(self._rpc, self._principal)
+        return self._gate.while_known(self._principal)
+
+    def hold(self) -> None:
+        if self._held is not None:
+            self._held.release()
+            self._held.grow(self.size)
+
+    def leave(self) -> None:
+        usage, self._usage = self._usage, None
+        if usage is not None:
+            usage.in_flight -= 1
+        if self._held is not None:
+            self._held.release()
+
+    def _end(self, _: object) -> None:
+        self.leave()
 
     def check(self, request: Any) -> None:
         """Raise `forbidden` unless the call may be made, and `invalid_request` for a request that is no message."""
@@ -88,8 +128,10 @@ class Guard(grpc.aio.ServerInterceptor):
     pass. Handlers must be coroutine functions or async generators; what they answer may be serialized already.
     """
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, refusals: Refusals | None = None) -> None:
+        """`refusals` are counted there: those for a limit of a key."""
         self._gate = gate
+        self._refusals: Refusals = Counter() if refusals is None else refusals
 
     async def intercept_service(
         self,
@@ -102,19 +144,19 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:
             return None  # no such method: UNIMPLEMENTED for everyone, since reflection tells as much
         if not method.startswith(OUR_METHODS):
-            return _guarded(handler, _Way(method))
+            return _guarded(handler, _Way(method, self._refusals))
         try:
-            way = _Pass(self._gate, method, handler_call_details.invocation_metadata or ())
+            way = _Pass(self._gate, method, handler_call_details.invocation_metadata or (), self._refusals)
         except TopicsError as error:
-            return _refused(method, error)
+            return _refused(_Way(method, self._refusals), error)
         return _guarded(handler, way)
 
 
-def _refused(method: str, error: TopicsError) -> "grpc.RpcMethodHandler[Any, Any]":
+def _refused(way: _Way, error: TopicsError) -> "grpc.RpcMethodHandler[Any, Any]":
     """Ends a call of any kind without reading its request, which may be large."""
 
     async def call(_: Any, context: Context) -> AsyncIterator[Any]:
-        await _abort(context, method, error)
+        await _abort(context, way, error)
         yield  # makes it an async generator
 
     return grpc.stream_stream_rpc_method_handler(call)
@@ -136,14 +178,15 @@ def _guarded(handler: "grpc.RpcMethodHandler[Any, Any]", way: _Way) -> "grpc.Rpc
         wrap = _unary if inspect.iscoroutinefunction(inner) else _unbuilt_unary
     parse, serialize = handler.request_deserializer, handler.response_serializer
     if parse is not None:
-        parse = _parse(parse)
+        parse = _parse(parse, way)
     if serialize is not None:
         serialize = _serialize(serialize)
     return make(wrap(inner, way), parse, serialize)
 
 
-def _parse(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def _parse(parse: Callable[[bytes], Any], way: _Way) -> Callable[[bytes], Any]:
     def parsed(data: bytes) -> Any:
+        way.size = len(data)
         try:
             return parse(data)
         except DecodeError as error:
@@ -164,11 +207,15 @@ def _unary(inner: Callable[[Any, Context], Awaitable[Any]], way: _Way) -> Callab
         try:
             with way.slot():
                 way.check(request)
+                if way.size > SMALL_BYTES:
+                    way.hold()
                 return await inner(request, context)
         except _OVER:
             raise
         except Exception as error:
-            await _abort(context, way.method, error)
+            await _abort(context, way, error)
+        finally:
+            way.leave()
 
     return call
 
@@ -178,13 +225,17 @@ def _stream(inner: Callable[[Any, Context], AsyncGenerator[Any, None]], way: _Wa
         try:
             with way.slot():
                 way.check(request)
+                if way.size > SMALL_BYTES:
+                    way.hold()
                 async with aclosing(inner(request, context)) as replies:
                     async for reply in replies:
                         yield reply
         except _OVER:
             raise
         except Exception as error:
-            await _abort(context, way.method, error)
+            await _abort(context, way, error)
+        finally:
+            way.leave()
 
     return call
 
@@ -192,12 +243,13 @@ def _stream(inner: Callable[[Any, Context], AsyncGenerator[Any, None]], way: _Wa
 def _stream_stream(
     inner: Callable[[Any, Context], AsyncGenerator[Any, None]], way: _Way
 ) -> Callable[[Any, Context], Any]:
-    return _stream(lambda requests, context: inner(_decoded(requests), context), way)
+    return _stream(lambda requests, context: inner(_decoded(requests, way), context), way)
 
 
-async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def _decoded(requests: AsyncIterator[Any], way: _Way) -> AsyncIterator[Any]:
     async for request in requests:
         _check(request)
+        way.hold()
         yield request
 
 
@@ -221,8 +273,9 @@ def _check(request: object) -> None:
         raise invalid(f"the request is not a valid message: {request.error}")
 
 
-async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
+async def _abort(context: Context, way: _Way, error: Exception) -> NoReturn:
     if not isinstance(error, TopicsError):
-        log.error("%s failed", method, exc_info=error)
+        log.error("%s failed", way.method, exc_info=error)
         error = TopicsError(Reason.INTERNAL, "internal error")
+    count_refusal(way.refusals, "grpc", error)
     await context.abort(*failure(error))

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from topics_service.api.grpc.guard import OUR_METHODS, Context, Handler
+from topics_service.api.request_ids import HEADER, begin_call
 from topics_service.statistics import RequestStatistics
 
 _OK = grpc.StatusCode.OK.name
@@ -16,7 +17,8 @@ _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
 class CallMeter(grpc.aio.ServerInterceptor):
-    """Counts every call of a method that exists in topics.v1; belongs in front of what sets the status.
+    """Counts every call of a method that exists in topics.v1, and gives it its id; belongs in front of what sets the
+    status.
 
     A stream counts when it ends, with its whole duration. Handlers that stream must be async generators.
     """
@@ -47,6 +49,7 @@ class CallMeter(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: Context) -> Any:
             began, code = self._begin(), _OK
             try:
+                await _identify(context)
                 return await inner(request, context)
             except BaseException as error:
                 code = _code(context, error)
@@ -62,6 +65,7 @@ class CallMeter(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: Context) -> AsyncIterator[Any]:
             began, code = self._begin(), _OK
             try:
+                await _identify(context)
                 async with aclosing(inner(request, context)) as replies:
                     async for reply in replies:
                         yield reply
@@ -80,6 +84,13 @@ class CallMeter(grpc.aio.ServerInterceptor):
     def _end(self, rpc: str, code: str, began: float) -> None:
         self._statistics.in_flight -= 1
         self._statistics.observe(rpc, code, time.perf_counter() - began)
+
+
+async def _identify(context: Context) -> None:
+    """Give the call its id; a client that chose it gets it back in the initial metadata."""
+    request = begin_call(context.invocation_metadata() or ())
+    if request.given is not None:
+        await context.send_initial_metadata(((HEADER, request.given),))
 
 
 def _code(context: Context, error: BaseException) -> str:

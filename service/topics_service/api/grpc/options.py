@@ -3,9 +3,10 @@
 import logging
 
 
-def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """The options of a server that takes requests of up to so many bytes."""
+def server_options(max_message_bytes: int, max_connections: int = 0) -> list[tuple[str, int]]:
+    """The options of a server that takes requests of up to so many bytes, on so many connections; 0 is no limit."""
     return [
+        *([("grpc.max_allowed_incoming_connections", max_connections)] if max_connections else []),
         ("grpc.so_reuseport", 0),  # else a second server shares the port and takes half of the calls
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),

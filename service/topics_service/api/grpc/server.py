@@ -56,7 +56,7 @@ class GrpcServer:
     """Serves `api` on one TCP port, with TLS if there are `credentials`, to everyone if there is no `gate`.
 
     Lives on the event loop that calls `start`; starts once. `bulk_readers` are what ListBulkReaders tells;
-    `interceptors` stand around the guard.
+    `interceptors` stand around the guard. Beyond `max_connections` (0: no limit) further ones are closed at once.
 
     The health of every service is NOT_SERVING until `set_serving(True)`.
     """
@@ -73,23 +73,28 @@ class GrpcServer:
         checkpoints: Checkpoints | None = None,
         credentials: grpc.ServerCredentials | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        max_connections: int = 0,
     ) -> None:
         self._api = api
         self._bulk_readers = bulk_readers
         self._checkpoints = checkpoints
         self._host = host
         self._port = port
-        self._max_message_bytes = max_message_bytes
         self._gate = gate or Gate()
         self._credentials = credentials
         self._interceptors = interceptors
+        self._options = server_options(max_message_bytes, max_connections)
         self._health = health.HealthServicer(("", *SERVICE_NAMES))
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
         """Bind, accept calls and return the port, which matters when it was 0. Raises OSError when it is taken."""
-        interceptors = [CallMeter(self._api.metrics.grpc), *self._interceptors, Guard(self._gate)]
-        server = grpc.aio.server(interceptors=interceptors, options=server_options(self._max_message_bytes))
+        interceptors = [
+            CallMeter(self._api.metrics.grpc),
+            *self._interceptors,
+            Guard(self._gate, self._api.metrics.refusals),
+        ]
+        server = grpc.aio.server(interceptors=interceptors, options=self._options)
         topics_service_pb2_grpc.add_TopicsServiceServicer_to_server(TopicsServicer(self._api), server)
         queue_service_pb2_grpc.add_QueueServiceServicer_to_server(QueueServicer(self._api), server)
         router_service_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(self._api), server)

@@ -68,6 +68,7 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
     async def DeleteTopic(self, request: pb.DeleteTopicRequest, context: Context) -> pb.DeleteTopicResponse:
         started = time.perf_counter()
         reply = await self._api.delete_topic(request.topic, if_empty=request.if_empty)
+        reply.routers_removed = list(filter(caller().allows_name, reply.routers_removed))
         return _timed(convert.delete_topic_response(reply), started)
 
     async def Append(self, request: pb.AppendRequest, context: Context) -> pb.AppendResponse:

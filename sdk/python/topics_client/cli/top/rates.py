@@ -51,17 +51,22 @@ def read(text: str, at: float, ts_ms: int) -> Reading:
         found = _SAMPLE.fullmatch(line)
         if found is None:
             continue
-        name, value = found[1], float(found[3])
-        if name.startswith(_TOPIC) and found[2]:
-            _take(reading.topics.setdefault(_labels(found[2])["topic"], Stand()), name.removeprefix(_TOPIC), int(value))
-        elif name == "topics_group_lag_records":
-            labels = _labels(found[2])
-            stand = reading.topics.setdefault(labels["topic"], Stand())
-            stand.lags[labels["group"], int(labels["partition"])] = int(value)
-        else:
-            key = "calls" if name in _CALLS else name
-            reading.totals[key] = reading.totals.get(key, 0.0) + value
+        try:
+            _read_sample(reading, found[1], _labels(found[2] or ""), float(found[3]))
+        except (KeyError, ValueError, OverflowError):  # a label that is not there, or what is no number
+            continue
     return reading
+
+
+def _read_sample(reading: Reading, name: str, labels: Mapping[str, str], value: float) -> None:
+    if name.startswith(_TOPIC) and labels:
+        _take(reading.topics.setdefault(labels["topic"], Stand()), name.removeprefix(_TOPIC), int(value))
+    elif name == "topics_group_lag_records":
+        place, lag = (labels["group"], int(labels["partition"])), int(value)
+        reading.topics.setdefault(labels["topic"], Stand()).lags[place] = lag
+    else:
+        key = "calls" if name in _CALLS else name
+        reading.totals[key] = reading.totals.get(key, 0.0) + value
 
 
 def _labels(text: str) -> dict[str, str]:

@@ -1,0 +1,44 @@
+"""What the connections of this door count against the limits of their keys (api.quota)."""
+
+from collections.abc import Callable
+from typing import Any
+
+from topics_service.api.auth import Principal
+from topics_service.api.quota import Held, Usage
+from topics_service.engine.errors import TopicsError
+
+
+def hold_connection(scope: Any, principal: Principal, usage: Usage) -> None:
+    """Let the connection of a request count for its key, once, until it closes. Raises `throttled`.
+
+    A connection that carries requests of several keys, as a proxy's may, counts for each of them.
+    """
+    tenancy = scope.get("state", {}).get("tenancy")
+    if tenancy is not None and principal.key_id not in tenancy.held:
+        usage.take_connection()
+        tenancy.hold(principal.key_id, usage.leave_connection)
+
+
+class MessageBytes:
+    """What the message that arrives on a WebSocket counts against the limits of its key; one that waits too."""
+
+    def __init__(self, usage: Usage, refused: Callable[[TopicsError], None]) -> None:
+        """`refused` is told why there is no room."""
+        self._held = Held(usage)
+        self._refused = refused
+
+    def grow(self, nbytes: int) -> bool:
+        """The message holds so much by now, 0 when it is done; whether there is room for that."""
+        if not nbytes:
+            self._held.release()
+            return True
+        try:
+            self._held.grow(nbytes)
+        except TopicsError as error:
+            self._refused(error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """The socket has ended."""
+        self._held.release()

@@ -1,0 +1,147 @@
+"""What one API key may hold at a time, so that none takes the server away from the others. Pure.
+
+A server without keys has no such limits: it serves everyone on its machine, who all come from one address. There the
+limits of the whole are what holds.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from topics_service.engine.errors import Reason, TopicsError
+
+SMALL_BYTES: Final = 64 << 10
+"""A request of at most this is not counted in bytes: how many there are is bounded, and most requests are."""
+
+CONNECTIONS: Final = "max_connections_per_key"
+STREAMS: Final = "max_sse_connections_per_key"
+IN_FLIGHT: Final = "max_inflight_per_key"
+BYTES: Final = "max_bytes_in_flight_per_key"
+LIMITS: Final = frozenset({CONNECTIONS, STREAMS, IN_FLIGHT, BYTES})
+"""What `detail.limit` of a refusal says, and the metric of refusals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLimits:
+    """The most of each; 0 is no limit.
+
+    `connections` are those of HTTP, WebSockets among them, and of Kafka; `streams` server-sent events, WebSockets and
+    the streams of gRPC; `in_flight` requests under way at any door, `nbytes` what the larger ones of those hold.
+    """
+
+    connections: int = 0
+    streams: int = 0
+    in_flight: int = 0
+    nbytes: int = 0
+
+
+OWN_LIMITS: Final = {
+    "max_connections": "connections",
+    "max_streams": "streams",
+    "max_in_flight": "in_flight",
+    "max_bytes_in_flight": "nbytes",
+}
+"""The limits that the entry of a key may give, and the fields that they are."""
+
+
+class Usage:
+    """What one key holds now, and may. Whoever takes gives back; a key that is over a new limit takes nothing more."""
+
+    __slots__ = ("connections", "in_flight", "limits", "nbytes")
+
+    def __init__(self, limits: KeyLimits) -> None:
+        self.limits = limits
+        self.connections = 0
+        self.in_flight = 0
+        self.nbytes = 0
+
+    def take_connection(self) -> None:
+        """One more. Raises `throttled`."""
+        most = self.limits.connections
+        if most and self.connections >= most:
+            raise exceeded("this API key has as many connections as it may", CONNECTIONS, most)
+        self.connections += 1
+
+    def leave_connection(self) -> None:
+        """One less."""
+        self.connections -= 1
+
+    def may_start(self) -> bool:
+        """Whether there is room for one more request."""
+        most = self.limits.in_flight
+        return not most or self.in_flight < most
+
+    def take_request(self) -> None:
+        """One more under way. Raises `throttled`."""
+        if not self.may_start():
+            raise exceeded("this API key has as many requests in flight as it may", IN_FLIGHT, self.limits.in_flight)
+        self.in_flight += 1
+
+
+class Held:
+    """The bytes of one request that count against its key."""
+
+    __slots__ = ("_nbytes", "_usage")
+
+    def __init__(self, usage: Usage) -> None:
+        self._usage = usage
+        self._nbytes = 0
+
+    def grow(self, nbytes: int) -> None:
+        """The request holds so much by now. Raises `throttled` when the key has no room for what came on top.
+
+        One request alone may be larger than the limit: how large one may be is said elsewhere.
+        """
+        if nbytes <= SMALL_BYTES or nbytes <= self._nbytes:
+            return
+        usage, more = self._usage, nbytes - self._nbytes
+        most = usage.limits.nbytes
+        # Its own bytes are no reason to refuse it more of them.
+        if most and usage.nbytes + more > most and usage.nbytes > self._nbytes:
+            raise exceeded("requests of this API key hold as many bytes as they may", BYTES, most)
+        self._nbytes = nbytes
+        usage.nbytes += more
+
+    def release(self) -> None:
+        """Nothing is held any more."""
+        self._usage.nbytes -= self._nbytes
+        self._nbytes = 0
+
+
+class Quotas:
+    """The limits of all keys, by `key_id`, and what each holds."""
+
+    def __init__(self, common: KeyLimits, own: Mapping[str, Mapping[str, int]] | None = None) -> None:
+        """`own` are fields of KeyLimits that some keys have in place of the common ones."""
+        self._common = common
+        self._own = own or {}
+        self._usages: dict[str, Usage] = {}
+
+    def of(self, key_id: str) -> Usage:
+        """What a key holds; always the same object."""
+        usage = self._usages.get(key_id)
+        if usage is None:
+            usage = self._usages[key_id] = Usage(self._limits(key_id))
+        return usage
+
+    def renew(self, own: Mapping[str, Mapping[str, int]]) -> None:
+        """Take other limits. They hold for what comes; nothing is ended."""
+        self._own = own
+        for key_id, usage in self._usages.items():
+            usage.limits = self._limits(key_id)
+
+    def _limits(self, key_id: str) -> KeyLimits:
+        own: Any = self._own.get(key_id)
+        return replace(self._common, **own) if own else self._common
+
+
+def exceeded(message: str, limit: str, most: int) -> TopicsError:
+    """The refusal of a key that holds as much as it may."""
+    return TopicsError(Reason.THROTTLED, message, {"limit": limit, "max": most})
+
+
+def count_refusal(refusals: Counter[tuple[str, str]], door: str, error: TopicsError) -> None:
+    """Count what `door` refuses, if it is for a limit of a key."""
+    if error.reason is Reason.THROTTLED and (limit := (error.detail or {}).get("limit")) in LIMITS:
+        refusals[door, str(limit)] += 1

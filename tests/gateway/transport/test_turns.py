@@ -1,0 +1,163 @@
+"""Much work in few bytes: it is done in small steps, others have their turn in between, and in order all the same."""
+
+import asyncio
+import struct
+from typing import Any
+
+import pytest
+
+from support.ws import CONT, PING, TEXT, frame, upgrade
+from topics_gateway.transport import h2c, http1
+from topics_gateway.transport.h2c import Http2Protocol
+from topics_gateway.transport.http1 import Http1Protocol
+from topics_gateway.transport.websocket import WebSocketProtocol
+
+CHUNKS = 60_000
+
+
+@pytest.fixture
+def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes were parsed in each step."""
+    sizes: list[int] = []
+    for protocol in (Http1Protocol, Http2Protocol):
+        feed: Any = protocol._feed
+
+        def feeding(self: Any, data: bytes, feed: Any = feed) -> None:
+            sizes.append(len(data))
+            feed(self, data)
+
+        monkeypatch.setattr(protocol, "_feed", feeding)
+    return sizes
+
+
+def test_chunks_of_a_byte(run: Any, serve: Any, fed: list[int]) -> None:
+    async def main() -> None:
+        async with serve() as service:
+            reader, writer = await service.connect()
+            writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            writer.write(b"".join(b"1\r\n%c\r\n" % (97 + n % 26) for n in range(CHUNKS)) + b"0\r\n\r\n")
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+            assert head.startswith(b"HTTP/1.1 200")
+            body = await asyncio.wait_for(reader.readexactly(CHUNKS), 30)
+            assert body == bytes(97 + n % 26 for n in range(CHUNKS))
+
+    run(main())
+    assert max(fed) <= http1.FIRST_BYTES
+    assert sum(size > http1.BUSY_BYTES for size in fed) <= 2, fed[:10]
+
+
+def test_a_long_pipeline(run: Any, serve: Any, fed: list[int]) -> None:
+    async def main() -> None:
+        async with serve() as service:
+            reader, writer = await service.connect()
+            count = 5000
+            writer.write(
+                b"".join(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\n%06d" % n for n in range(count))
+            )
+            for n in range(count):
+                await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+                assert await reader.readexactly(6) == b"%06d" % n
+
+    run(main())
+    assert max(fed) <= http1.FIRST_BYTES
+    assert sum(size > http1.BUSY_BYTES for size in fed) <= 2, fed[:10]
+
+
+def test_large_bodies_go_in_large_steps(run: Any, serve: Any, fed: list[int]) -> None:
+    async def main() -> None:
+        async with serve() as service:
+            reader, writer = await service.connect()
+            body = bytes(3 << 20)
+            writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+            assert await reader.readexactly(len(body)) == body
+
+    run(main())
+    assert http1.FIRST_BYTES < max(fed) <= http1.CALM_BYTES
+
+
+def test_a_socket_that_begins_behind_much_else(run: Any, serve: Any) -> None:
+    """What stands behind the upgrade is the socket's, however it was cut."""
+
+    async def main() -> None:
+        async with serve() as service:
+            reader, writer = await service.connect()
+            texts = [b"%d" % n * 3000 for n in range(30)]
+            writer.write(upgrade("/echo", {}) + b"".join(frame(TEXT, text) for text in texts))
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            for text in texts:
+                head = await asyncio.wait_for(reader.readexactly(2), 10)
+                size = head[1] if head[1] < 126 else int.from_bytes(await reader.readexactly(2), "big")
+                assert await reader.readexactly(size) == text
+            writer.close()
+
+    run(main())
+
+
+def test_http2_frames_of_a_byte(run: Any, serve: Any, fed: list[int]) -> None:
+    window = b"\0\0\4\x08\0\0\0\0\0" + struct.pack("!I", 1)
+
+    async def main() -> None:
+        async with serve() as service:
+            reader, writer = await service.connect()
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0" + window * 20_000)
+            writer.write(b"\0\0\x08\6\0\0\0\0\0" + b"the-end!")
+            while b"the-end!" not in await asyncio.wait_for(reader.read(65536), 30):
+                pass
+            writer.close()
+
+    run(main())
+    assert max(fed) <= h2c.READ_BYTES + 100
+    assert sum(size > h2c.BUSY_BYTES for size in fed) <= 3, fed[:10]
+
+
+def test_websocket_fragments_of_a_byte(run: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, steps = [0], [0]
+    take: Any = WebSocketProtocol._take
+    parse: Any = WebSocketProtocol._parse
+
+    def taking(self: Any, event: Any) -> None:
+        taken[0] += 1
+        take(self, event)
+
+    def parsing(self: Any) -> None:
+        before = taken[0]
+        parse(self)
+        steps.append(taken[0] - before)
+
+    monkeypatch.setattr(WebSocketProtocol, "_take", taking)
+    monkeypatch.setattr(WebSocketProtocol, "_parse", parsing)
+
+    async def main() -> None:
+        async with serve() as service:
+            reader, writer = await service.connect()
+            writer.write(upgrade("/echo", {}) + frame(TEXT, b"a", fin=False))
+            writer.write(frame(CONT, b"b", fin=False) * 20_000 + frame(CONT, b"c"))
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            assert await asyncio.wait_for(reader.readexactly(4), 30) == b"\x81\x7e" + struct.pack("!H", 20_002)
+            assert await reader.readexactly(20_002) == b"a" + b"b" * 20_000 + b"c"
+            writer.close()
+
+    run(main())
+    assert sum(count > 160 for count in steps) <= 2, sorted(steps)[-5:]
+
+
+@pytest.mark.parametrize("silence", [frame(CONT, fin=False), frame(PING, b"x")], ids=["fragments", "pings"])
+def test_websocket_frames_that_say_nothing(run: Any, serve: Any, silence: bytes) -> None:
+    async def main() -> None:
+        async with serve() as service:
+            reader, writer = await service.connect()
+            writer.write(upgrade("/echo", {}) + frame(TEXT, b"a", fin=False) + silence * 900)
+            writer.write(frame(CONT, b"b"))
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            heard = b""
+            while b"\x81\x02ab" not in heard:
+                heard += await asyncio.wait_for(reader.read(65536), 10)
+            writer.write(frame(TEXT, b"a", fin=False) + silence * 5000)
+            heard = b""
+            while more := await asyncio.wait_for(reader.read(65536), 10):
+                heard += more
+            at = heard.index(b"\x88")
+            assert heard[at + 2 : at + 4] == struct.pack("!H", 1008)
+
+    run(main())
