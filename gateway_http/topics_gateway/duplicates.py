@@ -16,7 +16,6 @@ from msgspec import UNSET, Raw
 from topics_gateway.jsonbody import Fields, parse_object
 from topics_gateway.writeshape import RECORD_MEMBERS, Body, Outline, Record, text_size
 
-_PARTS_OF_RECORD: Final = 1 << 20  # as many as the data of the largest may have by default, and some
 _ROOM: Final = len(b'"tag":"",')
 _OUTLINE: Final = msgspec.json.Decoder(Outline)
 _RECORDS: Final = msgspec.json.Decoder(list[Raw])
@@ -39,7 +38,7 @@ def has_room_for_more(text: bytes, body: Body, columns: Columns) -> bool:
     return len(text) - _outer_size(body) - _records_size(columns) >= _ROOM
 
 
-def refuse_duplicates(text: bytes, body: Body, columns: Columns) -> None:
+def refuse_duplicates(text: bytes, body: Body, columns: Columns, max_record_bytes: int) -> None:
     """Raise `invalid_request` if a known member comes twice in `text`, of which `body` and `columns` were made."""
     if not has_room_for_more(text, body, columns):
         return
@@ -51,9 +50,10 @@ def refuse_duplicates(text: bytes, body: Body, columns: Columns) -> None:
     if len(records) - records_size < _ROOM:
         return
     raws = _RECORDS.decode(records)
-    for raw, slack in zip(raws, map(sub, map(len, raws), _record_sizes(body.records)), strict=True):
-        if slack >= _ROOM:
-            Fields(parse_object(bytes(raw), most=_PARTS_OF_RECORD), RECORD_MEMBERS)
+    slacks = map(sub, map(len, raws), _record_sizes(body.records))
+    for raw, slack, size in zip(raws, slacks, columns.sizes, strict=True):
+        if slack >= _ROOM and size <= max_record_bytes:  # a larger one is refused for that
+            Fields(parse_object(bytes(raw), "the record", most=max_record_bytes + _ROOM), RECORD_MEMBERS)
 
 
 def _without(text: bytes, records: bytes) -> bytes:

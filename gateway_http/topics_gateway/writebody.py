@@ -72,7 +72,7 @@ def to_append(topic: str, text: bytes, body: Body, options: Options, limits: Lim
         columns = columns._replace(
             nodes=_text_column([record.node for record in body.records]), metas=_meta_column(body.records, limits)
         )
-        refuse_duplicates(text, body, columns)
+        refuse_duplicates(text, body, columns, limits.max_record_bytes)
     return AppendRequest(
         topic=topic,
         batch=Batch(

@@ -160,6 +160,15 @@ def test_duplicates_beside_the_records_are_refused(twice: str, space: str) -> No
     assert "duplicate" in refuse('{%s,%s"records":[{"data":1}%s]}' % (twice, space, space))
 
 
+def test_how_many_elements_a_record_has_is_no_matter_of_its_layout() -> None:
+    large = ",".join("1" * (LIMITS.max_record_bytes // 2))  # as many as a record can have, spaced or not
+    assert len(read('{ "records" : [ { "data" : "%s" } ] }' % large).batch.datas) == 1
+    assert len(read('{ "records" : [ { "data" : [%s,%s,1] } ] }' % (large, large)).batch.datas) == 1, (
+        "too large is said later"
+    )
+    assert "members and elements" in refuse('{"records":[{"data":1,"x":[%s,%s,1]}]}' % (large, large))
+
+
 def test_records_that_occur_elsewhere_too() -> None:
     read('{"x":[{"data":1}],"records":[{"data":1}]}')
     assert "duplicate" in refuse('{"x":[{"data":1}],"records":[{"data":1}],"node":"a","node":"b"}')
