@@ -21,10 +21,11 @@ def test_lines_wait_for_a_full_disk_but_not_for_ever(tmp_path: Path, monkeypatch
     """What waits is bounded; what was dropped is counted in the log once it is written again."""
     monkeypatch.setattr("topics_service.app.audit._MOST_LINES", 3)
     monkeypatch.setattr("topics_service.app.audit._RETRY_SECONDS", 0.01)
-    full, real = [True], os.write
+    full, tries, real = [True], [0], os.write
 
     def write(fd: int, data: bytes) -> int:
         if full[0] and data.startswith(b"line"):
+            tries[0] += 1
             raise OSError(28, "No space left on device")
         return real(fd, data)
 
@@ -32,6 +33,8 @@ def test_lines_wait_for_a_full_disk_but_not_for_ever(tmp_path: Path, monkeypatch
     log = AuditFile(str(tmp_path / "audit"))
     for n in range(10):
         log.write(b"line %d\n" % n)
+    begun = tries[0]
+    poll(lambda: tries[0] > begun + 1, 10, "a try that knows of all that was dropped")
     full[0] = False
     poll(lambda: (tmp_path / "audit").read_text().count("\n") == 4, 10, "what is left")
     log.write(b"line 10\n")
@@ -73,6 +76,23 @@ log.close()
     (lost,) = (line for line in whole if line.get("action") == "audit.lost")
     assert (len(numbers) + lost["lines"], cut) == (40, 1)
     assert len(numbers) > 20
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_line_that_a_process_died_over_is_ended(tmp_path: Path, renewed: bool) -> None:
+    path, torn = tmp_path / "audit.log", b'{"action":"first"}\n{"act'
+    if not renewed:
+        path.write_bytes(torn)
+    file = AuditFile(str(path))
+    if renewed:
+        other = tmp_path / "another.log"
+        other.write_bytes(torn)
+        other.replace(path)
+        file.reopen()
+        poll(lambda: os.fstat(file._fd).st_ino == path.stat().st_ino, 10, "the new file is open")
+    file.write(b'{"action":"next"}\n')
+    file.close()
+    assert path.read_bytes() == torn + b'\n{"action":"next"}\n'
 
 
 def test_a_server_goes_on_without_its_log(tmp_path: Path) -> None:

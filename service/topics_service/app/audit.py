@@ -2,6 +2,7 @@
 
 import logging
 import os
+import stat
 import sys
 import threading
 import time
@@ -30,9 +31,9 @@ class AuditFile:
         self._reopen = False
         self._closing = False
         self._failing = False
-        self._torn = False  # the last line in the file has no end
         self._news = threading.Condition()
         self._fd = self._open()
+        self._torn = _is_torn(self._path, self._fd)
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
         self._thread.start()
 
@@ -124,5 +125,18 @@ class AuditFile:
         except OSError as error:
             log.error("the audit log %s can't be opened again, the old file goes on: %s", self._path, error.strerror)
             return
-        old, self._fd, self._torn = self._fd, opened, False
+        old, self._fd, self._torn = self._fd, opened, _is_torn(self._path, opened)
         os.close(old)
+
+
+def _is_torn(path: str, fd: int) -> bool:
+    """Whether the last line of the file has no end, as one that a process died over on a full disk."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        return False
+    try:
+        with open(path, "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:  # it may be written and not read
+        return False
