@@ -90,16 +90,16 @@ def stop_and_kill(server: ServerProcess, everything: Everything, loads: Loads, r
 
 
 def kill_recoveries(server: ServerProcess, rng: random.Random, figures: Figures, least: int) -> int:
-    """Start and kill before the server is ready, some times; returns how often."""
+    """Start and kill before the server is ready, some times; returns how often. The first `least` hit for certain."""
     killed = 0
-    for _ in range(rng.randint(least, MOST_DOUBLE)):
+    for number in range(rng.randint(least, MOST_DOUBLE)):
         files = server.spawn()
-        if rng.random() < 0.5:  # anywhere, most often while Python starts
+        if number >= least and rng.random() < 0.5:  # anywhere, most often while Python starts
             time.sleep(rng.uniform(0, max(1.0, figures.longest_start)))
         else:  # in the recovery itself, which begins with the lock of the database
             began = time.monotonic()
             poll(lambda began=began: holds_lock(server) or time.monotonic() > began + 20 or not server.alive(), 30)
-            time.sleep(rng.uniform(0, 0.15))
+            time.sleep(rng.uniform(0, 0.15) if number >= least else 0)
         killed += not all(file.exists() for file in files)
         server.kill()
     return killed
