@@ -68,11 +68,13 @@ def test_commands_that_call_a_server_take_the_same_arguments_before_and_behind(t
         "lakehouse",
         "completion",
         "version",
+        "backup archive",
         "backup list",
         "backup verify",
         "backup restore",
         "backup prune",
         "verify",
+        "repair",
     )
     for name in COMMANDS:
         nested = [each for each in parser(name)._actions if each.dest == "action"]
