@@ -85,6 +85,24 @@ def test_tables_of_deletions_do_not_pile_up(store: RocksStore) -> None:
     assert janitor.run() == 0, "nothing after the end"
 
 
+def test_deletions_over_much_data_are_left_to_rocksdb(store: RocksStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To compact them would write all of that anew, every half minute."""
+    monkeypatch.setattr(tidy, "_MOST_BESIDE_BYTES", 10_000)
+    family = store._families[Family.GAPS]
+    for number in range(TOPICS):
+        batch = store.batch()
+        batch.delete_range(Family.GAPS, b"%08d" % number, b"%08d" % (number + 1))
+        batch.put(Family.BLOCKS, b"%08d" % number, b"kept")
+        store.write(batch)
+        family.flush(True)
+    dead = [table for table in store._db.live_files() if tidy._is_dead(table)]
+    wide = {"level": 5, "num_entries": 9, "num_deletions": 0, "size": 10_000, "start_key": b"0", "end_key": b"9"}
+    assert len(dead) >= tidy.FEW
+    assert len(list(tidy._dead_ranges(dead))) == len(dead), "neighbours are small"
+    assert list(tidy._dead_ranges([*dead, wide])) == []
+    store.close()
+
+
 def test_the_log_of_rocksdb_is_bounded(tmp_path: Path) -> None:
     """It grew by 6 MB a minute under load, for as long as the server ran."""
     RocksStore(tmp_path / "data").close()

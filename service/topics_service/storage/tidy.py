@@ -9,8 +9,9 @@ and deleted, left a hundred.
 import logging
 import re
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-from typing import Final
+from typing import Any, Final
 
 from rocksdict import BottommostLevelCompaction, CompactOptions
 
@@ -23,6 +24,8 @@ PERIOD_SECONDS: Final = 30.0
 FEW: Final = 8
 """So many may stay: below that a round does nothing."""
 _MOST: Final = 64  # in one round
+_MOST_BESIDE_BYTES: Final = 16 << 20
+_Facts = dict[str, Any]
 _TABLE = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)  # of the property below: number, size, range of keys
 
 
@@ -42,16 +45,16 @@ class Tidy:
         with self._lock:
             if self._stopped or closing.known_damage(self._store._path) is not None:
                 return 0
-            dead = self._dead()
-            if len(dead) < FEW:
+            tables = {int(PurePath(table["name"]).stem): table for table in self._store._db.live_files()}
+            if sum(map(_is_dead, tables.values())) < FEW:
                 return 0
             done = 0
             for family in self._store._families:
-                found = _TABLE.findall(family.property_value("rocksdb.sstables") or "")
-                for number in [int(text) for text in found if int(text) in dead]:
+                numbers = map(int, _TABLE.findall(family.property_value("rocksdb.sstables") or ""))
+                for start, stop in _dead_ranges([tables[number] for number in numbers if number in tables]):
                     if self._stopped or done == _MOST:
                         return done
-                    family.compact_range(*dead[number], self._options)
+                    family.compact_range(start, stop, self._options)
                     done += 1
             log.debug("%d tables that held only deletions are compacted", done)
             return done
@@ -62,10 +65,21 @@ class Tidy:
         with self._lock:
             pass
 
-    def _dead(self) -> dict[int, tuple[bytes, bytes]]:
-        """The ranges of keys of the tables that hold deletions only, by number; level 0 takes care of itself."""
-        return {
-            int(PurePath(table["name"]).stem): (table["start_key"], table["end_key"])
-            for table in self._store._db.live_files()
-            if table["level"] and table["num_entries"] == table["num_deletions"]
-        }
+
+def _is_dead(table: _Facts) -> bool:
+    """Whether it holds deletions only; level 0 takes care of itself."""
+    return bool(table["level"]) and table["num_entries"] == table["num_deletions"]
+
+
+def _dead_ranges(tables: Sequence[_Facts]) -> Iterator[tuple[bytes, bytes]]:
+    """The ranges of keys of the dead among the tables of a family, but for those that lie over much else: that would be
+    written anew, and RocksDB compacts it, with the deletions, when it is worth it."""
+    for dead in filter(_is_dead, tables):
+        start, stop = dead["start_key"], dead["end_key"]
+        beside = sum(
+            table["size"]
+            for table in tables
+            if table is not dead and table["start_key"] <= stop and table["end_key"] >= start
+        )
+        if beside <= _MOST_BESIDE_BYTES:
+            yield start, stop
