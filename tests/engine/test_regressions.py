@@ -5,15 +5,18 @@ import re
 import pytest
 from engine_support import CrashStore, FaultyStore, World, code, gap, seqs
 
+from topics_service.engine import upkeep
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
+from topics_service.engine.log import Log
 from topics_service.engine.model import ConfigInput, DeleteRequest, TagMatch
 from topics_service.engine.queue.jobs import ListJobsRequest
+from topics_service.engine.writer import Writer
 from topics_service.storage import keys
 from topics_service.storage.memory import MemoryStore
-from topics_service.storage.store import Family, StoreOpenError
+from topics_service.storage.store import Family, Store, StoreError, StoreOpenError
 
 
 @pytest.mark.parametrize("boot_id", ["", "boot-1"])
@@ -271,3 +274,24 @@ def test_delayed_jobs_that_a_crash_has_taken_are_not_counted(world: World) -> No
     assert gap(world.diff(1)) is not None
     assert world.engine.queues.counters("t").ready == 1
     assert world.engine.queues.jobs(ListJobsRequest(topic="t", state="delayed")).jobs == []
+
+
+def test_dead_blocks_that_can_not_be_read_stop_the_upkeep_of_no_other_log(
+    world: World, small_steps: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for topic in ("damaged", "sound"):
+        for _ in range(4):
+            world.append(1, topic=topic)
+        world.engine.delete_records(DeleteRequest(topic=topic, before_seq=5))
+    bad, reclaim = world.engine.catalog.topics["damaged"].logs[0], upkeep._reclaim
+
+    def unreadable(log: Log, writer: Writer, memory: Store) -> bool:
+        if log is bad:
+            raise StoreError("Corruption: block checksum mismatch")
+        return reclaim(log, writer, memory)
+
+    monkeypatch.setattr(upkeep, "_reclaim", unreadable)
+    with pytest.raises(TopicsError, match=r'topic "damaged".*Corruption'):
+        world.engine.upkeep()
+    left = {key[:8] for key, _ in world.rows(Family.BLOCKS)}
+    assert left == {keys.u64(bad.log_id)}, "the other log gave its space back"
