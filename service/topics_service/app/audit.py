@@ -125,8 +125,9 @@ class AuditFile:
         except OSError as error:
             log.error("the audit log %s can't be opened again, the old file goes on: %s", self._path, error.strerror)
             return
-        old, self._fd, self._torn = self._fd, opened, _is_torn(self._path, opened)
-        os.close(old)
+        self._torn = _is_torn(self._path, opened)
+        os.dup2(opened, self._fd, inheritable=False)  # at once: the number is that of an open file at all times
+        os.close(opened)
 
 
 def _is_torn(path: str, fd: int) -> bool:
