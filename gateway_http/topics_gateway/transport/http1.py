@@ -101,7 +101,8 @@ class Http1Protocol(HttpToolsProtocol):
             return
         self._backlog += data
         self.flow.pause_reading()
-        self._go_on()
+        if not self._going_on:
+            self._feed_backlog()
 
     def _go_on(self) -> None:
         """Parse more of the backlog in the next step of the loop."""
@@ -110,18 +111,19 @@ class Http1Protocol(HttpToolsProtocol):
             self.loop.call_soon(self._feed_backlog)
 
     def _feed_backlog(self) -> None:
+        """Parse what was received: all at once while that is little work, as it is for a large body."""
         self._going_on = False
-        if self._pipeline_is_full():  # it goes on when a request is answered
-            return
-        data = bytes(self._backlog[: self._slice])
-        del self._backlog[: self._slice]
-        if data and not self._deaf:
+        while self._backlog and not self._pipeline_is_full():  # if it is, it goes on when a request is answered
+            data = bytes(self._backlog[: self._slice])
+            del self._backlog[: self._slice]
             self._feed(data)
-        if self._deaf:
-            self._backlog.clear()
-        elif self._backlog:
-            self._go_on()
-        else:
+            if self._deaf:
+                self._backlog.clear()
+                return
+            if self._calls > BUSY_CALLS:
+                self._go_on()
+                break
+        if not self._backlog:
             self.flow.resume_reading()
 
     def _feed(self, data: bytes) -> None:
