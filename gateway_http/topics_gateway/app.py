@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topics_gateway.body import drain
@@ -57,7 +57,7 @@ def create_app(api: TopicsApi, settings: GatewaySettings, gate: Gate | None = No
     api.metrics.caches["renderings"] = rendered
     table = RouteTable(_handlers(api, settings, rendered))
     sockets = WebSocketDoor(api, settings, gate, rendered)
-    return _Gateway(routes=[_Routes(table, settings, gate, api.metrics), sockets])
+    return _Gateway(_Routes(table, settings, gate, api.metrics), sockets)
 
 
 def _handlers(api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> Mapping[str, Handler]:
@@ -105,21 +105,29 @@ def _handlers(api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) 
 
 
 class _Gateway(Starlette):
-    """Starlette with our guard in place of its own two, which answer in plain text and cost a Request per call."""
+    """Starlette with our guard in place of its own two, which answer in plain text and cost a Request per call.
+
+    Its router gets what is not a plain request; those have routes of their own.
+    """
+
+    def __init__(self, http: "_Routes", sockets: BaseRoute) -> None:
+        super().__init__(routes=[sockets])
+        self._http = http
 
     def build_middleware_stack(self) -> ASGIApp:
-        return _Guard(self.router)
+        return _Guard(self._http.handle, self.router)
 
 
 class _Guard:
     """Answers `internal` for any exception that nothing inside has turned into a reply."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, http: ASGIApp, others: ASGIApp) -> None:
+        self._http = http
+        self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._others(scope, receive, send)
             return
         arrived = time.perf_counter()
         started = False
@@ -130,7 +138,7 @@ class _Guard:
             await send(message)
 
         try:
-            await self._app(scope, receive, noting_send)
+            await self._http(scope, receive, noting_send)
         except Exception:
             if started:  # too late for a reply: the server logs it and breaks the response off
                 raise
@@ -142,7 +150,7 @@ class _Guard:
             await send_reply(reply, scope, send, accept_encoding=b"", gzip_min_bytes=len(reply.body) + 1)
 
 
-class _Routes(BaseRoute):
+class _Routes:
     """Every route of the door, dispatched on the undecoded path without regular expressions; counts the requests."""
 
     def __init__(self, table: RouteTable, settings: GatewaySettings, gate: Gate, metrics: Metrics) -> None:
@@ -153,9 +161,6 @@ class _Routes(BaseRoute):
         self._statistics = metrics.http
         self._refusals = metrics.refusals
         self._errors = metrics.errors
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        return (Match.FULL if scope["type"] == "http" else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(scope, receive, self._stalls)

@@ -11,14 +11,15 @@ from topics_service.storage.block import Block
 def job_text(job: Job, head: bytes = b"{") -> bytes:
     """One leased job; `head` opens the object and may hold members in front."""
     block, i = job.block, job.position
+    tags = block.tags
     return b'%b"$seq":%d,"lease_id":"%b","deadline":%d,"$ts":%d%b%b,"deliveries":%d%b}' % (
         head,
         block.base_seq + i,
         job.lease_id.encode(),
         job.deadline,
         block.ts_at(i),
-        _encoding(block, i),
-        _text(b',"$tag":', block.tags, i),
+        b"" if block.kinds is None else _encoding(block, i),
+        b"" if tags is None else _text(b',"$tag":', tags, i),
         job.deliveries,
         _payload(block, i),
     )
@@ -56,5 +57,6 @@ def _payload(block: Block, i: int) -> bytes:
     data = block.record_data(i)
     if block.kinds is not None and block.kinds[i] == BINARY_KIND:
         data = b'"%b"' % b64encode(data)
-    meta = None if block.metas is None else block.metas[i]
+    metas = block.metas
+    meta = None if metas is None else metas[i]
     return b',"data":%b' % data if meta is None else b',"data":%b,"meta":%b' % (data, meta)

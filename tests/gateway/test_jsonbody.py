@@ -1,12 +1,15 @@
 """Strict JSON objects."""
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import UNSET
 
 from topics_gateway.config import read_config
-from topics_gateway.jsonbody import Fields, parse_object
+from topics_gateway.jsonbody import Fields, JsonObject, parse_object
 from topics_gateway.record_endpoints import read_match
 from topics_gateway.topic_endpoints import page_size
 from topics_service.api.cursor import read_cursor, write_cursor
@@ -140,3 +143,39 @@ def test_page_size() -> None:
     assert {text: page_size(text) for text in sizes} == sizes
     assert page_size("9" * 19) == 1000
     assert page_size("9" * 5000) == 100
+
+
+_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**45), 10**45)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.lists(st.tuples(st.sampled_from("aba"), inner), max_size=3),
+    max_leaves=8,
+)
+
+
+def _written(value: Any, space: str) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], tuple):
+        return f"{{{f',{space}'.join(f'{json.dumps(k)}:{space}{_written(part, space)}' for k, part in value)}}}"
+    if isinstance(value, list):
+        return f"[{f',{space}'.join(_written(part, space) for part in value)}]"
+    return json.dumps(value, ensure_ascii=space == "")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, JsonObject):
+        return ("object", [(name, _plain(part)) for name, part in value.members])
+    return [_plain(part) for part in value] if isinstance(value, list) else (type(value), value)
+
+
+@settings(deadline=None, derandomize=True, max_examples=500)
+@given(
+    members=st.lists(st.tuples(st.sampled_from(["a", "b", "é", ""]), _values), max_size=4),
+    space=st.sampled_from(["", " "]),
+)
+def test_the_quick_way_reads_what_the_careful_one_does(members: list[tuple[str, Any]], space: str) -> None:
+    text = _written([*members, ("end", 0)], space).encode()
+    padded = b" " * 5000 + text  # too long for the quick way
+    assert _plain(parse_object(text)) == _plain(parse_object(padded))
