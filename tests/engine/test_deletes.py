@@ -31,6 +31,13 @@ def test_ranges(marks: set[int], start: int, stop: int) -> None:
     assert deletes.dead_bytes(start, stop, size) == sum(map(size, within))
     expected = next((seq for seq in range(start, stop) if seq not in marks), stop) if start < stop else min(start, stop)
     assert deletes.first_unmarked(start, stop) == expected
+    assert deletes.first_marked(start, stop) == (within[0] if within else stop)
+
+
+@derandomized
+@given(marks=sets, asked=st.lists(seqs, max_size=30))
+def test_unmarked_keeps_the_order(marks: set[int], asked: list[int]) -> None:
+    assert marked(marks).unmarked(asked) == [seq for seq in asked if seq not in marks]
 
 
 @derandomized

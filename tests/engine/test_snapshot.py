@@ -33,6 +33,8 @@ def test_counting_and_finding(case: tuple[Snapshot, list[int]], start: int, stop
     s, live = case
     assert s.live_between(start, stop) == sum(start <= seq < stop for seq in live)
     assert s.is_live(start) == (start in live)
+    asked = [stop, start, *range(HEAD + 3)]
+    assert s.live_among(asked) == list(filter(s.is_live, asked))
     at = max(start, s.earliest)
     assert s.first_live(at) == next((seq for seq in live if seq >= at), s.head + 1)
 

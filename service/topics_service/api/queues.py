@@ -86,14 +86,13 @@ class QueuesApi:
         return reply
 
     async def _claim(self, engine: Engine, topic: Topic, request: ClaimRequest) -> ClaimReply:
-        request = _clamped(engine, request)
         desk = self._desks.get(topic.name)
         if desk is None and not topic.config.claim_jitter_ms:
             (reply,), ticket = engine.queues.claim([request])
             if ticket:
                 await self._held(engine, reply, ticket)
             return reply
-        claimer = Claimer(request)
+        claimer = Claimer(_clamped(engine, request))
         try:
             self._desk(engine, topic).claim(claimer)
             reply, ticket = await claimer.outcome

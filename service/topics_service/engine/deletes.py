@@ -17,6 +17,9 @@ _CHUNK = 1 << CHUNK_BITS
 _BYTES = struct.Struct("<Q")
 
 
+_NO_MARKS = BitMap()
+
+
 class Chunk(NamedTuple):
     """The marks within one chunk (low 16 bits of the seqs) and the record bytes that they cover."""
 
@@ -39,6 +42,26 @@ class Deletes:
     def __contains__(self, seq: int) -> bool:
         chunk = self._chunks.get(seq >> CHUNK_BITS)
         return chunk is not None and (seq & (_CHUNK - 1)) in chunk.marks
+
+    def unmarked(self, seqs: Iterable[int]) -> list[int]:
+        """Those of the seqs that are not in this set, in their order."""
+        chunks, number, marks = self._chunks, -1, _NO_MARKS
+        found = []
+        for seq in seqs:
+            if seq >> CHUNK_BITS != number:
+                number = seq >> CHUNK_BITS
+                marks = chunks[number].marks if number in chunks else _NO_MARKS
+            if seq & (_CHUNK - 1) not in marks:
+                found.append(seq)
+        return found
+
+    def first_marked(self, start: int, stop: int) -> int:
+        """The first seq in [start, stop) that is marked; `stop` if none is."""
+        for base, chunk, low, high in self._within(start, stop):
+            mark = chunk.marks.next_set_bit(low) if chunk.marks.max() >= low else high
+            if mark < high:
+                return base + int(mark)
+        return stop
 
     def count(self, start: int, stop: int) -> int:
         """How many seqs in [start, stop) are marked."""

@@ -191,7 +191,7 @@ class Log:
 
     def mark(self, tx: Transaction, s: Snapshot, seqs: Iterable[int], config: TopicConfig) -> int:
         """Stage the deletion of single seqs; returns how many of them were live."""
-        sizes = retention.sizes_of(self.blocks, filter(s.is_live, seqs))
+        sizes = retention.sizes_of(self.blocks, s.live_among(seqs))
         s.deletes, chunks = s.deletes.marked(sizes)
         s.count -= len(sizes)
         s.bytes -= sum(size for _, size in sizes)

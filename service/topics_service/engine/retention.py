@@ -97,19 +97,18 @@ def live_bytes(s: Snapshot, blocks: LogBlocks, start: int, stop: int) -> int:
 def size_of(blocks: LogBlocks, seq: int) -> int:
     """The record bytes of one record."""
     block = blocks.find(seq)
-    i = seq - block.base_seq
-    return block.sizes_upto(i + 1) - block.sizes_upto(i)
+    return block.size_at(seq - block.base_seq)
 
 
 def sizes_of(blocks: LogBlocks, seqs: Iterable[int]) -> list[tuple[int, int]]:
     """The seqs with the record bytes of each; neighbours cost one block look-up."""
     sizes: list[tuple[int, int]] = []
-    block: StoredBlock | None = None
+    base = end = 0
     for seq in seqs:
-        if block is None or not block.base_seq <= seq < block.end_seq:
+        if not base <= seq < end:
             block = blocks.find(seq)
-        i = seq - block.base_seq
-        sizes.append((seq, block.sizes_upto(i + 1) - block.sizes_upto(i)))
+            base, end = block.base_seq, block.end_seq
+        sizes.append((seq, block.size_at(seq - base)))
     return sizes
 
 
@@ -245,7 +244,7 @@ def _past_bytes(s: Snapshot, blocks: LogBlocks, excess: int) -> int:
         else:
             for i in range(start, block.count):
                 if block.base_seq + i not in s.deletes:
-                    excess -= block.sizes_upto(i + 1) - block.sizes_upto(i)
+                    excess -= block.size_at(i)
                     if excess <= 0:
                         return block.base_seq + i + 1
         seq = s.first_live(block.end_seq)

@@ -2,6 +2,7 @@
 
 import struct
 from bisect import bisect_left
+from collections.abc import Iterable
 from operator import attrgetter
 
 from msgspec import Struct
@@ -82,6 +83,12 @@ class Snapshot(Struct):
     def is_live(self, seq: int) -> bool:
         """Whether a record with this seq is there to be read (its age aside)."""
         return self.earliest <= seq <= self.head and seq not in self.deletes and self.gap_at(seq) is None
+
+    def live_among(self, seqs: Iterable[int]) -> list[int]:
+        """Those of the seqs that `is_live` holds for, in their order."""
+        earliest, head = self.earliest, self.head
+        found = self.deletes.unmarked([seq for seq in seqs if earliest <= seq <= head])
+        return [seq for seq in found if self.gap_at(seq) is None] if self.gaps else found
 
     def live_between(self, start: int, stop: int) -> int:
         """How many live records have seqs in [start, stop)."""

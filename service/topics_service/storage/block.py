@@ -105,6 +105,10 @@ class StoredBlock(ABC):
     def sizes_upto(self, i: int) -> int:
         """The bytes of the records at positions below i."""
 
+    def size_at(self, i: int) -> int:
+        """The bytes of the record at position i."""
+        return self.sizes_upto(i + 1) - self.sizes_upto(i)
+
     @abstractmethod
     def fit(self, start: int, budget: int) -> int:
         """The largest stop such that the records start..stop-1 take at most `budget` bytes."""
@@ -160,26 +164,29 @@ class Block(StoredBlock):
     @property
     def tags(self) -> Column | None:
         """The tag of each record; None when no record has one."""
-        if not isinstance(self._tags, list):
-            self._tags = self._values(self._tags)
-        return self._tags
+        if self._tags is None or isinstance(self._tags, list):
+            return self._tags
+        self._tags = values = self._values(self._tags)
+        return values
 
     @property
     def nodes(self) -> Column | None:
         """The node of each record; None when no record has one."""
-        if not isinstance(self._nodes, list):
-            self._nodes = self._values(self._nodes)
-        return self._nodes
+        if self._nodes is None or isinstance(self._nodes, list):
+            return self._nodes
+        self._nodes = values = self._values(self._nodes)
+        return values
 
     @property
     def metas(self) -> Column | None:
         """The meta of each record; None when no record has one."""
-        if not isinstance(self._metas, list):
-            self._metas = self._values(self._metas)
-        return self._metas
+        if self._metas is None or isinstance(self._metas, list):
+            return self._metas
+        self._metas = values = self._values(self._metas)
+        return values
 
-    def _values(self, column: Packed | bytes | None) -> Column | None:
-        return None if column is None else texts.pack(column, self.count).values()
+    def _values(self, column: Packed | bytes) -> Column:
+        return texts.pack(column, self.count).values()
 
     def packed(self, part: Literal["tag", "node", "meta"]) -> Packed | Column | None:
         """The tags, nodes or metas, one behind the other; None when no record has one.
@@ -206,6 +213,11 @@ class Block(StoredBlock):
     def sizes_upto(self, i: int) -> int:
         """The bytes (data and meta) of the records at positions below i."""
         return self._prefix_sizes()[i - 1] if i else 0
+
+    def size_at(self, i: int) -> int:
+        """The bytes of the record at position i."""
+        sizes = self._prefix_sizes()
+        return sizes[i] - sizes[i - 1] if i else sizes[0]
 
     def fit(self, start: int, budget: int) -> int:
         """The largest stop such that the records start..stop-1 take at most `budget` bytes."""

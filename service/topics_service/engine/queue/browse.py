@@ -25,7 +25,7 @@ def page(topic: Topic, queue: Queue, request: ListJobsRequest, now: int, max_byt
             block = log.blocks.records(seq)
         last, position = seq, seq - block.base_seq
         views.append(_view(queue, block, position, request.state))
-        max_bytes -= block.sizes_upto(position + 1) - block.sizes_upto(position)
+        max_bytes -= block.size_at(position)
     return ListJobsReply(topic=topic.name, jobs=views, next_after=None)
 
 

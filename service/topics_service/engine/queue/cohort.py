@@ -18,21 +18,20 @@ def deal(
     One that has its budget of record bytes has enough, whatever it wanted: a reply is at most one record (`max_record`
     bytes) larger. Raises TopicsError `internal` when a record can't be read.
     """
+    found = _located(jobs, blocks)
+    if len(wants) == 1 and wants[0] * max_record <= budgets[0]:
+        return [sorted(islice(found, wants[0]), key=itemgetter(0))]
     hands: list[list[Dealt]] = [[] for _ in wants]
     room = list(budgets)
     turn = list(range(len(wants)))
-    block = None
-    base = end = at = 0
-    for seq in islice(jobs, sum(wants)):
-        if block is None or not base <= seq < end:
-            block = blocks.records(seq)
-            base, end = block.base_seq, block.end_seq
+    at = 0
+    for seq, block in islice(found, sum(wants)):
         at = at if at < len(turn) else 0
         i = turn[at]
         hand, want = hands[i], wants[i]
         hand.append((seq, block))
         if want * max_record > budgets[i]:
-            room[i] -= block.sizes_upto(seq - base + 1) - block.sizes_upto(seq - base)
+            room[i] -= block.size_at(seq - block.base_seq)
         if len(hand) < want and room[i] > 0:
             at += 1
         else:
@@ -42,3 +41,14 @@ def deal(
     for hand in hands:
         hand.sort(key=itemgetter(0))
     return hands
+
+
+def _located(jobs: Iterator[int], blocks: LogBlocks) -> Iterator[Dealt]:
+    """Jobs with their blocks; neighbours cost one look-up. Takes no more of them than it is asked for."""
+    block = None
+    base = end = 0
+    for seq in jobs:
+        if block is None or not base <= seq < end:
+            block = blocks.records(seq)
+            base, end = block.base_seq, block.end_seq
+        yield seq, block

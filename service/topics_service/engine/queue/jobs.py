@@ -27,7 +27,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     ack: "SettleRequest | None" = None
 
 
-class Job(Struct, frozen=True, kw_only=True, gc=False):
+class Job(Struct, frozen=True, gc=False):
     """One leased record: position `position` of `block`. `deadline` is in ms since the epoch, still held at it.
 
     `deliveries` counts this one. The lease id is new for each delivery: a stale one never matches.
@@ -47,7 +47,7 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def nbytes(self) -> int:
         """The bytes of data and meta."""
-        return self.block.sizes_upto(self.position + 1) - self.block.sizes_upto(self.position)
+        return self.block.size_at(self.position)
 
 
 class ClaimReply(Struct, kw_only=True):

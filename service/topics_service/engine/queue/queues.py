@@ -122,12 +122,9 @@ class Queues:
                 deliveries = queue.grant(seqs, request.node, tokens[: len(hand)], deadline)
                 del tokens[: len(hand)]
                 leased = [
-                    Job(
-                        block=block, position=seq - block.base_seq, lease_id=delivery.lease_id, deadline=deadline,
-                        deliveries=delivery.deliveries,
-                    )
+                    Job(block, seq - block.base_seq, delivery.lease_id, deadline, delivery.deliveries)
                     for (seq, block), delivery in zip(hand, deliveries, strict=True)
-                ]  # fmt: skip
+                ]
                 replies.append(ClaimReply(topic=topic.name, jobs=leased))
                 if hand:
                     given.append((seqs, deliveries))

@@ -17,6 +17,7 @@ from topics_service.engine.snapshot import Snapshot
 
 GONE_MAX = 10_000  # leases of jobs that the log has lost: their holders may still ack
 _FREE = -1  # the level of what was given back
+_RUN = 4096  # how far ahead the fresh jobs are looked at
 
 
 class Queue:
@@ -323,7 +324,7 @@ class Queue:
 
     def _fresh(self, s: Snapshot, last: int) -> Iterator[int]:
         """The jobs from the cursor up to `last` that go by the order of seqs."""
-        skip, deletes = self.schedule.skip, s.deletes
+        skip = self.schedule.skip
         self.cursor = max(self.cursor, s.earliest)
         while self.cursor <= last:
             live = s.first_live(self.cursor)
@@ -331,8 +332,9 @@ class Queue:
             if at != live:
                 continue
             gap = s.next_gap(at)
-            stop = last + 1 if gap is None else min(gap.start, last + 1)
-            while at < stop and at not in deletes and at not in skip:
+            stop = min(last + 1 if gap is None else gap.start, last + 1, at + _RUN)
+            stop = s.deletes.first_marked(at, stop)
+            while at < stop and at not in skip:
                 self.cursor = at + 1
                 yield at
                 at += 1

@@ -146,7 +146,7 @@ class LogSalvage:
         low = max(block.base_seq, self.s.earliest)
         self._bytes += block.nbytes - block.sizes_upto(low - block.base_seq)
         for seq in self.s.deletes.between(low, block.end_seq):
-            size = block.sizes_upto(seq - block.base_seq + 1) - block.sizes_upto(seq - block.base_seq)
+            size = block.size_at(seq - block.base_seq)
             self._bytes -= size
             self._dead[seq >> CHUNK_BITS] = self._dead.get(seq >> CHUNK_BITS, 0) + size
 

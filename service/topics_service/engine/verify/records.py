@@ -128,7 +128,7 @@ class Records:
             return
         self._bytes += block.sizes_upto(high - base) - block.sizes_upto(low - base)
         for seq in s.deletes.between(low, high):
-            size = block.sizes_upto(seq - base + 1) - block.sizes_upto(seq - base)
+            size = block.size_at(seq - base)
             self._bytes -= size
             self._dead[seq >> CHUNK_BITS] = self._dead.get(seq >> CHUNK_BITS, 0) + size
 
