@@ -63,7 +63,17 @@ def test_a_long_pipeline(run: Any, serve: Any, fed: list[int]) -> None:
     assert sum(size > http1.BUSY_BYTES for size in fed) <= 2, fed[:10]
 
 
-def test_large_bodies_go_in_large_steps(run: Any, serve: Any, fed: list[int]) -> None:
+def test_large_bodies_go_in_large_steps(run: Any, serve: Any, fed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what one read brought waits for no turn: each would be one of all other connections."""
+    waited: list[int] = []
+    go_on: Any = Http1Protocol._go_on
+
+    def going_on(self: Any) -> None:
+        waited.append(len(self._backlog))
+        go_on(self)
+
+    monkeypatch.setattr(Http1Protocol, "_go_on", going_on)
+
     async def main() -> None:
         async with serve() as service:
             reader, writer = await service.connect()
@@ -74,6 +84,7 @@ def test_large_bodies_go_in_large_steps(run: Any, serve: Any, fed: list[int]) ->
 
     run(main())
     assert http1.FIRST_BYTES < max(fed) <= http1.CALM_BYTES
+    assert waited == [0]
 
 
 def test_a_socket_that_begins_behind_much_else(run: Any, serve: Any) -> None:
