@@ -96,8 +96,9 @@ class Everything:
     def finish(self) -> None:
         """All jobs are done once, and every watcher has what `diff` has."""
         calls = test_queue_sigkill.HttpCalls(self._server)
-        for queue in self.queues.subjects:
-            test_queue_sigkill.finish(queue, calls)
+        with Api(self._server.base) as api:
+            for queue in self.queues.subjects:
+                test_queue_sigkill.finish(queue, calls, api)
         calls.close()
         asyncio.run_coroutine_threadsafe(self._catch_up(), _loop()).result(300)
 

@@ -148,8 +148,9 @@ def stop_and_go(server: ServerProcess, seed: int, seconds: float) -> int:
             batch.deleting = True
         oracle.check(api)
     calls = queues.HttpCalls(server)
-    for queue in jobs.subjects:
-        queues.finish(queue, calls)
+    with Api(server.base) as api:
+        for queue in jobs.subjects:
+            queues.finish(queue, calls, api)
     calls.close()
     return pauses
 
