@@ -103,6 +103,7 @@ class Link:
             for place in places:
                 self._begin(place)
         while not self._stopping.is_set():
+            self._look_for_others()
             with client.watch(
                 self._names, cursor=self._positions, node=self._others, lenient=True, events=True
             ) as stream:
@@ -112,6 +113,22 @@ class Link:
                     self._take(items)
         for place in self._positions:
             self._keep(place)
+
+    def _look_for_others(self) -> None:
+        """Topics may have been deleted, and made again, while there was no watch: a new one would not tell."""
+        for place in list(self._positions):
+            topic, _ = _split(place)
+            info = _info(self._source, topic)
+            if info is None or info.topic_id != self._lives[topic]:
+                self._end(place)
+                if info is not None:
+                    self._begin(place)
+
+    def _end(self, place: str) -> None:
+        if place in self._names:
+            raise self._deleted(place)
+        self._say(f"{place}: deleted at {self._source.name}; its copy stays")
+        self._positions.pop(place, None)
 
     # Where to begin
 
@@ -209,10 +226,7 @@ class Link:
             if item.reason == "recreated":
                 self._positions.pop(place, None)
         elif isinstance(item, TopicDeleted):
-            if place in self._names:
-                raise self._deleted(place)
-            self._say(f"{place}: deleted at {self._source.name}; its copy stays")
-            self._positions.pop(place, None)
+            self._end(place)
         elif isinstance(item, CaughtUp) and place in self._positions:
             self._positions[place] = max(self._positions[place], item.head_seq)
             self._keep(place)
