@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from topics_service.api.access import check_names
 from topics_service.api.auth import Principal
 from topics_service.api.desk import CallLater, Claimer, Desk, Turns
+from topics_service.api.together import Together
 from topics_service.api.work import HEARTBEAT_SECONDS, WorkStream
 from topics_service.engine.clock import Clock, SystemClock
 from topics_service.engine.engine import Engine
@@ -32,6 +33,7 @@ from topics_service.engine.topic import Topic
 log = logging.getLogger("topics.queues")
 
 _REDRIVE_JOBS: Final = 500  # in one turn of the loop
+_ACKS: Final = 64  # that are written together
 
 
 class QueuesApi:
@@ -63,6 +65,7 @@ class QueuesApi:
         self._heartbeat_seconds = heartbeat_seconds
         self._desks: dict[str, Desk] = {}
         self._turns = Turns()
+        self._acks = Together(self._ack_together, _ACKS)
 
     async def claim(self, request: ClaimRequest) -> ClaimReply:
         """Lease up to `max` jobs; waits for the cohort where the queue has `claim_jitter_ms` (SPEC API 10.2).
@@ -75,9 +78,9 @@ class QueuesApi:
         engine.queues.check_node(request.node)
         if request.ack is None:
             return await self._claim(engine, topic, request)
-        settled, ticket = engine.queues.ack(request.ack)
-        self._changed(request.topic, request.ack.seqs)
-        reply = await self._claim(engine, topic, request)
+        settled, ticket = await self._ack(request.ack)
+        engine = self._admit()
+        reply = await self._claim(engine, engine.queues.topic(request.topic), request)
         if ticket:
             began = time.perf_counter()
             await self._held(engine, reply, ticket)
@@ -106,14 +109,29 @@ class QueuesApi:
 
     async def ack(self, request: SettleRequest) -> SettleReply:
         """Finish jobs: delete them, as durably as the queue promises (SPEC API 10.4)."""
-        engine = self._admit()
-        reply, ticket = engine.queues.ack(request)
-        self._changed(request.topic, request.seqs)
+        reply, ticket = await self._ack(request)
         if ticket:
             began = time.perf_counter()
             await self._settle(ticket)
             reply.fsync_ms = (time.perf_counter() - began) * 1e3
         return reply
+
+    async def _ack(self, request: SettleRequest) -> tuple[SettleReply, int]:
+        """Ack, together with those that come in the same turn of the loop; the reply is due with the ticket."""
+        answer = self._acks.join(request.topic, request)
+        settled = None if answer is None else await answer
+        if settled is None:
+            settled = self._admit().queues.ack(request)
+            self._changed(request.topic, request.seqs)
+        return settled
+
+    def _ack_together(self, name: str, requests: Sequence[SettleRequest]) -> list[tuple[SettleReply, int]] | None:
+        try:
+            replies, ticket = self._admit().queues.ack_together(requests)
+        except TopicsError:
+            return None
+        self._changed(name, [seq for request in requests for seq in request.seqs])
+        return [(reply, ticket) for reply in replies]
 
     async def nack(self, request: SettleRequest) -> SettleReply:
         """Give jobs back, at once or after a delay (SPEC API 10.5)."""

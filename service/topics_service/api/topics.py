@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from topics_service.api.metrics import Metrics
 from topics_service.api.pressure import Pressure
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
+from topics_service.api.together import Together
 from topics_service.api.watch import WatchApi, WatchCaps
 from topics_service.engine.batches import BatchReply, BatchRequest, FetchReply, FetchRequest
 from topics_service.engine.engine import Engine, Parked
@@ -25,6 +26,7 @@ from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
     AppendReply,
     AppendRequest,
+    Batch,
     BulkRequest,
     ConfigInput,
     DeleteReply,
@@ -37,8 +39,14 @@ from topics_service.engine.model import (
     PutTopicReply,
     ReadyState,
     TopicState,
+    joined,
 )
 from topics_service.engine.producers import Producer
+
+# What is written together with others, and how many of it.
+_SMALL_RECORDS: Final = 4
+_SMALL_BYTES: Final = 4096
+_MOST_TOGETHER: Final = 64
 
 
 class Settable(Protocol):
@@ -76,6 +84,7 @@ class TopicsApi:
         self._commit = commit
         self._pressure = pressure or Pressure()
         self._waiting: set[Settable] = set()
+        self._together = Together(self._append_together, _MOST_TOGETHER)
         self.metrics = Metrics(engine, commit.statistics)
         self.watches = WatchApi(
             self._admit, engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
@@ -129,7 +138,16 @@ class TopicsApi:
         return reply
 
     async def append(self, request: AppendRequest, *, principal: Principal) -> AppendReply:
-        """Append records atomically; returns once they are durable for the topic's class and visible (SPEC API 2)."""
+        """Append records atomically; returns once they are durable for the topic's class and visible (SPEC API 2).
+
+        Small ones to one partition that come in the same turn of the loop are written as one block.
+        """
+        if self._is_small(request):
+            check_append(principal, request, exists=True)
+            answer = self._together.join((request.topic, request.partition), request.batch)
+            submitted = None if answer is None else await answer
+            if submitted is not None:
+                return await self.settle(submitted)
         return await self.settle(await self.submit(request, principal=principal))
 
     async def submit(self, request: AppendRequest, *, principal: Principal) -> Submitted:
@@ -163,6 +181,41 @@ class TopicsApi:
         reply.wal_append_ms = (written - started) * 1e3
         self._commit.want(ticket)  # at once: whoever settles may be busy with a client that is slow
         return Submitted(ticket=ticket, reply=reply, written=written)
+
+    def _is_small(self, request: AppendRequest) -> bool:
+        """Whether it is a few records for a topic that is there, and nothing else."""
+        batch = request.batch
+        return (
+            0 < len(batch.datas) <= _SMALL_RECORDS
+            and sum(batch.sizes) <= _SMALL_BYTES
+            and request.idempotency_key is None
+            and request.config is None
+            and not request.disable_backpressure
+            and not request.is_scheduled
+            and self._engine.has_topic(request.topic)
+        )
+
+    def _append_together(self, place: tuple[str, int], batches: Sequence[Batch]) -> Sequence[Submitted] | None:
+        """Append the batches as one; None when they have to be told apart, as nothing has happened then."""
+        topic, partition = place
+        if not self._engine.has_topic(topic):
+            return None
+        started = time.perf_counter()
+        try:
+            engine = self._admit()
+            self._pressure.check()
+            reply, ticket = engine.append(AppendRequest(topic=topic, partition=partition, batch=joined(batches)))
+        except TopicsError:
+            return None
+        written = time.perf_counter()
+        self._commit.want(ticket)
+        reply.wal_append_ms = (written - started) * 1e3
+        submitted, first_seq = [], reply.first_seq
+        for batch in batches:
+            own = replace(reply, first_seq=first_seq, count=len(batch.datas))
+            submitted.append(Submitted(ticket=ticket, reply=own, written=written))
+            first_seq += own.count
+        return submitted
 
     async def settle(self, submitted: Submitted) -> AppendReply:
         """The second half of `append`: its reply when it is due, or its error."""

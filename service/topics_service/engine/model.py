@@ -95,6 +95,28 @@ class Batch(Struct):
             self.sizes = list(map(len, self.datas))
 
 
+def joined(batches: Sequence[Batch]) -> Batch:
+    """One batch of the records of several, in their order."""
+    counts = [len(batch.datas) for batch in batches]
+    kinds = None
+    if any(batch.kinds is not None for batch in batches):
+        kinds = b"".join(batch.kinds or bytes(count) for batch, count in zip(batches, counts, strict=True))
+    return Batch(
+        datas=[data for batch in batches for data in batch.datas],
+        tags=_joined([batch.tags for batch in batches], counts),
+        nodes=_joined([batch.nodes for batch in batches], counts),
+        metas=_joined([batch.metas for batch in batches], counts),
+        kinds=kinds,
+        sizes=[size for batch in batches for size in batch.sizes],
+    )
+
+
+def _joined(columns: Sequence[list[bytes | None] | None], counts: Sequence[int]) -> list[bytes | None] | None:
+    if not any(columns):
+        return None
+    return [value for column, count in zip(columns, counts, strict=True) for value in column or [None] * count]
+
+
 class AppendRequest(Struct, kw_only=True):
     """Append `batch` to `topic`, atomically (SPEC API 2).
 

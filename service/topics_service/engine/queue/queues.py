@@ -145,8 +145,21 @@ class Queues:
 
     def ack(self, request: SettleRequest) -> tuple[SettleReply, int]:
         """Complete jobs: each is deleted for good, in one write for all of them. A duplicate counts once."""
-        topic, queue, now, found, skipped = self._settle(request)
+        (reply,), ticket = self.ack_together((request,))
+        return reply, ticket
+
+    def ack_together(self, requests: Sequence[SettleRequest]) -> tuple[list[SettleReply], int]:
+        """Acks of one queue, in their order, as one write. When it raises, what one ack would, nothing is acked."""
+        for request in requests:
+            self._check(request)
+        topic, queue, now = self._begin(requests[0].topic)
         log, cfg = topic.log, topic.config
+        found: dict[int, Delivery] = {}
+        parts = []
+        for request in requests:
+            held, skipped = self._held(queue, request, found)
+            found |= held
+            parts.append((len(held), skipped))
         ticket = log.pending_ticket  # what is skipped may be an ack before that still waits
         if found:
             live = [seq for seq in found if seq in queue.jobs]
@@ -161,7 +174,7 @@ class Queues:
             queue.done(found)
             queue.seen(log.state)
             self._touched(log)
-        return self._reply(topic, queue, now, found, skipped), ticket
+        return [self._reply(topic, queue, now, done, skipped) for done, skipped in parts], ticket
 
     def nack(self, request: SettleRequest) -> tuple[SettleReply, int]:
         """Give jobs back, to be claimed again after `delay_ms`; with mode `release` the attempt does not count."""
@@ -169,7 +182,7 @@ class Queues:
         delay = max(0, min(request.delay_ms, _DAY_MS))
         ready_at = now + delay if delay else 0
         ticket = self._give_back(topic, queue, found, ready_at, released=request.mode == "release")
-        return self._reply(topic, queue, now, found, skipped), ticket
+        return self._reply(topic, queue, now, len(found), skipped), ticket
 
     def extend(self, request: SettleRequest) -> tuple[SettleReply, int]:
         """Set the deadlines of held jobs to `lease_ms` from now; lease ids and delivery counts stay."""
@@ -178,7 +191,7 @@ class Queues:
         changed = ((seq, replace(delivery, deadline=deadline)) for seq, delivery in found.items() if seq in queue.jobs)
         ticket = self._write_leases(topic, queue, changed)
         queue.extend(list(found), deadline)
-        reply = self._reply(topic, queue, now, found, skipped)
+        reply = self._reply(topic, queue, now, len(found), skipped)
         reply.deadlines = dict.fromkeys(found, deadline)
         return reply, ticket
 
@@ -395,7 +408,12 @@ class Queues:
         return now
 
     def _settle(self, request: SettleRequest) -> tuple[Topic, Queue, int, dict[int, Delivery], list[int]]:
-        """Check the request and find what its node holds; the checks are in contract.md's order, section 10."""
+        self._check(request)
+        topic, queue, now = self._begin(request.topic)
+        return topic, queue, now, *self._held(queue, request, {})
+
+    def _check(self, request: SettleRequest) -> None:
+        """What can be wrong with a request whatever the queue; the checks are in contract.md's order, section 10."""
         for token in request.lease_ids:
             if token and not leases.is_token(token):
                 raise invalid("lease_ids must hold lease ids as a claim gave them, or empty strings")
@@ -409,25 +427,30 @@ class Queues:
             raise invalid("seqs must hold at least one seq")
         if request.lease_ids and len(request.lease_ids) != len(request.seqs):
             raise invalid("lease_ids must have one entry for each of seqs")
-        topic, queue = self._open(request.topic)
+
+    def _begin(self, name: str) -> tuple[Topic, Queue, int]:
+        topic, queue = self._open(name)
         self._writer.check()
-        now = self._refresh(topic, queue)
+        return topic, queue, self._refresh(topic, queue)
+
+    def _held(
+        self, queue: Queue, request: SettleRequest, others: Mapping[int, Delivery]
+    ) -> tuple[dict[int, Delivery], list[int]]:
+        """What the request's node holds of its seqs, and the others of them; `others` are no longer held."""
         found: dict[int, Delivery] = {}
         skipped = []
         for seq, token in zip(request.seqs, request.lease_ids or [""] * len(request.seqs), strict=True):
             delivery = queue.find(seq)
-            if delivery is None or seq in found or not delivery.held_by(request.node, token):
+            if delivery is None or seq in found or seq in others or not delivery.held_by(request.node, token):
                 skipped.append(seq)
             else:
                 found[seq] = delivery
-        return topic, queue, now, found, skipped
+        return found, skipped
 
-    def _reply(
-        self, topic: Topic, queue: Queue, now: int, found: Mapping[int, Delivery], skipped: list[int]
-    ) -> SettleReply:
+    def _reply(self, topic: Topic, queue: Queue, now: int, done: int, skipped: list[int]) -> SettleReply:
         log = topic.log
         return SettleReply(
-            topic=topic.name, done=len(found), skipped=skipped, ready=queue.ready(log.state, log.view.head, now),
+            topic=topic.name, done=done, skipped=skipped, ready=queue.ready(log.state, log.view.head, now),
             in_flight=queue.in_flight,
         )  # fmt: skip
 

@@ -1,0 +1,54 @@
+"""Requests that come in the same turn of the event loop, served by one call."""
+
+import asyncio
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Together(Generic[K, R, T]):
+    """Collects what comes for one key within a turn of the loop.
+
+    The first of a turn is told to go alone, at once: who is alone never waits. Those that come before the loop goes on
+    are what `serve` gets, in their order, when it does.
+    """
+
+    def __init__(self, serve: Callable[[K, Sequence[R]], Sequence[T] | None], most: int) -> None:
+        """`serve` answers each request, or gives None: then each has to go alone. It gets at most `most` of them."""
+        self._serve = serve
+        self._most = most
+        self._groups: dict[K, list[tuple[R, asyncio.Future[T | None]]]] = {}
+
+    def join(self, key: K, request: R) -> "asyncio.Future[T | None] | None":
+        """Where the answer will be; None, there or here, says that the request has to go alone."""
+        group = self._groups.get(key)
+        if group is None:
+            self._groups[key] = []
+            asyncio.get_running_loop().call_soon(self._end, key)
+            return None
+        if len(group) == self._most:
+            self._answer(key, group)
+            group.clear()
+        future = asyncio.get_running_loop().create_future()
+        group.append((request, future))
+        return future
+
+    def _end(self, key: K) -> None:
+        self._answer(key, self._groups.pop(key))
+
+    def _answer(self, key: K, group: list[tuple[R, "asyncio.Future[T | None]"]]) -> None:
+        waiting = [(request, future) for request, future in group if not future.done()]  # else its caller has left
+        if not waiting:
+            return
+        futures = [future for _, future in waiting]
+        try:
+            answers: Sequence[T | None] = self._serve(key, [request for request, _ in waiting]) or [None] * len(waiting)
+        except Exception as error:
+            for future in futures:
+                future.set_exception(error)
+            return
+        for future, answer in zip(futures, answers, strict=True):
+            future.set_result(answer)
