@@ -201,8 +201,14 @@ def test_a_long_log_is_compacted_before_anything_is_written(tmp_path: Path, monk
 
     monkeypatch.setattr(rocks, "_options", tiny)
     monkeypatch.setattr(inventory, "_wait_for_room", waited)
-    inventory.settle(tmp_path / "copy", next_seq=next_seq)
-    assert stalls == [True, False]
+    for number in range(20):  # on a busy machine RocksDB may have compacted before it is asked
+        shutil.copytree(tmp_path / "copy", tmp_path / str(number))
+        inventory.settle(tmp_path / str(number), next_seq=next_seq)
+        shutil.rmtree(tmp_path / str(number))
+        assert stalls[-1] is False
+        if True in stalls:
+            return
+    pytest.fail("it never had to be compacted")
 
 
 def test_trim_removes_the_oldest(tmp_path: Path) -> None:
