@@ -61,6 +61,19 @@ async def test_more_than_the_most_go_in_several_calls() -> None:
     assert served.calls == [("k", ["b", "c"]), ("k", ["d", "e"]), ("k", ["f"])]
 
 
+async def test_a_flush_serves_who_has_joined() -> None:
+    served = Served()
+
+    async def flush() -> None:
+        served.turns.flush("k")
+        assert served.calls[-1] == ("k", ["b"])
+
+    await asyncio.gather(served.ask("k", "a"), served.ask("k", "b"), flush(), served.ask("k", "c"))
+    assert served.calls == [("k", ["b"]), ("k", ["c"])]
+    served.turns.flush("k")
+    assert len(served.calls) == 2
+
+
 async def test_a_call_that_can_not_be_answered_sends_each_alone() -> None:
     served = Served()
     assert await asyncio.gather(*(served.ask("k", letter) for letter in "abxc")) == [None] * 4
@@ -175,6 +188,13 @@ async def test_one_that_is_refused_spoils_no_other(door: Door) -> None:
     errors = [answer for answer in answers if isinstance(answer, TopicsError)]
     assert [error.reason for error in errors] == [Reason.RECORD_TOO_LARGE]
     assert door.content() == [b"0", b"a", b"b", b"c"]
+
+
+async def test_appends_take_effect_in_the_order_in_which_they_came(door: Door) -> None:
+    await asyncio.gather(
+        door.append(b"a"), door.append(b"b"), door.append(*[b"c"] * 5), door.append(b"d"), door.append(b"e")
+    )
+    assert door.content() == [b"0", b"a", b"b", *[b"c"] * 5, b"d", b"e"]
 
 
 async def test_what_is_more_than_records_goes_alone(door: Door) -> None:

@@ -30,11 +30,16 @@ class Together(Generic[K, R, T]):
             asyncio.get_running_loop().call_soon(self._end, key)
             return None
         if len(group) == self._most:
-            self._answer(key, group)
-            group.clear()
+            self.flush(key)
         future = asyncio.get_running_loop().create_future()
         group.append((request, future))
         return future
+
+    def flush(self, key: K) -> None:
+        """Serve now who has joined: what its caller is about to do comes after them."""
+        if group := self._groups.get(key):
+            self._answer(key, group)
+            group.clear()
 
     def _end(self, key: K) -> None:
         self._answer(key, self._groups.pop(key))

@@ -163,6 +163,7 @@ class TopicsApi:
             return engine.append(request)
 
         check_append(principal, request, exists=engine.has_topic(request.topic))
+        self._together.flush((request.topic, request.partition))
         started = time.perf_counter()
         try:
             if request.disable_backpressure:
