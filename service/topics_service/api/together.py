@@ -22,13 +22,17 @@ class Together(Generic[K, R, T]):
         self._most = most
         self._groups: dict[K, list[tuple[R, asyncio.Future[T | None]]]] = {}
 
-    def join(self, key: K, request: R) -> "asyncio.Future[T | None] | None":
-        """Where the answer will be; None, there or here, says that the request has to go alone."""
+    def join(self, key: K, request: R, *, patient: bool = False) -> "asyncio.Future[T | None] | None":
+        """Where the answer will be; None, there or here, says that the request has to go alone.
+
+        One that is `patient` waits for the others also when it is the first.
+        """
         group = self._groups.get(key)
         if group is None:
-            self._groups[key] = []
+            group = self._groups[key] = []
             asyncio.get_running_loop().call_soon(self._end, key)
-            return None
+            if not patient:
+                return None
         if len(group) == self._most:
             self.flush(key)
         future = asyncio.get_running_loop().create_future()

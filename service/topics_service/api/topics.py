@@ -142,9 +142,12 @@ class TopicsApi:
 
         Small ones to one partition that come in the same turn of the loop are written as one block.
         """
-        if self._is_small(request):
+        topic = self._engine.catalog.find(request.topic) if _is_small(request) else None
+        if topic is not None:
             check_append(principal, request, exists=True)
-            answer = self._together.join((request.topic, request.partition), request.batch)
+            # Who waits for an fsync in any case had better share it.
+            patient = topic.config.durability == "fsync"
+            answer = self._together.join((topic.name, request.partition), request.batch, patient=patient)
             submitted = None if answer is None else await answer
             if submitted is not None:
                 return await self.settle(submitted)
@@ -182,19 +185,6 @@ class TopicsApi:
         reply.wal_append_ms = (written - started) * 1e3
         self._commit.want(ticket)  # at once: whoever settles may be busy with a client that is slow
         return Submitted(ticket=ticket, reply=reply, written=written)
-
-    def _is_small(self, request: AppendRequest) -> bool:
-        """Whether it is a few records for a topic that is there, and nothing else."""
-        batch = request.batch
-        return (
-            0 < len(batch.datas) <= _SMALL_RECORDS
-            and sum(batch.sizes) <= _SMALL_BYTES
-            and request.idempotency_key is None
-            and request.config is None
-            and not request.disable_backpressure
-            and not request.is_scheduled
-            and self._engine.has_topic(request.topic)
-        )
 
     def _append_together(self, place: tuple[str, int], batches: Sequence[Batch]) -> Sequence[Submitted] | None:
         """Append the batches as one; None when they have to be told apart, as nothing has happened then."""
@@ -383,3 +373,16 @@ class TopicsApi:
     async def _settle(self, ticket: int) -> None:
         if ticket:
             await self._commit.wait(ticket)
+
+
+def _is_small(request: AppendRequest) -> bool:
+    """Whether it is a few records and nothing else."""
+    batch = request.batch
+    return (
+        0 < len(batch.datas) <= _SMALL_RECORDS
+        and sum(batch.sizes) <= _SMALL_BYTES
+        and request.idempotency_key is None
+        and request.config is None
+        and not request.disable_backpressure
+        and not request.is_scheduled
+    )
