@@ -102,6 +102,15 @@ class CheckpointStatistics:
 
 
 @dataclass(slots=True)
+class ArchiveStatistics:
+    """The archive of the write-ahead log: its bytes, and when its oldest file was written last (seconds since 1970,
+    0 for none)."""
+
+    bytes: int = 0
+    oldest_time: float = 0.0
+
+
+@dataclass(slots=True)
 class TraceStatistics:
     """Spans since the start: those that ended and are to be exported, and those that were exported or could not be.
 

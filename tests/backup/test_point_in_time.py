@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from backup.load import Load, check_moment
 from backup.states import contents, everything, records
 from sdk.cli.runner import Cli
 
+from support.http import Api
 from support.server import ServerProcess
 from support.waiting import poll
 from topics_client import Gap, NewRecord, TopicConfig, TopicsClient
@@ -300,6 +302,21 @@ def test_a_damaged_backup_gives_way_to_the_one_before(
     assert "going on from an older one" in told.err
     told = cli("backup", "restore", "--at", "latest", "--from", target, "--to", tmp_path / "time", "--json")
     assert (told.row["id"], told.row["records"]) == (made[0], there)
+
+
+def test_the_archive_is_measured(tmp_path: Path, target: Path) -> None:
+    with ServerProcess(tmp_path / "server", env=ARCHIVE) as server, TopicsClient(server.grpc_target) as client:
+        assert (sample(server, "wal_archive_bytes"), sample(server, "wal_archive_oldest_time_seconds")) == (0, 0)
+        client.append("news", "x" * 1000)
+        Cli(server.grpc_target)("backup", "create", "--to", target)  # begins another log file
+        poll(lambda: sample(server, "wal_archive_bytes") > 1000, 10, "the log in the archive")
+        assert abs(sample(server, "wal_archive_oldest_time_seconds") - time.time()) < 60
+
+
+def sample(server: ServerProcess, name: str) -> float:
+    with Api(server.base) as api:
+        text = api.send("GET", "/v0/metrics").text
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"topics_{name} "))
 
 
 def test_a_log_that_was_gone_before_it_was_archived(tmp_path: Path, target: Path) -> None:

@@ -20,6 +20,7 @@ from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import QueueCounters
 from topics_service.statistics import (
+    ArchiveStatistics,
     CacheStatistics,
     CheckpointStatistics,
     Histogram,
@@ -91,6 +92,7 @@ class Metrics:
         self.refusals: Counter[tuple[str, str]] = Counter()  # for a limit of a key, by door and limit: api.quota
         self.errors: Counter[str] = Counter()
         self.checkpoints = CheckpointStatistics()
+        self.archive = ArchiveStatistics()
         self.traces = TraceStatistics()
         self.lag: Lag = _Still()
         self.disk: Disk = _NoDisk()

@@ -7,7 +7,7 @@ from prometheus_client.metrics_core import Metric
 
 from topics_service import __version__
 from topics_service.api.exposition import counter, gauge, histogram
-from topics_service.statistics import CheckpointStatistics, KafkaStatistics, TraceStatistics
+from topics_service.statistics import ArchiveStatistics, CheckpointStatistics, KafkaStatistics, TraceStatistics
 from topics_service.storage.properties import StoreState
 
 
@@ -24,6 +24,7 @@ class Server(Protocol):
     min_free_bytes: int
     store: Callable[[], StoreState]
     checkpoints: CheckpointStatistics
+    archive: ArchiveStatistics
     recovery_seconds: float
     traces: TraceStatistics
 
@@ -49,6 +50,9 @@ def storage(server: Server) -> Iterator[Metric]:
     yield counter("checkpoints", "Checkpoints, made for backups.", made, ("outcome",))
     yield gauge("checkpoint_last_time_seconds", "When the last one was made.", checkpoints.last_time)
     yield gauge("checkpoint_last_seconds", "How long the last one took.", checkpoints.last_seconds)
+    yield gauge("wal_archive_bytes", "Size of the log files that are kept for backups.", server.archive.bytes)
+    oldest = server.archive.oldest_time
+    yield gauge("wal_archive_oldest_time_seconds", "When the oldest of them was written last.", oldest)
     yield gauge("recovery_seconds", "How long recovery took at the start.", server.recovery_seconds)
     yield gauge("build_info", "1, with the version as label.", [((__version__,), 1)], ("version",))
     traces = server.traces

@@ -210,7 +210,7 @@ async def _serve(
         _upkeep(engine, disk, grpc),
         Forwarder(engine.routers).run(),
         lag.run(),
-        trim_archive(settings),
+        trim_archive(settings, api.metrics.archive),
         _tidy(tidy),
     )
     background = [asyncio.create_task(each) for each in work]

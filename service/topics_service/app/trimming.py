@@ -5,6 +5,7 @@ import logging
 from typing import Final
 
 from topics_service.app.settings import Settings
+from topics_service.statistics import ArchiveStatistics
 from topics_service.storage import walarchive
 
 log = logging.getLogger("topics.archive")
@@ -12,17 +13,20 @@ log = logging.getLogger("topics.archive")
 _SECONDS: Final = 2.0
 
 
-async def trim_archive(settings: Settings) -> None:
+async def trim_archive(settings: Settings, statistics: ArchiveStatistics) -> None:
     """Remove what is too old or too much, until cancelled; returns at once if there is no archive.
+
+    `statistics` tell what is left.
 
     Failures are logged, once each time they begin.
     """
     failed = False
     while settings.wal_archive_seconds > 0:
         try:
-            await asyncio.to_thread(
+            kept = await asyncio.to_thread(
                 walarchive.trim, settings.data_path, settings.wal_archive_seconds, settings.wal_archive_bytes
             )
+            statistics.bytes, statistics.oldest_time = kept.bytes, kept.oldest
             failed = False
         except OSError as error:
             if not failed:
