@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from backup.states import contents
 
-from topics_client import Record, RouterConfig, TopicConfig, TopicsClient
+from topics_client import NotFoundError, Record, RouterConfig, TopicConfig, TopicsClient
 
 TOPICS = ("left", "right", "orders", "jobs", "results", "before", "behind")
 
@@ -106,7 +106,10 @@ def check_moment(
     acked = set(range(1, heads["jobs"] + 1)) - left
     assert acked <= done, "a job was acked, and its result is not there"
     assert len(done - acked) <= 1, "results whose jobs were acked, and came back"
-    (position,) = restored.fetch_positions("group") or (None,)
+    try:
+        (position,) = restored.fetch_positions("group") or (None,)
+    except NotFoundError:  # before its first commit
+        position = None
     committed = 0 if position is None else position.from_seq
     before, behind = ([0, *(record.value for record in records(found[topic]))] for topic in ("before", "behind"))
     assert behind[-1] <= committed <= before[-1]

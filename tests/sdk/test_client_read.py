@@ -12,6 +12,7 @@ from support.sdk import Clients
 from support.server import ServerProcess
 from support.waiting import poll
 from topics_client import (
+    AsyncTopicsClient,
     Gap,
     GapError,
     InvalidRequestError,
@@ -391,3 +392,16 @@ def test_a_read_from_a_server_that_hangs_breaks(
         assert next(records).value == 2
         timer.join()
     assert client.get_topic("t").head_seq == 2
+
+
+async def test_a_context_that_is_left_ends_its_iteration(shared: ServerProcess) -> None:
+    """Not some time later, when the loop may be closing."""
+    async with AsyncTopicsClient(shared.grpc_target) as client:
+        await client.append_many("left-early", [1, 2, 3])
+        for batches in (False, True):
+            async with client.read("left-early", follow=True) as stream:
+                items: Any = stream.batches() if batches else aiter(stream)
+                assert await anext(items)
+                assert items.ag_frame is not None
+            assert items.ag_frame is None
+            assert await anext(items, "the end") == "the end"

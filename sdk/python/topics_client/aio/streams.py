@@ -2,9 +2,10 @@
 
 from asyncio import Event
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, cast
+from weakref import ref
 
 from topics_client.aio_connection import AsyncConnection
 from topics_client.errors import TopicsError, UnavailableError
@@ -41,8 +42,21 @@ class AsyncStream(Generic[Item]):
         self._silence = silence
         self._closed = Event()
         self._cancel: Callable[[], object] = lambda: None
+        # Weak: an iteration that nobody holds any more ends at once.
+        self._iteration: Callable[[], AsyncGenerator[Any, None] | None] = lambda: None
 
-    async def __aiter__(self) -> AsyncIterator[Item]:
+    def __aiter__(self) -> AsyncIterator[Item]:
+        items = self._items()
+        self._iteration = ref(items)
+        return items
+
+    def batches(self) -> AsyncIterator[Sequence[Item]]:
+        """The same items in the groups in which they came, a few thousand at most: the cheapest way to take many."""
+        batches = self._batches()
+        self._iteration = ref(batches)
+        return batches
+
+    async def _items(self) -> AsyncGenerator[Item, None]:
         feed = self._feed
         async with aclosing(self._answers()) as answers:
             async for answer in answers:
@@ -53,8 +67,7 @@ class AsyncStream(Generic[Item]):
                         return
                 feed.passed(answer)
 
-    async def batches(self) -> AsyncIterator[Sequence[Item]]:
-        """The same items in the groups in which they came, a few thousand at most: the cheapest way to take many."""
+    async def _batches(self) -> AsyncGenerator[Sequence[Item], None]:
         feed = self._feed
         async with aclosing(self._answers()) as answers:
             async for answer in answers:
@@ -103,6 +116,10 @@ class AsyncStream(Generic[Item]):
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self.close()
+        iteration = self._iteration()
+        if iteration is not None:
+            with suppress(RuntimeError, ValueError):  # another task or thread is in it, for which it ends by itself
+                await iteration.aclose()
 
 
 class AsyncReadStream(AsyncStream[Item]):

@@ -2,10 +2,11 @@
 """Streams that go on where they were when the connection breaks."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from threading import Event
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, cast
+from weakref import ref
 
 from topics_client.connection import Connection
 from topics_client.errors import TopicsError, UnavailableError
@@ -42,8 +43,21 @@ class Stream(Generic[Item]):
         self._silence = silence
         self._closed = Event()
         self._cancel: Callable[[], object] = lambda: None
+        # Weak: an iteration that nobody holds any more ends at once.
+        self._iteration: Callable[[], Generator[Any, None] | None] = lambda: None
 
     def __iter__(self) -> Iterator[Item]:
+        items = self._items()
+        self._iteration = ref(items)
+        return items
+
+    def batches(self) -> Iterator[Sequence[Item]]:
+        """The same items in the groups in which they came, a few thousand at most: the cheapest way to take many."""
+        batches = self._batches()
+        self._iteration = ref(batches)
+        return batches
+
+    def _items(self) -> Generator[Item, None]:
         feed = self._feed
         with closing(self._answers()) as answers:
             for answer in answers:
@@ -54,8 +68,7 @@ class Stream(Generic[Item]):
                         return
                 feed.passed(answer)
 
-    def batches(self) -> Iterator[Sequence[Item]]:
-        """The same items in the groups in which they came, a few thousand at most: the cheapest way to take many."""
+    def _batches(self) -> Generator[Sequence[Item], None]:
         feed = self._feed
         with closing(self._answers()) as answers:
             for answer in answers:
@@ -102,6 +115,10 @@ class Stream(Generic[Item]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+        iteration = self._iteration()
+        if iteration is not None:
+            with suppress(RuntimeError, ValueError):  # another task or thread is in it, for which it ends by itself
+                iteration.close()
 
 
 class ReadStream(Stream[Item]):
