@@ -164,7 +164,7 @@ def test_a_broken_stream_loses_its_jobs_to_others_and_the_handlers_are_told(
     def handle(job: Job) -> None:
         if job.value == 4:
             return
-        poll(lambda: worker.lost(job), 5)
+        poll(lambda: worker.lost(job), 20)
         told.append(job.seq)
         gate.wait(20)
 
@@ -175,7 +175,7 @@ def test_a_broken_stream_loses_its_jobs_to_others_and_the_handlers_are_told(
             assert cancel is not None
             cancel()
             acked(other, 4)
-        poll(lambda: len(told) == 4)
+        poll(lambda: len(told) == 4, 20)
         add(connection, "broken", [4])  # for which there is no slot here
         poll(lambda: state(connection, "broken").count == 1)
         gate.set()
