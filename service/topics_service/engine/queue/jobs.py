@@ -102,6 +102,13 @@ class RedriveRequest(Struct, frozen=True, kw_only=True):
     max: int = 0
     start: int = 1
 
+    def takes(self, tag: bytes | None) -> bool:
+        """Whether a dead letter with this tag is one of those."""
+        match = self.match
+        if match is None or tag is None:
+            return match is None
+        return tag == match.value if match.op == "Eq" else tag.startswith(match.value)
+
 
 class RedriveReply(Struct, kw_only=True):
     """How many came back, and where from. `resume` is not 0 if the call stopped at a bound: where to go on."""

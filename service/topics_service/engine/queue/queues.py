@@ -571,7 +571,7 @@ class Queues:
             i = at - block.base_seq
             looks += 1
             if (
-                _matches(block.tags[i] if block.tags is not None else None, request)
+                request.takes(block.tags[i] if block.tags is not None else None)
                 and block.metas is not None
                 and deadletters.origin(block.metas[i]) == topic.name
                 and (held is None or at not in held.held)
@@ -591,12 +591,3 @@ def _limit(cfg: TopicConfig) -> int:
 
 def _clamp_lease(ms: int) -> int:
     return max(_LEASE_MIN_MS, min(ms, _DAY_MS))
-
-
-def _matches(tag: bytes | None, request: RedriveRequest) -> bool:
-    match = request.match
-    if match is None:
-        return True
-    if tag is None:
-        return False
-    return tag == match.value if match.op == "Eq" else tag.startswith(match.value)
