@@ -1,7 +1,8 @@
 """Small writes and acks of one turn of the loop: written as one, answered as if each had come alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendReply, AppendRequest, Batch, ConfigInput, DiffRequest, joined
 from topics_service.engine.queue.jobs import ClaimRequest, SettleReply, SettleRequest
 from topics_service.storage.memory import MemoryStore
+from topics_service.storage.store import StoreError, WriteBatch
 
 # ------------------------------------------------------------------ the turn
 
@@ -154,11 +156,36 @@ class Door:
 LIMITS = Limits(max_record_bytes=100)
 
 
+class Disk(MemoryStore):
+    """Whose fsyncs end when the test lets them, and whose writes and fsyncs fail when it says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.fails = False
+
+    def write(self, batch: WriteBatch) -> None:
+        if self.fails:
+            raise StoreError("write failed: the test says so")
+        super().write(batch)
+
+    def sync(self) -> None:
+        assert self.goes_on.wait(20)
+        if self.fails:
+            raise StoreError("sync failed: the test says so")
+
+
 @pytest.fixture
-async def door() -> AsyncIterator[Door]:
-    engine = Engine(MemoryStore(), SystemClock(), limits=LIMITS)
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.fixture
+async def door(disk: Disk) -> AsyncIterator[Door]:
+    engine = Engine(disk, SystemClock(), limits=LIMITS)
     writer = engine.writer
-    commit = GroupCommit(writer.store.sync, lambda: writer.written, engine.synced, engine.sync_failed)
+    commit = GroupCommit(disk.sync, lambda: writer.written, engine.synced, engine.sync_failed)
     writer.request_sync = commit.want
     made = Door(commit, engine)
     await made.api.put_topic("t", ConfigInput(), principal=ANYONE)
@@ -181,6 +208,48 @@ async def test_appends_of_a_turn_are_two_blocks(door: Door, durability: Any) -> 
     assert all(reply.head_seq >= reply.last_seq for reply in replies)
     assert all((reply.fsync_ms > 0) == (durability == "fsync") for reply in replies)
     assert door.content() == [b"%d" % n for n in range(40)]
+
+
+async def test_nothing_is_shown_or_answered_before_the_fsync(door: Door, disk: Disk) -> None:
+    await door.api.put_topic("t", ConfigInput(durability="fsync"), principal=ANYONE)
+    disk.goes_on.clear()
+    tasks = [asyncio.create_task(door.append(b"%d" % n)) for n in range(1, 4)]
+    written = door.engine.writer.written
+    await until(lambda: door.engine.writer.written > written)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+    assert door.content() == [b"0"]
+    disk.goes_on.set()
+    assert [reply.first_seq for reply in await asyncio.gather(*tasks)] == [2, 3, 4]
+    assert door.content() == [b"0", b"1", b"2", b"3"]
+
+
+async def test_a_failed_fsync_fails_all(door: Door, disk: Disk) -> None:
+    await door.api.put_topic("t", ConfigInput(durability="fsync"), principal=ANYONE)
+    disk.goes_on.clear()
+    tasks = [asyncio.create_task(door.append(b"%d" % n)) for n in range(1, 4)]
+    written = door.engine.writer.written
+    await until(lambda: door.engine.writer.written > written)
+    disk.fails = True
+    disk.goes_on.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [answer.reason for answer in answers if isinstance(answer, TopicsError)] == [Reason.INTERNAL] * 3
+    assert door.content() == [b"0"]
+
+
+async def test_a_failed_write_fails_all(door: Door, disk: Disk) -> None:
+    disk.fails = True
+    answers = await asyncio.gather(*(door.append(b"%d" % n) for n in range(1, 4)), return_exceptions=True)
+    assert [answer.reason for answer in answers if isinstance(answer, TopicsError)] == [Reason.INTERNAL] * 3
+    assert door.content() == [b"0"]
+    disk.fails = False
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
 
 
 async def test_records_of_an_append_stay_together(door: Door) -> None:
@@ -283,6 +352,22 @@ async def test_acks_of_a_turn_are_two_writes(queue: Door) -> None:
     assert [(reply.done, reply.skipped) for reply in replies] == [(2, [])] * 4
     assert (replies[-1].ready, replies[-1].in_flight) == (4, 0)
     assert queue.content("q") == [b"8", b"9", b"10", b"11"]
+
+
+async def test_acks_are_answered_after_the_fsync(queue: Door, disk: Disk) -> None:
+    await queue.api.put_topic("q", ConfigInput(type="queue", durability="fsync"), principal=ANYONE)
+    held = await claimed(queue, "a", "b", "c")
+    disk.goes_on.clear()
+    tasks = [ack(queue, node, seqs) for node, seqs in zip("abc", held, strict=True)]
+    written = queue.engine.writer.written
+    await until(lambda: queue.engine.writer.written == written + 2)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+    assert len(queue.content("q")) == 12
+    disk.goes_on.set()
+    assert [(reply.done, reply.fsync_ms > 0) for reply in await asyncio.gather(*tasks)] == [(2, True)] * 3
+    assert len(queue.content("q")) == 6
 
 
 async def test_a_job_is_acked_once_by_its_holder(queue: Door) -> None:

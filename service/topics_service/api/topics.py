@@ -142,7 +142,7 @@ class TopicsApi:
 
         Small ones to one partition that come in the same turn of the loop are written as one block.
         """
-        topic = self._engine.catalog.find(request.topic) if _is_small(request) else None
+        topic = self._admit().catalog.find(request.topic) if _is_small(request) else None
         if topic is not None:
             check_append(principal, request, exists=True)
             # Who waits for an fsync in any case had better share it.
