@@ -89,6 +89,7 @@ class Coordination:
             ),
             changed=self._changed,
             admit=self._admit,
+            exists=lambda name: self._groups.find(name) is not None,
         )
         self._load()
         door.catalog.on_changed.append(self.coordinator.topics_changed)

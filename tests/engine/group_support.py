@@ -40,9 +40,9 @@ class GroupWorld(World):
         assert outcomes == [None] * len(items)
         return ticket
 
-    def outcomes(self, group: str, *items: CommitItem) -> list[str]:
+    def outcomes(self, group: str, *items: CommitItem, kafka: bool = False) -> list[str]:
         """The error codes of a commit, empty for none."""
-        outcomes, _ = self.engine.groups.commit(group, items)
+        outcomes, _ = self.engine.groups.commit(group, items, kafka=kafka)
         return ["" if error is None else error.reason.code for error in outcomes]
 
     def position(self, group: str, topic: str = "t", partition: int = 0) -> int | None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.group import groups
 from topics_service.engine.group.positions import (
-    MAX_METADATA_BYTES,
+    MAX_METADATA,
     CommitItem,
     ListGroupsRequest,
     Member,
@@ -17,7 +17,7 @@ from topics_service.engine.group.positions import (
     row_key,
 )
 from topics_service.engine.limits import Limits
-from topics_service.engine.model import ConfigInput
+from topics_service.engine.model import ConfigInput, DiffRequest
 from topics_service.storage import keys
 from topics_service.storage.store import Family, StoreOpenError
 
@@ -40,10 +40,10 @@ def limited(**limits: int) -> GroupWorld:
 
 def test_a_position_is_kept_and_told_with_its_lag(world: GroupWorld) -> None:
     world.clock.advance(7)
-    world.commit("g", 2, metadata="m" * MAX_METADATA_BYTES)
+    world.commit("g", 2, metadata="m" * MAX_METADATA)
     (state,) = world.engine.groups.positions("g")
     assert (state.topic, state.partition, state.from_seq, state.commit_ts) == ("t", 0, 2, 1_000_007)
-    assert (state.metadata, state.leader_epoch) == ("m" * MAX_METADATA_BYTES, -1)
+    assert (state.metadata, state.leader_epoch) == ("m" * MAX_METADATA, -1)
     assert (state.head_seq, state.earliest_seq, state.lag) == (3, 1, 1)
     world.commit("g", 1)
     assert world.position("g") == 1, "a position may go back"
@@ -189,7 +189,47 @@ def test_a_position_is_never_beyond_a_log_that_lost_its_tail() -> None:
     world.commit("g", state.head_seq, "e")
 
 
-@pytest.mark.parametrize("damage", ["group", "version", "name", "twice", "position", "orphan", "topic", "partition"])
+def test_a_position_beyond_the_head_counts_as_the_head(world: GroupWorld) -> None:
+    """Until the log has grown past it; the number is kept over a restart."""
+    far = CommitItem("t", 0, 7)
+    assert world.outcomes("g", far) == ["invalid_request"]
+    assert world.outcomes("g", far, kafka=True) == [""]
+    assert world.outcomes("h", CommitItem("t", 0, (1 << 63) - 1), kafka=True) == [""]
+    world.engine.sync()
+
+    def lags() -> list[tuple[int, int]]:
+        (state,) = world.engine.groups.positions("g")
+        (other,) = world.engine.groups.positions("h")
+        assert (other.from_seq, other.lag) == ((1 << 63) - 1, 0)
+        lags = [lag for *_, lag in world.engine.groups.roster.lags(9)]
+        assert lags == [state.lag, 0]
+        assert state == world.engine.groups.position_state("g", "t", 0)
+        return [(state.from_seq, state.lag), (state.head_seq, lags[0])]
+
+    def seqs(from_seq: int, *, committed: bool) -> tuple[list[int], str | None]:
+        reply = world.engine.diff(DiffRequest(topic="t", from_seq=from_seq, committed=committed))
+        found = [each.block.base_seq + i for each in reply.slices for i in range(each.start, each.stop)]
+        return found, reply.tombstone and reply.tombstone.reason
+
+    assert lags() == [(7, 0), (3, 0)]
+    assert seqs(7, committed=True) == ([], None)
+    assert seqs(7, committed=False) == ([1, 2, 3], "recreated")
+    for end in (world.restart, world.kill):
+        end()
+        assert lags() == [(7, 0), (3, 0)]
+    world.append(*[b"x"] * 4)
+    assert lags() == [(7, 0), (7, 0)]
+    world.append(b"x")
+    assert lags() == [(7, 1), (8, 1)]
+    assert seqs(7, committed=True) == seqs(7, committed=False) == ([8], None)
+    world.engine.delete_topic("t")
+    world.put("t")
+    assert world.positions("g") == world.positions("h") == {}
+
+
+@pytest.mark.parametrize(
+    "damage", ["group", "range", "version", "name", "twice", "position", "orphan", "topic", "partition"]
+)
 def test_damage_is_refused(world: GroupWorld, damage: str) -> None:
     world.commit("g", 1)
     (group_key, group_row), (key, row) = world.rows(Family.GROUPS)[0], world.rows(Family.POSITIONS)[0]
@@ -203,6 +243,8 @@ def test_damage_is_refused(world: GroupWorld, damage: str) -> None:
             batch.put(Family.GROUPS, row_key(7), group_row)
         case "position":
             batch.put(Family.POSITIONS, key, row[:10])
+        case "range":
+            batch.put(Family.POSITIONS, key, row[:1] + b"\xff" * 8 + row[9:])
         case "version":
             batch.put(Family.POSITIONS, key, b"\x09" + row[1:])
         case "orphan":

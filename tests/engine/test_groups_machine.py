@@ -58,7 +58,8 @@ class GroupsMachine(RuleBasedStateMachine):
         self.history.append((self.store.writes, dict(self.positions), set(self.names)))
         for name, topic in self.world.engine.catalog.topics.items():
             hold = self.world.hold(name)
-            now = topic.log.state.head if hold is None else hold
+            head = topic.log.state.head
+            now = head if hold is None else min(hold, head)
             self.released[topic.number] = max(self.released.get(topic.number, 0), now)
 
     def _try(self, call: Callable[[], object], *codes: str) -> bool:
@@ -115,15 +116,15 @@ class GroupsMachine(RuleBasedStateMachine):
 
     # ----------------------------------------------------------------- groups
 
-    @rule(group=groups, topic=topics, back=st.integers(-1, 4), sync=st.booleans())
-    def commit(self, group: str, topic: str, back: int, sync: bool) -> None:
+    @rule(group=groups, topic=topics, back=st.integers(-3, 4), kafka=st.booleans(), sync=st.booleans())
+    def commit(self, group: str, topic: str, back: int, kafka: bool, sync: bool) -> None:
         seq, epoch = self._head(topic) - back, self._epoch(topic)
         wanted, catalog = "", self.world.engine.catalog
         if epoch is None or catalog.unsynced(catalog.topics[topic]):
             wanted = "topic_not_found"
-        elif back < 0 or seq < 0:
+        elif seq < 0 or (back < 0 and not kafka):
             wanted = "invalid_request"
-        assert self.world.outcomes(group, CommitItem(topic, 0, seq)) == [wanted]
+        assert self.world.outcomes(group, CommitItem(topic, 0, seq), kafka=kafka) == [wanted]
         if not wanted:
             assert epoch is not None
             self.positions[group, topic, epoch] = seq
@@ -189,6 +190,7 @@ class GroupsMachine(RuleBasedStateMachine):
         assert found == self.positions
         assert set(self.world.names()) == self.names
         assert engine.groups.roster.positions == len(found)
+        assert all(lag >= 0 for *_, lag in engine.groups.roster.lags(len(found)))
         for topic in engine.catalog.topics.values():
             held = [self.positions.get((name, topic.name, topic.number), 0) for name in topic.config.retaining]
             assert topic.log.hold == min(held, default=None)

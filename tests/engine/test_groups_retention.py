@@ -8,7 +8,7 @@ from group_support import GroupWorld
 
 from topics_service.engine.config import resolve
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group.positions import Target
+from topics_service.engine.group.positions import CommitItem, Target
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import ConfigInput, TopicConfig
 from topics_service.engine.router.router import PutRouterRequest, RouterConfig
@@ -232,6 +232,27 @@ def test_what_has_expired_stays_so_when_the_position_goes_back() -> None:
         assert world.hold() == 0
         world.kill()
         assert world.seqs() == [3], back
+
+
+@pytest.mark.parametrize("config", [{"cap_records": 2}, {"cap_bytes": 2}, {"ttl_ms": 100}])
+def test_a_position_beyond_the_head_holds_nothing_back_until_the_log_has_grown_past_it(config: dict[str, int]) -> None:
+    world = retaining("g", **config)
+    world.append(b"1", b"2")
+    assert world.outcomes("g", CommitItem("t", 0, 5), kafka=True) == [""]
+    world.engine.sync()
+    assert world.hold() == 5
+    for seq in (3, 4, 5):
+        world.append(b"x")
+        world.clock.advance(101)
+        assert world.seqs() == ([] if "ttl_ms" in config else [seq - 1, seq])
+    world.kill()
+    assert world.hold() == 5
+    world.append(b"6", b"7")
+    world.clock.advance(101)
+    assert world.seqs() == [6, 7]
+    assert world.is_full() is ("ttl_ms" not in config)
+    world.commit("g", 6)
+    assert not world.is_full()
 
 
 def test_the_config_can_change_at_any_time(world: GroupWorld) -> None:

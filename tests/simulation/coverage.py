@@ -19,6 +19,7 @@ REQUIRED = {
     "a class changed from memory to fsync": 70,
     "a clean restart": 400,
     "a commit": 2000,
+    "a commit beyond the head": 300,
     "a config changed": 1000,
     "a copy that was there already": 10,
     "a crash between two writes of a step": 60,

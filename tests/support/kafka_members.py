@@ -68,13 +68,15 @@ class World:
         self.time = 1_000
         self.ids = 0
         self.store: dict[str, bytes] = {}
+        self.groups: set[str] = set()  # that were ever admitted
         self.writes = 0
         self.coordinator = self._start()
 
     def _start(self) -> Coordinator:
         return Coordinator(
-            self.topics, now=lambda: self.time, new_id=self._id, settings=self.settings, changed=self._changed
-        )
+            self.topics, now=lambda: self.time, new_id=self._id, settings=self.settings, changed=self._changed,
+            admit=self.groups.add, exists=self.groups.__contains__,
+        )  # fmt: skip
 
     def _id(self) -> str:
         self.ids += 1

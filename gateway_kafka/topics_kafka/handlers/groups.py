@@ -16,6 +16,7 @@ from topics_service.engine.group.members import (
     JoinReply,
     JoinRequest,
     Leaving,
+    RefusedError,
     SyncReply,
     SyncRequest,
 )
@@ -97,11 +98,13 @@ class MemberHandlers:
             return _not_joined(version, reply.error, reply.member_id)
         return _joined(reply)
 
-    async def sync(self, context: Context, _version: int, request: Message) -> Message:
+    async def sync(self, context: Context, version: int, request: Message) -> Message:
         """Bring the assignments, as the leader, and wait for one's own."""
         name = request["group_id"]
         if not context.may(ApiKey.SYNC_GROUP, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "assignment": b""}
+        if version >= 5 and name and not (request["protocol_type"] and request["protocol_name"]):
+            return {"error_code": ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "assignment": b""}
         asked = SyncRequest(
             group=name,
             member_id=request["member_id"],
@@ -145,6 +148,8 @@ class MemberHandlers:
             errors, ticket = self._coordination.leave(name, leaving)
         except TopicsError as error:
             return {"error_code": group_error_of(error), "members": []}
+        except RefusedError as refusal:
+            return {"error_code": refusal.error, "members": []}
         if version < 3:
             return self._later({"error_code": errors[0]}, ticket)
         results = [

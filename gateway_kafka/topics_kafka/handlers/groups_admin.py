@@ -73,6 +73,8 @@ class GroupAdminHandlers:
         nothing: dict[str, Any] = {"group_id": name, "group_state": "", "assignor_name": "", "members": []}
         nothing |= {"group_epoch": 0, "assignment_epoch": 0}
         nothing["authorized_operations"] = _operations(context, request)
+        if not name:
+            return {**nothing, "error_code": ErrorCode.INVALID_GROUP_ID, "error_message": "a group id is missing"}
         try:
             view = self._view(context, ApiKey.CONSUMER_GROUP_DESCRIBE, name)
         except TopicsError as error:
@@ -147,7 +149,7 @@ class GroupAdminHandlers:
 
     async def delete(self, context: Context, _version: int, request: Message) -> Message:
         """Remove groups without members, and their positions."""
-        work = [self._delete(context, name) for name in request["groups_names"]]
+        work = [self._delete(context, name) for name in dict.fromkeys(request["groups_names"])]
         return {"results": await asyncio.gather(*work)}
 
     async def _delete(self, context: Context, name: str) -> Message:

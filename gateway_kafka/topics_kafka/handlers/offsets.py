@@ -1,6 +1,7 @@
 """Where groups stand: OffsetCommit, OffsetFetch and OffsetDelete. An offset is the cursor of the other doors."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from topics_service.engine.group.positions import CommitItem, Position, Target
 from topics_service.engine.topic import Topic
 
 _NONE: Final = -1
+_EPOCHS_SINCE: Final = 9  # the version of OffsetCommit whose clients know member epochs
 
 
 def handlers(door: Door) -> HandlerTable:
@@ -61,7 +63,7 @@ class OffsetHandlers:
 
     # --- commit
 
-    def commit(self, context: Context, _version: int, request: Message) -> Answer:
+    def commit(self, context: Context, version: int, request: Message) -> Answer:
         """Set positions; each partition succeeds or fails alone."""
         name = request["group_id"]
         asked = [self._topic(context, ApiKey.OFFSET_COMMIT, each) for each in request["topics"]]
@@ -69,10 +71,10 @@ class OffsetHandlers:
             return _committed(request, asked, ErrorCode.GROUP_AUTHORIZATION_FAILED)
         try:
             self._coordination.check(name)
-            refused = self._check(name, request, asked)
+            refused = self._check(version, name, request, asked)
             if refused:
                 return _committed(request, asked, refused)
-            outcomes, ticket = self._groups.commit(name, list(_items(request, asked)))
+            outcomes, ticket = self._groups.commit(name, list(_items(request, asked)), kafka=True)
         except TopicsError as refusal:
             is_bad_name = refusal.reason is Reason.INVALID_REQUEST
             return _committed(request, asked, ErrorCode.INVALID_GROUP_ID if is_bad_name else group_error_of(refusal))
@@ -90,10 +92,10 @@ class OffsetHandlers:
         response = {"topics": topics}
         return response if self._door.api.is_durable(ticket) else self._durable(request, asked, response, ticket)
 
-    def _check(self, name: str, request: Message, asked: list[_Asked]) -> GroupError:
+    def _check(self, version: int, name: str, request: Message, asked: list[_Asked]) -> GroupError:
         member_id, instance_id = request.get("member_id", ""), request.get("group_instance_id")
         epoch = request.get("generation_id_or_member_epoch", _NONE)
-        check = self._coordination.coordinator.check_commit
+        check = partial(self._coordination.coordinator.check_commit, knows_epochs=version >= _EPOCHS_SINCE)
         error = check(name, member_id, epoch, instance_id)
         if error is GroupError.STALE_MEMBER_EPOCH:
             parts = [
@@ -186,6 +188,8 @@ class OffsetHandlers:
         name = request["group_id"]
         if not context.may(ApiKey.OFFSET_DELETE, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "topics": []}
+        if not name:
+            return {"error_code": ErrorCode.INVALID_GROUP_ID, "topics": []}
         check = self._coordination.coordinator.check_delete
         try:
             self._coordination.check(name)
@@ -200,7 +204,7 @@ class OffsetHandlers:
                 _, topic, unknown = self._topic(context, ApiKey.OFFSET_DELETE, each)
                 count = 0 if topic is None else len(topic.logs)
                 error = unknown or error
-                missing = error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                missing = unknown or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 partitions = [
                     {"partition_index": p, "error_code": error if 0 <= p < count else missing} for p in numbers
                 ]

@@ -89,7 +89,7 @@ class GroupsApi:
         position = engine.groups.position(request.group, page.topic, page.partition)
         engine.groups.touch(request.group)
         if position is not None:
-            page = replace(page, from_seq=position.from_seq)
+            page = replace(page, from_seq=position.from_seq, committed=True)
         elif request.start == "earliest":
             page = replace(page, from_seq=0, from_ts=0)
         elif request.start == "latest":

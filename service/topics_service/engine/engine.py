@@ -335,6 +335,8 @@ class Engine:
         if request.from_ts is not None or request.last is not None:
             from_seq = reader.start(s, log.blocks, request)
             limit = limit or request.last or 0
+        elif request.committed:
+            from_seq = min(from_seq, s.head)
         reply = reader.read(
             topic.name,
             s,

@@ -174,7 +174,8 @@ class DiffRequest(Struct, kw_only=True):
 
     Beyond the contract, instead of `from_seq`: `from_ts` starts at the first record of that time (ms) or later, `last`
     at the last so many live records (0: only what comes from now on). `filter` keeps only records with a matching tag:
-    `limit` then counts matches, and a page can end before it is full (see `reader.read`).
+    `limit` then counts matches, and a page can end before it is full (see `reader.read`). With `committed` the cursor
+    is a group's position: beyond the head it counts as the head, and tells of no other life of the topic.
     """
 
     topic: str
@@ -187,6 +188,7 @@ class DiffRequest(Struct, kw_only=True):
     wait_ms: int = 0
     max_batch_bytes: int = 0
     filter: "TagMatch | None" = None
+    committed: bool = False
 
 
 class BulkRequest(DiffRequest, kw_only=True):

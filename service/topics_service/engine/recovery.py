@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from copy import copy
 
 import msgspec
-from msgspec.structs import replace
 
 from topics_service.engine import retention, snapshot
 from topics_service.engine.blocks import BlockCache, LogBlocks
@@ -133,11 +132,7 @@ def groups(
             topic = by_number.get(epoch)
             if number not in found or topic is None or partition >= len(topic.logs):
                 raise ValueError("its group or partition does not exist")
-            position = decode_position(value)
-            head = topic.logs[partition].state.head
-            if position.from_seq > head:
-                position = replace(position, from_seq=head)
-            positions.setdefault(number, {})[topic, partition] = position
+            positions.setdefault(number, {})[topic, partition] = decode_position(value)
     for number, row in found.items():
         yield number, row, positions.get(number, {})
 

@@ -37,6 +37,29 @@ def test_a_group_goes_on_where_it_was(clients: Clients, made: str, name: str, pr
     assert admin.call("describe_group", group=group) == {"state": "empty", "members": 0}
 
 
+FAR = [(name, protocol) for name, protocol in PAIRS if name in able("member")]
+
+
+@pytest.mark.parametrize(("name", "protocol"), FAR)
+def test_a_member_may_commit_beyond_the_end(clients: Clients, made: str, name: str, protocol: str) -> None:
+    """Kafka keeps what it is given; a consumer that begins there is told that it is out of range."""
+    client, admin = clients(name), clients("confluent-kafka")
+    group = f"g-{made}"
+    admin.produce(made, some(6))
+    assert len(client.consume(made, group, 6, protocol, offset=500)) == 6
+    assert admin.committed(made, group) == {0: 500, 1: 500, 2: 500}
+    if name == "confluent-kafka":
+        return  # it commits no position that is below the one it finds
+    assert len(client.consume(made, group, 6, protocol)) == 6, "its reset is to the earliest"
+    assert admin.committed(made, group) == {0: 2, 1: 2, 2: 2}
+
+
+@pytest.mark.parametrize("name", [name for name in able("commit") if name in able("admin")])
+def test_an_admin_may_set_an_offset_beyond_the_end(clients: Clients, made: str, name: str) -> None:
+    clients(name).call("commit", group=f"g-{made}", topic=made, offsets={0: 500, 2: 0})
+    assert clients("confluent-kafka").committed(made, f"g-{made}") == {0: 500, 2: 0}
+
+
 @pytest.mark.parametrize("name", able("static"))
 def test_a_static_member(clients: Clients, made: str, name: str) -> None:
     client = clients(name)

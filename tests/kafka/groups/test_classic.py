@@ -2,8 +2,8 @@
 
 import pytest
 
-from support.kafka_members import REBALANCE_MS, SESSION_MS, Classic, World, assignment, settle, subscription
-from topics_service.engine.group.members import MEMBER_BYTES, Beat, GroupError, Leaving, SyncRequest
+from support.kafka_members import REBALANCE_MS, SESSION_MS, Classic, Modern, World, assignment, settle, subscription
+from topics_service.engine.group.members import MEMBER_BYTES, Beat, GroupError, Leaving, RefusedError, SyncRequest
 
 OK = GroupError.NONE
 
@@ -678,8 +678,10 @@ def test_who_may_commit() -> None:
     world = World()
     check = world.coordinator.check_commit
     assert check("new") is OK
-    assert check("new", epoch=0) is GroupError.ILLEGAL_GENERATION
-    assert check("new", "m", 0) is GroupError.UNKNOWN_MEMBER_ID
+    for member in ("", "m"):
+        assert check("new", member) is OK
+        assert check("new", member, 0) is GroupError.GROUP_ID_NOT_FOUND
+        assert check("new", member, 0, knows_epochs=False) is GroupError.ILLEGAL_GENERATION
     first, second = stable(world, 2, session_ms=1_000)
     assert check("g") is GroupError.UNKNOWN_MEMBER_ID
     assert first.commit() is OK
@@ -694,6 +696,34 @@ def test_who_may_commit() -> None:
     world.coordinator.leave("g", [Leaving(first.member_id), Leaving(second.member_id)])
     assert check("g") is OK
     assert check("g", "m", 0) is GroupError.UNKNOWN_MEMBER_ID
+    assert check("g", "", 0) is GroupError.UNKNOWN_MEMBER_ID
+    world.restart()
+    assert world.coordinator.check_commit("g", "m", 0) is GroupError.UNKNOWN_MEMBER_ID, "the group is there"
+
+
+def test_what_is_wrong_with_a_join_comes_before_who_joins() -> None:
+    world = World()
+    Modern(world, "a", group="modern").step()
+    for group in ("g", "modern"):
+        stranger = Classic(world, group=group, member_id="x", session_ms=1)
+        stranger.join()
+        stranger.session_ms, stranger.protocols = SESSION_MS, []
+        stranger.join()
+        assert [each.error for each in stranger.joins] == [
+            GroupError.INVALID_SESSION_TIMEOUT,
+            GroupError.INCONSISTENT_GROUP_PROTOCOL,
+        ]
+    (member,) = stable(world, 1)
+    member.protocol_type = "connect"
+    member.join()
+    assert member.joins[-1].error is GroupError.INCONSISTENT_GROUP_PROTOCOL, "its group is one of consumers"
+    assert member.beat() is OK
+
+
+def test_nobody_leaves_a_group_without_a_name() -> None:
+    with pytest.raises(RefusedError) as refusal:
+        World().coordinator.leave("", [Leaving("m")])
+    assert refusal.value.error is GroupError.INVALID_GROUP_ID
 
 
 def test_positions_of_topics_in_use_may_not_be_deleted() -> None:

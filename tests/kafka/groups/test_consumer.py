@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.kafka_members import REBALANCE_MS, Modern, Topics, World, until_quiet
+from support.kafka_members import REBALANCE_MS, Classic, Modern, Topics, World, until_quiet
 from topics_service.engine.group.members import MEMBER_BYTES, Beat, GroupError, Leaving
 
 OK = GroupError.NONE
@@ -19,6 +19,25 @@ def pair(world: World) -> tuple[Modern, Modern]:
     members = Modern(world, "a"), Modern(world, "b")
     until_quiet(*members)
     return members
+
+
+@pytest.mark.parametrize(
+    ("epoch", "instance_id", "error"),
+    [
+        (1, None, GroupError.GROUP_ID_NOT_FOUND),
+        (-1, None, GroupError.GROUP_ID_NOT_FOUND),
+        (-2, "i", GroupError.GROUP_ID_NOT_FOUND),
+        (-2, None, GroupError.INVALID_REQUEST),
+        (-3, None, GroupError.INVALID_REQUEST),
+    ],
+)
+def test_a_group_that_is_not_there_has_no_members(epoch: int, instance_id: str | None, error: GroupError) -> None:
+    world = World()
+    member = Modern(world, "a", instance_id=instance_id)
+    assert member.beat(epoch).error is error
+    world.groups.add("g")  # one that nobody has joined lately, with positions
+    assert member.beat(epoch).error is (error if error is GroupError.INVALID_REQUEST else GroupError.UNKNOWN_MEMBER_ID)
+    assert world.store == {}
 
 
 def test_the_first_member_gets_everything_at_once() -> None:
@@ -527,6 +546,9 @@ class TestPositions:
         assert check("g") is GroupError.UNKNOWN_MEMBER_ID
         assert check("g", "a", first.epoch) is OK
         assert check("g", "z", first.epoch) is GroupError.UNKNOWN_MEMBER_ID
+        assert check("g", "a", first.epoch, knows_epochs=False) is GroupError.UNSUPPORTED_VERSION
+        assert check("g", "z", first.epoch, knows_epochs=False) is GroupError.UNKNOWN_MEMBER_ID
+        assert check("g", "a", first.epoch, "i") is OK, "its instance is not asked"
         assert check("g", "a", first.epoch + 1) is GroupError.STALE_MEMBER_EPOCH
         assert check("g", "a", first.epoch - 1) is GroupError.STALE_MEMBER_EPOCH
         assert check("g", "a", first.epoch - 1, partitions=[]) is GroupError.STALE_MEMBER_EPOCH
@@ -556,7 +578,10 @@ class TestPositions:
         assert check("g", "a", first.epoch) is OK
         assert check("g", "a", first.epoch - 1) is GroupError.STALE_MEMBER_EPOCH
         assert check("g", "z", 1) is GroupError.UNKNOWN_MEMBER_ID
-        assert check("?", "z", 1) is GroupError.UNKNOWN_MEMBER_ID
+        assert check("g", "", -1) is GroupError.UNKNOWN_MEMBER_ID
+        assert check("?", "z", 1) is OK
+        Classic(world, group="classic").join()
+        assert check("classic", "z", 1) is OK, "classic members don't say that they are"
 
     def test_positions_of_topics_in_use_may_not_be_deleted(self) -> None:
         world = World(Topics(t=1, x=1))

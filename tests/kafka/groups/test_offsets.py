@@ -150,13 +150,90 @@ async def test_topics_that_do_not_exist(broker: Broker) -> None:
 
 async def test_offsets_that_cannot_be(broker: Broker) -> None:
     await broker.put("t", 1, records=2)
-    assert await commit(broker, {("t", 0): 3}) == {("t", 0): 1}
     assert await commit(broker, {("t", 0): -1}) == {("t", 0): 1}
     assert await commit(broker, {("t", 0): 1}, metadata="x" * 4_097) == {("t", 0): 12}
+    assert await commit(broker, {("t", 0): 1}, metadata="\U0001f600" * 2_049) == {("t", 0): 12}
     assert await commit(broker, {("t", 0): 1}, group_id="") == {("t", 0): 24}
     assert await fetch(broker, None, group="g") == (0, {})
     assert await commit(broker, {("t", 0): 2}, metadata=None) == {("t", 0): 0}
     assert (await fetch(broker, None))[1] == {("t", 0): (2, "", 0)}
+
+
+async def test_metadata_is_measured_as_java_does(broker: Broker) -> None:
+    await broker.put("t", 1, records=2)
+    for metadata in ("ä" * 4_096, "\U0001f600" * 2_048):
+        assert await commit(broker, {("t", 0): 1}, metadata=metadata) == {("t", 0): 0}
+        assert (await fetch(broker, None))[1] == {("t", 0): (1, metadata, 0)}
+        broker.restart()
+        assert (await fetch(broker, None))[1] == {("t", 0): (1, metadata, 0)}
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
+async def test_a_position_beyond_the_end_is_kept(broker: Broker, version: int) -> None:
+    """By nobody in particular, by a member of a classic group, and by one of a `consumer` group."""
+    await broker.put("t", 2, records=2)
+    t = broker.topic_id("t") if version >= 10 else "t"
+    joined = await join(broker, group="classic")
+    await sync(broker, joined, b"", group="classic")
+    await beat(broker, group_id="modern")
+    members: dict[str, dict[str, Any]] = {
+        "nobody": {},
+        "classic": {"member_id": joined["member_id"], "epoch": joined["generation_id"]},
+        "modern": {"member_id": "m", "epoch": 1},
+    }
+    for group, who in members.items():
+        code = 35 if group == "modern" and version < 9 else 0  # UNSUPPORTED_VERSION: it can't know what an epoch is
+        codes = await commit(broker, {(t, 0): 500, (t, 1): (1 << 63) - 1}, version, group_id=group, **who)
+        assert codes == {(t, 0): code, (t, 1): code}
+        kept = {} if code else {("t", 0): (500, "note", 0), ("t", 1): ((1 << 63) - 1, "note", 0)}
+        assert await fetch(broker, None, group=group) == (0, kept)
+    broker.restart()
+    assert (await fetch(broker, {"t": [0, 1]}, group="nobody"))[1]["t", 0] == (500, "note", 0)
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
+async def test_commits_of_strangers(broker: Broker, version: int) -> None:
+    """To a group that is not there, and to one without members that has positions."""
+    await broker.put("t", 1, records=5)
+    t = broker.topic_id("t") if version >= 10 else "t"
+    missing = 69 if version >= 9 else 22
+    for member_id, epoch, code in (("m", 0, missing), ("m", 3, missing), ("", 3, missing), ("m", NONE, 0)):
+        codes = await commit(broker, {(t, 0): 1}, version, member_id=member_id, epoch=epoch, group_id="g")
+        assert codes == {(t, 0): code}
+    for member_id, epoch, code in (("m", 0, 25), ("", 3, 25), ("m", NONE, 0), ("", NONE, 0)):
+        codes = await commit(broker, {(t, 0): 2}, version, member_id=member_id, epoch=epoch, group_id="g")
+        assert codes == {(t, 0): code}
+
+
+async def test_anybody_may_read_what_is_no_consumer_group(broker: Broker) -> None:
+    await broker.put("t", 1, records=5)
+    await commit(broker, {("t", 0): 3})
+    for group, found in (("g", {("t", 0): (3, "note", 0)}), ("nobody", {("t", 0): (NONE, "", 0)})):
+        for who in ({"member_id": "x"}, {"member_id": "x", "member_epoch": 1}, {"member_id": "", "member_epoch": 1}):
+            assert await fetch(broker, {"t": [0]}, group=group, **who) == (0, found)
+
+
+async def test_groups_without_a_name(broker: Broker) -> None:
+    for version in versions(ApiKey.LEAVE_GROUP):
+        members = [{"member_id": "m", "group_instance_id": None, "reason": None}]
+        left = await broker.call(ApiKey.LEAVE_GROUP, version, group_id="", member_id="m", members=members)
+        assert left["error_code"] == 24
+        assert not left.get("members")
+    assert await broker.call(ApiKey.OFFSET_DELETE, 0, group_id="", topics=[]) == {
+        "error_code": 24, "throttle_time": 0, "topics": [],
+    }  # fmt: skip
+    body = {"group_ids": [""], "include_authorized_operations": False}
+    (group,) = (await broker.call(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, **body))["groups"]
+    assert group["error_code"] == 24
+
+
+async def test_a_sync_names_its_protocol(broker: Broker) -> None:
+    joined = await join(broker)
+    body = {"group_id": "g", "generation_id": 1, "member_id": joined["member_id"], "group_instance_id": None}
+    for kind, name in ((None, None), ("consumer", None), (None, "range"), ("", "")):
+        more = {"protocol_type": kind, "protocol_name": name, "assignments": []}
+        assert (await broker.call(ApiKey.SYNC_GROUP, 5, **body, **more))["error_code"] == 23
+    assert (await sync(broker, joined, b""))["error_code"] == 0
 
 
 async def test_topics_and_groups_of_others(broker: Broker) -> None:
@@ -212,10 +289,10 @@ async def test_offsets_are_deleted_where_nobody_reads(broker: Broker) -> None:
     await commit(broker, {("t", 0): 1, ("t", 1): 1, ("u", 0): 1})
     joined = await join(broker)
     await sync(broker, joined, b"")
-    response = await delete_offsets(broker, t=[0], u=[0, 1, 2], v=[0])
+    response = await delete_offsets(broker, t=[0, 2], u=[0, 1, 2], v=[0])
     assert response["error_code"] == 0
     codes = [[p["error_code"] for p in topic["partitions"]] for topic in response["topics"]]
-    assert codes == [[86], [0, 0, 3], [3]]
+    assert codes == [[86, 3], [0, 0, 3], [3]]
     assert set((await fetch(broker, None))[1]) == {("t", 0), ("t", 1)}
     await broker.call(ApiKey.LEAVE_GROUP, 1, group_id="g", member_id=joined["member_id"])
     await delete_offsets(broker, t=[0])
@@ -296,7 +373,7 @@ async def test_deletes_of_every_version(broker: Broker, version: int) -> None:
     await broker.put("t", 1, records=5)
     await commit(broker, {("t", 0): 1}, group_id="bare")
     await join(broker)
-    found = await broker.call(ApiKey.DELETE_GROUPS, version, groups_names=["bare", "g", "nobody"])
+    found = await broker.call(ApiKey.DELETE_GROUPS, version, groups_names=["bare", "g", "nobody", "bare"])
     assert [each["error_code"] for each in found["results"]] == [0, 68, 69]
     assert broker.engine.groups.find("bare") is None
     context = broker.connect(Principal("key1", ALL_SCOPES, ("x",)))

@@ -18,7 +18,7 @@ class Committer(Actor):
         groups, partition = self.world.groups, self.partition(topic)
         head = topic.logs[partition].view.head
         if self.chance(0.85):
-            seq = max(0, head - self.pick(0, 0, 1, 3, 9))
+            seq = max(0, head - self.pick(0, 0, 1, 3, 9, -5))
             self.tell(f"{group} commits {seq} of {topic.name}/{partition}")
             groups.commit(group, topic, partition, seq)
         elif self.chance(0.7):

@@ -21,6 +21,7 @@ class Groups:
         self._world = world
         self.positions: Positions = {}
         self.history: History[Positions] = [(0, {})]
+        self._beyond: set[tuple[str, Place, int]] = set()  # what was ever committed beyond a head
 
     def hold(self, topic: TopicModel, names: Sequence[str], partition: int) -> int | None:
         """The lowest position of these groups in a partition; None for no groups."""
@@ -29,17 +30,20 @@ class Groups:
     # -------------------------------------------------------------------- calls
 
     def commit(self, group: str, topic: TopicModel, partition: int, seq: int) -> None:
-        """Commit a position that is allowed."""
+        """Commit a position that is allowed; one beyond the head as a Kafka client."""
         world = self._world
         world.look()
         item = CommitItem(topic.name, partition, seq)
-        outcomes, ticket = world.call(lambda: world.engine.groups.commit(group, [item]))
+        beyond = seq > topic.logs[partition].view.head
+        if beyond:
+            self._beyond.add((group, (topic.number, partition), seq))
+        outcomes, ticket = world.call(lambda: world.engine.groups.commit(group, [item], kafka=beyond))
         demand(outcomes == [None], f"a commit of {seq} in {topic.name}/{partition} is refused")
         self._set(group, {(topic.number, partition): seq})
         durable = topic.config.durability == "fsync"
         demand(not durable or ticket > world.synced, "a commit in a topic of the class fsync waits for no fsync")
         world.owe(ticket, world.w if durable else None, f"a commit of {group}")
-        world.trace.meet("a commit")
+        world.trace.meet("a commit beyond the head" if beyond else "a commit")
 
     def reset(self, group: str, topic: TopicModel, to: int | str) -> None:
         """Move a group to an end of a topic, or to a seq that it may not have."""
@@ -98,11 +102,12 @@ class Groups:
         prune(self.history, synced)
 
     def back(self, w: int, heads: Mapping[Place, int]) -> None:
-        """After a crash: what was committed then, at most up to the heads."""
-        positions = back(self.history, w)
-        self.positions = {
-            name: {at: min(seq, heads[at]) for at, seq in each.items()} for name, each in positions.items()
+        """After a crash: what was committed then; nothing else is beyond a head."""
+        self.positions = back(self.history, w)
+        ahead = {
+            (name, at, seq) for name, each in self.positions.items() for at, seq in each.items() if seq > heads[at]
         }
+        demand(ahead <= self._beyond, f"positions are beyond heads that were not: {ahead - self._beyond}")
         self.history = [(0, self.positions)]
         self.check()
 
@@ -110,13 +115,14 @@ class Groups:
         """The engine has these groups and positions, and holds back what they ask for."""
         world = self._world
         groups = world.engine.groups
+        states = {name: groups.positions(name) for name in groups.roster.by_name}
         found = {
-            name: {
-                (world.engine.catalog.topics[state.topic].number, state.partition): state.from_seq
-                for state in groups.positions(name)
-            }
-            for name in groups.roster.by_name
+            name: {(world.engine.catalog.topics[each.topic].number, each.partition): each.from_seq for each in some}
+            for name, some in states.items()
         }
+        demand(
+            all(each.lag == max(0, each.head_seq - each.from_seq) for some in states.values() for each in some), "lags"
+        )
         demand(found == self.positions, f"the positions are {found}, not {self.positions}")
         for topic, partition, _ in world.topics.logs():
             hold = self.hold(topic, topic.config.retaining, partition)

@@ -218,10 +218,9 @@ class ClassicGroup:
         others = [member for member in self.members.values() if member.member_id != replaced]
         if len(others) >= settings.max_members:
             raise RefusedError(GroupError.GROUP_MAX_SIZE_REACHED)
-        if others and (
-            request.protocol_type != self.protocol_type
-            or not any(self._all_know(name, others) for name, _ in request.protocols)
-        ):
+        if self.members and request.protocol_type != self.protocol_type:
+            raise RefusedError(GroupError.INCONSISTENT_GROUP_PROTOCOL)
+        if others and not any(self._all_know(name, others) for name, _ in request.protocols):
             raise RefusedError(GroupError.INCONSISTENT_GROUP_PROTOCOL)
 
     def _all_know(self, protocol: str, members: list[ClassicMember]) -> bool:

@@ -126,13 +126,15 @@ class ConsumerGroup:
         return errors
 
     def check_commit(
-        self, member_id: str, epoch: int, instance_id: str | None, partitions: Collection[Partition] | None
+        self, member_id: str, epoch: int, partitions: Collection[Partition] | None, *, knows_epochs: bool
     ) -> None:
         """Whether the member may commit, as a sign of life. Raises RefusedError.
 
         With an epoch of the past it may for `partitions` that it has had ever since then.
         """
-        member = self._member(member_id, instance_id)
+        member = self._member(member_id, None)
+        if not knows_epochs:
+            raise RefusedError(GroupError.UNSUPPORTED_VERSION)
         if epoch != member.epoch:
             kept = [member.assigned.get(part, epoch + 1) <= epoch for part in partitions or ()]
             if epoch > member.epoch or not kept or not all(kept):

@@ -41,12 +41,17 @@ def _nothing(_name: str) -> None:
     pass
 
 
+def _unknown(_name: str) -> bool:
+    return False
+
+
 class Coordinator:
     """All groups with members. A group is of one type, classic or `consumer`, as long as it has any.
 
     `now` gives milliseconds that never go back. `new_id` gives a new unique id. `changed` is told the name of a group
     whose stored state (`dump`) is out of date, before anybody is answered; it must not raise. `admit` is called before
-    a group is known for the first time; it can refuse it by raising RefusedError.
+    a group is known for the first time; it can refuse it by raising RefusedError. `exists` says whether there is a
+    group of that name, also one that has had no members lately.
     """
 
     def __init__(
@@ -58,11 +63,13 @@ class Coordinator:
         settings: GroupSettings | None = None,
         changed: Callable[[str], None] = _nothing,
         admit: Callable[[str], None] = _nothing,
+        exists: Callable[[str], bool] = _unknown,
     ) -> None:
         self.settings = settings or GroupSettings()
         self._run = Runtime(topics, now, new_id, self.settings)
         self._changed = changed
         self._admit = admit
+        self._exists = exists
         self._groups: dict[str, Group] = {}
 
     # --- classic groups
@@ -92,7 +99,12 @@ class Coordinator:
             return refusal.error
 
     def leave(self, group: str, members: Sequence[Leaving]) -> list[GroupError]:
-        """Let members go; one result for each. Static members of a `consumer` group go by their instance ids."""
+        """Let members go; one result for each. Static members of a `consumer` group go by their instance ids.
+
+        Raises RefusedError without a group id.
+        """
+        if not group:
+            raise RefusedError(GroupError.INVALID_GROUP_ID, "a group id is missing")
         found = self._groups.get(group)
         if found is None:
             return [GroupError.UNKNOWN_MEMBER_ID] * len(members)
@@ -133,37 +145,41 @@ class Coordinator:
         epoch: int = -1,
         instance_id: str | None = None,
         partitions: Collection[Partition] | None = None,
+        *,
+        knows_epochs: bool = True,
     ) -> GroupError:
         """Whether positions may be committed by this member, or by nobody in particular while there are no members.
 
-        A member of a `consumer` group may be at an epoch of the past if it has had all `partitions` since then.
+        A member of a `consumer` group may be at an epoch of the past if it has had all `partitions` since then; its
+        client must know what a member epoch is.
         """
         found = self._groups.get(group)
         is_anonymous = not member_id and instance_id is None and epoch < 0
         if found is None or not found.members:
             if epoch < 0:
                 return GroupError.NONE
-            return GroupError.UNKNOWN_MEMBER_ID if member_id else GroupError.ILLEGAL_GENERATION
+            if found is not None or self._exists(group):
+                return GroupError.UNKNOWN_MEMBER_ID
+            return GroupError.GROUP_ID_NOT_FOUND if knows_epochs else GroupError.ILLEGAL_GENERATION
         if is_anonymous:
             return GroupError.UNKNOWN_MEMBER_ID
         try:
             if isinstance(found, ClassicGroup):
                 found.check_commit(member_id, epoch, instance_id)
             else:
-                found.check_commit(member_id, epoch, instance_id, partitions)
+                found.check_commit(member_id, epoch, partitions, knows_epochs=knows_epochs)
         except RefusedError as refusal:
             return refusal.error
         return GroupError.NONE
 
     def check_fetch(self, group: str, member_id: str | None = None, epoch: int = -1) -> GroupError:
-        """Whether this member may read the group's positions; anybody may who does not claim to be a member."""
-        if not member_id and epoch < 0:
-            return GroupError.NONE
+        """Whether this member may read the group's positions; anybody may who does not claim to be a member.
+
+        Members of classic groups don't say that they are.
+        """
         found = self._groups.get(group)
-        if isinstance(found, ClassicGroup) and found.members:
+        if not isinstance(found, ConsumerGroup) or (member_id is None and epoch < 0):
             return GroupError.NONE
-        if found is None or isinstance(found, ClassicGroup):
-            return GroupError.UNKNOWN_MEMBER_ID
         try:
             found.check_fetch(member_id or "", epoch)
         except RefusedError as refusal:
@@ -259,14 +275,14 @@ class Coordinator:
         if not request.group:
             raise RefusedError(GroupError.INVALID_GROUP_ID)
         found = self._groups.get(request.group)
-        if isinstance(found, ConsumerGroup) and found.members:
-            raise RefusedError(GroupError.INCONSISTENT_GROUP_PROTOCOL)
         if isinstance(found, ClassicGroup):
             return found
-        if request.member_id:
-            raise RefusedError(GroupError.UNKNOWN_MEMBER_ID)
         group = ClassicGroup(request.group, self._run)
         group.check_join(request)  # or requests that are refused would leave groups behind
+        if found is not None and found.members:
+            raise RefusedError(GroupError.INCONSISTENT_GROUP_PROTOCOL)
+        if request.member_id:
+            raise RefusedError(GroupError.UNKNOWN_MEMBER_ID)
         return self._enter(group, found)
 
     def _consumer(self, beat: Beat) -> ConsumerGroup:
@@ -277,11 +293,13 @@ class Coordinator:
             raise RefusedError(GroupError.GROUP_ID_NOT_FOUND, "the group is a classic one and has members")
         if isinstance(found, ConsumerGroup):
             return found
-        if beat.epoch != JOIN_EPOCH:
-            raise RefusedError(GroupError.UNKNOWN_MEMBER_ID, f"{beat.member_id} is not a member of the group")
         group = ConsumerGroup(beat.group, self._run)
         group.check(beat)
-        return self._enter(group, found)
+        if beat.epoch == JOIN_EPOCH:
+            return self._enter(group, found)
+        if found is not None or self._exists(beat.group):
+            raise RefusedError(GroupError.UNKNOWN_MEMBER_ID, f"{beat.member_id} is not a member of the group")
+        raise RefusedError(GroupError.GROUP_ID_NOT_FOUND, "there is no such group")
 
     def _enter(self, group: AnyGroup, instead_of: Group | None) -> AnyGroup:
         """Add a group, or let it take the place of an empty one of the other type."""

@@ -10,7 +10,7 @@ from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, group_not_found, invalid
 from topics_service.engine.group.positions import (
-    MAX_METADATA_BYTES,
+    MAX_METADATA,
     CommitItem,
     Coordinator,
     DeleteGroupReply,
@@ -26,6 +26,7 @@ from topics_service.engine.group.positions import (
     PositionState,
     ResetRequest,
     Target,
+    lag_of,
     position_key,
     state_key,
     topic_range,
@@ -181,12 +182,15 @@ class Groups:
     # ---------------------------------------------------------------- positions
 
     def commit(
-        self, name: str, items: Sequence[CommitItem], *, whole: bool = False
+        self, name: str, items: Sequence[CommitItem], *, whole: bool = False, kafka: bool = False
     ) -> tuple[list[TopicsError | None], int]:
         """Set positions, in one write; returns what is wrong with each item (None: it is set).
 
         The first commit creates the group. With `whole` nothing is set unless all is well: raises the first error. So
         it does for what is not one item's fault: `invalid_request` (name), `throttled`, `internal`.
+
+        What a Kafka client sends (`kafka`) goes by Kafka's rules: a position may be beyond the head, and metadata is
+        measured in UTF-16 units.
         """
         self._writer.check()
         names.check_group_name(name)
@@ -195,7 +199,7 @@ class Groups:
         given: dict[Place, Position] = {}
         for item in items:
             try:
-                topic = self._checked(item)
+                topic = self._checked(item, kafka=kafka)
             except TopicsError as error:
                 if whole:
                     raise
@@ -327,19 +331,20 @@ class Groups:
 
     # ---------------------------------------------------------------- internals
 
-    def _checked(self, item: CommitItem) -> Topic:
+    def _checked(self, item: CommitItem, *, kafka: bool) -> Topic:
         """The topic of an item that can be committed."""
         topic = self._catalog.visible(item.topic)
         log, where = topic.partition(item.partition), {"topic": item.topic, "partition": item.partition}
-        if not 0 <= item.from_seq <= log.view.head:
+        if item.from_seq < 0 or (item.from_seq > log.view.head and not kafka):
             raise invalid(
                 f"from_seq must be from 0 to the head, which is at {log.view.head}",
                 {**where, "from_seq": item.from_seq, "head_seq": log.view.head},
             )
-        if len(item.metadata.encode()) > MAX_METADATA_BYTES:
+        size = len(item.metadata.encode("utf-16-le")) // 2 if kafka else len(item.metadata.encode())
+        if size > MAX_METADATA:
             raise invalid(
-                f"the metadata of a position has at most {MAX_METADATA_BYTES} bytes",
-                {**where, "limit": "max_metadata_bytes", "max": MAX_METADATA_BYTES},
+                f"the metadata of a position has at most {MAX_METADATA} bytes",
+                {**where, "limit": "max_metadata_bytes", "max": MAX_METADATA},
             )
         return topic
 
@@ -453,5 +458,5 @@ def _state(topic: Topic, partition: int, position: Position, now: int) -> Positi
         commit_ts=position.ts,
         head_seq=s.head,
         earliest_seq=s.earliest,
-        lag=s.head - position.from_seq,
+        lag=lag_of(position.from_seq, s.head),
     )

@@ -1,7 +1,8 @@
 """A consumer group and its committed positions: what clients ask and are told of them, and their rows.
 
 A position is the cursor of a reader: `from_seq` N says that everything up to seq N is dealt with. It is the `from_seq`
-of a diff, and the offset that Kafka clients commit.
+of a diff, and the offset that Kafka clients commit. Those may commit beyond the head: the number is kept, and wherever
+the position is used it counts as the head, until the log has grown past it.
 """
 
 import struct
@@ -14,12 +15,13 @@ from msgspec import Struct
 from topics_service.engine.topic import Topic
 from topics_service.storage import keys
 
-MAX_METADATA_BYTES = 4096
+MAX_METADATA = 4096  # bytes; UTF-16 units for Kafka clients
 EMPTY = "Empty"
 
 _KEY = struct.Struct(">QQI")
 _POSITION = struct.Struct("<BQiq")
 _VERSION = 1
+_MOST = (1 << 63) - 1  # what Kafka's offsets can be
 _ROW_KIND = b"\x00"
 _STATE_KIND = b"\x01"
 
@@ -55,7 +57,7 @@ class Position(Struct, frozen=True):
 
 
 class PositionState(Struct, kw_only=True):
-    """A position with the state of its partition. `lag` counts the seqs behind the cursor, as in a diff."""
+    """A position, as it was committed, with the state of its partition. For `lag` see `lag_of`."""
 
     topic: str
     partition: int
@@ -229,6 +231,11 @@ class Group:
         return row_key(self.number), row.encode()
 
 
+def lag_of(from_seq: int, head: int) -> int:
+    """The seqs between a position and the head, as in a diff; none where it is beyond."""
+    return max(0, head - from_seq)
+
+
 def row_key(number: int) -> bytes:
     """The key of a group's own row."""
     return keys.u64(number) + _ROW_KIND
@@ -261,8 +268,10 @@ def read_position_key(key: bytes) -> tuple[int, int, int]:
 
 
 def decode_position(row: bytes) -> Position:
-    """A position from its row. Raises ValueError or struct.error for a row of another version or length."""
+    """A position from its row. Raises ValueError or struct.error for a row that can't be one."""
     version, from_seq, leader_epoch, ts = _POSITION.unpack_from(row)
     if version != _VERSION:
         raise ValueError(f"position row of version {version}")
+    if from_seq > _MOST:
+        raise ValueError(f"a position at {from_seq}")
     return Position(from_seq, leader_epoch, row[_POSITION.size :].decode(), ts)

@@ -6,7 +6,7 @@ from itertools import islice
 from sortedcontainers import SortedDict
 
 from topics_service.engine import names
-from topics_service.engine.group.positions import Group, Position
+from topics_service.engine.group.positions import Group, Position, lag_of
 from topics_service.engine.model import TopicConfig
 from topics_service.engine.topic import Topic
 
@@ -117,7 +117,7 @@ class Roster:
         for name in self.under("", allowed):
             for topic, partition, position in in_order(self.by_name[name]):
                 if allowed is None or topic.name.startswith(allowed):
-                    yield name, topic.name, partition, topic.logs[partition].view.head - position.from_seq
+                    yield name, topic.name, partition, lag_of(position.from_seq, topic.logs[partition].view.head)
 
 
 def in_order(group: Group) -> Iterator[tuple[Topic, int, Position]]:

@@ -1,7 +1,6 @@
-"""Routers, and the positions of consumer groups: those that have both ends are saved, not beyond the heads."""
+"""Routers, with cursors not beyond the heads, and the positions of consumer groups: those that have both ends."""
 
 import msgspec
-from msgspec.structs import replace
 
 from topics_service.engine.group.positions import decode_position, is_group_row, read_position_key
 from topics_service.engine.group.positions import decode_row as decode_group
@@ -89,17 +88,14 @@ def save_groups(rows: Rows, ledger: Ledger) -> None:
     for key, value in rows.of(Family.POSITIONS):
         try:
             number, epoch, partition = read_position_key(key)
-            position, part = decode_position(value), places.get((epoch, partition))
+            decode_position(value)
+            part = places.get((epoch, partition))
         except DECODING:
             rows.tell("lost", f"the position {key.hex()} of a group can't be read")
             continue
         if number not in found or part is None or part.s is None:
             rows.tell("dropped", f"the position {key.hex()}, whose group or partition is gone")
             continue
-        if part.settled is not None and position.from_seq > part.s.head:
-            text = f'the position of group "{found[number]}" was beyond the head'
-            rows.tell("derived", text, part, position.from_seq, part.s.head)
-            value = replace(position, from_seq=part.s.head).encode()
         rows.put(Family.POSITIONS, key, value)
     for hole in rows.holes[Family.POSITIONS]:
         rows.tell("lost", f"positions of groups can't be read: {hole.why}")

@@ -162,7 +162,14 @@ func consume(ctx context.Context, facts *Facts) (any, error) {
 		}
 		fetches.EachRecord(func(record *kgo.Record) { records = append(records, item(record)) })
 	}
-	return records, client.CommitUncommittedOffsets(ctx)
+	if facts.Offset == 0 {
+		return records, client.CommitUncommittedOffsets(ctx)
+	}
+	last := []*kgo.Record{}
+	for partition := range client.UncommittedOffsets()[facts.Topic] {
+		last = append(last, &kgo.Record{Topic: facts.Topic, Partition: partition, Offset: facts.Offset - 1, LeaderEpoch: -1})
+	}
+	return records, client.CommitRecords(ctx, last...)
 }
 
 type running struct {

@@ -8,6 +8,7 @@ import java.util.Map;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.CooperativeStickyAssignor;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.consumer.RangeAssignor;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
@@ -99,7 +100,13 @@ final class Consumers {
           records.add(Settings.record(found));
         }
       }
-      consumer.commitSync();
+      if (facts.has("offset")) {
+        Map<TopicPartition, OffsetAndMetadata> places = new HashMap<>();
+        consumer.assignment().forEach(where -> places.put(where, new OffsetAndMetadata(facts.get("offset").asLong())));
+        consumer.commitSync(places);
+      } else {
+        consumer.commitSync();
+      }
       return records;
     }
   }

@@ -213,7 +213,8 @@ async def consume(command: Command) -> list[Record]:
                 raise RuntimeError(f"only {len(records)} records")
             for found in (await consumer.getmany(timeout_ms=200)).values():
                 records += map(_record, found)
-        await consumer.commit()
+        offset = command.get("offset")
+        await consumer.commit(None if offset is None else dict.fromkeys(consumer.assignment(), offset))
         return records
     finally:
         await consumer.stop()

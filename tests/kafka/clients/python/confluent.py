@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from commands import Journal, Members, Record, RefusedError, Uncommitted, numbered, record, serve, unpacked
@@ -268,7 +268,11 @@ def consume(command: Command) -> list[Record]:
             message = consumer.poll(0.2)
             if message is not None and message.error() is None:
                 records.append(_record(message))
-        consumer.commit(asynchronous=False)
+        if "offset" in command:
+            places = [TopicPartition(each.topic, each.partition, command["offset"]) for each in consumer.assignment()]
+            _checked(consumer.commit(offsets=places, asynchronous=False))
+        else:
+            consumer.commit(asynchronous=False)
         return records
     finally:
         consumer.close()
@@ -283,7 +287,11 @@ def committed(command: Command) -> dict[int, int]:
 def commit(command: Command) -> None:
     places = [TopicPartition(command["topic"], int(p), offset) for p, offset in command["offsets"].items()]
     done = _ask(command, "alter_consumer_group_offsets", [ConsumerGroupTopicPartitions(command["group"], places)])
-    for where in done.topic_partitions:
+    _checked(done.topic_partitions)
+
+
+def _checked(places: Iterable[TopicPartition]) -> None:
+    for where in places:
         if where.error is not None:
             raise KafkaException(where.error)
 

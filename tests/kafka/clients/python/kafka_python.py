@@ -216,7 +216,9 @@ def consume(command: Command) -> list[Record]:
                 raise RuntimeError(f"only {len(records)} records")
             for found in consumer.poll(200).values():
                 records += map(_record, found)
-        consumer.commit()
+        offset = command.get("offset")
+        places = None if offset is None else dict.fromkeys(consumer.assignment(), OffsetAndMetadata(offset, "", -1))
+        consumer.commit(places)
         return records
     finally:
         consumer.close(autocommit=False)

@@ -157,7 +157,8 @@ type GroupPosition struct {
 	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
 	// Partition of the topic.
 	Partition uint32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
-	// Cursor, exclusive: everything up to this seq is dealt with.
+	// Cursor, exclusive: everything up to this seq is dealt with. Above head_seq where a Kafka client committed that: it
+	// counts as the head until the log has grown past it.
 	FromSeq uint64 `protobuf:"varint,3,opt,name=from_seq,json=fromSeq,proto3" json:"from_seq,omitempty"`
 	// What the client gave with it.
 	Metadata string `protobuf:"bytes,4,opt,name=metadata,proto3" json:"metadata,omitempty"`
@@ -167,7 +168,7 @@ type GroupPosition struct {
 	HeadSeq uint64 `protobuf:"varint,6,opt,name=head_seq,json=headSeq,proto3" json:"head_seq,omitempty"`
 	// First live seq of the partition, or head_seq + 1 when it is empty.
 	EarliestSeq uint64 `protobuf:"varint,7,opt,name=earliest_seq,json=earliestSeq,proto3" json:"earliest_seq,omitempty"`
-	// Seqs between the cursor and the end: head_seq - from_seq.
+	// Seqs between the cursor and the end: head_seq - from_seq; 0 where the cursor is beyond the end.
 	Lag uint64 `protobuf:"varint,8,opt,name=lag,proto3" json:"lag,omitempty"`
 	// Leader epoch that a Kafka client gave with it; absent if none was given.
 	LeaderEpoch   *int32 `protobuf:"varint,9,opt,name=leader_epoch,json=leaderEpoch,proto3,oneof" json:"leader_epoch,omitempty"`

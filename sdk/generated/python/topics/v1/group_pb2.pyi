@@ -101,7 +101,9 @@ class GroupPosition(_message.Message):
     partition: _builtins.int
     """Partition of the topic."""
     from_seq: _builtins.int
-    """Cursor, exclusive: everything up to this seq is dealt with."""
+    """Cursor, exclusive: everything up to this seq is dealt with. Above head_seq where a Kafka client committed that: it
+    counts as the head until the log has grown past it.
+    """
     metadata: _builtins.str
     """What the client gave with it."""
     commit_ts_ms: _builtins.int
@@ -111,7 +113,7 @@ class GroupPosition(_message.Message):
     earliest_seq: _builtins.int
     """First live seq of the partition, or head_seq + 1 when it is empty."""
     lag: _builtins.int
-    """Seqs between the cursor and the end: head_seq - from_seq."""
+    """Seqs between the cursor and the end: head_seq - from_seq; 0 where the cursor is beyond the end."""
     leader_epoch: _builtins.int
     """Leader epoch that a Kafka client gave with it; absent if none was given."""
     def __init__(

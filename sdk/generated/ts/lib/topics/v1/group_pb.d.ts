@@ -75,7 +75,8 @@ export declare type GroupPosition = Message<"topics.v1.GroupPosition"> & {
   partition: number;
 
   /**
-   * Cursor, exclusive: everything up to this seq is dealt with.
+   * Cursor, exclusive: everything up to this seq is dealt with. Above head_seq where a Kafka client committed that: it
+   * counts as the head until the log has grown past it.
    *
    * @generated from field: uint64 from_seq = 3;
    */
@@ -110,7 +111,7 @@ export declare type GroupPosition = Message<"topics.v1.GroupPosition"> & {
   earliestSeq: bigint;
 
   /**
-   * Seqs between the cursor and the end: head_seq - from_seq.
+   * Seqs between the cursor and the end: head_seq - from_seq; 0 where the cursor is beyond the end.
    *
    * @generated from field: uint64 lag = 8;
    */
