@@ -48,14 +48,15 @@ def find_damage(path: Path, *, but: Collection[str] = ()) -> str | None:
     if damage is not None:
         return damage
     known = _known(path)
-    if known is None or (path / "CURRENT").read_bytes() != known[0]:
+    if known is None or not is_closed(path):
         return None
+    doubt = "" if sealed.is_sealed(path / _NAME) else f", or {path / _NAME} is damaged, which has no checksum yet"
     for name, size in sorted(known[1].items()):
         file = path / name
         if not file.exists():
-            return f"the file {file} is missing"
+            return f"the file {file} is missing{doubt}"
         if file.stat().st_size != size and name not in but:
-            return f"the file {file} has {file.stat().st_size} bytes, and had {size} when it was closed"
+            return f"the file {file} has {file.stat().st_size} bytes, and had {size} when it was closed{doubt}"
     return None
 
 
@@ -85,6 +86,12 @@ def damaged_list(path: Path) -> str | None:
     except sealed.DamagedFileError as error:
         return str(error)
     return None if _known(path) is not None else f"the file {path / _NAME} is damaged: it is no list of files"
+
+
+def is_closed(path: Path) -> bool:
+    """Whether the database is as it was closed, so that all it has is in tables. Raises OSError."""
+    known = _known(path)
+    return known is not None and (path / "CURRENT").read_bytes() == known[0]
 
 
 def known_files(path: Path) -> frozenset[str] | None:

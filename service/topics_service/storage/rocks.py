@@ -20,7 +20,7 @@ from rocksdict import (
 )
 from rocksdict import WriteBatch as RawBatch
 
-from topics_service.storage import closing, damaged, damagedfiles, keys, tables, walarchive, walcheck
+from topics_service.storage import closing, damaged, damagedfiles, keys, tablelist, tables, walarchive, walcheck
 from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError, WriteBatch
 from topics_service.storage.walbatches import MOMENT_KEY
 from topics_service.storage.walfiles import WalFiles
@@ -303,6 +303,8 @@ def refuse_damage(path: Path) -> None:
     if closing.is_headless(path):
         raise StoreOpenError(f"the file {path / 'CURRENT'} is missing, and there are files of a database")
     damage = closing.find_damage(path)
+    if damage is None and (path / "CURRENT").exists():
+        damage = tablelist.find_damage(path, closed=closing.is_closed(path))
     if damage is not None:
         raise StoreOpenError(damage)
     damage = walcheck.find_damage(path, whole=False)

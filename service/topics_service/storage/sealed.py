@@ -35,6 +35,12 @@ def decode(data: bytes, what: str) -> bytes:
     return data
 
 
+def is_sealed(path: Path) -> bool:
+    """Whether the file has its checksum: those of older versions have none. Raises OSError."""
+    data = path.read_bytes()
+    return encode(data.rpartition(_MARK)[0]) == data
+
+
 def read(path: Path) -> Any:
     """The value in a file. Raises FileNotFoundError, DamagedFileError and OSError."""
     return json.loads(decode(path.read_bytes(), str(path)))

@@ -12,7 +12,7 @@ import google_crc32c
 from msgspec import Struct
 
 from topics_service.storage.walbatches import records, text, varint
-from topics_service.storage.walcheck import BLOCK, RECORD, _masked
+from topics_service.storage.walcheck import BLOCK, RECORD, _masked, intact
 
 _NUMBERS: Final = frozenset({2, 3, 4, 9, 10, 203, 300})  # of files and sequence numbers
 _TEXTS: Final = frozenset({1, 201})
@@ -20,7 +20,8 @@ _CURSOR, _GONE, _NEW, _FAMILY, _DROPPED = 5, 6, 103, 200, 202
 _MAY_BE_SKIPPED: Final = 1 << 13  # a bit of tags, and a text behind them
 _END_OF_FACTS: Final = 1
 _OF_FILE: Final = frozenset({12, 15})  # its identity, the size of its end
-_FULL, _FIRST, _MIDDLE, _LAST = range(1, 5)
+_KINDS: Final = range(1, 5)
+_FULL, _FIRST, _MIDDLE, _LAST = _KINDS
 
 
 class TableFacts(Struct, frozen=True, kw_only=True):
@@ -35,26 +36,53 @@ class TableFacts(Struct, frozen=True, kw_only=True):
 
 
 def manifest_of(directory: Path) -> Path:
-    """The manifest by CURRENT. Raises OSError and UnicodeDecodeError."""
+    """The manifest by CURRENT. Raises OSError, and ValueError if that is no text."""
     return directory / (directory / "CURRENT").read_text().strip()
 
 
 def live_tables(directory: Path) -> dict[int, TableFacts]:
     """The tables that the database consists of, by the number of the file. Raises OSError, and ValueError for a
-    manifest that can't be read to its end."""
-    manifest = manifest_of(directory)
-    data = manifest.read_bytes()
+    manifest that is damaged."""
+    damage = find_damage(directory, closed=False)
+    if damage is not None:
+        raise ValueError(damage)
     found: dict[int, TableFacts] = {}
-    end = 0
-    for stop, record in records(data):
-        end = stop
+    for _, record in records(manifest_of(directory).read_bytes()):
         try:
             _apply(record, found)
         except (IndexError, ValueError):
-            raise ValueError(f"the file {manifest} can't be read") from None
-    if data[end:].strip(b"\x00"):
-        raise ValueError(f"the file {manifest} is damaged at byte {end}")
+            raise ValueError(f"the file {manifest_of(directory)} can't be read") from None
     return found
+
+
+def find_damage(directory: Path, *, closed: bool) -> str | None:
+    """Why the manifest can't be relied on: RocksDB takes some damage for its end, and never comes back from other.
+
+    The end of the manifest of a server that was killed can be torn: then nothing follows. Raises OSError.
+    """
+    manifest = manifest_of(directory)
+    data = manifest.read_bytes()
+    end = max((stop for stop, _ in records(data)), default=0)
+    if not data[end:].strip(b"\x00") or not (closed or _is_damage(data, end)):
+        return None
+    return f"the file {manifest} is damaged at byte {end}"
+
+
+def _is_damage(data: bytes, start: int) -> bool:
+    """Whether what can't be read from there on is no record that was not written to its end."""
+    at = start
+    while at + RECORD.size <= len(data):
+        block_end = min(len(data), (at // BLOCK + 1) * BLOCK)
+        length = RECORD.unpack_from(data, at)[1] if at + RECORD.size <= block_end else 0
+        if intact(data, at, block_end) is not None:
+            at += RECORD.size + length  # a piece of a longer record
+            continue
+        whole = bool(length) and at + RECORD.size + length <= block_end
+        return whole or any(
+            data[later + RECORD.size - 1] in _KINDS and intact(data, later, block_end) is not None
+            for later in range(at + 1, block_end - RECORD.size)
+        )
+    return False
 
 
 def resize(manifest: Path, tables: Iterable[tuple[TableFacts, int]]) -> None:
