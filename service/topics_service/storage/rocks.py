@@ -142,7 +142,11 @@ class RocksStore:
         self.wal_switches = WalFiles(path).switches
 
     def _check_format(self, path: Path, *, fresh: bool) -> None:
-        found = self.get(Family.META, _FORMAT_KEY)
+        try:
+            found = self.get(Family.META, _FORMAT_KEY)
+        except StoreError as error:
+            self._release()
+            raise StoreOpenError(f"can't open the data directory {path}: {error}", error.file) from error
         if found is None and fresh:
             batch = self.batch()
             batch.put(Family.META, _FORMAT_KEY, _FORMAT)

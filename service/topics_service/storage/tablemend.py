@@ -25,6 +25,7 @@ _KINDS: Final = frozenset({0, 1})  # of rows: a removal, a value
 _RANGE_KIND: Final = 15
 _LAST: Final = b"\xff" * 8  # behind a user key: before every row of that key, behind those of keys before it
 _LOOK_BYTES: Final = 64 << 10  # how far behind a damaged block the next one is looked for
+_WAYS: Final = (tables.PLAIN, tables.LZ4)
 _FILLER: Final = bytes(16)
 
 
@@ -65,19 +66,25 @@ def mend(data: bytes, last_key: bytes | None = None) -> Mended | None:
     return _made(data, salt, rows, stop, ranges, parts.properties, last_key, ranges_lost=ranges_lost)
 
 
-def _starts(data: bytes, salt: int, listed: dict[bytes, Handle] | None) -> list[int]:
-    """Where blocks begin, by those of metaindex and index that are sound, in order."""
-    if not listed:
-        return []
-    handles = list(listed.values())
-    index = tables.content(data, listed[tables.INDEX], salt) if tables.INDEX in listed else None
+class _Starts(NamedTuple):
+    """Where blocks begin, in order. `all`: there are no others."""
+
+    offsets: list[int]
+    all: bool
+
+
+def _starts(data: bytes, salt: int, listed: dict[bytes, Handle] | None) -> _Starts:
+    """What metaindex and index say of it, as far as they are sound."""
+    handles = list((listed or {}).values())
+    index = tables.content(data, listed[tables.INDEX], salt) if listed and tables.INDEX in listed else None
+    rows: list[Handle] | None = None
     if index is not None:
         with suppress(IndexError, struct.error):
-            handles += tables.index_handles(index)
-    return sorted(handle.offset for handle in handles)
+            rows = tables.index_handles(index)
+    return _Starts(sorted(handle.offset for handle in (*handles, *(rows or ()))), rows is not None)
 
 
-def _parts(data: bytes, salt: int, end: int, starts: Sequence[int]) -> _Parts:
+def _parts(data: bytes, salt: int, end: int, starts: _Starts) -> _Parts:
     """What can be read, by what is in it: of the parts around the rows none has to be sound to know another one."""
     rows: list[tuple[Handle, bytes, bytes]] = []
     ranges, properties, listed = None, None, None
@@ -118,15 +125,22 @@ def _is_index_of(block: bytes, seen: Sequence[Handle]) -> bool:
     return bool(handles) and handles[-1] in seen and set(seen[: len(handles)]) <= set(handles)
 
 
-def _next_block(data: bytes, at: int, end: int, salt: int, starts: Sequence[int]) -> Handle | None:
-    """The block that begins there, or the first one that can be found behind: where blocks begin, if that is known."""
+def _next_block(data: bytes, at: int, end: int, salt: int, starts: _Starts) -> Handle | None:
+    """The block that begins there, or the first one that can be found behind."""
     handle = tables.block_at(data, at, end, salt)
     if handle is not None:
         return handle
-    behind = starts[bisect_right(starts, at) :]
-    for start in behind or range(at + 1, min(at + _LOOK_BYTES, end)):
-        handle = tables.block_at(data, start, min(start + _LOOK_BYTES, end), salt)
-        if handle is not None and tables.content(data, handle, salt) is not None:
+    known = starts.offsets[bisect_right(starts.offsets, at) :]
+    if not starts.all:
+        for start in range(at + tables.TRAILER.size, min(at + _LOOK_BYTES, known[0] if known else end)):
+            if data[start - tables.TRAILER.size] not in _WAYS or data[start : start + 2] == bytes(2):
+                continue  # there is no trailer in front, or no block begins so
+            handle = tables.block_at(data, start, min(start + _LOOK_BYTES, end), salt)
+            if handle is not None and tables.content(data, handle, salt) is not None:
+                return handle
+    for start in known:
+        handle = tables.block_at(data, start, end, salt)
+        if handle is not None:
             return handle
     return None
 

@@ -35,6 +35,7 @@ _U32: Final = 0xFFFFFFFF
 _LAST_BYTE: Final = 0x6B9083D9
 _CHECKSUM_AT: Final = 5
 _ENDS: Final = re.compile(rb"[\x00\x04]")  # a trailer begins with the way of compression
+_LONGEST: Final = 1 << 20  # a block that is looked for without its checksum
 _PARTS: Final = {INDEX: "index", RANGES: "range deletions", PROPERTIES: "properties"}
 
 
@@ -190,7 +191,7 @@ def index_handles(block: bytes) -> list[Handle]:
 def _entries_stop(block: bytes) -> int:
     (count,) = struct.unpack_from("<I", block, len(block) - 4)
     stop = len(block) - 4 - 4 * int(count)
-    if not 0 <= stop < len(block):
+    if not count or stop < 0 or block[stop : stop + 4] != bytes(4):  # entries can be read from the first one on
         raise IndexError
     return stop
 
@@ -211,7 +212,7 @@ def block_at(data: Data, offset: int, limit: int, salt: int) -> Handle | None:
 def found_salt(data: Data) -> int | None:
     """The number of a table whose footer is lost, by its first block: one that can be read as one, and has a second
     one behind it or is all there is."""
-    for match in _ENDS.finditer(data, 1, max(1, len(data) - TRAILER.size + 1)):
+    for match in _ENDS.finditer(data, 1, max(1, min(len(data) - TRAILER.size + 1, _LONGEST))):
         kind, stored = TRAILER.unpack_from(data, match.start())
         block = inflated(data[: match.start()], kind)
         if block is None or not is_block(block):
