@@ -226,6 +226,15 @@ def test_a_manifest_that_is_damaged_at_its_end_is_told_before_rocksdb_reads_it(s
         assert check(sample, directory, name, tmp_path / "scratch") == (True, True, sample.rows), at
 
 
+def test_so_is_one_beside_a_server(sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topics_service.storage.verify.is_held", lambda _: True)
+    directory, found = damaged(sample, tmp_path), list[Problem]()
+    path = directory / (directory / "CURRENT").read_text().strip()
+    flip(path, path.stat().st_size - 3)
+    verify(directory, found.append)
+    assert [problem.file for problem in found] == [path.name]
+
+
 @pytest.fixture
 def broken(sample: Sample, tmp_path: Path) -> Iterator[tuple[RocksStore, str]]:
     """An open store whose table is damaged afterwards, where RocksDB does not look again."""

@@ -124,4 +124,4 @@ def test_what_a_lost_range_had_removed_does_not_come_back(
             assert [key for key, _ in after if len(key) != 16 or key[8:] != bytes(8)] == [], "a queue's own row stays"
         else:
             assert after == before, family
-    assert bool(gone & {Family.GROUPS, Family.POSITIONS}) == any("lost" in text for text in done.others)
+    assert bool(gone & {Family.GROUPS, Family.POSITIONS}) == any(action.kind == "lost" for action in done.actions)

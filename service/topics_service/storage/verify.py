@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 from rocksdict import AccessType, Cache, Rdict, ReadOptions
 
-from topics_service.storage import damaged, damagedfiles
+from topics_service.storage import damaged, damagedfiles, tablelist
 from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksBatch, RocksStore, _name, _options, refuse_damage
 from topics_service.storage.secondary import SecondaryStore
 from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
@@ -107,6 +107,9 @@ def opened(path: Path) -> Iterator[DirectorySource]:
     scratch = Path(tempfile.mkdtemp(prefix="topics-verify-"))
     try:
         live = is_held(path)
+        damage = tablelist.find_damage(path, closed=False) if live else None
+        if damage is not None:  # RocksDB may never come back from it
+            raise StoreOpenError(damage)
         store: RocksStore = SecondaryStore(path, scratch) if live else _ReadOnlyStore(path, scratch)
         try:
             if isinstance(store, SecondaryStore):
