@@ -59,8 +59,14 @@ def repair(directory: Path, *arguments: object) -> Ran:
     return Ran(done.returncode, rows, total)
 
 
+def properties(path: Path) -> None:
+    """Change one byte of the properties, in the word that RocksDB finds out of order."""
+    flip(path, path.read_bytes().rindex(b"rocksdb.block.based.table"))
+
+
 SERVED: list[tuple[str, str, str, Harm]] = [
     ("stopped", "*.sst", "flipped", at(0.3, flip)),
+    ("stopped", "*.sst", "properties", properties),
     ("killed", "MANIFEST-*", "gone", remove),
     ("killed", "*.log", "flipped", at(0.3, flip)),
 ]
@@ -96,7 +102,7 @@ def test_repair_then_verify_then_serve(
     assert {name for name in files if name.endswith((".sst", ".log"))} <= old.keys(), "nothing is removed"
     assert verify(directory, "--deep").problems == []
     assert repair(directory).code == 0, "there is nothing more to do"
-    serve(directory, tmp_path / "server", originals.truth, done, whole=pattern == "MANIFEST-*")
+    serve(directory, tmp_path / "server", originals.truth, done, whole=pattern == "MANIFEST-*" or what == "properties")
 
 
 def serve(directory: Path, work_dir: Path, expected: Truth, done: Ran, *, whole: bool) -> None:

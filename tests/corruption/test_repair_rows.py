@@ -19,6 +19,7 @@ from corruption.test_damaged_rows import (
     lose_topic,
 )
 
+from topics_service.engine.repair import Doubts
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family
 
@@ -99,3 +100,28 @@ def test_records_of_a_topic_whose_row_is_lost_are_in_one_of_their_own(rows: Memo
     assert lost.topic == f"recovered:log-{log_id}"
     expected = {place: content for place, content in originals.truth.items() if place[0] != "capped"}
     compare(done, expected | {(f"recovered:log-{log_id}", 0): originals.truth["capped", 0]})
+
+
+@pytest.mark.parametrize(
+    ("revived", "gone"),
+    [
+        ({Family.GROUPS}, {Family.GROUPS, Family.POSITIONS}),
+        ({Family.POSITIONS}, {Family.POSITIONS}),
+        ({Family.LEASES}, {Family.LEASES}),
+        ({Family.BLOCKS, Family.TAGS, Family.DELETES, Family.GAPS, Family.JOBS, Family.IDEMPOTENCY}, set()),
+    ],
+    ids=lambda families: "-".join(family.name for family in families) or "nothing",
+)
+def test_what_a_lost_range_had_removed_does_not_come_back(
+    revived: set[Family], gone: set[Family], rows: MemoryStore
+) -> None:
+    """Of groups, positions and leases none is saved; other rows are removed so with their topic alone."""
+    sound = repaired(copy_of(rows))
+    done = repaired(copy_of(rows), end=Doubts(revived=frozenset(revived)))
+    for family in Family:
+        before, after = (list(store.scan(family, b"", LAST)) for store in (sound.store, done.store))
+        if family in gone:
+            assert [key for key, _ in after if len(key) != 16 or key[8:] != bytes(8)] == [], "a queue's own row stays"
+        else:
+            assert after == before, family
+    assert bool(gone & {Family.GROUPS, Family.POSITIONS}) == any(action.kind == "lost" for action in done.actions)

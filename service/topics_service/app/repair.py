@@ -13,7 +13,7 @@ from topics_service.engine import snapshot
 from topics_service.engine.repair import Action, Doubts, Salvage, Saved
 from topics_service.engine.verify import Audit, Problem
 from topics_service.storage import repair as storage
-from topics_service.storage import repair_swap
+from topics_service.storage import repair_swap, sealed
 from topics_service.storage.repair_wal import puts_behind_damage
 from topics_service.storage.rocks import RocksBatch, RocksStore
 from topics_service.storage.store import Family, StoreError, StoreOpenError
@@ -69,7 +69,11 @@ def repair(
     Blocks for as long as the disk takes. Raises NotADirectoryError when `path` is no data directory, RepairError, and
     OSError. `stepped` see Swap.
     """
-    if not path.is_dir() or not (is_database(path) or repair_swap.Swap(path).pending()):
+    try:
+        begun = path.is_dir() and repair_swap.Swap(path).pending()
+    except sealed.DamagedFileError as error:
+        raise RepairError(f"{error}, so it is not known how far a repair came: go on with a copy of before") from error
+    if not path.is_dir() or not (begun or is_database(path)):
         raise NotADirectoryError(20, "there is no data directory", str(path))
     if not apply:
         if is_held(path):
@@ -176,7 +180,7 @@ def _take(report: Report, saved: Saved) -> None:
 def doubts(path: Path, opened: storage.Opened) -> Doubts:
     """What is not known of the end of what was written."""
     if not opened.log_damaged and not opened.lost:
-        return Doubts()
+        return Doubts(revived=opened.revived)
     heads: dict[int, int] = {}
     if opened.log_damaged and not opened.lost:
         for key, value in puts_behind_damage(path):
@@ -186,7 +190,8 @@ def doubts(path: Path, opened: storage.Opened) -> Doubts:
                 except ValueError:
                     continue  # of another family
                 heads[int.from_bytes(key)] = max(heads.get(int.from_bytes(key), 0), head)
-    return Doubts(jump=_JUMP, heads=heads, one_table=len(opened.lost) == 1 and not opened.log_damaged)
+    one_table = len(opened.lost) == 1 and not opened.log_damaged
+    return Doubts(jump=_JUMP, heads=heads, one_table=one_table, revived=opened.revived)
 
 
 def _audit_of(path: Path) -> Problem | None:

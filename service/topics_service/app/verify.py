@@ -6,6 +6,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from topics_service.engine.verify import Audit, Problem
+from topics_service.storage import damagedfiles
 from topics_service.storage import verify as storage
 from topics_service.storage.store import StoreError, StoreOpenError
 
@@ -49,6 +50,8 @@ def verify(
     try:
         with storage.opened(path) as source:
             report.opened, report.live = True, source.live
+            for text in damagedfiles.damaged_files(path):
+                count(Problem(kind="unreadable", text=text, file=damagedfiles.named_file(text)))
             audit = Audit(source, count, deep=deep)
             audit.begin()
             audit.progress = begun(audit.expected)
@@ -57,10 +60,10 @@ def verify(
                 setattr(report, name, getattr(audit.totals, name))
     except StoreOpenError as error:
         text = f"a server would not start: {error}"
-        count(Problem(kind="unreadable", text=text, file=storage.named_file(text)))
+        count(Problem(kind="unreadable", text=text, file=damagedfiles.named_file(text)))
     except StoreError as error:
         text = f"the check could not go on: {error}"
-        count(Problem(kind="unreadable", text=text, file=storage.named_file(text)))
+        count(Problem(kind="unreadable", text=text, file=damagedfiles.named_file(text)))
     return report
 
 

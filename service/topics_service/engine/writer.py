@@ -88,4 +88,8 @@ class Writer:
             self.failure = error
 
     def _read_only(self) -> TopicsError:
-        return TopicsError(Reason.INTERNAL, "the server is read-only after a storage failure; its log says which")
+        file = self.failure.file if isinstance(self.failure, StoreError) else None
+        which = "" if file is None else f": the file {file} is damaged"
+        return TopicsError(
+            Reason.INTERNAL, f"the server is read-only after a storage failure{which}; its log says more"
+        )

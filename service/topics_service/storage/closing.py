@@ -5,17 +5,18 @@ RocksDB does not tell by itself: it takes a manifest or a write-ahead log that i
 there is, starts with what is left, and then removes the table files that it knows nothing of.
 """
 
-import json
-import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from topics_service.storage import sealed
 
 _NAME: Final = "topics-files.json"
 _DAMAGE: Final = "topics-damage.txt"
 _REPAIR: Final = "topics-repair.json"
 _PATTERNS: Final = ("MANIFEST-*", "*.sst", "*.log")
+_MANIFEST: Final = re.compile(rb"(MANIFEST-\d+)\n")
 _OF_DATABASE: Final = re.compile(
     r"\d+\.(?:sst|log|blob)|MANIFEST-\d+|OPTIONS-\d+(?:\.dbtmp)?|CURRENT|IDENTITY|LOG(?:\.old\.\d+)?|rocksdict-config\.json"
     rf"|{re.escape(_NAME)}|{re.escape(_DAMAGE)}|topics-log\.json"
@@ -30,53 +31,83 @@ def remember(path: Path, tables: Iterable[str]) -> None:
     """
     current = (path / "CURRENT").read_text()
     names = [*tables, current.strip(), *(log.name for log in sorted(path.glob("*.log"))[-1:])]
-    sizes = {name: (path / name).stat().st_size for name in names}
-    text = json.dumps({"current": current, "files": sizes})
-    new = path / f"{_NAME}.tmp"
-    with new.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path / _NAME)
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sealed.write(path / _NAME, {"current": current, "files": {name: (path / name).stat().st_size for name in names}})
 
 
-def find_damage(path: Path) -> str | None:
-    """The first file that is not there or of another size than when the database was closed, with what is wrong.
+def find_damage(path: Path, *, but: Collection[str] = ()) -> str | None:
+    """The first file that is not there or of another size than when the database was closed, with what is wrong. Those
+    named in `but` may be of another size.
 
-    None where all are, and where nothing is known: it was not closed, or something has opened it since (then it has
-    another manifest, by the name in CURRENT). Also that a repair was interrupted: then some files are gone, or of
-    another database. Raises OSError.
+    None where all are, and where nothing is known: it was not closed, its list of files is damaged (`damaged_list`), or
+    something has opened it since (then it has another manifest, by the name in CURRENT). Also that a repair was
+    interrupted: then some files are gone, or of another database. Raises OSError.
     """
     if (path / _REPAIR).exists():
         return f"a repair of {path} was interrupted ({_REPAIR}): run `topics repair` again"
-    try:
-        known = json.loads((path / _NAME).read_bytes())
-        current, files = known["current"], dict(known["files"])
-        if (path / "CURRENT").read_text() != current or not all(isinstance(name, str) for name in files):
-            return None
-    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+    damage = current_damage(path)
+    if damage is not None:
+        return damage
+    known = _known(path)
+    if known is None or not is_closed(path):
         return None
-    for name, size in sorted(files.items()):
+    doubt = "" if sealed.is_sealed(path / _NAME) else f", or {path / _NAME} is damaged, which has no checksum yet"
+    for name, size in sorted(known[1].items()):
         file = path / name
         if not file.exists():
-            return f"the file {file} is missing"
-        if file.stat().st_size != size:
-            return f"the file {file} has {file.stat().st_size} bytes, and had {size} when it was closed"
+            return f"the file {file} is missing{doubt}"
+        if file.stat().st_size != size and name not in but:
+            return f"the file {file} has {file.stat().st_size} bytes, and had {size} when it was closed{doubt}"
     return None
+
+
+def current_damage(path: Path) -> str | None:
+    """Why CURRENT leads to no manifest; None if it does, and where there is no CURRENT. Raises OSError."""
+    file = path / "CURRENT"
+    if not file.exists():
+        return None
+    found = _MANIFEST.fullmatch(file.read_bytes())
+    if found is None:
+        return f"the file {file} is damaged: it names no manifest"
+    name = found[1].decode()
+    if (path / name).exists():
+        return None
+    others = sorted(other.name for other in path.glob("MANIFEST-*"))
+    if not others:
+        return f"the file {path / name} is missing"
+    return f"the file {file} is damaged: it names {name}, which is not there, and there is {', '.join(others)}"
+
+
+def damaged_list(path: Path) -> str | None:
+    """What is wrong with the list of the files itself, from which nothing is taken then. Raises OSError."""
+    try:
+        sealed.read(path / _NAME)
+    except FileNotFoundError:
+        return None
+    except sealed.DamagedFileError as error:
+        return str(error)
+    return None if _known(path) is not None else f"the file {path / _NAME} is damaged: it is no list of files"
+
+
+def is_closed(path: Path) -> bool:
+    """Whether the database is as it was closed, so that all it has is in tables. Raises OSError."""
+    known = _known(path)
+    return known is not None and (path / "CURRENT").read_bytes() == known[0]
 
 
 def known_files(path: Path) -> frozenset[str] | None:
     """The names of the files that there were when the database was closed; None where that is not known."""
+    known = _known(path)
+    return None if known is None else frozenset(known[1])
+
+
+def _known(path: Path) -> tuple[bytes, dict[str, int]] | None:
+    """CURRENT, and the sizes of the files by name."""
     try:
-        known = json.loads((path / _NAME).read_bytes())
-        return frozenset(known["files"])
-    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+        known: Any = sealed.read(path / _NAME)
+        current, files = known["current"].encode(), dict(known["files"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
         return None
+    return (current, files) if all(isinstance(name, str) for name in files) else None
 
 
 def is_of_database(name: str) -> bool:
@@ -91,13 +122,17 @@ def forget(path: Path) -> None:
 
 def note_damage(path: Path, text: str) -> None:
     """Let every later open know that there is a table file which can't be compacted. Raises OSError."""
-    (path / _DAMAGE).write_text(text)
+    sealed.write(path / _DAMAGE, text)
 
 
 def known_damage(path: Path) -> str | None:
     """What `note_damage` was told. Raises OSError."""
-    file = path / _DAMAGE
-    return file.read_text(errors="replace") if file.exists() else None
+    try:
+        return str(sealed.read(path / _DAMAGE))
+    except FileNotFoundError:
+        return None
+    except ValueError:  # older versions wrote the text alone: a changed byte in it could accuse another file
+        return f"its cause can't be told: {_DAMAGE} is damaged, or of an older version"
 
 
 def is_headless(path: Path) -> bool:

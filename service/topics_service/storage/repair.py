@@ -2,32 +2,44 @@
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from rocksdict import Cache, DBRecoveryMode, Rdict
 
-from topics_service.storage import closing, verify, walcheck
+from topics_service.storage import closing, damagedfiles, tablelist, tablemend, tables, verify, walcheck
+from topics_service.storage.familyids import family_ids
 from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksStore, _name, _options, refuse_damage
 from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
 
 _CACHE_BYTES: Final = 16 << 20
 _LINKED: Final = ".sst"  # RocksDB never changes one
 _FAMILY: Final = re.compile(r'^\[CFOptions "(.+)"\]$', re.MULTILINE)
+_FAMILY_TABLES: Final = re.compile(r'^\[TableOptions/BlockBasedTable "(.+)"\]$', re.MULTILINE)  # the same, once more
 _STRICT: Final = DBRecoveryMode.tolerate_corrupted_tail_records()
 _LENIENT: Final = DBRecoveryMode.skip_any_corrupted_record()
 
 
 class Opened(NamedTuple):
     """The rows that can be read. `notes`: what had to be done for it, in words. `log_damaged`: writes at the end may be
-    missing. `lost`: tables that are gone or can't be read at all."""
+    missing. `lost`: tables that are gone, can't be read at all, or of which it is not known how far they went.
+    `revived`: in these families rows can be back whose range had been removed."""
 
     source: verify.DirectorySource
     notes: list[str]
     log_damaged: bool
     lost: list[str]
+    revived: frozenset[Family]
+
+
+class _Way(NamedTuple):
+    """What a way to open a directory came to: as Opened has it."""
+
+    notes: list[str]
+    lost: list[str]
+    revived: frozenset[Family] = frozenset()
 
 
 @contextmanager
@@ -43,7 +55,7 @@ def opened(path: Path, scratch: Path) -> Iterator[Opened]:
         _links(path, own)
         store: _ScratchStore | None = None
         try:
-            notes, lost = way(path, own)
+            done = way(path, own)
             store = _ScratchStore(own, _STRICT if way is _as_it_is else _LENIENT)
             found = store.get(Family.META, _FORMAT_KEY)
             if found not in (_FORMAT, None):
@@ -55,10 +67,10 @@ def opened(path: Path, scratch: Path) -> Iterator[Opened]:
             continue
         damage = walcheck.find_damage(path, whole=True) if failures else None
         if damage is not None:
-            notes.append(f"{damage}: what was written there is lost, what follows is not")
+            done.notes.append(f"{damage}: what was written there is lost, what follows is not")
         try:
             source = verify.DirectorySource(store, path, own, live=False)
-            yield Opened(source, failures[:1] + notes, damage is not None, lost)
+            yield Opened(source, failures[:1] + done.notes, damage is not None, done.lost, done.revived)
         finally:
             store.close()
         return
@@ -77,23 +89,44 @@ def _links(path: Path, own: Path) -> None:
             shutil.copyfile(file, own / file.name)
 
 
-def _as_it_is(path: Path, own: Path) -> tuple[list[str], list[str]]:
-    """As a server opens it."""
+def _as_it_is(path: Path, own: Path) -> _Way:
+    """As a server opens it, and every part of every table is sound."""
     refuse_damage(path)
-    return [], []
-
-
-def _past_damage(path: Path, own: Path) -> tuple[list[str], list[str]]:
-    """The log is replayed past its damage; everything else is there."""
-    damage = closing.find_damage(path)
+    damage = next(damagedfiles.damaged_tables(path), None)
     if damage is not None:
         raise StoreOpenError(damage)
-    if closing.is_headless(path):
-        raise StoreOpenError(f"the file {path / 'CURRENT'} is missing")
-    return [], []
+    return _Way([text for text in (closing.damaged_list(path),) if text is not None], [])
 
 
-def _rebuilt(path: Path, own: Path) -> tuple[list[str], list[str]]:
+def _past_damage(path: Path, own: Path) -> _Way:
+    """Tables are made readable, the log is replayed past its damage; everything else is there."""
+    notes = _make_current(path, own)
+    try:
+        listed = tablelist.live_tables(own)
+    except (OSError, ValueError) as error:
+        raise StoreOpenError(str(error).replace(str(own), str(path))) from None
+    mended = _mend_tables(path, own, {f"{number:06}.sst": facts for number, facts in listed.items()})
+    damage = closing.find_damage(own, but=mended.sizes)
+    if damage is not None:
+        raise StoreOpenError(damage.replace(str(own), str(path)))
+    resized = [
+        (facts, mended.sizes[name]) for number, facts in listed.items() if (name := f"{number:06}.sst") in mended.sizes
+    ]
+    tablelist.resize(tablelist.manifest_of(own), resized)
+    return _Way(notes + mended.way.notes, mended.way.lost, mended.way.revived)
+
+
+def _make_current(path: Path, own: Path) -> list[str]:
+    """Let CURRENT lead to the manifest, where there is one and it does not."""
+    damage = closing.current_damage(own)
+    manifests = list(own.glob("MANIFEST-*"))
+    if (damage is None and not closing.is_headless(own)) or len(manifests) != 1:
+        return []
+    (own / "CURRENT").write_text(f"{manifests[0].name}\n")
+    return [f"{path / 'CURRENT'} is made anew: it leads to {manifests[0].name}"]
+
+
+def _rebuilt(path: Path, own: Path) -> _Way:
     """Make another manifest, of the tables that are there and of the log."""
     known = closing.known_files(path)
     gone: list[str] = []
@@ -104,7 +137,8 @@ def _rebuilt(path: Path, own: Path) -> tuple[list[str], list[str]]:
         gone = [name for name in known if name.endswith(".sst") and not (own / name).exists()]
     for file in [*own.glob("MANIFEST-*"), own / "CURRENT"]:
         file.unlink(missing_ok=True)
-    notes = ["the manifest is made anew, of the tables that are there"]
+    mended = _mend_tables(path, own, {file.name: None for file in own.glob("*.sst")})
+    notes = [*mended.way.notes, "the manifest is made anew, of the tables that are there"]
     unknown = _make_families_known(own)
     if unknown is not None:
         notes.append(unknown)
@@ -112,8 +146,54 @@ def _rebuilt(path: Path, own: Path) -> tuple[list[str], list[str]]:
         Rdict.repair(str(own), _options(Family.META, Cache(_CACHE_BYTES), 0))
     except Exception as error:  # rocksdict raises bare Exception
         raise StoreOpenError(f"no manifest can be made of the tables: {error}") from error
-    lost = sorted({*gone, *(file.name for file in (own / "lost").glob("*.sst"))})
-    return [*notes, *(f"the table {name} is lost as a whole" for name in lost)], lost
+    lost = {*gone, *(file.name for file in (own / "lost").glob("*.sst"))}
+    notes += [f"the table {name} is lost as a whole" for name in sorted(lost)]
+    return _Way(notes, sorted(lost | {*mended.way.lost}), mended.way.revived)
+
+
+class _Mended(NamedTuple):
+    """The sizes of the tables that are made anew, by name."""
+
+    way: _Way
+    sizes: dict[str, int]
+
+
+def _mend_tables(path: Path, own: Path, listed: Mapping[str, tablelist.TableFacts | None]) -> _Mended:
+    """Put readable files in the place of tables that are damaged around their rows. What is known of them helps."""
+    notes, lost, revived, sizes = list[str](), list[str](), set[Family](), dict[str, int]()
+    for name, facts in sorted(listed.items()):
+        file = own / name
+        part = tables.damaged_part(file) if file.exists() else None
+        if part is None:
+            continue
+        mended = tablemend.mend(file.read_bytes(), None if facts is None else facts.last_key)
+        if mended is None:
+            continue
+        file.unlink()
+        file.write_bytes(mended.data)
+        sizes[name] = len(mended.data)
+        how = (
+            "one byte is put right"
+            if part == "range deletions" and not mended.ranges_lost
+            else "its rows are read without"
+        )
+        notes.append(f"the {part} of the table {path / name}: {how}")
+        if mended.end_lost:
+            notes.append(f"it is lost how many rows the table {path / name} had: it may have had more than can be read")
+            lost.append(name)
+        if mended.ranges_lost:
+            notes.append(f"the table {path / name} removed ranges of rows, and it is lost which")
+            revived |= _families_of(own, facts)
+    return _Mended(_Way(notes, lost, frozenset(revived)), sizes)
+
+
+def _families_of(own: Path, facts: tablelist.TableFacts | None) -> set[Family]:
+    """The family of a table; all of them if that is not known."""
+    try:
+        families = {number: family for family, number in family_ids(own).items()} if facts is not None else {}
+    except (OSError, ValueError):
+        families = {}
+    return {families[facts.family]} if facts is not None and facts.family in families else set(Family)
 
 
 def _make_families_known(own: Path) -> str | None:
@@ -123,8 +203,10 @@ def _make_families_known(own: Path) -> str | None:
     in the order of their numbers.
     """
     files = sorted(own.glob("OPTIONS-*"), key=lambda file: int(file.name.rpartition("-")[2].partition(".")[0]))
-    names = _FAMILY.findall(files[-1].read_text(errors="replace")) if files else []
-    if names[:1] != ["default"] or not set(names) <= {_name(family) for family in Family}:
+    text = files[-1].read_text(errors="replace") if files else ""
+    names = _FAMILY.findall(text)
+    known = {_name(family) for family in Family}
+    if names[:1] != ["default"] or not set(names) <= known or names != _FAMILY_TABLES.findall(text):
         return (
             "no OPTIONS file tells the families of rows in the write-ahead log: of those without a table they are lost"
         )
@@ -162,7 +244,8 @@ class _ScratchStore(RocksStore):
         try:
             self._db = Rdict(str(own), default, column_families=families)
         except Exception as error:  # rocksdict raises bare Exception
-            raise StoreOpenError(str(error)) from error
+            raise StoreOpenError(damagedfiles.named(own, str(error))) from error
+        self._path = own
         self._families = [self._db.get_column_family(_name(family)) for family in Family]
         self._handles = []
 

@@ -5,7 +5,6 @@ server starts.
 """
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from topics_service.storage import closing
+from topics_service.storage import closing, sealed
 
 _MARKER: Final = closing._REPAIR
 _WORK: Final = "repair"
@@ -42,11 +41,16 @@ class Swap:
         return self.work / _NEW
 
     def pending(self) -> str | None:
-        """The quarantine of a swap that was begun and is to be ended; None if there is none."""
+        """The quarantine of a swap that was begun and is to be ended; None if there is none.
+
+        Raises DamagedFileError: then it is not known which of the files are the old ones.
+        """
         try:
-            return str(json.loads((self._path / _MARKER).read_bytes())["quarantine"])
-        except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+            return str(sealed.read(self._path / _MARKER)["quarantine"])
+        except FileNotFoundError:
             return None
+        except (TypeError, KeyError):
+            raise sealed.DamagedFileError(f"the file {self._path / _MARKER} is damaged: it is no marker") from None
 
     def clear(self) -> None:
         """Remove what an earlier try has left that came not so far as to begin the swap."""
@@ -65,7 +69,7 @@ class Swap:
 
     def finish(self) -> None:
         """Move the old files to the quarantine and the new ones to their place, from wherever that stands."""
-        marker = json.loads((self._path / _MARKER).read_bytes())
+        marker = sealed.read(self._path / _MARKER)
         quarantine = self._path / marker["quarantine"]
         if marker["phase"] == "out":
             for file in sorted(self._path.iterdir()):
@@ -87,11 +91,7 @@ class Swap:
         _sync(self._path)
 
     def _mark(self, quarantine: str, phase: str) -> None:
-        new = self._path / f"{_MARKER}.tmp"
-        new.write_text(json.dumps({"quarantine": quarantine, "phase": phase}))
-        _sync(new)
-        new.replace(self._path / _MARKER)
-        _sync(self._path)
+        sealed.write(self._path / _MARKER, {"quarantine": quarantine, "phase": phase})
 
 
 @contextmanager

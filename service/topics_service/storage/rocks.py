@@ -3,11 +3,13 @@
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from rocksdict import (
     BlockBasedOptions,
     Cache,
+    ChecksumType,
     ColumnFamily,
     DBCompressionType,
     DBRecoveryMode,
@@ -18,7 +20,7 @@ from rocksdict import (
 )
 from rocksdict import WriteBatch as RawBatch
 
-from topics_service.storage import closing, damaged, keys, walarchive, walcheck
+from topics_service.storage import closing, damaged, damagedfiles, keys, tablelist, tables, walarchive, walcheck
 from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError, WriteBatch
 from topics_service.storage.walbatches import MOMENT_KEY
 from topics_service.storage.walfiles import WalFiles
@@ -28,6 +30,7 @@ log = logging.getLogger("topics.storage")
 _FORMAT_KEY = b"format"
 _FORMAT = b"topics-rocksdb-1"
 _SETTLE_SECONDS = 2.0
+_ERRORS = 64  # that are kept with the file that they are of
 _FOR_EVER = 1 << 40  # seconds: what is archived is removed by `walarchive.trim`
 _HELD_BACK = ("rocksdb.is-write-stopped", "rocksdb.actual-delayed-write-rate")
 _COMPACTING = "rocksdb.num-running-compactions"  # in the whole database
@@ -81,6 +84,7 @@ class RocksStore:
 
     _keeps_log = False
     _written_ms = 0
+    _path = Path()
 
     def __init__(
         self,
@@ -98,12 +102,14 @@ class RocksStore:
             path.mkdir(parents=True, exist_ok=True)
             fresh = not (path / "CURRENT").exists()
             refuse_damage(path)
-            damage = closing.known_damage(path)
+            damage, unknown = closing.known_damage(path), closing.damaged_list(path)
             keep_log = walarchive.line_of(path) is not None if keep_log is None else keep_log
         except (OSError, ValueError) as error:
             raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
         except StoreOpenError as error:
             raise StoreOpenError(f"can't open the data directory {path}: {error}") from None
+        if unknown is not None:
+            log.warning("%s: whether files are missing is not known", unknown)
         if damage is not None:
             log.error("%s is damaged, and its files are not compacted any more: %s", path, damage)
             for options in families.values():
@@ -115,8 +121,7 @@ class RocksStore:
         try:
             self._db = Rdict(str(path), whole, column_families=families)
         except Exception as error:  # rocksdict raises bare Exception
-            damage = walcheck.find_damage(path, whole=True) if "Corruption" in str(error) else None
-            why = str(error) if damage is None else f"{error}: {damage}"
+            why = damagedfiles.named(path, str(error))
             raise StoreOpenError(f"can't open the data directory {path}: {why}") from error
         self._families = [self._db.get_column_family(_name(family)) for family in Family]
         self._handles: list[ColumnFamily] = [self._db.get_column_family_handle(_name(family)) for family in Family]
@@ -137,7 +142,11 @@ class RocksStore:
         self.wal_switches = WalFiles(path).switches
 
     def _check_format(self, path: Path, *, fresh: bool) -> None:
-        found = self.get(Family.META, _FORMAT_KEY)
+        try:
+            found = self.get(Family.META, _FORMAT_KEY)
+        except StoreError as error:
+            self._release()
+            raise StoreOpenError(f"can't open the data directory {path}: {error}", error.file) from error
         if found is None and fresh:
             batch = self.batch()
             batch.put(Family.META, _FORMAT_KEY, _FORMAT)
@@ -164,9 +173,11 @@ class RocksStore:
         except Exception as error:  # rocksdict raises bare Exception
             if "Write stall" in str(error):
                 raise StoreStalledError(str(error)) from error
-            if "Corruption" in str(error):
-                self._note_damage(str(error))
-            raise StoreError(f"write failed: {error}") from error
+            if "Corruption" not in str(error):
+                raise StoreError(f"write failed: {error}") from error
+            why = self._named(str(error))
+            self._note_damage(why)
+            raise StoreError(f"write failed: {why}", damagedfiles.named_file(why)) from error
         if self._keeps_log:
             self._written_ms = now
 
@@ -189,7 +200,7 @@ class RocksStore:
         try:
             value: bytes | None = self._families[family].get(key)
         except Exception as error:  # rocksdict raises bare Exception
-            raise StoreError(f"read failed: {error}") from error
+            raise self._unread(str(error)) from error
         return value
 
     def floor(self, family: Family, key: bytes) -> tuple[bytes, bytes] | None:
@@ -197,7 +208,7 @@ class RocksStore:
         cursor = self._families[family].iter()
         cursor.seek_for_prev(key)
         if not cursor.valid():
-            why = damaged.error_of(cursor)
+            why = self.why(cursor)
             return None if why is None else damaged.floor(self._families[family], key, why)
         return cursor.key(), cursor.value()
 
@@ -211,7 +222,30 @@ class RocksStore:
                 return
             yield key, cursor.value()
             cursor.next()
-        _check(cursor)
+        why = self.why(cursor)
+        if why is not None:
+            raise self._unread(why)
+
+    def why(self, cursor: RdictIter) -> str | None:
+        """Why the cursor stands at no row, with the file that is damaged; None at the end of the rows."""
+        found = damaged.error_of(cursor)
+        return None if found is None else self._named(found)
+
+    @cached_property
+    def _errors(self) -> dict[str, str]:
+        return {}
+
+    def _unread(self, why: str) -> StoreError:
+        why = self._named(why)
+        return StoreError(f"read failed: {why}", damagedfiles.named_file(why))
+
+    def _named(self, why: str) -> str:
+        """The error with the file that is damaged. It takes milliseconds to find one, so it is done once for each."""
+        if why not in self._errors:
+            if len(self._errors) == _ERRORS:
+                self._errors.clear()
+            self._errors[why] = damagedfiles.named(self._path, why)
+        return self._errors[why]
 
     @property
     def next_sequence(self) -> int:
@@ -273,19 +307,13 @@ def refuse_damage(path: Path) -> None:
     if closing.is_headless(path):
         raise StoreOpenError(f"the file {path / 'CURRENT'} is missing, and there are files of a database")
     damage = closing.find_damage(path)
+    if damage is None and (path / "CURRENT").exists():
+        damage = tablelist.find_damage(path, closed=closing.is_closed(path))
     if damage is not None:
         raise StoreOpenError(damage)
     damage = walcheck.find_damage(path, whole=False)
     if damage is not None:
         raise StoreOpenError(f"{damage}, with intact records after it")
-
-
-def _check(cursor: RdictIter) -> None:
-    """Raise StoreError if the cursor ended at damage rather than at the end of the rows."""
-    try:
-        cursor.status()
-    except Exception as error:  # rocksdict raises bare Exception
-        raise StoreError(f"read failed: {error}") from error
 
 
 def _name(family: Family) -> str:
@@ -309,6 +337,8 @@ def _options(family: Family, cache: Cache, write_buffer_bytes: int) -> Options:
     options.set_bytes_per_sync(1 << 20)
     options.set_compression_type(DBCompressionType.lz4())
     table = BlockBasedOptions()
+    table.set_format_version(tables.FORMAT_VERSION)  # those that `tables` reads
+    table.set_checksum_type(ChecksumType.xxh3())
     table.set_block_cache(cache)
     table.set_cache_index_and_filter_blocks(True)
     if family in _BLOOMED:

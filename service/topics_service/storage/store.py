@@ -28,7 +28,12 @@ class Family(IntEnum):
 
 
 class StoreError(Exception):
-    """The store failed: what was asked for may not have happened and the cause will not go away by itself."""
+    """The store failed: what was asked for may not have happened and the cause will not go away by itself. `file` is
+    the name of the damaged file, where it is known."""
+
+    def __init__(self, text: str, file: str | None = None) -> None:
+        super().__init__(text)
+        self.file = file
 
 
 class StoreStalledError(Exception):

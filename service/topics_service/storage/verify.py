@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 from rocksdict import AccessType, Cache, Rdict, ReadOptions
 
-from topics_service.storage import damaged, walcheck
+from topics_service.storage import damaged, damagedfiles, tablelist
 from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksBatch, RocksStore, _name, _options, refuse_damage
 from topics_service.storage.secondary import SecondaryStore
 from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
@@ -22,7 +22,6 @@ _CACHE_BYTES: Final = 16 << 20
 _READAHEAD: Final = 1 << 20
 _FLOCK: Final = struct.Struct("hhqqi0q")  # struct flock of Linux, 64 bits
 _SST: Final = re.compile(r"\d+\.sst")
-_FILE: Final = re.compile(r"\d+\.(?:sst|log)|MANIFEST-\d+|OPTIONS-\d+|CURRENT|IDENTITY")
 
 
 class Damage(NamedTuple):
@@ -33,12 +32,6 @@ class Damage(NamedTuple):
     before: bytes | None
     why: str
     file: str | None
-
-
-def named_file(text: str) -> str | None:
-    """The file of a database that an error speaks of."""
-    found = _FILE.search(text)
-    return found and found[0]
 
 
 class Source(Protocol):
@@ -90,7 +83,7 @@ class DirectorySource:
                 yield last, cursor.value()
                 cursor.next()
                 continue
-            why = damaged.error_of(cursor)
+            why = self._store.why(cursor)
             if why is None:
                 return
             behind = damaged.seek_behind(rows, self._options, start if last is None else last)
@@ -114,6 +107,9 @@ def opened(path: Path) -> Iterator[DirectorySource]:
     scratch = Path(tempfile.mkdtemp(prefix="topics-verify-"))
     try:
         live = is_held(path)
+        damage = tablelist.find_damage(path, closed=False) if live else None
+        if damage is not None:  # RocksDB may never come back from it
+            raise StoreOpenError(damage)
         store: RocksStore = SecondaryStore(path, scratch) if live else _ReadOnlyStore(path, scratch)
         try:
             if isinstance(store, SecondaryStore):
@@ -168,9 +164,8 @@ class _ReadOnlyStore(RocksStore):
             access = AccessType.read_only()
             self._db = Rdict(str(scratch), families["default"], column_families=families, access_type=access)
         except Exception as error:  # rocksdict raises bare Exception
-            damage = walcheck.find_damage(path, whole=True) if "Corruption" in str(error) else None
-            why = str(error).replace(str(scratch), str(path))
-            raise StoreOpenError(why if damage is None else f"{why}: {damage}") from error
+            raise StoreOpenError(damagedfiles.named(path, str(error).replace(str(scratch), str(path)))) from error
+        self._path = scratch
         self._families = [self._db.get_column_family(_name(family)) for family in Family]
         self._handles = []
 

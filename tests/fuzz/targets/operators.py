@@ -91,6 +91,7 @@ def _setting(data: bytes) -> Any:
 
 def _closed(path: Path) -> Any:
     (path.parent / "CURRENT").write_text("MANIFEST-1\n")
+    (path.parent / "MANIFEST-1").touch()
     return closing.find_damage(path.parent), closing.known_files(path.parent)
 
 

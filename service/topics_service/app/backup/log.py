@@ -14,6 +14,7 @@ import msgspec
 from topics_service.app.backup.errors import AbsentError, LogError
 from topics_service.app.backup.manifest import LogPoint
 from topics_service.app.backup.target import Target
+from topics_service.storage import sealed
 
 LOG: Final = "log/"
 PIECE_BYTES: Final = 16 << 20
@@ -159,14 +160,15 @@ def content(target: Target, piece: Piece) -> bytes:
 
 def say_until(target: Target, line: str, ms: int, next_seq: int) -> None:
     """Write down that all of a line that was written until `ms` is archived: up to the row `next_seq`."""
-    target.put(f"{LOG}{line}/{_UNTIL}", msgspec.json.encode(_Until(ms, next_seq)))
+    target.put(f"{LOG}{line}/{_UNTIL}", sealed.encode(msgspec.json.encode(_Until(ms, next_seq))))
 
 
 def _until(target: Target, line: str, last: Piece) -> int:
     """Until when a line is archived that ends with this piece; 0 if nobody says, or there was more."""
     try:
-        said = msgspec.json.decode(b"".join(target.read(f"{LOG}{line}/{_UNTIL}")), type=_Until)
-    except (AbsentError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        data = sealed.decode(b"".join(target.read(f"{LOG}{line}/{_UNTIL}")), _UNTIL)
+        said = msgspec.json.decode(data, type=_Until)
+    except (AbsentError, ValueError, RecursionError):
         return 0
     return said.ms if last.next_seq >= said.next_seq else 0
 

@@ -33,12 +33,13 @@ class Doubts(Struct, frozen=True, kw_only=True):
 
     `jump`: so many seqs behind a head may have been handed out by writes that are lost. `heads`: for these logs a later
     write tells how far they were. `one_table`: all that is lost is one table, so that of a log's state and its blocks
-    one is as it was.
+    one is as it was. `revived`: in these families rows can be back that were removed by their range.
     """
 
     jump: int = 0
     heads: Mapping[int, int] = {}
     one_table: bool = False
+    revived: frozenset[Family] = frozenset()
 
 
 class Sink(Protocol):

@@ -24,8 +24,12 @@ def evidence(rows: Rows, ledger: Ledger) -> dict[int, int]:
     return found
 
 
-def save(rows: Rows, ledger: Ledger) -> None:
-    """Save the rows that speak of what is there. The states are final by now."""
+def save(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
+    """Save the rows that speak of what is there. The states are final by now.
+
+    Rows of `revived` families can be back that were removed by their range. Those of logs that are gone are left out in
+    any case; beside that, leases are removed so.
+    """
     for family, what, look in CHECKS:
         left_out: dict[int, int] = {}
         strange: set[int] = set()
@@ -39,6 +43,7 @@ def save(rows: Rows, ledger: Ledger) -> None:
                 last is None
                 or (s is not None and part.settled is not None and last > s.head)
                 or _is_gone(part, family, last)
+                or (family is Family.LEASES and family in revived and keys.read_u64(key, 8))
             ):
                 left_out[part.log_id] = left_out.get(part.log_id, 0) + 1
                 continue

@@ -57,8 +57,12 @@ def _copied(rows: Rows, dest: int, router: str, epoch: int) -> int:
         return 0
 
 
-def save_groups(rows: Rows, ledger: Ledger) -> None:
-    """Save groups, their members and positions."""
+def save_groups(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
+    """Save groups, their members and positions; none whose family is among `revived`: those that were deleted can't be
+    told from the others then, and must not come back."""
+    if Family.GROUPS in revived:
+        rows.tell("lost", "groups and their positions: which of them were deleted can't be read any more")
+        return
     places = {(part.number, part.partition): part for part in ledger.parts.values()}
     found: dict[int, str] = {}
     members: list[tuple[bytes, bytes]] = []
@@ -85,6 +89,9 @@ def save_groups(rows: Rows, ledger: Ledger) -> None:
             rows.put(Family.GROUPS, key, value)
         else:
             rows.tell("dropped", f"the members of group {keys.read_u64(key)}, which is gone")
+    if Family.POSITIONS in revived:
+        rows.tell("lost", "positions of groups: which of them were deleted can't be read any more")
+        return
     for key, value in rows.of(Family.POSITIONS):
         try:
             number, epoch, partition = read_position_key(key)

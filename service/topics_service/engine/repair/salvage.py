@@ -60,9 +60,9 @@ class Salvage:
             if log_id in ledger.derived:
                 known[log_id] = max(known.get(log_id, 0), ceiling)
         self._records(ledger, doubts, known)
-        beside.save(rows, ledger)
+        beside.save(rows, ledger, self._end.revived)
         links.save_routers(rows, ledger)
-        links.save_groups(rows, ledger)
+        links.save_groups(rows, ledger, self._end.revived)
         catalog.facts(rows, ledger)
         return Saved(
             topics=len({part.number for part in ledger.parts.values()}),

@@ -1,0 +1,67 @@
+"""Which file of a data directory is damaged, for when RocksDB does not say it or does not look."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from topics_service.storage import closing, tablelist, tables, walcheck
+
+_FILE: Final = re.compile(
+    r"\d+\.(?:sst|log)|MANIFEST-\d+|OPTIONS-\d+|CURRENT|IDENTITY|topics-[a-z]+\.(?:json|txt)|rocksdict-config\.json"
+)
+
+_BLAME: Final = re.compile(r"\s*The file \S+ may be corrupted\.?")
+
+
+def named_file(text: str) -> str | None:
+    """The file of a database that an error speaks of."""
+    found = _FILE.search(text)
+    return found and found[0]
+
+
+def named(path: Path, why: str) -> str:
+    """An error of RocksDB on the database in `path`, with the file that is damaged where its words name none.
+
+    It blames the manifest for any damage that it meets when it opens a database: that is left out where it is a table.
+    """
+    if "Corruption" not in why:
+        return why
+    own = _BLAME.sub("", why)
+    if named_file(own) is not None:
+        return own
+    try:
+        found = next(damaged_tables(path), None)
+        if found is None and own == why:
+            found = walcheck.find_damage(path, whole=True)
+    except OSError:
+        return why
+    return why if found is None else f"{own}: {found}"
+
+
+def damaged_files(path: Path) -> Iterator[str]:
+    """What is wrong with files that don't keep a database from being opened, each named. Raises OSError."""
+    damage = closing.damaged_list(path)
+    if damage is not None:
+        yield damage
+    yield from damaged_tables(path)
+
+
+def damaged_tables(path: Path) -> Iterator[str]:
+    """The tables of the database that are damaged around their rows, with the part that is. Raises OSError."""
+    for name in _tables(path):
+        try:
+            part = tables.damaged_part(path / name)
+        except FileNotFoundError:  # compacted away meanwhile
+            continue
+        if part is not None:
+            yield f"the table {path / name} is damaged: its {part} can't be read"
+
+
+def _tables(path: Path) -> list[str]:
+    try:
+        return [f"{number:06}.sst" for number in sorted(tablelist.live_tables(path))]
+    except FileNotFoundError:  # another manifest is put in its place just now
+        return []
+    except ValueError:
+        return sorted(file.name for file in path.glob("*.sst"))
