@@ -18,7 +18,7 @@ _REPAIR: Final = "topics-repair.json"
 _PATTERNS: Final = ("MANIFEST-*", "*.sst", "*.log")
 _OF_DATABASE: Final = re.compile(
     r"\d+\.(?:sst|log|blob)|MANIFEST-\d+|OPTIONS-\d+(?:\.dbtmp)?|CURRENT|IDENTITY|LOG(?:\.old\.\d+)?|rocksdict-config\.json"
-    rf"|{re.escape(_NAME)}|{re.escape(_DAMAGE)}|topics-log\.json"
+    rf"|{re.escape(_NAME)}|{re.escape(_DAMAGE)}|topics-log\.json|topics-wal-end"
 )
 
 
@@ -68,6 +68,15 @@ def find_damage(path: Path) -> str | None:
         if file.stat().st_size != size:
             return f"the file {file} has {file.stat().st_size} bytes, and had {size} when it was closed"
     return None
+
+
+def is_closed(path: Path) -> bool:
+    """Whether the database is as it was closed, so that all it has is in tables. Raises OSError."""
+    try:
+        known = json.loads((path / _NAME).read_bytes())
+        return bool((path / "CURRENT").read_text() == known["current"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+        return False
 
 
 def known_files(path: Path) -> frozenset[str] | None:

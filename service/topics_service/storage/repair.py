@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 
 from rocksdict import Cache, DBRecoveryMode, Rdict
 
-from topics_service.storage import closing, verify, walcheck
-from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksStore, _name, _options, refuse_damage
+from topics_service.storage import closing, verify, walaside, walcheck
+from topics_service.storage.boot import boot_id
+from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksStore, _name, _options, find_damage
 from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
 
 _CACHE_BYTES: Final = 16 << 20
@@ -53,7 +54,7 @@ def opened(path: Path, scratch: Path) -> Iterator[Opened]:
                 store.close()
             failures.append(str(error).replace(str(own), str(path)))
             continue
-        damage = walcheck.find_damage(path, whole=True) if failures else None
+        damage = _log_damage(path) if failures else None
         if damage is not None:
             notes.append(f"{damage}: what was written there is lost, what follows is not")
         try:
@@ -79,8 +80,23 @@ def _links(path: Path, own: Path) -> None:
 
 def _as_it_is(path: Path, own: Path) -> tuple[list[str], list[str]]:
     """As a server opens it."""
-    refuse_damage(path)
+    broken = find_damage(path, boot_id())
+    if broken is not None:
+        walaside.set_aside(own, broken)
     return [], []
+
+
+def _log_damage(path: Path) -> str | None:
+    """What is wrong with the write-ahead log, in words, that a start would not pass over."""
+    if closing.is_closed(path):
+        return None
+    if not walcheck.needed_by(path).families:
+        return walcheck.named_damage(path)
+    try:
+        walcheck.find_break(path, boot_id())
+    except walcheck.LostLogError as error:
+        return str(error)
+    return None
 
 
 def _past_damage(path: Path, own: Path) -> tuple[list[str], list[str]]:
