@@ -192,7 +192,7 @@ class RocksStore:
         """All that the logs had is in tables now, and a new log is begun."""
         first, next_seq = max(number for number, _ in walarchive.numbered(path)), self.next_sequence
         walmark.write(path, walmark.Mark(boot_id, first, next_seq, written=next_seq, synced=next_seq))
-        self._ends = walmark.Ends(path)
+        self._ends = walmark.Ends(path, first)
 
     def batch(self) -> RocksBatch:
         """See Store."""

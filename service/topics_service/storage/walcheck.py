@@ -20,6 +20,7 @@ from topics_service.storage.walbatches import Batch, batches
 from topics_service.storage.walmark import Mark
 from topics_service.storage.walrecords import has_record, mapped, stop_behind
 
+_NEVER: Final = 1 << 64
 _THE_LOG: Final = "the write-ahead log"
 
 
@@ -120,16 +121,15 @@ def _begun(needed: Manifest, mark: Mark) -> int:
 
 
 def _missing(directory: Path, needed: Manifest, mark: Mark, logs: list[tuple[int, Path]], found: Read) -> Break | None:
-    """The log that has to be the first one, and is not there."""
-    begun = _begun(needed, mark)
-    if found.first_seq is not None and found.first_seq > begun:
-        number = logs[0][0]
-        text = f"{_THE_LOG} {logs[0][1]} begins with row {found.first_seq} at byte 0, in place of {begun} at most"
-        return Break(number, 0, None, text)
+    """The log that has to be the first one, where it or its beginning is not there."""
     wanted = max(needed.first_log, mark.first)
-    if wanted in dict(logs):
-        return None
-    return Break(wanted, 0, None, f"{_THE_LOG} {directory / _name(wanted)} is missing")
+    path = directory / f"{wanted:06}.log"
+    if wanted not in dict(logs):
+        return Break(wanted, 0, None, f"{_THE_LOG} {path} is missing")
+    begun = min(_begun(needed, mark), mark.begins.get(wanted, _NEVER))
+    if found.first_seq is not None and found.first_seq > begun:
+        return Break(wanted, 0, None, f"{_THE_LOG} {path} has no row before {found.first_seq}, and began with {begun}")
+    return None
 
 
 def _ends_early(directory: Path, found: Read, end: int, wanted: int) -> str:
@@ -192,7 +192,3 @@ def _gap(number: int, path: Path, stop: int, found: Read, batch: Batch) -> Break
     at = f"{_THE_LOG} {path} goes on with row {batch.seq} at byte {stop}"
     text = f"{at}, in place of {found.next_seq}; what came before ends in {found.end}"
     return Break(number, stop, found.next_seq, text)
-
-
-def _name(number: int) -> str:
-    return f"{number:06}.log"
