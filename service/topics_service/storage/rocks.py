@@ -146,10 +146,14 @@ class RocksStore:
         self._write_options.no_slowdown = True
         self._path = path
         self._keeps_log = keep_log
+        try:
+            self._mark_begin(path, boot_id)
+        except OSError as error:
+            self._release()
+            raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
         self._check_format(path, fresh=fresh)
         try:
             closing.forget(path)
-            self._mark_begin(path, boot_id)
             if keep_log:
                 walarchive.begin(path)
             else:

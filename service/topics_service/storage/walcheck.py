@@ -26,11 +26,11 @@ _THE_LOG: Final = "the write-ahead log"
 
 class Break(NamedTuple):
     """Where the logs stop being what was written. `number`: of the log file, which may not be there. `keep`: so many of
-    its bytes are whole batches. `next_seq`: the row that should come next; None if no row was read before."""
+    its bytes are whole batches. `next_log`: the first that was begun behind the row that is missing."""
 
     number: int
     keep: int
-    next_seq: int | None
+    next_log: int
     text: str
 
 
@@ -79,7 +79,7 @@ def find_break(directory: Path, boot: str) -> Break | None:
         _check_killed(directory, mark, logs, found, missing, end)
         return None
     broken = missing or found.broken
-    if end < mark.synced or (broken is not None and any(first > broken.number for first in needed.logs.values())):
+    if end < mark.synced or (broken is not None and any(first >= broken.next_log for first in needed.logs.values())):
         why = broken.text if broken is not None else _ends_early(directory, found, end, mark.synced)
         raise LostLogError(f"{why}; what follows was synced before the machine went down")
     return broken
@@ -125,10 +125,14 @@ def _missing(directory: Path, needed: Manifest, mark: Mark, logs: list[tuple[int
     wanted = max(needed.first_log, mark.first)
     path = directory / f"{wanted:06}.log"
     if wanted not in dict(logs):
-        return Break(wanted, 0, None, f"{_THE_LOG} {path} is missing")
-    begun = min(_begun(needed, mark), mark.begins.get(wanted, _NEVER))
+        return Break(wanted, 0, wanted + 1, f"{_THE_LOG} {path} is missing")
+    begun = mark.first_seq if wanted == mark.first else min(_begun(needed, mark), mark.begins.get(wanted, _NEVER))
     if found.first_seq is not None and found.first_seq > begun:
-        return Break(wanted, 0, None, f"{_THE_LOG} {path} has no row before {found.first_seq}, and began with {begun}")
+        if found.torn and found.torn[0].number == wanted:
+            return found.torn[0].broken
+        return Break(
+            wanted, 0, wanted + 1, f"{_THE_LOG} {path} has no row before {found.first_seq}, and began with {begun}"
+        )
     return None
 
 
@@ -178,7 +182,7 @@ def read(logs: list[tuple[int, Path]]) -> Read:
             text = f"{_THE_LOG} {path} is {'cut' if wrong.torn else 'damaged'} at byte {wrong.at}"
             if found.next_seq is not None:
                 text = f"{text}, behind row {found.next_seq - 1}"
-            broken = Break(number, stop, found.next_seq, text)
+            broken = Break(number, stop, number + 1, text)
             if not wrong.torn:
                 found.broken = broken
                 found.ragged = number == logs[-1][0] and not has_record(data, wrong.at + 1)
@@ -191,4 +195,4 @@ def read(logs: list[tuple[int, Path]]) -> Read:
 def _gap(number: int, path: Path, stop: int, found: Read, batch: Batch) -> Break:
     at = f"{_THE_LOG} {path} goes on with row {batch.seq} at byte {stop}"
     text = f"{at}, in place of {found.next_seq}; what came before ends in {found.end}"
-    return Break(number, stop, found.next_seq, text)
+    return Break(number, stop, number + 1 if stop else number, text)
