@@ -49,11 +49,13 @@ def make_killed(work_dir: Path, *, classes: Mapping[str, str] | None = None) -> 
             durability = (classes or {}).get(name, name if name in ("fsync", "memory") else "disk")
             client.put_topic(name, TopicConfig(durability=durability))
         append(client, "quiet", *(b"quiet %d" % number for number in range(20)))
-        for number in range(1200):
+        for number in range(900):
             name = source.choice(("disk", "memory", "fsync")) if number % 10 else "fsync"
             append(client, name, *(source.randbytes(source.randrange(1, 60)) for _ in range(source.randrange(1, 4))))
             if number % 3 == 0:
                 append(client, "large", source.randbytes(source.choice((9000, 33_000))))
+        for number in range(20):  # not synced
+            append(client, "disk", b"last %d" % number)
         server.kill()
     return Killed(server.data_dir, acked)
 

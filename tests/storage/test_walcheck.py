@@ -197,6 +197,20 @@ def test_a_mark_costs_nothing_that_is_there(killed: Path, tmp_path: Path) -> Non
     assert count(path) == 91
 
 
+def test_a_mark_of_before_another_version_is_none(killed: Path, tmp_path: Path) -> None:
+    """One that makes none has opened the directory since, written to it, and was killed."""
+    store = RocksStore(copy(killed, tmp_path / "copy"), boot_id=BOOT)
+    mark = (tmp_path / "copy" / walmark.NAME).read_bytes()
+    store._release()
+    store = RocksStore(tmp_path / "copy", boot_id=BOOT)
+    put(store, 120)
+    older = copy(tmp_path / "copy", tmp_path / "older")
+    store.close()
+    (older / walmark.NAME).write_bytes(mark)
+    assert walmark.read(older) is None
+    assert count(older) == 121
+
+
 # --------------------------------------------------------------------- kills in a start
 
 

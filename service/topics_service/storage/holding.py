@@ -3,6 +3,7 @@
 import fcntl
 import os
 import struct
+import weakref
 from pathlib import Path
 from typing import Final
 
@@ -26,19 +27,18 @@ def is_held(path: Path) -> bool:
 
 
 class Hold:
-    """A lock on a directory, of one object: also another one in this process does not get it."""
+    """A lock on a directory that one object has, in this process or another, for as long as it lives."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError; BlockingIOError when somebody has it."""
-        self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        self._close = weakref.finalize(self, os.close, handle)
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(self._handle)
+            self._close()
             raise
 
     def release(self) -> None:
         """Let it go; once more does nothing."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        self._close()

@@ -118,8 +118,8 @@ class RocksStore:
         try:
             path.mkdir(parents=True, exist_ok=True)
             fresh = not (path / "CURRENT").exists()
-            if self._take(path):
-                _prepare(path, boot_id)
+            self._take(path)
+            _prepare(path, boot_id)
             damage = closing.known_damage(path)
             keep_log = walarchive.line_of(path) is not None if keep_log is None else keep_log
         except (OSError, ValueError) as error:
@@ -174,15 +174,16 @@ class RocksStore:
             self._release()
             raise StoreOpenError(f"the data directory {path} has the format {found!r}, this server reads {_FORMAT!r}")
 
-    def _take(self, path: Path) -> bool:
-        """Whether nobody has the directory; if somebody has, RocksDB is to say so."""
+    def _take(self, path: Path) -> None:
+        """Keep others out while the logs are looked at, and cut."""
         try:
             self._hold = Hold(path)
         except BlockingIOError:
-            return False
+            raise StoreOpenError("the lock is held: it is open already") from None
         except OSError:
             pass  # a file system without such locks
-        return not is_held(path)
+        if is_held(path):
+            raise StoreOpenError("the lock is held by another process")
 
     def _let_go(self) -> None:
         if self._ends is not None:
@@ -195,7 +196,9 @@ class RocksStore:
     def _mark_begin(self, path: Path, boot_id: str) -> None:
         """All that the logs had is in tables now, and a new log is begun."""
         first, next_seq = max(number for number, _ in walarchive.numbered(path)), self.next_sequence
-        walmark.write(path, walmark.Mark(boot_id, first, next_seq, written=next_seq, synced=next_seq))
+        mark = walmark.Mark(boot_id, first, next_seq, written=next_seq, synced=next_seq)
+        mark.manifest = (path / "CURRENT").read_text()
+        walmark.write(path, mark)
         self._ends = walmark.Ends(path, first)
 
     def batch(self) -> RocksBatch:
@@ -219,7 +222,7 @@ class RocksStore:
                 self._note_damage(str(error))
             raise StoreError(f"write failed: {error}") from error
         if self._ends is not None:
-            self._ends.wrote(self.next_sequence)
+            self._ends.wrote(self._db.latest_sequence_number() + 1)
         if self._keeps_log:
             self._written_ms = now
 

@@ -1,7 +1,7 @@
 """How far the write-ahead log was written and synced, in a file beside it: so a log that ends too soon is told from one
 that a killed process left behind.
 
-The numbers are written to memory that the file is mapped to, so they outlive the process, and cost a write 0.3 us. A
+The numbers are written to memory that the file is mapped to, so they outlive the process, and cost a write less than 1 us. A
 power cut can take them back, never put them ahead of what was synced. All numbers of rows are RocksDB's sequence
 numbers; an end is the one behind the last row.
 """
@@ -22,14 +22,14 @@ from topics_service.storage.walbatches import batches
 NAME: Final = "topics-wal-end"
 _SLOTS: Final = 64  # of logs that are remembered; no more than a few are needed at a time
 _NUMBERS: Final = struct.Struct(f"={2 + 2 * _SLOTS}Q")  # written, synced; then of each log its number and its first row
-_LOOK: Final = 8  # writes between two looks for a new log
+_LOOK: Final = 32  # writes between two looks for a new log
 _BEGINNING: Final = 64 << 10
 
 
 class Mark(Struct):
     """What it says. `boot`: in which the log was written. `first`: the log file that was begun when the database was
     opened last, with the row `first_seq`. `starting`: the newest log file before an open that did not come to its end,
-    0 if none. `begins`: the first rows of the logs since.
+    0 if none. `begins`: the first rows of the logs since. `manifest`: what CURRENT named then.
     """
 
     boot: str
@@ -39,6 +39,7 @@ class Mark(Struct):
     written: int = 0
     synced: int = 0
     begins: dict[int, int] = {}
+    manifest: str = ""
 
 
 class _Facts(Struct):
@@ -46,18 +47,23 @@ class _Facts(Struct):
     first: int
     first_seq: int
     starting: int
+    manifest: str
 
 
 def read(directory: Path) -> Mark | None:
-    """The mark of a directory; None if it has none that can be read. Raises OSError."""
+    """The mark of a directory; None if it has none that can be read, and where something else has opened the database
+    since: another version, that made none. Raises OSError."""
     try:
         data = (directory / NAME).read_bytes()
         written, synced, *slots = _NUMBERS.unpack_from(data)
         facts = msgspec.json.decode(data[_NUMBERS.size :], type=_Facts)
+        current = (directory / "CURRENT").read_text()
     except (FileNotFoundError, struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    if not facts.starting and facts.manifest != current:
+        return None
     begins = {number: seq for number, seq in zip(slots[::2], slots[1::2], strict=True) if number}
-    return Mark(facts.boot, facts.first, facts.first_seq, facts.starting, written, synced, begins)
+    return Mark(facts.boot, facts.first, facts.first_seq, facts.starting, written, synced, begins, facts.manifest)
 
 
 def write(directory: Path, mark: Mark) -> None:
@@ -67,7 +73,7 @@ def write(directory: Path, mark: Mark) -> None:
     part = directory / f"{NAME}.tmp"
     with part.open("wb") as file:
         file.write(_NUMBERS.pack(mark.written, mark.synced, *slots))
-        file.write(msgspec.json.encode(_Facts(mark.boot, mark.first, mark.first_seq, mark.starting)))
+        file.write(msgspec.json.encode(_Facts(mark.boot, mark.first, mark.first_seq, mark.starting, mark.manifest)))
         file.flush()
         os.fsync(file.fileno())
     part.replace(directory / NAME)
@@ -89,7 +95,7 @@ class Ends:
         self._numbers = memoryview(self._map).cast("Q")
         self._newest = newest
         self._slot = 0
-        self._writes = 0
+        self._writes = _LOOK
         self._size = -1
         self._log = -1
         self._open_newest()
@@ -97,9 +103,9 @@ class Ends:
     def wrote(self, next_seq: int) -> None:
         """Every row before this one is written."""
         self._numbers[0] = next_seq  # one store: a kill leaves the old number or the new one
-        self._writes += 1
-        if self._writes == _LOOK:
-            self._writes = 0
+        self._writes -= 1
+        if not self._writes:
+            self._writes = _LOOK
             with suppress(OSError):  # that the directory is gone is found out elsewhere
                 self._look()
 

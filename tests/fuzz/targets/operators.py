@@ -18,7 +18,7 @@ from topics_service.app.backup.errors import BackupError
 from topics_service.app.keys import KeysError
 from topics_service.app.settings import SettingsError
 from topics_service.app.tls import TlsError
-from topics_service.storage import closing, walarchive, walcheck
+from topics_service.storage import closing, repair_wal, walarchive, walcheck, walmark
 from topics_service.storage.repair_swap import Swap
 
 _APP: Final = "topics_service.app"
@@ -87,6 +87,11 @@ def _setting(data: bytes) -> Any:
         except SettingsError as error:
             made.append(error)
     return made
+
+
+def _marked(path: Path) -> Any:
+    (path.parent / "CURRENT").write_text("MANIFEST-1\n")
+    return walmark.read(path.parent)
 
 
 def _closed(path: Path) -> Any:
@@ -166,13 +171,14 @@ TARGETS = (
         cost=5,
         decode=_file(
             "wal/1.log",
-            lambda path: (
-                walcheck.find_damage(path.parent, whole=False),
-                walcheck.find_damage(path.parent, whole=True),
-            ),
+            lambda path: (walcheck.read([(1, path)]).broken, repair_wal.what_is_left(path.parent).lost_rows),
         ),
         samples=[log_of(b"x" * 50, b"y" * 300, b""), log_of(b"z" * 3000)],
-        covers=("topics_service.storage.walcheck:intact",),
+        covers=(
+            "topics_service.storage.walrecords:intact",
+            "topics_service.storage.walrecords:_is_cut",
+            "topics_service.storage.walbatches:batch_of",
+        ),
     ),
     Target(
         name="list of files at a clean end",
@@ -186,6 +192,13 @@ TARGETS = (
         ],
         growth=1000,
         covers=("topics_service.storage.closing:find_damage", "topics_service.storage.closing:known_files"),
+    ),
+    Target(
+        name="end of the write-ahead log",
+        cost=5,
+        decode=_file(f"mark/{walmark.NAME}", _marked),
+        samples=[bytes(walmark._NUMBERS.size) + b'{"boot":"x","first":4,"first_seq":2,"starting":1,"manifest":"x"}'],
+        covers=("topics_service.storage.walmark:read",),
     ),
     Target(
         name="line of a log archive",
