@@ -306,7 +306,8 @@ class Archived:
 
     @property
     def pieces(self) -> list[Path]:
-        return sorted((self.path / "target").rglob("*.wal"))
+        """Those behind the first backup: one is older."""
+        return sorted((self.path / "target").rglob("*.wal"))[1:]
 
     def damage(self) -> str:
         (found,) = pointintime.verify(self.target)
