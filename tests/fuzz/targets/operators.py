@@ -19,6 +19,7 @@ from topics_service.app.keys import KeysError
 from topics_service.app.settings import SettingsError
 from topics_service.app.tls import TlsError
 from topics_service.storage import closing, repair_wal, walarchive, walcheck, walmark
+from topics_service.storage import manifest as database
 from topics_service.storage.repair_swap import Swap
 
 _APP: Final = "topics_service.app"
@@ -96,7 +97,12 @@ def _marked(path: Path) -> Any:
 
 def _closed(path: Path) -> Any:
     (path.parent / "CURRENT").write_text("MANIFEST-1\n")
-    return closing.find_damage(path.parent), closing.known_files(path.parent)
+    return closing.find_damage(path.parent), closing.known_files(path.parent), closing.is_closed(path.parent)
+
+
+def _database(path: Path) -> Any:
+    (path.parent / "CURRENT").write_text(path.name)
+    return database.read(path.parent)
 
 
 _PEM = b"-----BEGIN CERTIFICATE-----\nMIIBAgMEBQYH\n-----END CERTIFICATE-----\n"
@@ -191,7 +197,24 @@ TARGETS = (
             b"[" * 100_000,
         ],
         growth=1000,
-        covers=("topics_service.storage.closing:find_damage", "topics_service.storage.closing:known_files"),
+        covers=(
+            "topics_service.storage.closing:find_damage",
+            "topics_service.storage.closing:known_files",
+            "topics_service.storage.closing:is_closed",
+        ),
+    ),
+    Target(
+        name="manifest of the database",
+        cost=5,
+        decode=_file("manifest/MANIFEST-1", _database),
+        errors=(ValueError,),
+        samples=[
+            log_of(
+                b"\x01\x05bytes\x02\x04\x04\x09\xc8\x01\x05\xc9\x01\x06blocks",
+                b"\x67\x00\x08\x64\x01a\x01b\x02\x09\x05\x01\x00\x01\x0a\x04\xac\x02\x00\xc8\x01\x05",
+            )
+        ],
+        covers=("topics_service.storage.manifest:read",),
     ),
     Target(
         name="end of the write-ahead log",
