@@ -45,13 +45,13 @@ class _Torn(NamedTuple):
 
 class Read(Struct):
     """What was read: where the whole log ends, the file and byte of that end, the first break, the ends within a record
-    that the next file goes on behind (or nothing does), and whether the break is an end that nothing intact follows."""
+    that the next file goes on behind (or nothing does), and where the newest file is damaged, if the break is that."""
 
     first_seq: int | None = None
     next_seq: int | None = None
     end: str = ""
     broken: Break | None = None
-    ragged: bool = False
+    damaged: tuple[Path, int] | None = None
     torn: list[_Torn] = []
 
 
@@ -142,9 +142,15 @@ def _ends_early(directory: Path, found: Read, end: int, wanted: int) -> str:
 
 
 def _check_unmarked(found: Read) -> None:
-    """A version that made no mark has written them, or they are of a copy."""
-    if found.broken is not None and not found.ragged:
-        raise LostLogError(found.broken.text)
+    """A version that made no mark has written them, or they are of a copy: the newest may end in anything."""
+    if found.broken is None:
+        return
+    if found.damaged is not None:
+        path, at = found.damaged
+        with mapped(path) as data:
+            if not has_record(data, at + 1):
+                return
+    raise LostLogError(found.broken.text)
 
 
 def _check_killed(
@@ -185,7 +191,7 @@ def read(logs: list[tuple[int, Path]]) -> Read:
             broken = Break(number, stop, number + 1, text)
             if not wrong.torn:
                 found.broken = broken
-                found.ragged = number == logs[-1][0] and not has_record(data, wrong.at + 1)
+                found.damaged = (path, wrong.at) if number == logs[-1][0] else None
                 return found
             before = _Torn(number, broken)
             found.torn.append(before)

@@ -1,9 +1,9 @@
 """How far the write-ahead log was written and synced, in a file beside it: so a log that ends too soon is told from one
 that a killed process left behind.
 
-The numbers are written to memory that the file is mapped to, so they outlive the process, and cost a write less than 1 us. A
-power cut can take them back, never put them ahead of what was synced. All numbers of rows are RocksDB's sequence
-numbers; an end is the one behind the last row.
+The numbers are written to memory that the file is mapped to, so they outlive the process, and cost a write less than
+1 us. A power cut can take them back, never put them ahead of what was synced. All numbers of rows are RocksDB's
+sequence numbers; an end is the one behind the last row.
 """
 
 import mmap
