@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from topics_service.app.backup import creation, inventory, log, moments, shipping
+from topics_service.app.backup import creation, inventory, log, moments, pointintime, shipping
 from topics_service.app.backup.errors import BackupError
 from topics_service.app.backup.log import PIECE_BYTES, Piece
 from topics_service.app.backup.manifest import LogPoint
@@ -267,3 +267,131 @@ def test_a_backup_goes_on_only_with_a_log_that_leaves_nothing_out() -> None:
     assert run.behind(LogPoint("line", 10, 13, 0)) is None
     assert log.Run([second, third], 100).behind(LogPoint("line", 4, 3, 0)) is None
     assert log.Run([third], 100).behind(LogPoint("line", 6, 7, 0)) is None
+
+
+class Archived:
+    """A backup, and the log behind it in nine pieces of three files; the server's own is trimmed when it is told to."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path, self.clock = path, clock
+        self.target = Folder(path / "target")
+        self.store = RocksStore(path / "data", keep_log=True)
+        self.backup()
+        for _ in range(3):
+            for _ in range(3):
+                self.ship()
+            self.switch()
+
+    def backup(self) -> None:
+        self.clock.ms += 1000
+        cp = self.path / "data" / "checkpoints" / str(self.clock.ms)
+        checkpoint.create(self.store, cp)
+        creation.create(self.target, cp, self.clock.ms, self.path / "data")
+
+    def switch(self) -> None:
+        """The next write goes to another file."""
+        for family in self.store.families:
+            family.flush(True)
+
+    def ship(self) -> shipping.Shipped:
+        for _ in range(2):
+            self.clock.ms += 1
+            put(self.store, Family.BLOCKS, keys.u64(self.clock.ms), bytes(100))
+        return shipping.ship(self.target, self.path / "data")
+
+    def trim(self) -> None:
+        """The server removes what it has of log."""
+        self.switch()
+        walarchive.trim(self.path / "data", 0, 0)
+
+    @property
+    def pieces(self) -> list[Path]:
+        """Those behind the first backup: one is older."""
+        return sorted((self.path / "target").rglob("*.wal"))[1:]
+
+    def damage(self) -> str:
+        (found,) = pointintime.verify(self.target)
+        return found.damage
+
+
+@pytest.fixture
+def archived(tmp_path: Path, clock: Clock) -> Any:
+    made = Archived(tmp_path, clock)
+    yield made
+    made.store.close()
+
+
+def test_verify_misses_every_piece_that_is_gone(archived: Archived) -> None:
+    """The first, each in the middle, and the last, which the archive says there was; and all of them."""
+    assert archived.damage() == ""
+    pieces = archived.pieces
+    assert len(pieces) == 9
+    assert len({path.name[:12] for path in pieces}) == 3
+    for path in pieces:
+        whole = path.read_bytes()
+        path.unlink()
+        assert "the archived log" in archived.damage(), path.name
+        path.write_bytes(whole)
+    assert archived.damage() == ""
+    for number in range(0, 9, 3):  # whole files
+        gone = {path: path.read_bytes() for path in pieces[number : number + 3]}
+        for path in gone:
+            path.unlink()
+        assert "the archived log" in archived.damage()
+        for path, whole in gone.items():
+            path.write_bytes(whole)
+    for path in pieces:
+        path.unlink()
+    assert "had been archived to row" in archived.damage()
+
+
+def test_verify_finds_what_is_cut_changed_or_in_the_place_of_another(archived: Archived) -> None:
+    pieces = archived.pieces
+    for number, path in enumerate(pieces):
+        whole, other = path.read_bytes(), pieces[number - 1].read_bytes()
+        for data in (whole[:-1], b"", whole + whole, whole[:50] + b"?" + whole[51:], other):
+            path.write_bytes(data)
+            assert path.name in archived.damage()
+        path.write_bytes(whole)
+    assert archived.damage() == ""
+
+
+def test_pieces_that_are_there_twice_or_overlap_are_no_damage(archived: Archived) -> None:
+    """Two have archived at once: any way through will do, as long as each piece is what it says."""
+    first, second = (log.piece_of(f"log/{path.parent.name}/{path.name}") for path in archived.pieces[:2])
+    assert first is not None
+    assert second is not None
+    both = log.content(archived.target, first) + log.content(archived.target, second)
+    joined = shipping._piece(walarchive.Line(first.line, 0), first.number, 0, both, 0)
+    assert joined is not None
+    archived.target.put(joined.key, both)
+    assert archived.damage() == ""
+    archived.pieces[0].unlink()
+    archived.pieces[1].unlink()
+    (archived.path / "target" / joined.key).unlink(missing_ok=True)
+    assert archived.damage() != ""
+
+
+def test_a_hole_that_the_archive_was_told_of_is_no_damage_and_one_that_it_was_not_is(archived: Archived) -> None:
+    put(archived.store, Family.BLOCKS, b"never archived", b"")
+    archived.trim()
+    assert len(archived.ship().holes) == 1
+    assert archived.damage() == ""
+    last = archived.pieces[-1]
+    last.unlink()  # it had been archived, and the server has it no more
+    archived.trim()
+    assert len(archived.ship().holes) == 1
+    assert "is lost" in archived.damage()
+
+
+def test_what_a_prune_that_was_killed_has_left_is_no_damage(archived: Archived) -> None:
+    """It removes what is older than the oldest backup."""
+    for path in (archived.path / "target" / "backups").iterdir():
+        path.unlink()
+    archived.backup()
+    archived.ship()
+    assert archived.damage() == ""
+    archived.pieces[4].unlink()
+    assert archived.damage() == ""
+    archived.pieces[-1].unlink()
+    assert "had been archived to row" in archived.damage()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from corruption.data import Originals
-from corruption.harness import copied, cut, flip, outcome, truth, verify, zero
+from corruption.harness import copied, cut, flip, outcome, verify, zero
 
 from support.server import ServerProcess, StartFailedError
 from topics_client import Record, TopicsClient, TopicsError
@@ -51,6 +51,8 @@ REFUSED: list[tuple[str, str, str, Harm]] = [
     ("killed", "*.log", "middle", at(0.3, flip)),
     ("killed", "*.log", "last block", at(0.999, flip)),
     ("killed", "*.log", "zeros", at(0.5, zero, 100)),
+    ("killed", "*.log", "cut", at(0.6, cut)),
+    ("killed", "*.log", "gone", remove),
     ("stopped", "*.log", "gone", remove),
     ("stopped", "MANIFEST-*", "flipped", at(0.5, flip)),
     ("stopped", "MANIFEST-*", "cut", at(0.5, cut)),
@@ -226,30 +228,6 @@ def test_damaged_first_records_of_a_topic_that_expires_fail_their_reads_only(
     assert 'record 1 of topic "volatile" can\'t be read' in (tmp_path / "server" / "server.log").read_text()
 
 
-def test_a_log_that_is_cut_short_reads_as_a_crash(originals: Originals, tmp_path: Path) -> None:
-    """A known limit: nothing says how long the log of a server was that was killed. What is left is a moment of it."""
-    directory = harmed(originals.killed, tmp_path, "*.log", at(0.6, cut))
-    assert verify(directory, "--deep").code == 0
-
-    def look(client: TopicsClient) -> None:
-        found = truth(client)
-        assert found["events", 0] == originals.truth["events", 0]
-        left = found["large", 0]
-        assert 0 < len(left) < len(originals.truth["large", 0])
-        assert [record for record in originals.truth["large", 0] if record.seq <= left[-1].seq] == [
-            record for record in left if record.tag != "t7"
-        ]
-
-    assert outcome(directory, tmp_path / "server", {}, look).refused is None
-
-
-def test_a_log_that_is_gone_is_told_while_nothing_else_is_there(originals: Originals, tmp_path: Path) -> None:
-    """Its tables would not tell what the log had: with some, this reads as a crash, too."""
-    directory = harmed(originals.killed, tmp_path, "*.log", remove)
-    assert verify(directory).code == 1
-    assert outcome(directory, tmp_path / "server", originals.truth).refused is not None
-
-
 @pytest.mark.soak
 @pytest.mark.skipif("TOPICS_SOAK_SECONDS" not in os.environ, reason="a soak: set TOPICS_SOAK_SECONDS")
 @pytest.mark.timeout(0)
@@ -279,8 +257,6 @@ def test_damage_anywhere(originals: Originals, tmp_path: Path) -> None:
             zero(path, place, source.choice([1, 100, 5000]))
         if number > 1:
             shutil.rmtree(tmp_path / str(number - 1))
-        if original == originals.killed and how != "flip" and path.suffix == ".log":
-            continue  # reads as a crash
         clean = verify(directory, "--deep").code == 0
         refused, failed = outcome(directory, work / "server", originals.truth)
         if clean:

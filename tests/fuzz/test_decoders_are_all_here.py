@@ -54,7 +54,7 @@ ELSEWHERE: Final = {
     "topics_service.engine.verify": _VERIFY,
     "topics_service.engine.repair": "tests/corruption/test_repair_rows.py",
     "topics_service.engine.queue.schedule": _VERIFY,
-    "topics_service.storage.verify:is_held": "what the kernel says of a lock",
+    "topics_service.storage.holding:is_held": "what the kernel says of a lock",
     "topics_service.storage.repair_swap:finish": "what `pending` has read",
     "topics_service.app.backup.log": "tests/backup",
     "topics_service.engine.replica:_decoded": "the decoders it is given have targets of their own",

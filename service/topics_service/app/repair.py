@@ -12,14 +12,16 @@ from topics_service.app.verify import is_database, verify
 from topics_service.engine import snapshot
 from topics_service.engine.repair import Action, Doubts, Salvage, Saved
 from topics_service.engine.verify import Audit, Problem
+from topics_service.engine.verify.findings import DECODING
 from topics_service.storage import repair as storage
 from topics_service.storage import repair_swap, sealed
-from topics_service.storage.repair_wal import puts_behind_damage
-from topics_service.storage.rocks import RocksBatch, RocksStore
+from topics_service.storage.holding import is_held
+from topics_service.storage.repair_wal import what_is_left
+from topics_service.storage.rocks import RocksBatch, RocksStore, _name
 from topics_service.storage.store import Family, StoreError, StoreOpenError
-from topics_service.storage.verify import is_held
 
 _JUMP = 1 << 20  # seqs that are never handed out again, where it is lost how many were
+_MOST_RECORDS = 10_000  # of a row that is lost
 _BATCH_BYTES = 4 << 20
 
 
@@ -181,17 +183,18 @@ def doubts(path: Path, opened: storage.Opened) -> Doubts:
     """What is not known of the end of what was written."""
     if not opened.log_damaged and not opened.lost:
         return Doubts(revived=opened.revived)
+    if not opened.log_damaged:
+        return Doubts(jump=_JUMP, one_table=len(opened.lost) == 1, revived=opened.revived)
+    left = what_is_left(path)
     heads: dict[int, int] = {}
-    if opened.log_damaged and not opened.lost:
-        for key, value in puts_behind_damage(path):
-            if len(key) == 8:
-                try:
-                    head = snapshot.decode(value).head
-                except ValueError:
-                    continue  # of another family
-                heads[int.from_bytes(key)] = max(heads.get(int.from_bytes(key), 0), head)
-    one_table = len(opened.lost) == 1 and not opened.log_damaged
-    return Doubts(jump=_JUMP, heads=heads, one_table=one_table, revived=opened.revived)
+    states = left.families.get(_name(Family.LOGS))
+    for row in left.last if not opened.lost else ():
+        if len(row.key) == 8 and row.value is not None and states in (None, row.family):
+            try:
+                heads[int.from_bytes(row.key)] = snapshot.decode(row.value).head
+            except DECODING:
+                continue  # of another family
+    return Doubts(jump=max(_JUMP, left.lost_rows * _MOST_RECORDS), heads=heads, revived=opened.revived)
 
 
 def _audit_of(path: Path) -> Problem | None:

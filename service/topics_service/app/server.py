@@ -42,6 +42,7 @@ from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.storage import checkpoint, properties
+from topics_service.storage.boot import boot_id
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
 from topics_service.storage.tidy import PERIOD_SECONDS, Tidy
@@ -96,6 +97,7 @@ def run(settings: Settings) -> None:
             write_buffer_bytes=memory.write_buffers,
             open_tables=tables,
             keep_log=settings.wal_archive_seconds > 0,
+            boot_id=boot_id(),
         )
     except StoreError as error:
         for sock in sockets:
@@ -309,7 +311,7 @@ async def _tidy(tidy: Tidy) -> None:
 async def _recover(engine: Engine, stop: asyncio.Event) -> None:
     """Recover between the first probes' answers; a signal ends it."""
     slice_ends = time.monotonic() + _RECOVERY_SLICE_SECONDS
-    for _ in engine.recover(_boot_id()):
+    for _ in engine.recover(boot_id()):
         if stop.is_set():
             return
         if time.monotonic() >= slice_ends:
@@ -377,11 +379,3 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise StartError(f"can't listen on {host}:{port}: {error}") from error
     return sock
-
-
-def _boot_id() -> str:
-    """What changes when the machine restarts; "" where there is no such thing."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

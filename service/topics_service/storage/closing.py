@@ -19,7 +19,7 @@ _PATTERNS: Final = ("MANIFEST-*", "*.sst", "*.log")
 _MANIFEST: Final = re.compile(rb"(MANIFEST-\d+)\n")
 _OF_DATABASE: Final = re.compile(
     r"\d+\.(?:sst|log|blob)|MANIFEST-\d+|OPTIONS-\d+(?:\.dbtmp)?|CURRENT|IDENTITY|LOG(?:\.old\.\d+)?|rocksdict-config\.json"
-    rf"|{re.escape(_NAME)}|{re.escape(_DAMAGE)}|topics-log\.json"
+    rf"|{re.escape(_NAME)}|{re.escape(_DAMAGE)}|topics-log\.json|topics-wal-end"
 )
 
 
@@ -91,7 +91,10 @@ def damaged_list(path: Path) -> str | None:
 def is_closed(path: Path) -> bool:
     """Whether the database is as it was closed, so that all it has is in tables. Raises OSError."""
     known = _known(path)
-    return known is not None and (path / "CURRENT").read_bytes() == known[0]
+    try:
+        return known is not None and (path / "CURRENT").read_bytes() == known[0]
+    except FileNotFoundError:
+        return False
 
 
 def known_files(path: Path) -> frozenset[str] | None:

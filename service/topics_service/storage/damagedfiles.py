@@ -33,7 +33,7 @@ def named(path: Path, why: str) -> str:
     try:
         found = next(damaged_tables(path), None)
         if found is None and own == why:
-            found = walcheck.find_damage(path, whole=True)
+            found = walcheck.named_damage(path)
     except OSError:
         return why
     return why if found is None else f"{own}: {found}"

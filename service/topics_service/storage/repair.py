@@ -9,9 +9,10 @@ from typing import Final, NamedTuple
 
 from rocksdict import Cache, DBRecoveryMode, Rdict
 
-from topics_service.storage import closing, damagedfiles, tablelist, tablemend, tables, verify, walcheck
+from topics_service.storage import closing, damagedfiles, tablelist, tablemend, tables, verify, walaside, walcheck
+from topics_service.storage.boot import boot_id
 from topics_service.storage.familyids import family_ids
-from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksStore, _name, _options, refuse_damage
+from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksStore, _name, _options, find_damage
 from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
 
 _CACHE_BYTES: Final = 16 << 20
@@ -65,7 +66,7 @@ def opened(path: Path, scratch: Path) -> Iterator[Opened]:
                 store.close()
             failures.append(str(error).replace(str(own), str(path)))
             continue
-        damage = walcheck.find_damage(path, whole=True) if failures else None
+        damage = _log_damage(path) if failures else None
         if damage is not None:
             done.notes.append(f"{damage}: what was written there is lost, what follows is not")
         try:
@@ -89,9 +90,24 @@ def _links(path: Path, own: Path) -> None:
             shutil.copyfile(file, own / file.name)
 
 
+def _log_damage(path: Path) -> str | None:
+    """What is wrong with the write-ahead log, in words, that a start would not pass over."""
+    if closing.is_closed(path):
+        return None
+    if not walcheck.needed_by(path).families:
+        return walcheck.named_damage(path)
+    try:
+        walcheck.find_break(path, boot_id())
+    except walcheck.LostLogError as error:
+        return str(error)
+    return None
+
+
 def _as_it_is(path: Path, own: Path) -> _Way:
     """As a server opens it, and every part of every table is sound."""
-    refuse_damage(path)
+    broken = find_damage(path, boot_id())
+    if broken is not None:
+        walaside.set_aside(own, broken)
     damage = next(damagedfiles.damaged_tables(path), None)
     if damage is not None:
         raise StoreOpenError(damage)

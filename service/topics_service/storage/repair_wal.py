@@ -1,48 +1,73 @@
-"""Write-ahead logs behind damage: what later writes tell. RocksDB itself does not say where it had to pass over one."""
+"""Write-ahead logs with breaks in them: what is left, and what the last writes tell. RocksDB itself does not say where
+it had to pass over one."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
-from topics_service.storage.walbatches import Batch, rows
-from topics_service.storage.walcheck import BLOCK, RECORD, intact
+from msgspec import Struct
 
-_FULL, _FIRST, _MIDDLE, _LAST = range(1, 5)
-_HEADER = 12  # of a batch: sequence number and count
-
-
-def puts_behind_damage(directory: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Key and value of every put, of any column family, in the intact batches behind the first damaged record of the
-    log files. Nothing where nothing is damaged. Raises OSError."""
-    damaged = False
-    for path in sorted(directory.glob("*.log")):
-        parts: list[bytes] = []
-        with path.open("rb") as file:
-            while block := file.read(BLOCK):
-                at = 0
-                while len(block) - at >= RECORD.size:
-                    if block.count(0, at, at + RECORD.size) == RECORD.size:
-                        at += 1  # padding
-                        continue
-                    length = intact(block, at, len(block))
-                    if length is None:
-                        damaged, parts = True, []
-                        break  # as RocksDB does: the rest of the block is passed over
-                    kind, payload = block[at + RECORD.size - 1], block[at + RECORD.size : at + RECORD.size + length]
-                    at += RECORD.size + length
-                    if kind in (_FULL, _FIRST):
-                        parts = [payload]
-                    elif parts:
-                        parts.append(payload)
-                    if kind in (_FULL, _LAST) and parts and damaged:
-                        yield from _puts(b"".join(parts))
-                    if kind in (_FULL, _LAST):
-                        parts = []
+from topics_service.storage import walmark
+from topics_service.storage.walarchive import numbered
+from topics_service.storage.walbatches import Batch, Row, batch_of, rows
+from topics_service.storage.walcheck import needed_by
+from topics_service.storage.walrecords import past_damage
 
 
-def _puts(record: bytes) -> Iterator[tuple[bytes, bytes]]:
+class Left(Struct, frozen=True):
+    """`lost_rows` are known to be missing, at least. `last`: the rows that are set in the batches behind the last that
+    is missing, in order; none where the end itself is missing. `families`: their numbers by name, as far as known."""
+
+    lost_rows: int
+    last: list[Row]
+    families: dict[str, int]
+
+
+def what_is_left(directory: Path) -> Left:
+    """Read all logs that are needed, past their damage. Raises OSError."""
+    needed = needed_by(directory)
+    runs = _runs(directory, needed.first_log)
+    mark = walmark.read(directory)
+    end = runs[-1][1] if runs else 0
+    written = end if mark is None else mark.written
+    lost = sum(after[0] - before[1] for before, after in pairwise(runs)) + max(0, written - end)
+    if mark is not None and runs:
+        lost += max(0, runs[0][0] - max(mark.first_seq, needed.flushed_seq + 1))
+    last: list[Row] = []
+    if runs and written <= end:
+        for batch in sorted(_batches(directory, needed.first_log, runs[-1][0]), key=lambda batch: batch.seq):
+            last += _rows(batch)
+    return Left(lost, last, needed.families)
+
+
+def _runs(directory: Path, first_log: int) -> list[tuple[int, int]]:
+    """The sequence numbers that are there: first one, and the one behind the last, of each run of them."""
+    found: list[tuple[int, int]] = []
+    for batch in _batches(directory, first_log, 0):
+        if found and found[-1][1] == batch.seq:
+            found[-1] = found[-1][0], batch.next_seq
+        else:
+            found.append((batch.seq, batch.next_seq))
+    joined: list[tuple[int, int]] = []
+    for first, stop in sorted(found):  # files can be in each other's place, or there twice
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+        else:
+            joined.append((first, stop))
+    return joined
+
+
+def _batches(directory: Path, first_log: int, from_seq: int) -> Iterator[Batch]:
+    for number, path in sorted(numbered(directory)):
+        if number >= first_log:
+            for record in past_damage(path):
+                batch = batch_of(0, record)
+                if batch is not None and batch.seq >= from_seq:
+                    yield batch
+
+
+def _rows(batch: Batch) -> list[Row]:
     try:
-        for row in rows(Batch(0, 0, 0, record[_HEADER:])):
-            if row.value is not None:
-                yield row.key, row.value
+        return [row for row in rows(batch) if row.value is not None]
     except ValueError:
-        return
+        return []

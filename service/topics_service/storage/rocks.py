@@ -20,7 +20,19 @@ from rocksdict import (
 )
 from rocksdict import WriteBatch as RawBatch
 
-from topics_service.storage import closing, damaged, damagedfiles, keys, tablelist, tables, walarchive, walcheck
+from topics_service.storage import (
+    closing,
+    damaged,
+    damagedfiles,
+    keys,
+    tablelist,
+    tables,
+    walarchive,
+    walaside,
+    walcheck,
+    walmark,
+)
+from topics_service.storage.holding import Hold, is_held
 from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError, WriteBatch
 from topics_service.storage.walbatches import MOMENT_KEY
 from topics_service.storage.walfiles import WalFiles
@@ -71,9 +83,10 @@ class RocksBatch:
 class RocksStore:
     """Implements Store in one directory, which it locks against other processes.
 
-    Write-ahead logging is always on. A torn log tail (a crash in mid-write) is cut on open; damage before the tail
-    refuses to open (`DBRecoveryMode.tolerate_corrupted_tail_records`: RocksDB's default would drop everything after
-    one bad byte without an error).
+    Write-ahead logging is always on. A torn log tail (a crash in mid-write) is cut on open. Damage before the tail, and
+    logs that are not all that was written in this boot of the machine or synced before it, refuse to open (`walcheck`;
+    `DBRecoveryMode.tolerate_corrupted_tail_records`: RocksDB's default would drop everything after one bad byte without
+    an error). What a power cut left behind a break is set aside (`walaside`).
 
     When a compaction meets a damaged table, RocksDB refuses all writes from then on. From the next open on there are no
     compactions: what is intact can be read and written, and the disk space of what is deleted stays taken.
@@ -85,6 +98,8 @@ class RocksStore:
     _keeps_log = False
     _written_ms = 0
     _path = Path()
+    _ends: walmark.Ends | None = None
+    _hold: Hold | None = None
 
     def __init__(
         self,
@@ -94,14 +109,32 @@ class RocksStore:
         write_buffer_bytes: int = 256 << 20,
         open_tables: int = 1000,
         keep_log: bool | None = None,
+        boot_id: str = "",
     ) -> None:
-        """Open or create the database. Raises StoreOpenError."""
+        """Open or create the database. `boot_id` names this boot of the machine ("" = unknown: an unclean end is taken
+        for a power cut). Raises StoreOpenError."""
+        try:
+            self._open_at(path, block_cache_bytes, write_buffer_bytes, open_tables, keep_log, boot_id)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _open_at(
+        self,
+        path: Path,
+        block_cache_bytes: int,
+        write_buffer_bytes: int,
+        open_tables: int,
+        keep_log: bool | None,
+        boot_id: str,
+    ) -> None:
         cache = Cache(block_cache_bytes)
         families = {_name(family): _options(family, cache, write_buffer_bytes) for family in Family}
         try:
             path.mkdir(parents=True, exist_ok=True)
             fresh = not (path / "CURRENT").exists()
-            refuse_damage(path)
+            self._take(path)
+            _prepare(path, boot_id)
             damage, unknown = closing.known_damage(path), closing.damaged_list(path)
             keep_log = walarchive.line_of(path) is not None if keep_log is None else keep_log
         except (OSError, ValueError) as error:
@@ -129,6 +162,11 @@ class RocksStore:
         self._write_options.no_slowdown = True
         self._path = path
         self._keeps_log = keep_log
+        try:
+            self._mark_begin(path, boot_id)
+        except OSError as error:
+            self._release()
+            raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
         self._check_format(path, fresh=fresh)
         try:
             closing.forget(path)
@@ -156,6 +194,33 @@ class RocksStore:
             self._release()
             raise StoreOpenError(f"the data directory {path} has the format {found!r}, this server reads {_FORMAT!r}")
 
+    def _take(self, path: Path) -> None:
+        """Keep others out while the logs are looked at, and cut."""
+        try:
+            self._hold = Hold(path)
+        except BlockingIOError:
+            raise StoreOpenError("the lock is held: it is open already") from None
+        except OSError:
+            pass  # a file system without such locks
+        if is_held(path):
+            raise StoreOpenError("the lock is held by another process")
+
+    def _let_go(self) -> None:
+        if self._ends is not None:
+            self._ends.close()
+            self._ends = None
+        if self._hold is not None:
+            self._hold.release()
+            self._hold = None
+
+    def _mark_begin(self, path: Path, boot_id: str) -> None:
+        """All that the logs had is in tables now, and a new log is begun."""
+        first, next_seq = max(number for number, _ in walarchive.numbered(path)), self.next_sequence
+        mark = walmark.Mark(boot_id, first, next_seq, written=next_seq, synced=next_seq)
+        mark.manifest = (path / "CURRENT").read_text()
+        walmark.write(path, mark)
+        self._ends = walmark.Ends(path, first)
+
     def batch(self) -> RocksBatch:
         """See Store."""
         return RocksBatch(self._handles)
@@ -178,6 +243,8 @@ class RocksStore:
             why = self._named(str(error))
             self._note_damage(why)
             raise StoreError(f"write failed: {why}", damagedfiles.named_file(why)) from error
+        if self._ends is not None:
+            self._ends.wrote(self._db.latest_sequence_number() + 1)
         if self._keeps_log:
             self._written_ms = now
 
@@ -190,10 +257,13 @@ class RocksStore:
 
     def sync(self) -> None:
         """See Store. Releases the GIL while it waits for the disk."""
+        written = 0 if self._ends is None else self._ends.written
         try:
             self._db.flush_wal(True)
         except Exception as error:  # rocksdict raises bare Exception
             raise StoreError(f"fsync failed: {error}") from error
+        if self._ends is not None:
+            self._ends.synced(written)
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See Store."""
@@ -300,10 +370,13 @@ class RocksStore:
             self._db.close()
         except Exception as error:  # rocksdict raises bare Exception
             raise StoreError(f"close failed: {error}") from error
+        finally:
+            self._let_go()
 
 
-def refuse_damage(path: Path) -> None:
-    """Look for what RocksDB would take in silence. Raises StoreOpenError, naming the file, and OSError."""
+def find_damage(path: Path, boot_id: str) -> walcheck.Break | None:
+    """Look for what RocksDB would take in silence: where the logs have to be cut since a power cut took what follows,
+    or None. Raises StoreOpenError, naming the file, and OSError."""
     if closing.is_headless(path):
         raise StoreOpenError(f"the file {path / 'CURRENT'} is missing, and there are files of a database")
     damage = closing.find_damage(path)
@@ -311,9 +384,25 @@ def refuse_damage(path: Path) -> None:
         damage = tablelist.find_damage(path, closed=closing.is_closed(path))
     if damage is not None:
         raise StoreOpenError(damage)
-    damage = walcheck.find_damage(path, whole=False)
-    if damage is not None:
-        raise StoreOpenError(f"{damage}, with intact records after it")
+    if closing.is_closed(path):
+        return None
+    try:
+        return walcheck.find_break(path, boot_id)
+    except walcheck.LostLogError as error:
+        raise StoreOpenError(str(error)) from None
+
+
+def _prepare(path: Path, boot_id: str) -> None:
+    """Cut the logs where a power cut broke them. Until the database is open, which logs there are says nothing of how
+    far the last server came: so note it. Raises StoreOpenError and OSError."""
+    broken = find_damage(path, boot_id)
+    if broken is not None:
+        aside = walaside.set_aside(path, broken)
+        log.warning("%s, as a power cut leaves it: what follows is not applied, and kept in %s", broken.text, aside)
+    mark = walmark.read(path)
+    if mark is not None:
+        mark.starting = walcheck.starting(path, mark)
+        walmark.write(path, mark)
 
 
 def _name(family: Family) -> str:

@@ -11,8 +11,8 @@ from typing import Final
 import google_crc32c
 from msgspec import Struct
 
-from topics_service.storage.walbatches import records, text, varint
-from topics_service.storage.walcheck import BLOCK, RECORD, _masked, intact
+from topics_service.storage.walbatches import text, varint
+from topics_service.storage.walrecords import BLOCK, RECORD, _masked, intact, records
 
 _NUMBERS: Final = frozenset({2, 3, 4, 9, 10, 203, 300})  # of files and sequence numbers
 _TEXTS: Final = frozenset({1, 201})

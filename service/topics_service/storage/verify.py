@@ -1,10 +1,7 @@
 """A data directory opened to be checked: nothing in it is changed, and what can't be read is told, not hidden."""
 
-import fcntl
-import os
 import re
 import shutil
-import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +10,15 @@ from typing import Final, NamedTuple, Protocol
 
 from rocksdict import AccessType, Cache, Rdict, ReadOptions
 
-from topics_service.storage import damaged, damagedfiles, tablelist
-from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksBatch, RocksStore, _name, _options, refuse_damage
+from topics_service.storage import damaged, damagedfiles, tablelist, walaside
+from topics_service.storage.boot import boot_id
+from topics_service.storage.holding import is_held
+from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksBatch, RocksStore, _name, _options, find_damage
 from topics_service.storage.secondary import SecondaryStore
 from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
 
 _CACHE_BYTES: Final = 16 << 20
 _READAHEAD: Final = 1 << 20
-_FLOCK: Final = struct.Struct("hhqqi0q")  # struct flock of Linux, 64 bits
 _SST: Final = re.compile(r"\d+\.sst")
 
 
@@ -127,19 +125,6 @@ def opened(path: Path) -> Iterator[DirectorySource]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def is_held(path: Path) -> bool:
-    """Whether a process has the database in `path` open for writing. Takes no lock."""
-    try:
-        handle = os.open(path / "LOCK", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        return bool(_FLOCK.unpack(fcntl.fcntl(handle, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
-    finally:
-        os.close(handle)
-
-
 class _ReadOnlyStore(RocksStore):
     """A database that nobody writes, opened through links from a directory of our own.
 
@@ -149,10 +134,12 @@ class _ReadOnlyStore(RocksStore):
     def __init__(self, path: Path, scratch: Path) -> None:
         """Raises StoreOpenError."""
         try:
-            refuse_damage(path)
+            broken = find_damage(path, boot_id())
             for file in path.iterdir():
                 if file.is_file() and file.name not in ("LOCK", "rocksdict-config.json"):
                     (scratch / file.name).symlink_to(file.absolute())
+            if broken is not None:
+                walaside.set_aside(scratch, broken)  # as a start would
         except OSError as error:
             raise StoreOpenError(f"can't read the data directory {path}: {error}") from error
         cache = Cache(_CACHE_BYTES)

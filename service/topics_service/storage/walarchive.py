@@ -59,7 +59,7 @@ def begin(directory: Path) -> Line:
     if found is not None:
         return found
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}"
-    line = Line(name, max((number for number, _ in _numbered(directory)), default=0))
+    line = Line(name, max((number for number, _ in numbered(directory)), default=0))
     part = directory / f"{_LINE}.tmp"
     with part.open("wb") as file:
         file.write(msgspec.json.encode(line))
@@ -77,7 +77,7 @@ def begin(directory: Path) -> Line:
 def end(directory: Path) -> None:
     """Remove the line and its archive: RocksDB does not, once it keeps no log. Raises OSError."""
     (directory / _LINE).unlink(missing_ok=True)
-    for _, path in _numbered(directory / _ARCHIVE):
+    for _, path in numbered(directory / _ARCHIVE):
         path.unlink(missing_ok=True)
 
 
@@ -85,7 +85,7 @@ def trim(directory: Path, seconds: float, most_bytes: int) -> Kept:
     """Remove the oldest files of the archive: those last written before `seconds` ago, and while all have more than
     `most_bytes`; returns what is left. Raises OSError."""
     files = []
-    for number, path in _numbered(directory / _ARCHIVE):
+    for number, path in numbered(directory / _ARCHIVE):
         status = path.stat()
         files.append((number, path, status.st_size, status.st_mtime))
     files.sort()
@@ -101,7 +101,7 @@ def log_files(directory: Path) -> list[LogFile]:
     """The log files that there are, in the archive and in use, oldest first. Only the last is still written to."""
     sizes: dict[int, int] = {}
     for place in (directory, directory / _ARCHIVE):  # in this order: one that moves meanwhile is seen
-        for number, path in _numbered(place):
+        for number, path in numbered(place):
             try:
                 sizes[number] = path.stat().st_size
             except FileNotFoundError:
@@ -118,7 +118,8 @@ def open_log(directory: Path, number: int) -> int:
         return os.open(directory / _ARCHIVE / name, os.O_RDONLY)
 
 
-def _numbered(directory: Path) -> Iterator[tuple[int, Path]]:
+def numbered(directory: Path) -> Iterator[tuple[int, Path]]:
+    """The log files in a directory by their numbers, in no order."""
     for path in directory.glob("*.log"):
         if path.stem.isdigit():
             yield int(path.stem), path

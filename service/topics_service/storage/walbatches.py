@@ -4,19 +4,18 @@ Each record of the log is one atomic batch over all column families (or several 
 number of its first row, number of rows, rows. The next batch begins with the sequence number behind its last row, also
 in the next file. So a log that is cut behind a batch is the state of the whole database at one moment.
 
-How records lie in a file is told in `walcheck`. A piece of a file that ends behind a batch can be read by itself.
+How records lie in a file is told in `walrecords`. A piece of a file that ends behind a batch can be read by itself.
 """
 
 import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from topics_service.storage.walcheck import BLOCK, RECORD, intact
+from topics_service.storage.walrecords import Data, records
 
 MOMENT_KEY: Final = b"written_ms"
 """The row of META, in every first batch of a millisecond, that says when it was written."""
 
-_FULL, _FIRST, _MIDDLE, _LAST = range(1, 5)
 _BODY: Final = struct.Struct("<QI")
 _U64: Final = struct.Struct(">Q")
 _META: Final = 0  # RocksDB's default column family
@@ -43,44 +42,21 @@ class Row(NamedTuple):
     value: bytes | None
 
 
-def records(data: bytes, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """The whole records in a piece of a log file that begins at byte `start` of it, where a record ends: each with the
-    byte of the file behind it.
-
-    Ends before the first that is not whole or whose checksum does not hold.
-    """
-    at = 0
-    parts: list[bytes] = []
-    while at < len(data):
-        left = BLOCK - (start + at) % BLOCK
-        if left < RECORD.size:
-            at += left  # too little for a record: padding
-            continue
-        length = intact(data, at, min(len(data), at + left))
-        if length is None:
-            return
-        kind, payload = data[at + RECORD.size - 1], data[at + RECORD.size : at + RECORD.size + length]
-        at += RECORD.size + length
-        if kind == _FULL and not parts:
-            yield start + at, payload
-        elif kind == _FIRST and not parts:
-            parts = [payload]
-        elif kind in (_MIDDLE, _LAST) and parts:
-            parts.append(payload)
-            if kind == _LAST:
-                yield start + at, b"".join(parts)
-                parts = []
-        else:
-            return
-
-
-def batches(data: bytes, start: int = 0) -> Iterator[Batch]:
+def batches(data: Data, start: int = 0) -> Iterator[Batch]:
     """The batches in a piece of a log file, as `records` has them."""
     for stop, record in records(data, start):
-        if len(record) < _BODY.size:
+        batch = batch_of(stop, record)
+        if batch is None:
             return
-        seq, count = _BODY.unpack_from(record)
-        yield Batch(stop, seq, seq + count, record[_BODY.size :])
+        yield batch
+
+
+def batch_of(stop: int, record: bytes) -> Batch | None:
+    """The batch that a record is; None for one that is too short."""
+    if len(record) < _BODY.size:
+        return None
+    seq, count = _BODY.unpack_from(record)
+    return Batch(stop, seq, seq + count, record[_BODY.size :])
 
 
 def rows(batch: Batch) -> Iterator[Row]:

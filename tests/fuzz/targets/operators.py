@@ -18,7 +18,8 @@ from topics_service.app.backup.errors import BackupError
 from topics_service.app.keys import KeysError
 from topics_service.app.settings import SettingsError
 from topics_service.app.tls import TlsError
-from topics_service.storage import closing, walarchive, walcheck
+from topics_service.storage import closing, repair_wal, walarchive, walcheck, walmark
+from topics_service.storage import manifest as database
 from topics_service.storage.repair_swap import Swap
 
 _APP: Final = "topics_service.app"
@@ -89,10 +90,20 @@ def _setting(data: bytes) -> Any:
     return made
 
 
+def _marked(path: Path) -> Any:
+    (path.parent / "CURRENT").write_text("MANIFEST-1\n")
+    return walmark.read(path.parent)
+
+
 def _closed(path: Path) -> Any:
     (path.parent / "CURRENT").write_text("MANIFEST-1\n")
     (path.parent / "MANIFEST-1").touch()
-    return closing.find_damage(path.parent), closing.known_files(path.parent)
+    return closing.find_damage(path.parent), closing.known_files(path.parent), closing.is_closed(path.parent)
+
+
+def _database(path: Path) -> Any:
+    (path.parent / "CURRENT").write_text(path.name)
+    return database.read(path.parent)
 
 
 _PEM = b"-----BEGIN CERTIFICATE-----\nMIIBAgMEBQYH\n-----END CERTIFICATE-----\n"
@@ -167,13 +178,14 @@ TARGETS = (
         cost=5,
         decode=_file(
             "wal/1.log",
-            lambda path: (
-                walcheck.find_damage(path.parent, whole=False),
-                walcheck.find_damage(path.parent, whole=True),
-            ),
+            lambda path: (walcheck.read([(1, path)]).broken, repair_wal.what_is_left(path.parent).lost_rows),
         ),
         samples=[log_of(b"x" * 50, b"y" * 300, b""), log_of(b"z" * 3000)],
-        covers=("topics_service.storage.walcheck:intact",),
+        covers=(
+            "topics_service.storage.walrecords:intact",
+            "topics_service.storage.walrecords:_is_cut",
+            "topics_service.storage.walbatches:batch_of",
+        ),
     ),
     Target(
         name="list of files at a clean end",
@@ -186,7 +198,31 @@ TARGETS = (
             b"[" * 100_000,
         ],
         growth=1000,
-        covers=("topics_service.storage.closing:find_damage", "topics_service.storage.closing:known_files"),
+        covers=(
+            "topics_service.storage.closing:find_damage",
+            "topics_service.storage.closing:known_files",
+            "topics_service.storage.closing:is_closed",
+        ),
+    ),
+    Target(
+        name="manifest of the database",
+        cost=5,
+        decode=_file("manifest/MANIFEST-1", _database),
+        errors=(ValueError,),
+        samples=[
+            log_of(
+                b"\x01\x05bytes\x02\x04\x04\x09\xc8\x01\x05\xc9\x01\x06blocks",
+                b"\x67\x00\x08\x64\x01a\x01b\x02\x09\x05\x01\x00\x01\x0a\x04\xac\x02\x00\xc8\x01\x05",
+            )
+        ],
+        covers=("topics_service.storage.manifest:read",),
+    ),
+    Target(
+        name="end of the write-ahead log",
+        cost=5,
+        decode=_file(f"mark/{walmark.NAME}", _marked),
+        samples=[bytes(walmark._NUMBERS.size) + b'{"boot":"x","first":4,"first_seq":2,"starting":1,"manifest":"x"}'],
+        covers=("topics_service.storage.walmark:read",),
     ),
     Target(
         name="line of a log archive",

@@ -131,13 +131,14 @@ def _create(arguments: argparse.Namespace) -> int:
     from topics_service.app.backup import creation, shipping
     from topics_service.app.backup.errors import BackupError
     from topics_service.app.backup.target import open_target
+    from topics_service.storage.boot import boot_id
 
     target = open_target(arguments.to)
     if arguments.data_dir is not None:
         if arguments.server is not None:
             raise server.UsageError("--server and --data-dir exclude each other")
         data_dir = arguments.data_dir.absolute()
-        with creation.offline(data_dir, _boot_id()) as (path, created_ms):
+        with creation.offline(data_dir, boot_id()) as (path, created_ms):
             made = creation.create(target, path, created_ms, data_dir)
     else:
         with _checkpoint(arguments) as (path, created_ms):
@@ -313,11 +314,3 @@ def _facts(backup: "Manifest") -> dict[str, Any]:
         "server_version": backup.server_version,
         "source": backup.source,
     }
-
-
-def _boot_id() -> str:
-    """What tells the engine whether an unclean end can have lost anything."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

@@ -79,7 +79,7 @@ def offline(data_dir: Path, boot_id: str) -> Iterator[tuple[Path, int]]:
         raise BackupError(f"{data_dir} is no data directory: there is no CURRENT in it")
     path = data_dir / "checkpoints" / f"offline-{secrets.token_hex(3)}"
     try:
-        store = RocksStore(data_dir)
+        store = RocksStore(data_dir, boot_id=boot_id)
         try:
             engine = Engine(store, SystemClock(), boot_id=boot_id)
             engine.close()

@@ -77,9 +77,13 @@ class Run(NamedTuple):
         return needed if needed[0].start == 0 and needed[0].seq <= point.next_seq else None
 
 
-class _Until(msgspec.Struct):
+class Until(msgspec.Struct):
+    """All of a line that was written until `ms` is archived, up to the row `next_seq`. `holes`: from which row to which
+    the server had removed its log before."""
+
     ms: int
     next_seq: int
+    holes: list[tuple[int, int]] = []
 
 
 def piece_of(name: str) -> Piece | None:
@@ -137,7 +141,7 @@ def runs(target: Target) -> list[Run]:
                 else:
                     mine.append([piece])
         found += [Run(each, each[-1].last_ms) for each in mine[:-1]]
-        found += [Run(each, max(each[-1].last_ms, _until(target, line, each[-1]))) for each in mine[-1:]]
+        found += [Run(each, max(each[-1].last_ms, _until_ms(target, line, each[-1]))) for each in mine[-1:]]
     return found
 
 
@@ -158,19 +162,24 @@ def content(target: Target, piece: Piece) -> bytes:
     return data
 
 
-def say_until(target: Target, line: str, ms: int, next_seq: int) -> None:
-    """Write down that all of a line that was written until `ms` is archived: up to the row `next_seq`."""
-    target.put(f"{LOG}{line}/{_UNTIL}", sealed.encode(msgspec.json.encode(_Until(ms, next_seq))))
+def say_until(target: Target, line: str, until: Until) -> None:
+    """Write down how far a line is archived."""
+    target.put(f"{LOG}{line}/{_UNTIL}", sealed.encode(msgspec.json.encode(until)))
 
 
-def _until(target: Target, line: str, last: Piece) -> int:
-    """Until when a line is archived that ends with this piece; 0 if nobody says, or there was more."""
+def until(target: Target, line: str) -> Until | None:
+    """What `say_until` was told last; None if that is gone or can't be read."""
     try:
         data = sealed.decode(b"".join(target.read(f"{LOG}{line}/{_UNTIL}")), _UNTIL)
-        said = msgspec.json.decode(data, type=_Until)
+        return msgspec.json.decode(data, type=Until)
     except (AbsentError, ValueError, RecursionError):
-        return 0
-    return said.ms if last.next_seq >= said.next_seq else 0
+        return None
+
+
+def _until_ms(target: Target, line: str, last: Piece) -> int:
+    """Until when a line is archived that ends with this piece; 0 if nobody says, or there was more."""
+    said = until(target, line)
+    return said.ms if said is not None and last.next_seq >= said.next_seq else 0
 
 
 def shown(ms: int) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from topics_service.app.backup import inventory, log, moments, restoring
+from topics_service.app.backup import holes, inventory, log, moments, restoring
 from topics_service.app.backup.errors import BackupError, DamagedError, LogError
 from topics_service.app.backup.manifest import Manifest, Topic
 from topics_service.app.backup.moments import Base, Cut, Way, at_end, bases
@@ -59,23 +59,29 @@ def restore(
 
 
 def verify(target: Target, *, deep: bool = False, scratch: Path | None = None) -> list[Verified]:
-    """Look at every piece of the archived log, whether it is what it was and the next one follows; by line.
+    """Look at every piece of the archived log, whether it is what it was, and that none is missing; by line.
 
     With `deep` the newest line is also restored to its end, in a directory below `scratch`, and read to the last
     record. Raises BackupError for what is wrong with the target or the scratch directory.
     """
     found = []
-    every = log.runs(target)
-    for line in sorted({run.line for run in every}):
-        size, damage = 0, ""
-        for piece in (piece for run in every if run.line == line for piece in run.pieces):
+    points = [base.point for base in bases(target)]
+    names = sorted({entry.name.split("/")[1] for entry in target.list(log.LOG)} | {point.line for point in points})
+    until = {line: log.until(target, line) for line in names}  # before the pieces, of which more may come meanwhile
+    pieces = log.lines(target)
+    for line in names:
+        mine = sorted(pieces.get(line, ()))
+        wrong = holes.find(line, mine, until[line], [point for point in points if point.line == line])
+        size, damage = 0, next(wrong, "")
+        for piece in mine:
             try:
                 _check(target, piece)
                 size += piece.size
             except LogError as error:
                 damage = damage or str(error)
-        found.append(Verified(f"log {line}", size, None, damage))
-    if deep and found and not found[-1].damage and any(base.point.line == every[-1].line for base in bases(target)):
+        if mine or damage:
+            found.append(Verified(f"log {line}", size, None, damage))
+    if deep and found and not found[-1].damage and any(f"log {point.line}" == found[-1].id for point in points):
         found[-1] = _read_deep(target, found[-1], scratch)
     return found
 

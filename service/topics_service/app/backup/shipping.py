@@ -54,6 +54,8 @@ def ship(target: Target, data_dir: Path) -> Shipped:
     last: Piece | None = None
     count = size = 0
     holes: list[str] = []
+    before = log.until(target, line.id)
+    until = log.Until(now, 0) if before is None else log.Until(now, before.next_seq, before.holes)
     for number in sorted({file.number for file in files} | set(there)):
         chain = there.get(number, [])
         last = chain[-1] if chain else last
@@ -62,17 +64,16 @@ def ship(target: Target, data_dir: Path) -> Shipped:
             continue
         for piece, data in _news(data_dir, line, number, chain[-1].stop if chain else 0, last):
             target.put(piece.key, data)
-            last = _followed(last, piece, holes)
+            if last is not None and last.next_seq != piece.seq:
+                holes.append(f"{log.shown(last.last_ms)} to {log.shown(piece.least_ms)}")
+                if until.next_seq <= last.next_seq:  # else what is missing has been archived, and is gone
+                    until.holes.append((last.next_seq, piece.seq))
+            last = piece
             count += 1
             size += len(data)
-    log.say_until(target, line.id, now, 0 if last is None else last.next_seq)
+    until.next_seq = max(until.next_seq, 0 if last is None else last.next_seq)
+    log.say_until(target, line.id, until)
     return Shipped(line.id, count, size, now, holes)
-
-
-def _followed(last: Piece | None, piece: Piece, holes: list[str]) -> Piece:
-    if last is not None and last.next_seq != piece.seq:
-        holes.append(f"{log.shown(last.last_ms)} to {log.shown(piece.least_ms)}")
-    return piece
 
 
 def _news(

@@ -173,8 +173,9 @@ def _reaches_head(rows: Rows, log_id: int, s: Snapshot) -> bool:
     return True
 
 
-def facts(rows: Rows, ledger: Ledger) -> None:
-    """Save the facts about the directory; its counters are above everything that was seen. Call it last."""
+def facts(rows: Rows, ledger: Ledger, *, end_lost: bool = False) -> None:
+    """Save the facts about the directory; its counters are above everything that was seen, and far above if writes are
+    lost that may have counted. Call it last."""
     found = dict(rows.of(Family.META))
     least = {
         b"next_topic": ledger.last_topic + 1,
@@ -184,7 +185,7 @@ def facts(rows: Rows, ledger: Ledger) -> None:
     for name, what in _COUNTERS.items():
         value = found.pop(name, b"")
         if len(value) == 8 and keys.read_u64(value) >= least[name]:
-            rows.put(Family.META, name, value)
+            rows.put(Family.META, name, keys.u64(keys.read_u64(value) + _MARGIN) if end_lost else value)
         elif value or least[name] > 1 or rows.holes[Family.META]:
             rows.tell("derived", f"the counter of {what}")
             rows.put(Family.META, name, keys.u64(least[name] + _MARGIN))

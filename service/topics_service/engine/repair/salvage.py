@@ -63,7 +63,7 @@ class Salvage:
         beside.save(rows, ledger, self._end.revived)
         links.save_routers(rows, ledger)
         links.save_groups(rows, ledger, self._end.revived)
-        catalog.facts(rows, ledger)
+        catalog.facts(rows, ledger, end_lost=bool(self._end.jump))
         return Saved(
             topics=len({part.number for part in ledger.parts.values()}),
             partitions=len(ledger.parts),

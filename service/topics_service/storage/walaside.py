@@ -1,0 +1,49 @@
+"""Write-ahead logs that a power cut broke, cut where they break: what follows is kept beside, and never applied."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+from topics_service.storage.walarchive import numbered
+from topics_service.storage.walcheck import Break
+
+
+def set_aside(directory: Path, broken: Break) -> Path:
+    """Leave the logs that end at the break in their place, and return the directory below that now has the others, and
+    the broken one as it was. Durable on return; after a kill in the middle the logs break where they did. Raises
+    OSError."""
+    aside = directory / f"power-cut-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    aside.mkdir(exist_ok=True)
+    for number, path in sorted(numbered(directory), reverse=True):  # so that what is left still ends in the break
+        if number > broken.number:
+            path.rename(aside / path.name)
+        elif number == broken.number:
+            _keep(path, aside, broken.keep)
+    _sync(aside)
+    _sync(directory)
+    return aside
+
+
+def _keep(path: Path, aside: Path, size: int) -> None:
+    """Only the first bytes of a log."""
+    part = path.with_suffix(".log.tmp")
+    with path.open("rb") as whole, part.open("wb") as out:
+        left = size
+        while left:
+            data = whole.read(min(left, 1 << 20))
+            out.write(data)
+            left -= len(data)
+        out.flush()
+        os.fsync(out.fileno())
+    shutil.copyfile(path, aside / path.name)
+    _sync(aside / path.name)
+    part.replace(path)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

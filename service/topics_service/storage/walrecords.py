@@ -1,0 +1,154 @@
+"""The records of RocksDB's log files: of its write-ahead log, and of its manifest.
+
+A file is a row of 32 KiB blocks, and no piece of a record crosses one: masked crc32c (of type and payload), length,
+type and payload. A record is one piece, or a first one, middle ones and a last one. Fewer than seven bytes at the end
+of a block are padding.
+"""
+
+import mmap
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+BLOCK: Final = 32 << 10
+RECORD: Final = struct.Struct("<IHB")
+FULL, FIRST, MIDDLE, LAST = range(1, 5)
+
+Data = bytes | mmap.mmap
+
+
+class Stop(NamedTuple):
+    """Where the whole records of a file end before its end: the first byte that is not as it was written.
+
+    `torn`: the file only ends too soon there, as after a write that was cut short.
+    """
+
+    at: int
+    torn: bool
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[Data]:
+    """The bytes of a file, read as they are looked at. Raises OSError."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            yield b""
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield data
+
+
+def records(data: Data, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """The whole records in a piece of a log file that begins at byte `start` of it, where a record ends: each with the
+    byte of the file behind it.
+
+    Ends before the first that is not whole or whose checksum does not hold.
+    """
+    at, size = 0, len(data)
+    parts: list[bytes] = []
+    while at < size:
+        left = BLOCK - (start + at) % BLOCK
+        if left < RECORD.size:
+            at += left  # too little for a record: padding
+            continue
+        length = intact(data, at, min(size, at + left))
+        if length is None:
+            return
+        kind, payload = data[at + RECORD.size - 1], data[at + RECORD.size : at + RECORD.size + length]
+        at += RECORD.size + length
+        if kind == FULL and not parts:
+            yield start + at, payload
+        elif kind == FIRST and not parts:
+            parts = [payload]
+        elif kind in (MIDDLE, LAST) and parts:
+            parts.append(payload)
+            if kind == LAST:
+                yield start + at, b"".join(parts)
+                parts = []
+        else:
+            return
+
+
+def past_damage(path: Path) -> Iterator[bytes]:
+    """The whole records of a log file. Where a piece is damaged the rest of its block is passed over, as RocksDB does.
+
+    Raises OSError.
+    """
+    parts: list[bytes] = []
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            at = 0
+            while len(block) - at >= RECORD.size:
+                length = intact(block, at, len(block))
+                if length is None:
+                    parts = []
+                    break
+                kind, payload = block[at + RECORD.size - 1], block[at + RECORD.size : at + RECORD.size + length]
+                at += RECORD.size + length
+                if kind in (FULL, FIRST):
+                    parts = [payload]
+                elif parts:
+                    parts.append(payload)
+                if kind in (FULL, LAST) and parts:
+                    yield b"".join(parts)
+                if kind in (FULL, LAST):
+                    parts = []
+
+
+def stop_behind(data: Data, at: int) -> Stop | None:
+    """What is wrong behind byte `at` of a log file, where its last whole record ends; None at its end."""
+    size, begun = len(data), False
+    while at < size:
+        left = BLOCK - at % BLOCK
+        if left < RECORD.size:
+            at += left
+            continue
+        length = intact(data, at, min(size, at + left))
+        if length is None:
+            return Stop(at, _is_cut(data, at, size, left))
+        if (data[at + RECORD.size - 1] in (MIDDLE, LAST)) != begun:
+            return Stop(at, torn=False)
+        begun = True
+        at += RECORD.size + length
+    return Stop(size, torn=True) if begun else None
+
+
+def _is_cut(data: Data, at: int, size: int, left: int) -> bool:
+    """Whether what begins at `at` could be the beginning of a record, and the file ends before its end."""
+    if at + RECORD.size > size:
+        return True
+    length, kind = RECORD.unpack_from(data, at)[1:]
+    return bool(FULL <= kind <= LAST and RECORD.size + length <= left and at + RECORD.size + length > size)
+
+
+def has_record(data: Data, at: int) -> bool:
+    """Whether an intact piece of a record begins anywhere behind byte `at`. Slow where much of it could be one."""
+    size = len(data)
+    while at + RECORD.size <= size:
+        left = BLOCK - at % BLOCK
+        if left < RECORD.size:
+            at += left
+            continue
+        if FULL <= data[at + RECORD.size - 1] <= LAST and intact(data, at, min(size, at + left)) is not None:
+            return True
+        at += 1
+    return False
+
+
+def intact(data: Data, at: int, stop: int) -> int | None:
+    """The payload length of the record at `at` if it ends before `stop`, and its checksum holds."""
+    if at + RECORD.size > stop:
+        return None
+    stored, length, _ = RECORD.unpack_from(data, at)
+    if at + RECORD.size + length > stop:
+        return None
+    return length if _masked(google_crc32c.value(data[at + 6 : at + RECORD.size + length])) == stored else None
+
+
+def _masked(crc: int) -> int:
+    """RocksDB's mask, so that a checksum of stored checksums is not degenerate."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
