@@ -192,5 +192,4 @@ def _schema_problems(config: Config, topic: str, table: Table) -> Iterator[str]:
         yield str(error)
     rule = config.rule(topic)
     if rule is not None:
-        _, _, conflicts = differences(table.schema(), rule.columns)
-        yield from map(str, conflicts)
+        yield from map(str, differences(table.schema(), rule.columns).conflicts)
