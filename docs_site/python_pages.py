@@ -48,7 +48,7 @@ _PAGES: Final[Mapping[str, tuple[str, str, Sequence[str]]]] = {
         "Errors",
         "What calls raise. [Errors](../../errors.md) has the reasons that `TopicsError.reason` names.",
         (
-            *("TopicsError", "InvalidRequestError", "AuthError", "NotFoundError", "ConflictError"),
+            *("TopicsError", "InvalidRequestError", "AuthError", "NotFoundError", "ConflictError", "ConnectError"),
             *("UnavailableError", "GapError"),
         ),
     ),

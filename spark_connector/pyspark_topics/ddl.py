@@ -11,6 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 _TOKEN: Final = re.compile(r"\s*(`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|[\w]+|[<>(),:])")
+_SYNONYMS: Final = frozenset({"byte", "short", "integer", "long", "real", "timestamp_ltz"})
 _SIMPLE: Final = {
     "string": pa.string(),
     "boolean": pa.bool_(),
@@ -31,6 +32,7 @@ _SIMPLE: Final = {
     "date": pa.date32(),
     "binary": pa.binary(),
 }
+_NAMES: Final = {kind: name for name, kind in _SIMPLE.items() if name not in _SYNONYMS}
 _DECIMALS: Final = ("decimal", "dec", "numeric")
 
 
@@ -46,6 +48,19 @@ def arrow_schema(text: str) -> pa.Schema:
     if not fields:
         raise ValueError("no columns")
     return pa.schema(fields)
+
+
+def ddl_type(kind: pa.DataType) -> str:
+    """The type as a DDL text names it."""
+    if pa.types.is_list(kind):
+        return f"array<{ddl_type(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{ddl_type(kind.key_type)}, {ddl_type(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(f'{each.name}: {ddl_type(each.type)}' for each in kind)}>"
+    if pa.types.is_decimal128(kind):
+        return f"decimal({kind.precision}, {kind.scale})"
+    return _NAMES.get(kind, str(kind))
 
 
 def _from_json(text: str) -> pa.Schema:

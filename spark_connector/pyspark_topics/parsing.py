@@ -5,6 +5,7 @@ fails a whole block for one record, 0.82 with DuckDB, which turns what does not 
 record costs no more than one for a joined block, and tells which record it was.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation
 from functools import lru_cache
@@ -16,15 +17,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from pyspark_topics.lenient import FAILURES, REASON_CHARS, Value, joined
 from topics.v1 import record_pb2
 
-_REASON_CHARS: Final = 200
 _FLOAT32: Final = 3.4028235677973362e38  # the last that is rounded to a float: the largest is written as 3.4028235e38
 _JSON: Final = int(record_pb2.RECORD_KIND_JSON)
 _INTEGERS: Final[Mapping[pa.DataType, int]] = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _MICROS: Final = "us"
 _DAYS: Final = (-719_162, 2_932_896)  # since the Unix epoch: the first of the year 1 and the last of 9999
 _MOMENTS: Final = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
+
+_ESCAPE: Final = re.compile(  # the first group is half of a surrogate pair
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
 
 # What Arrow does not take and ISO 8601 allows: a time without a zone (UTC, here), and more than six decimals.
 _DECIMALS: Final = (r"(\.\d{6})\d+", r"\1")
@@ -50,9 +56,9 @@ class Parser:
     date32: YYYY-MM-DD. Both from the year 1 to 9999. binary: base64. list: an array. struct: an object. map with string
     keys: an object. A member that is missing or null is null; one that the schema does not name is passed over.
 
-    A record that does not fit, be it no JSON, no object, of kind binary or of another type at any place, is null in
-    every column and has its reason, a short text, in the second result. Whether it fits does not depend on its
-    neighbours.
+    A record that does not fit has its reason, a short text, in the second result. What of it has another type than the
+    schema's is null, the smallest part of it that can be; all the rest is kept. One that is no JSON, no object or of
+    kind binary is null in every column. Whether a record fits does not depend on its neighbours.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -63,6 +69,7 @@ class Parser:
         row = _struct(schema, "$")
         self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(row).decode
         self._empty = row()
+        self._lenient = Value(pa.struct(list(schema)), _decoded)
         self._columns = [
             (attrgetter(name), each) for name, each in zip(row.__struct_fields__, schema, strict=True)
         ]  # attrgetter and map: twice as fast as a comprehension
@@ -73,48 +80,64 @@ class Parser:
     def parse(self, data: pa.Array, kinds: pa.Array | None) -> tuple[list[pa.Array], pa.Array]:
         """See the function of the same name."""
         texts = data.to_pylist()
-        bad: dict[int, str] = {}
+        bad: dict[int, list[str]] = {}
         if kinds is not None:
             for i in pc.indices_nonzero(pc.not_equal(kinds, _JSON)).to_pylist():
-                bad[i], texts[i] = "a binary record", b"{}"
+                bad[i], texts[i] = ["a binary record"], b"{}"
         rows = self._rows(texts, bad)
         try:
             arrays = self._arrays(rows)
         except pa.ArrowException:
-            self._find_unfit(rows, bad)
-            for i in bad:
-                rows[i] = self._empty
+            self._mend_unfit(rows, bad)
             arrays = self._arrays(rows)
         reasons = (
-            pa.array([bad.get(i) for i in range(len(rows))], pa.string()) if bad else pa.nulls(len(rows), pa.string())
+            pa.array([joined(bad[i]) if i in bad else None for i in range(len(rows))], pa.string())
+            if bad
+            else pa.nulls(len(rows), pa.string())
         )
         return arrays, reasons
 
-    def _rows(self, texts: Sequence[bytes | None], bad: dict[int, str]) -> list[Any]:
-        """Each record decoded; those that can't be are added to `bad` and are empty."""
+    def _rows(self, texts: Sequence[bytes | None], bad: dict[int, list[str]]) -> list[Any]:
+        """Each record decoded; why some are not, or not as a whole, is added to `bad`."""
         decode = self._decode
         try:
             return list(map(decode, texts))  # type: ignore[arg-type]  # None is an error like others
-        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+        except FAILURES:
             pass
         rows = []
         for i, each in enumerate(texts):
             try:
                 rows.append(decode(each))  # type: ignore[arg-type]
-            except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
-                bad[i] = _reason(error)
-                rows.append(self._empty)
+            except FAILURES as error:
+                row, bad[i] = self._parts(each, error)
+                rows.append(row)
         return rows
+
+    def _parts(self, text: bytes | None, error: Exception) -> tuple[Any, list[str]]:
+        """What fits of a record that failed as a whole, and why the rest does not."""
+        reasons: list[str] = []
+        if text is None or isinstance(error, UnicodeDecodeError | RecursionError):
+            return self._empty, [_reason(error, text)]
+        try:
+            members = _MEMBERS(text)
+            row = self._lenient.members(members, "$", reasons)
+        except (UnicodeDecodeError, RecursionError) as worse:
+            return self._empty, [_reason(worse, text)]
+        except FAILURES:
+            return self._empty, [_reason(error, text)]
+        return row, reasons or [_reason(error, text)]  # of two members of a name the first did not fit
 
     def _arrays(self, rows: Sequence[Any]) -> list[pa.Array]:
         return [_array(list(map(get, rows)), each.type) for get, each in self._columns]
 
-    def _find_unfit(self, rows: Sequence[Any], bad: dict[int, str]) -> None:
-        """Add the rows with a value that has the right JSON type but can't be of its column's."""
+    def _mend_unfit(self, rows: list[Any], bad: dict[int, list[str]]) -> None:
+        """Make null what has the right JSON type but can't be of its column's, and add why."""
+        unfit: set[int] = set()
         for get, each in self._columns:
             values = list(map(get, rows))
-            for i in _unfit(values, each.type, 0, len(values)):
-                bad.setdefault(i, f"Expected `{each.type}` - at `$.{each.name}`"[:_REASON_CHARS])
+            unfit.update(_unfit(values, each.type, 0, len(values)))
+        for i in unfit:
+            rows[i] = self._lenient.mended(rows[i], "$", bad.setdefault(i, []), _fits)
 
 
 @lru_cache(maxsize=64)
@@ -122,14 +145,20 @@ def _parser(schema: pa.Schema) -> Parser:
     return Parser(schema)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, text: bytes | None) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "JSON is malformed: not UTF-8"
     if isinstance(error, RecursionError):
         return "JSON is nested too deeply"
-    if isinstance(error, TypeError):
+    if text is None:
         return "no data"
-    return str(error)[:_REASON_CHARS]
+    if any(found[1] for found in _ESCAPE.finditer(text)):  # which msgspec may call truncated
+        return "JSON is malformed: a lone surrogate"
+    return str(error)[:REASON_CHARS]
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    return not _unfit([value], kind, 0, 1)
 
 
 def _struct(fields: pa.Schema | pa.StructType, path: str) -> Any:

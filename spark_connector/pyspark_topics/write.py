@@ -14,7 +14,7 @@ from pyspark_topics.fetch import Fetcher
 from pyspark_topics.options import OptionError
 from pyspark_topics.write_check import check
 from pyspark_topics.write_chunks import Chunk, chunks
-from pyspark_topics.write_columns import Layout
+from pyspark_topics.write_columns import Layout, Target
 from pyspark_topics.write_options import WriteOptions
 from pyspark_topics.write_topics import Topics
 from topics.v1 import topics_service_pb2 as pb
@@ -70,6 +70,14 @@ class BatchWriter(DataSourceArrowWriter):
         again = context.attemptNumber() > 0 and not self.task.any_time
         return self.task.run(iterator, "", context.partitionId(), self._begun if again else None)
 
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Make the topic of a frame without rows, which no task did: a reader may count on it. Raises TopicsError."""
+        if not any(isinstance(each, Written) and each.records for each in messages):
+            self.task.make_topic()
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """What tasks have appended stays."""
+
 
 class StreamWriter(DataSourceStreamArrowWriter):
     """One streaming query. A batch that Spark runs again, at once or after a restart, has the same id of the write."""
@@ -101,6 +109,13 @@ class TaskWrite:
     layout: Layout
     write_id: str  # of all tasks; empty: each run has its own
     any_time: bool  # whether the same write may come again after an outage
+
+    def make_topic(self) -> None:
+        """Have the one topic of all rows, if the options name one and allow it."""
+        options = self.options
+        if options.topic is not None and options.create:
+            with Connection(options.address, retry=Retry(seconds=options.retry_seconds)) as connection:
+                Topics(connection, options, any_time=self.any_time, begun=None).ready(Target(options.topic, 0))
 
     def run(self, batches: "Iterator[pa.RecordBatch]", run: str, task: int, begun: float | None) -> Written:
         """Write the rows of task number `task`, in the run `run` of several with the same write id. `begun` is as in

@@ -22,7 +22,6 @@ from pyiceberg.exceptions import (
     TooManyRequestsError,
 )
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import ancestors_of
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from topics_lakehouse.config import Config
@@ -33,6 +32,8 @@ TOPIC_ID: Final = "topics.topic-id"
 POSITIONS: Final = "topics.positions"
 ROLE: Final = "topics.role"
 COMMIT: Final = "topics.commit"
+SNAPSHOT: Final = "topics.snapshot"  # id of the snapshot of that commit
+ROWS: Final = "topics.rows"  # rows of the table right behind that commit
 RANGES: Final = "topics.ranges"  # in the summary of a snapshot
 
 RECORDS: Final = "records"
@@ -167,21 +168,6 @@ def owned_state(table: Table, topic: str, role: str) -> TableState:
     return state
 
 
-def check_history(table: Table) -> None:
-    """Raises TableError where the commit that set the positions is no longer part of the table: someone rolled it back,
-    and the positions promise what is not there."""
-    commit, metadata = table.properties.get(COMMIT, ""), table.metadata
-    made = [each for each in metadata.snapshots if each.summary is not None and each.summary.get(COMMIT) == commit]
-    if not commit or not made:  # none yet, or expired
-        return
-    current = metadata.current_snapshot()
-    if current is None or all(each.snapshot_id != made[-1].snapshot_id for each in ancestors_of(current, metadata)):
-        raise TableError(
-            f"table {'.'.join(table.name())}: it was rolled back behind its positions {table.properties[POSITIONS]}; "
-            f"set {POSITIONS} to the last seq of each partition that it holds now, and remove {COMMIT}"
-        )
-
-
 def archive_table(catalog: Catalog, name: Identifier, topic_id: str) -> Identifier | None:
     """Rename the table of an ended life of a topic, and tell its new name; None if another process was faster."""
     new = (*name[:-1], f"{name[-1]}_{topic_id}")
@@ -205,6 +191,11 @@ def parse_positions(text: str) -> dict[int, int]:
     if not all(0 <= partition < 1 << 31 for partition in positions):
         raise ValueError(text)
     return positions
+
+
+def same_positions(one: Positions, other: Positions) -> bool:
+    """Whether two positions are the same; 0 and absent are."""
+    return {p: seq for p, seq in one.items() if seq} == {p: seq for p, seq in other.items() if seq}
 
 
 def positions_text(positions: Positions) -> str:

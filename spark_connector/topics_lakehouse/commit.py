@@ -16,24 +16,33 @@ from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation
-from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertCurrentSchemaId,
+    AssertDefaultSpecId,
+    SetPropertiesUpdate,
+    UpdatesAndRequirements,
+)
 from pyiceberg.table.update.snapshot import _MergeAppendFiles
 
 from topics_lakehouse.catalog import (
     COMMIT,
     POSITIONS,
     RANGES,
+    ROWS,
+    SNAPSHOT,
     CatalogDownError,
     Identifier,
     Positions,
     TableError,
-    check_history,
     find_table,
     is_down,
     positions_text,
     reachable,
+    same_positions,
     table_state,
 )
+from topics_lakehouse.history import check_history
 
 _ATTEMPTS: Final = 3
 
@@ -55,6 +64,7 @@ class Append:
     ranges: Mapping[int, tuple[int, int]]  # first and last seq of each partition
     files: Sequence[DataFile]
     form: tuple[int, int]  # ids of the schema and of the partition spec that the files were written by
+    refill: "Refill | None" = None
     commit_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __str__(self) -> str:
@@ -62,6 +72,13 @@ class Append:
             f"seq {first} to {last}" + (f" of partition {p}" if p else "") for p, (first, last) in self.ranges.items()
         )
         return f"topic {self.topic} into table {'.'.join(self.name)}: {seqs or 'nothing'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """Mark of an append that fills what a rollback took: it lands on that very snapshot, and nowhere else."""
+
+    onto: int | None  # id of the snapshot, None for a table without any
 
 
 def append(catalog: Catalog, wanted: Append) -> Table:
@@ -117,7 +134,10 @@ def _fence(table: Table, wanted: Append) -> None:
         raise FencedError(f"{wanted}: another committer has moved the table's positions to {there}")
     if form_of(table) != wanted.form:
         raise FencedError(f"{wanted}: the table's columns or partitions were changed since the files were written")
-    check_history(table)
+    if wanted.refill is None:
+        check_history(table)
+    elif table.metadata.current_snapshot_id != wanted.refill.onto:
+        raise FencedError(f"{wanted}: the table was changed since it was found what it lacks")
 
 
 def _check_files(table: Table, wanted: Append) -> None:
@@ -133,20 +153,15 @@ def form_of(table: Table) -> tuple[int, int]:
     return table.metadata.current_schema_id, table.metadata.default_spec_id
 
 
-def same_positions(one: Positions, other: Positions) -> bool:
-    """Whether two positions are the same; 0 and absent are."""
-    return {p: seq for p, seq in one.items() if seq} == {p: seq for p, seq in other.items() if seq}
-
-
 def _commit(table: Table, wanted: Append) -> Table:
     transaction = table.transaction()
-    transaction.set_properties({POSITIONS: positions_text(wanted.target), COMMIT: wanted.commit_id})
     schema_id, spec_id = wanted.form
     schema = AssertCurrentSchemaId.model_validate({"current-schema-id": schema_id})
     spec = AssertDefaultSpecId.model_validate({"default-spec-id": spec_id})
     transaction._stage((), (schema, spec))
     summary = {
         COMMIT: wanted.commit_id,
+        POSITIONS: positions_text(wanted.target),
         RANGES: json.dumps({str(p): list(wanted.ranges[p]) for p in sorted(wanted.ranges)}),
     }
     with _FencedAppend(transaction, summary, wanted) as producer:
@@ -156,7 +171,8 @@ def _commit(table: Table, wanted: Append) -> Table:
 
 
 class _FencedAppend(_MergeAppendFiles):
-    """An append that looks at the positions again before each new attempt; pyiceberg's own would land regardless."""
+    """An append that looks at the positions again before each new attempt; pyiceberg's own would land regardless. It
+    moves them in the same commit."""
 
     def __init__(self, transaction: Transaction, summary: dict[str, str], wanted: Append) -> None:
         super().__init__(Operation.APPEND, transaction, transaction._table.io, snapshot_properties=summary)
@@ -167,3 +183,18 @@ class _FencedAppend(_MergeAppendFiles):
             _fence(self._transaction._table, self._wanted)
         except (FencedError, TableError) as error:
             raise ValidationException(str(error)) from error
+
+    def _commit(self) -> UpdatesAndRequirements:
+        updates, requirements = super()._commit()
+        properties = {
+            POSITIONS: positions_text(self._wanted.target),
+            COMMIT: self._wanted.commit_id,
+            SNAPSHOT: str(self._snapshot_id),
+            ROWS: next(_rows(each) for each in updates if isinstance(each, AddSnapshotUpdate)),
+        }
+        return (*updates, SetPropertiesUpdate(updates=properties)), requirements
+
+
+def _rows(added: AddSnapshotUpdate) -> str:
+    summary = added.snapshot.summary
+    return (summary.get("total-records") if summary is not None else None) or ""

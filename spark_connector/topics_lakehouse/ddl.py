@@ -1,6 +1,6 @@
 """The declared columns of a topic, as a configuration writes them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
@@ -26,11 +26,27 @@ def columns_of(declared: object) -> pa.Schema:
         return pa.schema([])
     columns = pa.schema([pa.field(each.name, _known(each.type)) for each in arrow_schema(declared)])
     Parser(columns)
-    folded = [name.lower() for name in columns.names]
-    for name in columns.names:
-        if folded.count(name.lower()) > 1:
-            raise ValueError(f"column {name} is there twice, but for capitals")
+    _check_names(columns, "column")
     return columns
+
+
+def _check_names(fields: Iterable[pa.Field], what: str) -> None:
+    """Raises ValueError for two names, at any depth, that differ in capitals alone: one name to Spark and DuckDB."""
+    seen: dict[str, str] = {}
+    for each in fields:
+        if each.name.lower() in seen:
+            raise ValueError(f"{what} {seen[each.name.lower()]} is there twice, but for capitals")
+        seen[each.name.lower()] = each.name
+        _check_nested(each.type, f"{what} {each.name}: field")
+
+
+def _check_nested(kind: pa.DataType, what: str) -> None:
+    if pa.types.is_struct(kind):
+        _check_names(kind, what)
+    elif pa.types.is_list(kind):
+        _check_nested(kind.value_type, what)
+    elif pa.types.is_map(kind):
+        _check_nested(kind.item_type, what)
 
 
 def _known(kind: pa.DataType) -> pa.DataType:

@@ -21,8 +21,11 @@ from pyspark_topics.inventory import TopicInfo, find_topic
 from topics_client.connection import Connection
 from topics_lakehouse.catalog import ERRORS, RECORDS, TableError, find_table, identifier, owned_state
 from topics_lakehouse.config import Config
-from topics_lakehouse.dead import DeadSeqs, find_dead
+from topics_lakehouse.dead import find_dead
+from topics_lakehouse.history import Witness, check_history
+from topics_lakehouse.progress import witnessed
 from topics_lakehouse.rewrite import LiveFile, Rewritten, live_files, read_file, replace
+from topics_lakehouse.seqs import SeqSet
 
 WAITING: Final = "waiting"
 LISTING: Final = "listing"
@@ -72,12 +75,13 @@ def sync_deletes(
     Blocks until the table has every record that the topic has now (a pipeline must be running, or have run), for at
     most `timeout` seconds: then NotThereYetError. Runs beside a pipeline and compaction, and may be called again at any
     time. Older snapshots have the rows until they expire. Raises NotFoundError for an unknown topic, TableError for one
-    that has no table or that of an earlier life.
+    that has no table, that of an earlier life, or one that was rolled back.
     """
     info = find_topic(connection, topic)
     heads = {each.partition: each.head_seq for each in info.partitions}
     ends = None if timeout is None else time.monotonic() + timeout
-    tables = {RECORDS: _reached(config, catalog, info, heads, ends, progress)}
+    witness = witnessed(connection, config.group, topic)
+    tables = {RECORDS: _reached(config, catalog, info, heads, ends, progress, witness)}
     if find_table(catalog, identifier(config, topic, ERRORS)) is not None:
         tables[ERRORS] = _own(catalog, config, info, ERRORS)  # which is committed before the records
     dead = _list(connection, info, heads, progress)
@@ -101,11 +105,12 @@ def _reached(
     heads: Mapping[int, int],
     ends: float | None,
     progress: Callable[[Step], None],
+    witness: Witness,
 ) -> Table:
     """The topic's table, once its positions are at the heads."""
     total, said = sum(heads.values()), -1
     while True:
-        table = _own(catalog, config, info, RECORDS)
+        table = _own(catalog, config, info, RECORDS, witness)
         positions = owned_state(table, info.topic, RECORDS).positions
         behind = {p: (positions.get(p, 0), head) for p, head in heads.items() if positions.get(p, 0) < head}
         if not behind:
@@ -124,7 +129,7 @@ def _reached(
         time.sleep(_PAUSE)
 
 
-def _own(catalog: Catalog, config: Config, info: TopicInfo, role: str) -> Table:
+def _own(catalog: Catalog, config: Config, info: TopicInfo, role: str, witness: Witness | None = None) -> Table:
     name = identifier(config, info.topic, role)
     table = find_table(catalog, name)
     if table is None:
@@ -135,14 +140,15 @@ def _own(catalog: Catalog, config: Config, info: TopicInfo, role: str) -> Table:
             f"topic {info.topic}: table {'.'.join(name)} is of an earlier life of the topic ({state.topic_id}, now "
             f"{info.topic_id}): its deletes can't be told any more"
         )
+    check_history(table, witness or {})
     return table
 
 
 def _list(
     connection: Connection, info: TopicInfo, heads: Mapping[int, int], progress: Callable[[Step], None]
-) -> dict[int, DeadSeqs]:
+) -> dict[int, SeqSet]:
     """The deleted seqs of each partition."""
-    found: dict[int, DeadSeqs] = {}
+    found: dict[int, SeqSet] = {}
     total, before = sum(heads.values()), 0
     for partition, head in heads.items():
         for got in find_dead(connection, info.topic, info.topic_id, partition, head):
@@ -155,7 +161,7 @@ def _list(
 
 
 def remove_rows(
-    table: Table, dead: Mapping[int, DeadSeqs], progress: Callable[[Step], None] = lambda _: None
+    table: Table, dead: Mapping[int, SeqSet], progress: Callable[[Step], None] = lambda _: None
 ) -> Rewritten:
     """Write every file that holds a row of a dead seq anew without it; `table` is refreshed. Does nothing twice."""
     done = Rewritten()
@@ -183,22 +189,22 @@ def remove_rows(
                 raise
 
 
-def _suspect(file: LiveFile, dead: Mapping[int, DeadSeqs]) -> bool:
+def _suspect(file: LiveFile, dead: Mapping[int, SeqSet]) -> bool:
     """Whether the file may hold a dead row, by what the manifests tell."""
     if file.partition is None or file.first is None or file.last is None:
         return True
     return file.partition in dead and dead[file.partition].within(file.first, file.last)
 
 
-def _holds(table: Table, file: LiveFile, dead: Mapping[int, DeadSeqs]) -> bool:
+def _holds(table: Table, file: LiveFile, dead: Mapping[int, SeqSet]) -> bool:
     return any(pc.any(_dead(batch, dead)).as_py() for batch in read_file(table, file, ("partition", "seq")))
 
 
-def _keep(dead: Mapping[int, DeadSeqs]) -> Callable[[pa.RecordBatch], pa.BooleanArray]:
+def _keep(dead: Mapping[int, SeqSet]) -> Callable[[pa.RecordBatch], pa.BooleanArray]:
     return lambda batch: pc.invert(_dead(batch, dead))
 
 
-def _dead(batch: pa.RecordBatch, dead: Mapping[int, DeadSeqs]) -> pa.BooleanArray:
+def _dead(batch: pa.RecordBatch, dead: Mapping[int, SeqSet]) -> pa.BooleanArray:
     """For each row whether it is of a dead record."""
     partitions, seqs = batch.column("partition"), batch.column("seq")
     found = pa.repeat(pa.scalar(False), batch.num_rows)

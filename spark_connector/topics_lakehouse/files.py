@@ -20,6 +20,7 @@ from topics_client.address import Address
 from topics_client.errors import NotFoundError, TopicsError, UnavailableError
 from topics_lakehouse.catalog import is_down
 from topics_lakehouse.parquet import Layout, ParquetFiles
+from topics_lakehouse.seqs import SeqSet
 
 NOT_FOUND: Final = "not_found"
 SERVER_DOWN: Final = "server_down"
@@ -40,6 +41,14 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """Seqs of a range of which no rows are made: the tables have them."""
+
+    records: SeqSet
+    errors: SeqSet
+
+
+@dataclass(frozen=True, slots=True)
 class FileTask:
     """One range to be written. Rows for the errors table are made of records behind `errors_behind` only: those in
     front of it are in that table already."""
@@ -47,6 +56,7 @@ class FileTask:
     wanted: SeqRange
     errors_behind: int
     target: Target
+    passed: Passed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +120,11 @@ def _write(io: FileIO, fetcher: Fetcher, task: FileTask) -> TaskResult:
             if not got.num_rows:
                 continue
             batch, errors = rows.of(got)
-            records.write(batch)
-            if errors is not None and misfits is not None:
+            if task.passed is not None:
+                batch, errors = _without(batch, task.passed.records), _without(errors, task.passed.errors)
+            if batch:
+                records.write(batch)
+            if errors and misfits is not None:
                 misfits.write(errors)
         error_files = misfits.close() if misfits is not None else []
         files = records.close()
@@ -124,6 +137,12 @@ def _write(io: FileIO, fetcher: Fetcher, task: FileTask) -> TaskResult:
         misfits.rows if misfits is not None else 0,
         sum(each.file_size_in_bytes for each in files),
     )
+
+
+def _without(batch: pa.RecordBatch | None, passed: SeqSet) -> pa.RecordBatch | None:
+    if batch is None:
+        return None
+    return batch.filter(pc.invert(passed.mask(batch.column("seq"))))
 
 
 class Rows:

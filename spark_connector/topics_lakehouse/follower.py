@@ -21,11 +21,13 @@ from pyiceberg.table import Table
 from pyspark_topics.fetch import Gap
 from pyspark_topics.inventory import TopicInfo
 from topics_lakehouse.catalog import ERRORS, GAPS, RECORDS, CatalogDownError, Positions
-from topics_lakehouse.commit import Append, append, form_of
+from topics_lakehouse.commit import Append, Refill, append, form_of
 from topics_lakehouse.config import LEAST_GRACE, Config, TopicRule
 from topics_lakehouse.files import TaskResult
 from topics_lakehouse.gaps import gap_rows, new_gaps
+from topics_lakehouse.history import Witness
 from topics_lakehouse.parquet import ParquetFiles, layout
+from topics_lakehouse.refill import Missing
 from topics_lakehouse.schema import GAPS as GAPS_SCHEMA
 from topics_lakehouse.tables import RecreatedError, TopicTables, archive_tables, open_tables
 
@@ -66,7 +68,21 @@ class Status:
 class Follower:
     """Keeps the tables of one topic."""
 
-    def __init__(self, catalog: Callable[[], Catalog], config: Config, rule: TopicRule, topic: str, report: Reporter):
+    def __init__(
+        self,
+        catalog: Callable[[], Catalog],
+        config: Config,
+        rule: TopicRule,
+        topic: str,
+        report: Reporter,
+        *,
+        witness: Callable[[str], Witness],
+        refill: bool = False,
+    ) -> None:
+        """`witness` gives the positions that tables of a topic told their group. With `refill` tables that were rolled
+        back are to be filled when they are first opened, not refused."""
+        self._witness = witness
+        self.refilling = refill
         self._catalog = catalog
         self._config = config
         self.rule = rule
@@ -104,8 +120,20 @@ class Follower:
         return bool(self._pending) and time.monotonic() - self._pending_since > LEAST_GRACE / 2
 
     def _open(self, info: TopicInfo) -> TopicTables:
+        def opened() -> TopicTables:
+            witness = self._witness(info.topic)
+            return open_tables(
+                self._catalog(),
+                self._config,
+                self.rule,
+                info.topic,
+                info.topic_id,
+                witness=witness,
+                refill=self.refilling,
+            )
+
         try:
-            return open_tables(self._catalog(), self._config, self.rule, info.topic, info.topic_id)
+            return opened()
         except RecreatedError:
             if self.rule.on_recreate != "archive":
                 raise
@@ -113,7 +141,7 @@ class Follower:
             self.status.reason = f"put aside as {name}"
             self._report("archived", self.status)
         self.status.reason = ""
-        return open_tables(self._catalog(), self._config, self.rule, info.topic, info.topic_id)
+        return opened()
 
     def discard(self, results: Sequence[TaskResult]) -> None:
         """Remove files that no commit was told of, as far as that can be done."""
@@ -129,7 +157,15 @@ class Follower:
         """Commit what the tasks of one round wrote, all of which went well; the tables that this changed. `began` is
         when the first file may have been written, by the monotonic clock."""
         assert self.tables is not None
-        self._pending, self._pending_since = self._steps(self.tables, results), began
+        return self._commit(self._steps(self.tables, results), results, began)
+
+    def refill(self, found: Missing, results: Sequence[TaskResult], began: float) -> list[Table]:
+        """Commit what the tables lacked; as `commit`."""
+        return self._commit(self._refills(found, results), results, began)
+
+    def _commit(self, steps: list[tuple[str, Append]], results: Sequence[TaskResult], began: float) -> list[Table]:
+        assert self.tables is not None
+        self._pending, self._pending_since = steps, began
         self._written = results
         roles = [role for role, _ in self._pending]
         self._report("written", self.status)
@@ -157,8 +193,31 @@ class Follower:
         steps.append((RECORDS, self._append(tables, RECORDS, ranges, files)))
         return steps
 
+    def _refills(self, found: Missing, results: Sequence[TaskResult]) -> list[tuple[str, Append]]:
+        tables = found.tables
+        ranges = {p: (1, last) for p, last in tables.positions[RECORDS].items() if last}
+        files = {
+            ERRORS: [file for each in results for file in each.error_files],
+            GAPS: [],
+            RECORDS: [file for each in results for file in each.files],
+        }
+        gaps = new_gaps(tables.tables[GAPS], tables.positions[GAPS], {}, found.gaps(results))
+        if gaps:
+            files[GAPS] = self._gap_files(tables, gaps)
+        return [
+            (role, self._append(tables, role, ranges, files[role], refill=role in tables.lacking))
+            for role in (ERRORS, GAPS, RECORDS)
+            if files[role] or role in tables.lacking
+        ]
+
     def _append(
-        self, tables: TopicTables, role: str, ranges: Mapping[int, tuple[int, int]], files: Sequence[DataFile]
+        self,
+        tables: TopicTables,
+        role: str,
+        ranges: Mapping[int, tuple[int, int]],
+        files: Sequence[DataFile],
+        *,
+        refill: bool = False,
     ) -> Append:
         table, base = tables.tables[role], tables.positions[role]
         ahead = {partition: max(last, base.get(partition, 0)) for partition, (_, last) in ranges.items()}
@@ -172,6 +231,7 @@ class Follower:
             ranges=ranges,
             files=files,
             form=form_of(table),
+            refill=Refill(table.metadata.current_snapshot_id) if refill else None,
         )
 
     def _gap_files(self, tables: TopicTables, gaps: Sequence[Gap]) -> list[DataFile]:
@@ -195,7 +255,7 @@ class Follower:
             except BaseException:
                 self._pending = []
                 raise
-            self.tables.replace(role, table)
+            self.tables.filled(role, table)
             del self._pending[0]
             self._count(role, wanted)
             self._report("committed" if role == RECORDS else role, self.status)

@@ -1,6 +1,6 @@
 """Rows of the `_gaps` table: each lost seq is told once, whatever was repeated."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -27,12 +27,19 @@ def new_gaps(table: Table, told: Positions, base: Positions, gaps: Sequence[Gap]
             for row in rows.to_arrow().to_pylist():
                 if row["partition"] in known:
                     known[row["partition"]].append((row["gap_from"], row["gap_to"]))
-    left = []
+    left: list[Gap] = []
     for gap in gaps:
-        for first, last in _without((gap.gap_from, gap.gap_to), known.get(gap.partition, ())):
-            lost = min(gap.missed_estimate, last - first + 1)
-            left.append(Gap(gap.topic, gap.partition, first, last, gap.reason, lost))
+        left += within(gap, _without((gap.gap_from, gap.gap_to), known.get(gap.partition, ())))
     return _merged(left)
+
+
+def within(gap: Gap, ranges: Iterable[_Range]) -> Iterator[Gap]:
+    """The parts of a gap that lie in the ranges."""
+    for begin, end in ranges:
+        first, last = max(begin, gap.gap_from), min(end, gap.gap_to)
+        if first <= last:
+            lost = min(gap.missed_estimate, last - first + 1)
+            yield Gap(gap.topic, gap.partition, first, last, gap.reason, lost)
 
 
 def gap_rows(gaps: Sequence[Gap], schema: pa.Schema) -> pa.RecordBatch:

@@ -27,14 +27,16 @@ def follow(
     config: Config,
     *,
     once: bool = False,
+    refill: bool = False,
     report: Report | None = None,
     started: Callable[[Pipeline], None] | None = None,
 ) -> bool:
     """Run the pipeline on Spark until SIGTERM or SIGINT, or with `once` until everything that is there now is written;
-    whether all topics are then in order. `started` is given the pipeline before its first round."""
+    whether all topics are then in order. With `refill` tables that were rolled back first get what they lack. `started`
+    is given the pipeline before its first round."""
     with session(config) as spark:
         upkeep = Upkeep(config)
-        pipeline = Pipeline(config, SparkRunner(spark), report=report, after_commit=upkeep)
+        pipeline = Pipeline(config, SparkRunner(spark), report=report, after_commit=upkeep, refill=refill)
         upkeep.lag = pipeline.lag
         try:
             with _stopped_by_signals(pipeline):
@@ -100,6 +102,7 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting that wins over it")
     parser.add_argument("--topic", action="append", default=[], metavar="NAME", help="topic, in place of the file's")
     parser.add_argument("--once", action="store_true", help="write what is there now, then end")
+    parser.add_argument("--refill", action="store_true", help="read again what a rollback took from the tables")
     return parser.parse_args(given)
 
 
@@ -121,7 +124,7 @@ def main(given: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         _log.error("%s", error)
         return 2
-    return 0 if follow(config, once=parsed.once) else 1
+    return 0 if follow(config, once=parsed.once, refill=parsed.refill) else 1
 
 
 if __name__ == "__main__":  # as a script, its folder is on the path, where no module is to be found by a short name

@@ -17,6 +17,9 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 
+from topics_lakehouse.catalog import TOPIC
+from topics_lakehouse.history import check_history
+from topics_lakehouse.lineage import lineage
 from topics_lakehouse.rewrite import merge_manifests
 
 _EXPIRE_AT_ONCE: Final = 20  # a commit that drops 190 takes seconds, and lets others wait
@@ -85,11 +88,20 @@ def _merge(table: Table, at: int) -> int:
 
 
 def expire(table: Table, keep: int) -> int:
-    """Drop all snapshots but the newest `keep` and those that a branch or tag points to; returns how many."""
+    """Drop all snapshots but the newest `keep`, those that a branch or tag points to, and those that tell which commit
+    the current one holds; returns how many.
+
+    Raises RolledBackError for a table that was rolled back: only what would be dropped could put it in order.
+    """
     done = lost = 0
     while True:
         metadata = table.refresh().metadata
+        if TOPIC in table.properties:
+            check_history(table)
         pinned = {ref.snapshot_id for ref in metadata.refs.values()}
+        line = lineage(metadata, table.current_snapshot())
+        if line.mark:
+            pinned |= {each.snapshot_id for each in line.path}
         by_age = sorted(metadata.snapshots, key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
         old = [each.snapshot_id for each in by_age[: max(0, len(by_age) - max(keep, _LEAST_SNAPSHOTS))]]
         drop = [each for each in old if each not in pinned][:_EXPIRE_AT_ONCE]

@@ -24,7 +24,9 @@ from topics_lakehouse.commit import FencedError
 from topics_lakehouse.config import Config, TopicRule
 from topics_lakehouse.files import BROKEN, NOT_FOUND, SERVER_DOWN, STORE_DOWN, FileTask, Target, TaskFailure, TaskResult
 from topics_lakehouse.follower import ABSENT, FAILED, LIVE, WAITING, Follower, Status, timed
-from topics_lakehouse.progress import Progress
+from topics_lakehouse.history import Witness
+from topics_lakehouse.progress import Progress, witnessed
+from topics_lakehouse.refill import missing
 from topics_lakehouse.runner import Runner, RunnerGoneError
 from topics_lakehouse.schema import SchemaError
 from topics_lakehouse.shares import Lag, lags, share, split
@@ -75,11 +77,14 @@ class Pipeline:
         *,
         report: Report | None = None,
         after_commit: AfterCommit | None = None,
+        refill: bool = False,
     ) -> None:
         """`report(step, status)` is told of each step: written, errors, gaps and committed behind the steps of a
         topic's saga; live, waiting, failed, absent when that changes; fenced; archived; and round for each topic
         behind each round. `after_commit(table, topic)` is for maintenance and is called for each
-        table that a round has changed; what it raises is logged."""
+        table that a round has changed; what it raises is logged. With `refill` tables that were rolled back get what
+        they lack when they are first opened, and are not refused."""
+        self._refill = refill
         self._config = config
         self._runner = runner
         self._report_to = report
@@ -150,6 +155,8 @@ class Pipeline:
                 continue
             with self._guarded(follower):
                 tables = follower.open(info)
+                if follower.refilling:
+                    self._fill(follower, tables)
                 targets[info.topic] = tables.target(self._config)
                 follower.settle(LIVE)
                 behind += lags(info, tables.positions[RECORDS], None if ends is None else ends.get(info.topic, {}))
@@ -165,7 +172,8 @@ class Pipeline:
             self.metrics.rounds += 1
         for topic, follower in self._followers.items():
             if follower.tables is not None:
-                self._progress.tell(topic, follower.tables.topic_id, follower.tables.positions[RECORDS])
+                table = follower.tables.tables[RECORDS].metadata.table_uuid
+                self._progress.tell(topic, table, follower.tables.positions[RECORDS])
         for counted in ("records", "bytes", "files", "errors", "gaps"):
             setattr(self.metrics, counted, sum(getattr(status, counted) for status in self.statuses))
         for status in self.statuses:
@@ -224,7 +232,9 @@ class Pipeline:
         if follower is None:
             rule = self._config.rule(topic)
             assert rule is not None
-            follower = Follower(self._catalog, self._config, rule, topic, self._report)
+            follower = Follower(
+                self._catalog, self._config, rule, topic, self._report, witness=self._witness, refill=self._refill
+            )
             self._followers[topic] = follower
         return follower
 
@@ -233,6 +243,26 @@ class Pipeline:
         if self._opened is None:
             self._opened = open_catalog(self._config)
         return self._opened
+
+    def _witness(self, topic: str) -> Witness:
+        return witnessed(self._server, self._config.group, topic)
+
+    def _fill(self, follower: Follower, tables: TopicTables) -> None:
+        """Have what the tables lack read again and commit it, and the group agree with them. Once in their life here:
+        a later rollback is refused."""
+        if tables.lacking:
+            began = time.monotonic()
+            found = missing(tables)
+            tasks = list(found.tasks(self._config))
+            results = self._run(tasks) if tasks else []
+            self._check(follower, results)
+            gaps, rows = len(found.gaps(results)), sum(each.rows for each in results)
+            self._changed(follower, follower.refill(found, results, began))
+            _log.warning("topic %s: %d records read again, %d gaps told", tables.topic, rows, gaps)
+            self._report("refilled", follower.status)
+        positions = {partition: tables.positions[RECORDS].get(partition, 0) for partition in follower.status.heads}
+        if self._progress.commit(tables.topic, tables.tables[RECORDS].metadata.table_uuid, positions):
+            follower.refilling = False
 
     def _tasks(self, behind: Sequence[Lag], targets: Mapping[str, Target]) -> list[FileTask]:
         chosen = share(behind, self._config.max_records)
@@ -267,11 +297,16 @@ class Pipeline:
             return [TaskResult(task.wanted, failure=failure) for task in tasks]
 
     def _commit(self, follower: Follower, results: Sequence[TaskResult], began: float) -> None:
+        self._check(follower, results)
+        self._changed(follower, follower.commit(results, began))
+
+    def _check(self, follower: Follower, results: Sequence[TaskResult]) -> None:
         failed = next((each for each in results if each.failure is not None), None)
         if failed is not None:
             follower.discard(results)
             raise _error(failed)
-        tables = follower.commit(results, began)
+
+    def _changed(self, follower: Follower, tables: Sequence[Table]) -> None:
         self.metrics.commits += 1
         if self._after_commit is not None:
             try:

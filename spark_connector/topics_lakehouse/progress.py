@@ -1,19 +1,24 @@
 """How far the tables are, told to the server as the positions of a consumer group.
 
-Nothing here reads them: the tables are the truth. But a topic may retain for the group what it has not got yet
-(`retain_until_acked_by`), and the group's lag is in the server's listings and metrics.
+The tables are the truth: nothing goes on from these positions. But a topic may retain for the group what it has not got
+yet (`retain_until_acked_by`), the group's lag is in the server's listings and metrics, and a table that stands behind
+what it told its group itself was put back.
 """
 
 import logging
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from topics.v1 import group_pb2
 from topics.v1 import group_service_pb2 as pb
 from topics_client.connection import Connection
-from topics_client.errors import TopicsError
+from topics_client.errors import TopicsError, UnavailableError
 from topics_lakehouse.catalog import Positions
 
 _log: Final = logging.getLogger(__name__)
+_TABLE: Final = "iceberg table "  # in front of the id of the table, in the metadata of a position
 
 
 class Progress:
@@ -22,18 +27,24 @@ class Progress:
     def __init__(self, connection: Connection, group: str) -> None:
         self._connection = connection
         self._group = group
-        self._told: dict[str, tuple[str, Positions]] = {}
+        self._told: dict[str, tuple[uuid.UUID, Positions]] = {}
         self._failed: set[str] = set()
 
-    def tell(self, topic: str, topic_id: str, positions: Positions) -> None:
-        """Commit the positions of one life of a topic, unless that was done. A failure is logged, once in a row, and
-        made good with the next call."""
-        if not self._group or not any(positions.values()) or self._told.get(topic) == (topic_id, positions):
+    def tell(self, topic: str, table: uuid.UUID, positions: Positions) -> None:
+        """Commit the positions of a topic's table, unless that was done. A failure is logged, once in a row, and made
+        good with the next call."""
+        if not self._group or not any(positions.values()) or self._told.get(topic) == (table, positions):
             return
+        if self.commit(topic, table, {partition: seq for partition, seq in positions.items() if seq}):
+            self._told[topic] = (table, positions)
+
+    def commit(self, topic: str, table: uuid.UUID, positions: Positions) -> bool:
+        """Commit just these positions, back as well as forth; whether that went well, or without a group."""
+        if not self._group:
+            return True
         commits = [
-            group_pb2.PositionCommit(topic=topic, partition=partition, from_seq=seq)
+            group_pb2.PositionCommit(topic=topic, partition=partition, from_seq=seq, metadata=f"{_TABLE}{table}")
             for partition, seq in positions.items()
-            if seq
         ]
         request = pb.CommitPositionsRequest(group=self._group, positions=commits)
         try:
@@ -42,6 +53,26 @@ class Progress:
             if topic not in self._failed:
                 self._failed.add(topic)
                 _log.warning("topic %s: group %s was not told of the table's progress: %s", topic, self._group, error)
-            return
+            return False
         self._failed.discard(topic)
-        self._told[topic] = (topic_id, positions)
+        return True
+
+
+def witnessed(connection: Connection, group: str, topic: str) -> Mapping[uuid.UUID, Positions]:
+    """The positions in a topic that tables told the group, by table. To be asked before a table is looked at, which may
+    move on meanwhile. None of a group that is not there, or not ours to read. Raises UnavailableError."""
+    found: dict[uuid.UUID, dict[int, int]] = {}
+    if not group:
+        return found
+    request = pb.FetchPositionsRequest(group=group, topic=topic)
+    try:
+        reply = connection.unary(connection.groups.FetchPositions, request, repeatable=True)
+    except UnavailableError:
+        raise
+    except TopicsError:
+        return found
+    for each in reply.positions:
+        with suppress(ValueError):  # someone else's
+            table = uuid.UUID(each.metadata.removeprefix(_TABLE))
+            found.setdefault(table, {})[each.partition] = each.from_seq
+    return found

@@ -24,7 +24,9 @@ from topics_client.retry import Retry
 from topics_lakehouse.catalog import RECORDS, TOPIC, TableError, find_table, open_catalog, reachable, table_state
 from topics_lakehouse.config import Config
 from topics_lakehouse.duck import Scans, quoted
+from topics_lakehouse.history import RolledBackError, check_history
 from topics_lakehouse.hot import hot_tail
+from topics_lakehouse.progress import witnessed
 from topics_lakehouse.schema import ENVELOPE, typed_columns
 
 HOT_RECORDS: Final = 1_000_000
@@ -141,6 +143,8 @@ class Lakehouse:
 
     def _view(self, name: str, *, fresh: bool) -> None:
         table = find_table(self._catalog, (*self._config.namespace.split("."), name))  # first the snapshot, then heads
+        if table is not None and TOPIC in table.properties:
+            self._check(table, fresh=fresh)
         selects = list(self._scans.selects(table)) if table is not None else []
         topic = self._topics().get(name) if table is None else table.properties.get(TOPIC)
         if topic is None and table is None:
@@ -154,6 +158,15 @@ class Lakehouse:
         body = " UNION ALL BY NAME ".join(selects)
         self._duck.execute(f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS {body}")
         self._made.append(f"VIEW IF EXISTS temp.main.{quoted(name)}")
+
+    def _check(self, table: Table, *, fresh: bool) -> None:
+        """Raises RolledBackError."""
+        told = witnessed(self._server, self._config.group, table.properties[TOPIC]) if fresh else {}
+        try:
+            check_history(table, told)
+        except RolledBackError:  # or only older than what the group was told meanwhile
+            with reachable():
+                check_history(table.refresh(), told)
 
     def _name(self, name: str) -> None:
         """Something empty of that name, for a list of tables."""

@@ -29,6 +29,7 @@ from pyiceberg.table.update.validate import _validate_data_files_exist, _validat
 from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.types import NestedField, PrimitiveType
 
+from topics_lakehouse.lineage import carried_mark
 from topics_lakehouse.parquet import ParquetFiles, layout
 from topics_lakehouse.schema import file_schema
 
@@ -287,7 +288,8 @@ class _Replace(_OverwriteFiles):
         self._merge_at = merge_at
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        summary = super()._summary(snapshot_properties)  # which knows no REPLACE
+        mark = carried_mark(self._transaction.table_metadata, self._parent_snapshot_id)
+        summary = super()._summary({**snapshot_properties, **mark})  # which knows no REPLACE
         return Summary(operation=self._told_as, **summary.additional_properties)
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
@@ -10,7 +10,17 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io.pyarrow import _ConvertToIcebergWithoutIDs, schema_to_pyarrow, visit_pyarrow
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table import Table
-from pyiceberg.types import DecimalType, DoubleType, FloatType, IcebergType, IntegerType, LongType
+from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    StructType,
+)
 
 _TS: Final = pa.timestamp("us", "UTC")
 
@@ -59,7 +69,7 @@ class SchemaError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A declared column whose type the table's column can't take. The table's type stays in force."""
+    """A declared column, or a field of one, whose type the table's can't take. The table's type stays in force."""
 
     column: str
     declared: str
@@ -83,37 +93,38 @@ def check_declared(columns: pa.Schema) -> None:
 
 
 def evolve(table: Table, declared: pa.Schema) -> tuple[Table, list[Conflict]]:
-    """The table with every declared column, new ones added and old ones widened; what can't be done is told.
+    """The table with every declared column, new ones added and old ones widened, also in structs, arrays and maps; what
+    can't be done is told.
 
-    Columns that are declared no more, and those that others have added, stay. Raises SchemaError where the table can't
-    take records at all, and what a commit raises.
+    Columns and fields that are declared no more, and those that others have added, stay. Raises SchemaError where the
+    table can't take records at all, and what a commit raises.
     """
     for last in (False, False, True):
         check_envelope(table)
-        additions, widenings, conflicts = differences(table.schema(), declared)
-        if not additions and not widenings:
+        found = differences(table.schema(), declared)
+        if not found.additions and not found.widenings:
             break
         try:
             with table.update_schema() as update:
-                for field in additions:
-                    update.add_column((field.name,), _type(field))
-                for field in widenings:
-                    update.update_column((field.name,), _type(field))
+                for path, kind in found.additions:
+                    update.add_column(path, kind)
+                for path, kind in found.widenings:
+                    update.update_column(path, kind)
         except CommitFailedException:  # someone else's change came in between
             if last:
                 raise
         table.refresh()
-    return table, conflicts
+    return table, found.conflicts
 
 
 def check_envelope(table: Table) -> None:
     """Raises SchemaError where the table can't take records at all."""
-    names = {field.name: field for field in table.schema().fields}
-    for field in ENVELOPE:
-        there = names.get(field.name)
-        if there is None or there.field_type != _type(field):
-            found = "is missing" if there is None else f"is of type {there.field_type}, not {_type(field)}"
-            raise SchemaError(f"table {_name(table)}: column {field.name} {found}: someone changed the table")
+    names = {each.name: each for each in table.schema().fields}
+    for each in ENVELOPE:
+        there = names.get(each.name)
+        if there is None or there.field_type != _type(each):
+            found = "is missing" if there is None else f"is of type {there.field_type}, not {_type(each)}"
+            raise SchemaError(f"table {_name(table)}: column {each.name} {found}: someone changed the table")
     for there in names.values():
         if there.required and there.name not in ENVELOPE.names:
             raise SchemaError(f"table {_name(table)}: column {there.name} is required, but no topic has it")
@@ -121,27 +132,54 @@ def check_envelope(table: Table) -> None:
         raise SchemaError(f"table {_name(table)}: it has been given partitions, which the pipeline does not write")
 
 
-def differences(schema: Schema, declared: pa.Schema) -> tuple[list[pa.Field], list[pa.Field], list[Conflict]]:
-    """Declared columns to add, those to widen, and those that can't be had."""
-    there = {field.name: field for field in schema.fields}
-    spelled = {field.name.lower(): field.name for field in schema.fields}
-    additions, widenings, conflicts = [], [], []
-    for field in declared:
-        if field.name not in there:
-            if field.name.lower() in spelled:
-                other = spelled[field.name.lower()]
-                conflicts.append(Conflict(field.name, _told(_type(field)), f"{other} {_told(there[other].field_type)}"))
-            else:
-                additions.append(field)
-            continue
-        old, new = there[field.name].field_type, _type(field)
-        if _same(old, new) or _wider(new, old):
-            continue
-        if _wider(old, new):
-            widenings.append(field)
+Path = tuple[str, ...]
+"""Where a field is: the names of columns and fields down to it, `element` and `value` for those of arrays and maps."""
+
+
+@dataclass(slots=True)
+class Differences:
+    """What a table lacks to have the declared columns."""
+
+    additions: list[tuple[Path, IcebergType]] = field(default_factory=list)
+    widenings: list[tuple[Path, IcebergType]] = field(default_factory=list)
+    conflicts: list[Conflict] = field(default_factory=list)  # what can't be had
+
+
+def differences(schema: Schema, declared: pa.Schema) -> Differences:
+    """Declared columns, and fields of them, to add, those to widen, and those that can't be had."""
+    found = Differences()
+    _compare_fields(schema.as_struct(), _to_iceberg(declared).as_struct(), (), found)
+    return found
+
+
+def _compare_fields(old: StructType, new: StructType, path: Path, found: Differences) -> None:
+    there = {each.name: each for each in old.fields}
+    spelled = {each.name.lower(): each.name for each in old.fields}
+    for each in new.fields:
+        at = (*path, each.name)
+        if each.name in there:
+            _compare(there[each.name].field_type, each.field_type, at, found)
+        elif each.name.lower() in spelled:
+            other = spelled[each.name.lower()]
+            kept = f"{'.'.join((*path, other))} {_told(there[other].field_type)}"
+            found.conflicts.append(Conflict(".".join(at), _told(each.field_type), kept))
         else:
-            conflicts.append(Conflict(field.name, _told(new), _told(old)))
-    return additions, widenings, conflicts
+            found.additions.append((at, each.field_type))
+
+
+def _compare(old: IcebergType, new: IcebergType, path: Path, found: Differences) -> None:
+    if isinstance(old, StructType) and isinstance(new, StructType):
+        _compare_fields(old, new, path, found)
+    elif isinstance(old, ListType) and isinstance(new, ListType):
+        _compare(old.element_type, new.element_type, (*path, "element"), found)
+    elif isinstance(old, MapType) and isinstance(new, MapType) and old.key_type == new.key_type:
+        _compare(old.value_type, new.value_type, (*path, "value"), found)
+    elif _same(old, new) or _wider(new, old):
+        return
+    elif _wider(old, new):
+        found.widenings.append((path, new))
+    else:
+        found.conflicts.append(Conflict(".".join(path), _told(new), _told(old)))
 
 
 def _told(kind: IcebergType) -> str:
@@ -167,7 +205,7 @@ def _plain(kind: IcebergType) -> pa.DataType:
 
 def typed_columns(table: Table, declared: pa.Schema) -> pa.Schema:
     """The declared columns as the table has them: what records are parsed into."""
-    there = {field.name: field for field in table.schema().fields}
+    there = {each.name: each for each in table.schema().fields}
     return pa.schema([pa.field(name, _plain(there[name].field_type)) for name in declared.names if name in there])
 
 
@@ -175,12 +213,12 @@ def file_schema(schema: Schema, names: Iterable[str]) -> pa.Schema:
     """The Arrow schema, with field ids, of a Parquet file that holds these of the table's columns."""
     full = schema_to_pyarrow(schema)
     wanted = set(names)
-    return pa.schema([_small_field(field) for field in full if field.name in wanted])
+    return pa.schema([_small_field(each) for each in full if each.name in wanted])
 
 
-def _small_field(field: pa.Field) -> pa.Field:
+def _small_field(given: pa.Field) -> pa.Field:
     """The field with offsets of 32 bits, as the server's batches have them; its ids stay."""
-    return pa.field(field.name, _small(field.type), field.nullable, field.metadata)
+    return pa.field(given.name, _small(given.type), given.nullable, given.metadata)
 
 
 def _small(kind: pa.DataType) -> pa.DataType:
@@ -197,8 +235,8 @@ def _small(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _type(field: pa.Field) -> IcebergType:
-    return _to_iceberg(pa.schema([field])).fields[0].field_type
+def _type(given: pa.Field) -> IcebergType:
+    return _to_iceberg(pa.schema([given])).fields[0].field_type
 
 
 def _to_iceberg(columns: pa.Schema) -> Schema:

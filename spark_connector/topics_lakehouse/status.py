@@ -10,11 +10,11 @@ from pyiceberg.table import Table
 
 from pyspark_topics.inventory import TopicInfo, find_topic, find_topics
 from topics_client.connection import Connection
-from topics_client.errors import NotFoundError, TopicsError
+from topics_client.errors import NotFoundError, TopicsError, UnavailableError
 from topics_lakehouse.catalog import (
-    COMMIT,
     ERRORS,
     GAPS,
+    RANGES,
     RECORDS,
     TOPIC,
     TableError,
@@ -24,6 +24,8 @@ from topics_lakehouse.catalog import (
     reachable,
 )
 from topics_lakehouse.config import Config
+from topics_lakehouse.history import Witness, check_history
+from topics_lakehouse.progress import witnessed
 from topics_lakehouse.schema import SchemaError, check_envelope, differences
 from topics_lakehouse.shares import lags
 
@@ -68,13 +70,17 @@ def status(config: Config, catalog: Catalog, connection: Connection) -> list[Top
         topics, failure = {rule.name: None for rule in config.topics if rule.name}, str(error)
     for topic in sorted(topics.keys() | _followed(config, catalog)):
         known = topics.get(topic)
+        try:
+            witness = {} if known is None else witnessed(connection, config.group, topic)
+        except UnavailableError:
+            witness = {}
         each = TopicStatus(topic, ".".join(identifier(config, topic)))
         table = find_table(catalog, identifier(config, topic))
         if failure:
             each.problems.append(f"the server does not answer: {failure}")
         elif known is None:
             each.problems.append("the topic does not exist" + ("" if table is None else ": its table is what is left"))
-        _tell(each, config, catalog, table, known)
+        _tell(each, config, catalog, table, known, witness)
         found.append(each)
     return found
 
@@ -104,7 +110,14 @@ def _followed(config: Config, catalog: Catalog) -> set[str]:
     return {topic for topic, name in topics if config.rule(topic) is not None and identifier(config, topic) == name}
 
 
-def _tell(each: TopicStatus, config: Config, catalog: Catalog, table: Table | None, info: TopicInfo | None) -> None:
+def _tell(
+    each: TopicStatus,
+    config: Config,
+    catalog: Catalog,
+    table: Table | None,
+    info: TopicInfo | None,
+    witness: Witness,
+) -> None:
     if info is not None:
         each.heads = {partition.partition: partition.head_seq for partition in info.partitions}
         each.lag = sum(lag.records for lag in lags(info, {}))
@@ -118,6 +131,7 @@ def _tell(each: TopicStatus, config: Config, catalog: Catalog, table: Table | No
         if other is not None and other.properties.get(TOPIC) == each.topic:
             rows = _total(other, "total-records")
             each.errors, each.gaps = (rows, each.gaps) if role == ERRORS else (each.errors, rows)
+            each.problems += _rolled_back(other)
     try:
         state = owned_state(table, each.topic, RECORDS)
     except TableError as error:
@@ -126,12 +140,14 @@ def _tell(each: TopicStatus, config: Config, catalog: Catalog, table: Table | No
     each.positions = state.positions
     each.problems += _schema_problems(config, each.topic, table)
     if info is None:
+        each.problems += _rolled_back(table)
         return
     if state.topic_id != info.topic_id:
         each.problems.append(
             f"the topic was deleted and made again: the table follows {state.topic_id}, now it is {info.topic_id}"
         )
         return
+    each.problems += _rolled_back(table, witness)
     each.lag = sum(lag.records for lag in lags(info, state.positions))
     for partition in info.partitions:
         position = state.positions.get(partition.partition, 0)
@@ -142,6 +158,13 @@ def _tell(each: TopicStatus, config: Config, catalog: Catalog, table: Table | No
             )
 
 
+def _rolled_back(table: Table, witness: Witness | None = None) -> Iterator[str]:
+    try:
+        check_history(table, witness or {})
+    except TableError as error:
+        yield str(error)
+
+
 def _count(each: TopicStatus, table: Table) -> None:
     each.rows = _total(table, "total-records")
     each.files = _total(table, "total-data-files")
@@ -150,7 +173,7 @@ def _count(each: TopicStatus, table: Table) -> None:
     times = [
         snapshot.timestamp_ms
         for snapshot in table.metadata.snapshots
-        if snapshot.summary is not None and snapshot.summary.get(COMMIT) is not None
+        if snapshot.summary is not None and snapshot.summary.get(RANGES) is not None
     ]
     if times:
         each.last_commit = datetime.fromtimestamp(max(times) / 1000, UTC)
@@ -169,5 +192,4 @@ def _schema_problems(config: Config, topic: str, table: Table) -> Iterator[str]:
         yield str(error)
     rule = config.rule(topic)
     if rule is not None:
-        _, _, conflicts = differences(table.schema(), rule.columns)
-        yield from map(str, conflicts)
+        yield from map(str, differences(table.schema(), rule.columns).conflicts)

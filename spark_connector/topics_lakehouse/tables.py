@@ -13,7 +13,6 @@ from topics_lakehouse.catalog import (
     Positions,
     TableError,
     archive_table,
-    check_history,
     create_table,
     find_table,
     identifier,
@@ -23,6 +22,7 @@ from topics_lakehouse.catalog import (
 )
 from topics_lakehouse.config import Config, TopicRule
 from topics_lakehouse.files import Target
+from topics_lakehouse.history import RolledBackError, Witness, check_history
 from topics_lakehouse.parquet import Layout, layout
 from topics_lakehouse.schema import ENVELOPE, Conflict, evolve, typed_columns
 from topics_lakehouse.schema import ERRORS as ERRORS_SCHEMA
@@ -44,6 +44,7 @@ class TopicTables:
     columns: pa.Schema  # declared, as the table has them
     conflicts: list[Conflict]
     positions: dict[str, Positions] = field(default_factory=dict)  # by role
+    lacking: set[str] = field(default_factory=set)  # roles of tables that were rolled back
 
     def __post_init__(self) -> None:
         for role, table in self.tables.items():
@@ -53,6 +54,11 @@ class TopicTables:
         """Take over a newer state of a table."""
         self.tables[role] = table
         self.positions[role] = table_state(table).positions
+
+    def filled(self, role: str, table: Table) -> None:
+        """Take over a table as it is behind a commit: it lacks nothing."""
+        self.replace(role, table)
+        self.lacking.discard(role)
 
     def target(self, config: Config) -> Target:
         """What tasks write to."""
@@ -66,13 +72,24 @@ class TopicTables:
         return Target(records, self.columns, errors, dict(self.tables[RECORDS].io.properties))
 
 
-def open_tables(catalog: Catalog, config: Config, rule: TopicRule, topic: str, topic_id: str) -> TopicTables:
-    """The topic's tables, made where they are missing.
+def open_tables(
+    catalog: Catalog,
+    config: Config,
+    rule: TopicRule,
+    topic: str,
+    topic_id: str,
+    *,
+    witness: Witness | None = None,
+    refill: bool = False,
+) -> TopicTables:
+    """The topic's tables, made where they are missing. `witness` is where they were before (`progress.witnessed`); with
+    `refill` tables that were rolled back are told as lacking instead of refused.
 
-    Raises RecreatedError where they follow an earlier life of the topic, TableError where they are another topic's or
-    were damaged, SchemaError, CatalogDownError.
+    Raises RecreatedError where they follow an earlier life of the topic, RolledBackError, TableError where they are
+    another topic's or were damaged, SchemaError, CatalogDownError.
     """
     tables: dict[str, Table] = {}
+    lacking: set[str] = set()
     conflicts: list[Conflict] = []
     columns = pa.schema([])
     for role, schema in _wanted(rule):
@@ -86,13 +103,18 @@ def open_tables(catalog: Catalog, config: Config, rule: TopicRule, topic: str, t
                 f"topic {topic} was deleted and made again: table {'.'.join(name)} follows {state.topic_id}, now the "
                 f'topic is {topic_id}; with on_recreate = "archive" the old tables are put aside'
             )
-        check_history(table)
+        try:
+            check_history(table, {} if witness is None or refill else witness)
+        except RolledBackError:
+            if not refill:
+                raise
+            lacking.add(role)
         if role == RECORDS:
             with reachable():
                 table, conflicts = evolve(table, rule.columns)
             columns = typed_columns(table, rule.columns)
         tables[role] = table
-    return TopicTables(topic, topic_id, tables, columns, conflicts)
+    return TopicTables(topic, topic_id, tables, columns, conflicts, lacking=lacking)
 
 
 def _wanted(rule: TopicRule) -> list[tuple[str, pa.Schema]]:

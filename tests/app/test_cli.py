@@ -140,7 +140,7 @@ def test_create_makes_a_topic_and_adds_partitions(server: ServerProcess) -> None
     with Api(server.base) as api:
         api.put("narrow", cap_records=7).raise_for_status()
         assert _topics("create", "narrow", *at) == "narrow: there already, 1 partition\n"
-        assert _topics("create", "narrow", "--partitions", 2, *at) == "narrow: there already, 2 partitions\n"
+        assert _topics("create", "narrow", "--partitions", 2, *at) == "narrow: 1 partition added, 2 in all\n"
         assert api.client.get("/v0/topics/narrow").json()["config"]["cap_records"] == 7
     assert "topic_exists_incompatible" in _topics("create", "wide", "--partitions", 2, *at, code=1)
     assert "at least 1" in _topics("create", "wide", "--partitions", 0, *at, code=2)

@@ -245,9 +245,11 @@ def _run_here(monkeypatch: pytest.MonkeyPatch, result: bool | None = None) -> li
     """`run` without Spark; what the pipeline was started with."""
     started: list[dict[str, object]] = []
 
-    def here(config: Config, *, once: bool, report: display.Display, started: Callable[..., None]) -> bool:
-        given.append({"config": config, "once": once})
-        pipeline = Pipeline(config, LocalRunner(), report=report)
+    def here(
+        config: Config, *, once: bool, refill: bool, report: display.Display, started: Callable[..., None]
+    ) -> bool:
+        given.append({"config": config, "once": once, "refill": refill})
+        pipeline = Pipeline(config, LocalRunner(), report=report, refill=refill)
         started(pipeline)
         try:
             return pipeline.once() if result is None else result

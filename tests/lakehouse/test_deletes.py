@@ -25,9 +25,10 @@ from topics_lakehouse import deletes
 from topics_lakehouse.catalog import ERRORS, TableError, identifier, open_catalog
 from topics_lakehouse.compact import Compaction, compact
 from topics_lakehouse.config import Config
-from topics_lakehouse.dead import DeadSeqs, find_dead
+from topics_lakehouse.dead import find_dead
 from topics_lakehouse.deletes import NotThereYetError, Step, Synced, remove_rows, sync_deletes
 from topics_lakehouse.rewrite import Rewritten
+from topics_lakehouse.seqs import SeqSet
 
 Fill = Callable[..., int]
 
@@ -50,7 +51,7 @@ def _table(config: Config, catalog: Catalog, topic: str) -> Table:
 
 
 def test_ranges_are_kept_as_ranges() -> None:
-    dead = DeadSeqs()
+    dead = SeqSet()
     for first, last in ((3, 5), (6, 6), (9, 8), (20, 30)):
         dead.add(first, last)
     assert list(dead) == [(3, 6), (20, 30)]
@@ -68,7 +69,7 @@ def test_ranges_are_kept_as_ranges() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_mask_is_right_for_every_seq(seed: int) -> None:
     rng = random.Random(seed)
-    dead = DeadSeqs()
+    dead = SeqSet()
     gone: set[int] = set()
     at = 1
     for _ in range(rng.randint(0, 40)):
@@ -293,7 +294,7 @@ def test_rows_without_a_partition_or_in_mixed_files_are_looked_at_one_by_one(
     follow(config)
     table = _table(config, catalog, topic)
     compact(table, Compaction(thorough=True, ordered=False))
-    dead = DeadSeqs()
+    dead = SeqSet()
     dead.add(3, 7)
     assert remove_rows(table, {1: dead}).rows_after == 35
     assert seqs_of(table, 0) == list(range(1, 21))

@@ -480,3 +480,51 @@ def test_the_catalog_can_be_given(server: Server, tmp_path: Path, fill: Fill) ->
         assert _one(session, "SELECT count(*) FROM query_given") == 3
         follow(config)
         assert session.tables() == ["query_given", "query_given_gaps"]
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_nested_columns_that_grew_are_asked_as_one(
+    server: Server, connection: Connection, fill: Fill, tmp_path: Path, compacted: bool
+) -> None:
+    topic = f"query-nested-{compacted}"
+    before = (
+        "p struct<x: int, y: struct<z: float>>, items array<struct<n: int>>, m map<string, decimal(4,2)>, l array<int>"
+    )
+    after = (
+        "p struct<w: string, x: bigint, y: struct<z: double, d: date>>, items array<struct<n: bigint, sku: string>>, "
+        "m map<string, decimal(9, 2)>, l array<bigint>"
+    )
+    old = '{"p": {"x": 1, "y": {"z": 0.5}}, "items": [{"n": 1}, null], "m": {"k": 1.25}, "l": [1]}'
+    new = (
+        '{"p": {"w": "q", "x": 5000000000, "y": {"z": 0.1, "d": "2026-11-28"}}, '
+        '"items": [{"n": 5000000000, "sku": "s"}], "m": {"k": 1234567.25}, "l": [5000000000, "bad"]}'
+    )
+    put_topic(connection, topic)
+    fill(topic, 2, data=[old, "{}"])
+    follow(settings(server, tmp_path, {"name": topic, "table": "orders", "schema": before}))
+    fill(topic, 1, data=new)
+    config = settings(server, tmp_path, {"name": topic, "table": "orders", "schema": after})
+    follow(config)
+    fill(topic, 1, data=new)
+    table = _table(config, topic)
+    if compacted:
+        compact(table, Compaction(thorough=True))
+    sql = "SELECT seq, p.x AS x, p.w AS w, p.y.z AS z, p.y.d AS d, items, m['k'] AS k, l FROM orders ORDER BY seq"
+    with Lakehouse(config) as session:
+        first, empty, *grown = session.query(sql).to_pylist()
+    assert (first["x"], first["w"], first["z"], first["d"], str(first["k"]), first["l"]) == (
+        1,
+        None,
+        0.5,
+        None,
+        "1.25",
+        [1],
+    )
+    assert first["items"] == [{"n": 1, "sku": None}, None]
+    assert [value for name, value in empty.items() if name != "seq"] == [None] * 7
+    for row in grown:
+        assert (row["x"], row["w"], row["z"], str(row["d"])) == (5_000_000_000, "q", 0.1, "2026-11-28")
+        assert (row["items"], str(row["k"])) == ([{"n": 5_000_000_000, "sku": "s"}], "1234567.25")
+        assert row["l"] == [5_000_000_000, None]
+    (error,) = table.catalog.load_table("topics.orders_errors").scan().to_arrow().to_pylist()
+    assert (error["seq"], error["reason"]) == (3, 'Expected `bigint`, got `"bad"` - at `$.l[1]`')

@@ -51,7 +51,11 @@ def test_columns_are_added_and_widened(table: Table) -> None:
         ("a decimal(9, 2)", "a decimal(9, 3)", "decimal(9, 2)"),
         ("a date", "a timestamp", "date"),
         ("a bigint", "a double", "long"),
-        ("a struct<x: int>", "a struct<x: int, y: int>", "struct<x: optional int>"),
+        ("a struct<x: string>", "a struct<x: int, y: int>", "string"),
+        ("a struct<x: int>", "a struct<X: int>", "a.x int"),
+        ("a array<struct<x: date>>", "a array<struct<x: int>>", "date"),
+        ("a array<int>", "a int", "list<int>"),
+        ("a map<string, bigint>", "a map<string, double>", "long"),
         ("a bigint", "A bigint", "a long"),
     ],
 )
@@ -61,6 +65,47 @@ def test_what_can_not_be_had_is_told(table: Table, old: str, new: str, kept: str
     assert isinstance(conflict, Conflict)
     assert conflict.kept == kept
     assert str(conflict).startswith(f"column {conflict.column} is declared as ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("struct<x: int>", "struct<y: date, x: bigint>", "struct<x: bigint, y: date>"),
+        (
+            "struct<x: struct<y: float>>",
+            "struct<x: struct<y: double, z: array<int>>>",
+            "struct<x: struct<y: double, z: array<int>>>",
+        ),
+        ("array<int>", "array<bigint>", "array<bigint>"),
+        ("array<struct<n: int>>", "array<struct<n: bigint, sku: string>>", "array<struct<n: bigint, sku: string>>"),
+        ("array<array<decimal(5, 2)>>", "array<array<decimal(9, 2)>>", "array<array<decimal(9, 2)>>"),
+        ("map<string, float>", "map<string, double>", "map<string, double>"),
+        ("map<string, struct<x: int>>", "map<string, struct<x: int, y: int>>", "map<string, struct<x: int, y: int>>"),
+        ("struct<x: bigint, y: int>", "struct<x: int>", "struct<x: bigint, y: int>"),
+    ],
+)
+def test_fields_are_added_and_widened_at_any_depth(table: Table, old: str, new: str, found: str) -> None:
+    table, _ = evolve(table, columns_of(f"a {old}"))
+    table, conflicts = evolve(table, columns_of(f"a {new}"))
+    assert conflicts == []
+    assert typed_columns(table, columns_of(f"a {new}")) == columns_of(f"a {found}")
+    location = table.metadata_location
+    assert evolve(table, columns_of(f"a {new}"))[0].metadata_location == location
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        "a int, A int",
+        "a struct<x: int, X: string>",
+        "a array<struct<x: int, b: struct<ye: int, YE: int>>>",
+        "a map<string, struct<id: int, ID: int>>",
+        "a array<array<struct<id: int, Id: int>>>",
+    ],
+)
+def test_names_that_differ_in_capitals_alone_are_refused_at_any_depth(declared: str) -> None:
+    with pytest.raises(ValueError, match="is there twice, but for capitals"):
+        columns_of(declared)
 
 
 def test_a_name_may_have_dots(table: Table) -> None:

@@ -19,6 +19,7 @@ from topics.v1.errors_pb2 import rule as rules
 from topics_client import (
     AuthError,
     ConflictError,
+    ConnectError,
     InvalidRequestError,
     NewRecord,
     NotFoundError,
@@ -104,7 +105,7 @@ def test_tls_and_what_is_none(clients: Clients, shared: ServerProcess, tmp_path:
     cert, key = certificate(tmp_path)
     with tls_proxy(shared.grpc_target, cert, key) as port:
         for url in (f"localhost:{port}", f"topics+tls://localhost:{port}", f"topics+tls://{shared.grpc_target}"):
-            with clients(url, retry=_ONCE) as other, pytest.raises(UnavailableError) as refused:
+            with clients(url, retry=_ONCE) as other, pytest.raises(ConnectError) as refused:
                 other.get_topic(name)
             assert str(refused.value).startswith(f"unavailable: topics{'+tls' if '+' in url else ''}://")
         with clients(f"topics+tls://localhost:{port}?ca={cert}") as client:

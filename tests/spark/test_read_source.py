@@ -190,7 +190,7 @@ def test_what_does_not_fit_the_schema(read: Callable[..., Read], fill: Fill) -> 
     assert [row["id"] for row in found] == [1, None, None, 4, None]
     assert [row["_corrupt"] for row in found] == [
         None,
-        "Expected `int | null`, got `str` - at `$.id`",
+        'Expected `bigint`, got `"x"` - at `$.id`',
         "Expected `object`, got `array`",
         None,
         "a binary record",

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
+from pyspark_topics.inventory import find_topic
 from support.spark import Row, Server, put_topic
 from support.spark import rows as stored_rows
 from support.waiting import poll
 from topics.v1 import topics_service_pb2
 from topics_client.connection import Connection
+from topics_client.errors import NotFoundError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -71,8 +73,15 @@ def test_binary_topics_and_partitions(spark: "SparkSession", server: Server, row
     }
 
 
-def test_an_empty_frame(spark: "SparkSession", server: Server) -> None:
-    write(numbers(spark, 0).select("data"), server, topic="empty")
+def test_an_empty_frame(spark: "SparkSession", server: Server, connection: Connection) -> None:
+    """Its topic is made as that of any other: who reads it next finds it."""
+    write(numbers(spark, 0).select("data"), server, topic="empty", partitions="3")
+    assert len(find_topic(connection, "empty").partitions) == 3
+    write(numbers(spark, 2).where("id > 5").select("data"), server, topic="emptied")
+    assert find_topic(connection, "emptied").partitions[0].head_seq == 0
+    write(numbers(spark, 0).select("data"), server, topic="not-made", create="false")
+    with pytest.raises(NotFoundError):
+        find_topic(connection, "not-made")
     write(numbers(spark, 1, 4).select("data"), server, topic="nearly-empty")
 
 

@@ -9,6 +9,7 @@ from .producer.delivery import Delivery as Delivery
 from .errors import (
     AuthError as AuthError,
     ConflictError as ConflictError,
+    ConnectError as ConnectError,
     InvalidRequestError as InvalidRequestError,
     NotFoundError as NotFoundError,
     TopicsError as TopicsError,

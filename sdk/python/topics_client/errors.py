@@ -10,6 +10,8 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from topics.v1 import errors_pb2
+from topics_client.address import Address
+from topics_client.handshake import final_failure
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 # What gRPC says of a call that never went out. No contract: were it to say it otherwise, less would be known for sure.
@@ -57,6 +59,11 @@ class UnavailableError(TopicsError):
     """The server can't answer now: absent, restarting, overloaded, or past the deadline. Later it may."""
 
 
+class ConnectError(TopicsError):
+    """The server can't be reached as it is asked for: no TLS where TLS is wanted or the other way round, a certificate
+    that is not accepted, no gRPC. Waiting does not help; the text says what does."""
+
+
 _KINDS: Final[Mapping[grpc.StatusCode, type[TopicsError]]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
@@ -101,6 +108,8 @@ def error_of(
 def may_be_done(error: TopicsError) -> bool:
     """Whether nobody said that the call which failed was not carried out: it broke off on its way, or on that of its
     answer."""
+    if isinstance(error, ConnectError):
+        return False
     return error.reason in ("unavailable", "deadline_exceeded") and not _NEVER_SENT.search(error.message)
 
 
@@ -129,6 +138,10 @@ def from_rpc(error: grpc.RpcError, server: object = "", timeout: float | None = 
     text = (call and call.details()) or str(error)
     kind = _KINDS.get(code, TopicsError) if retry is None else UnavailableError
     if not reason:
+        if code is grpc.StatusCode.UNAVAILABLE and isinstance(server, Address) and _NEVER_SENT.search(text):
+            why = final_failure(text, server)
+            if why is not None:
+                return ConnectError("unavailable", f"{server}: {why}")
         reason = code.name.lower()
         if timeout and code is grpc.StatusCode.DEADLINE_EXCEEDED:
             text = f"no answer within {timeout:g} s; the client's `timeout` allows more"

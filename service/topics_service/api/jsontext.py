@@ -1,5 +1,6 @@
 """JSON text that is stored as it was sent: checked once on the way in, never parsed into objects or written anew."""
 
+import re
 from typing import Final
 
 import msgspec
@@ -10,6 +11,9 @@ from topics_service.engine.limits import Limits
 from topics_service.storage.recordbatch.jsonvalue import MALFORMED
 
 _SPACE: Final = b" \t\r\n"
+_ESCAPE: Final = re.compile(  # the first group is half of a surrogate pair
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
 _VALUE: Final = msgspec.json.Decoder(Raw)
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
 
@@ -25,7 +29,7 @@ def normalize_json(data: bytes) -> bytes:
             data.decode()  # msgspec skips over string bytes when it makes a Raw
         value = bytes(_VALUE.decode(data))
     except MALFORMED as error:
-        raise _malformed(error) from None
+        raise _malformed(error, data) from None
     return data if len(value) == len(data) else value
 
 
@@ -52,14 +56,17 @@ def check_meta(meta: bytes, limits: Limits, *, checked: bool = False) -> None:
     try:
         keys = len(_OBJECT.decode(meta))
     except MALFORMED as error:
-        raise _malformed(error) from None
+        raise _malformed(error, meta) from None
     if keys > most:
         raise invalid(f"meta has {keys} keys, the limit is {most}")
 
 
-def _malformed(error: Exception) -> TopicsError:
+def _malformed(error: Exception, data: bytes) -> TopicsError:
     if isinstance(error, RecursionError):
         return invalid("JSON is nested too deeply")
     if isinstance(error, UnicodeDecodeError):
         return invalid(f"JSON is not valid UTF-8 (byte {error.start})")
+    lone = next((found for found in _ESCAPE.finditer(data) if found[1]), None)
+    if lone is not None and any(word in str(error) for word in ("truncated", "surrogate")):  # msgspec says either
+        return invalid(f"JSON is malformed: lone surrogate \\{lone[1].decode()} (byte {lone.start()})")
     return invalid(str(error))

@@ -155,6 +155,7 @@ def test_create_takes_every_field(topics: Cli, api: Api) -> None:
 
 def test_create_leaves_what_is_there_as_it_is(topics: Cli, api: Api) -> None:
     name = api.make("there", cap_records=7)
+    assert topics("create", name, "--partitions", 2).out == f"{name}: 1 partition added, 2 in all\n"
     assert topics("create", name, "--partitions", 2).out == f"{name}: there already, 2 partitions\n"
     error = topics("create", name, "--cap-records", 8, "--ttl", "1s", code=1).err
     assert f"{name} is there already, with ttl_ms=0, cap_records=7" in error

@@ -37,22 +37,30 @@ def _run(arguments: argparse.Namespace) -> int:
     from topics_client.cli import shapes
 
     with server.client(arguments) as client:
-        members = shapes.put(_put(client, arguments))
+        put, before = _put(client, arguments)
+        members = shapes.put(put)
     if arguments.json:
         output.line(members)
         return 0
-    what, count = "created" if members["created"] else "there already", members["partition_count"]
-    print(f"{arguments.topic}: {what}, {output.counted(count, 'partition')}")
+    count = members["partition_count"]
+    added = 0 if members["created"] else count - before
+    if added > 0:
+        print(f"{arguments.topic}: {output.counted(added, 'partition')} added, {count} in all")
+    else:
+        what = "created" if members["created"] else "there already"
+        print(f"{arguments.topic}: {what}, {output.counted(count, 'partition')}")
     return 0
 
 
-def _put(client: "TopicsClient", arguments: argparse.Namespace) -> Any:
+def _put(client: "TopicsClient", arguments: argparse.Namespace) -> tuple[Any, int]:
+    """The answer, and how many partitions the topic had before."""
     from topics_client.errors import ConflictError, NotFoundError
     from topics_client.models import TopicConfig
 
-    wanted = config.given(arguments)
+    wanted, before = config.given(arguments), 0
     try:
-        found = client.get_topic(arguments.topic, touch=False).config
+        info = client.get_topic(arguments.topic, touch=False)
+        found, before = info.config, info.partition_count
     except NotFoundError:
         found = TopicConfig(**wanted)
     else:
@@ -63,4 +71,4 @@ def _put(client: "TopicsClient", arguments: argparse.Namespace) -> Any:
                 "topic_exists",
                 f"{arguments.topic} is there already, with {has} (topics set {arguments.topic} {change} changes it)",
             )
-    return client.put_topic(arguments.topic, found, partitions=arguments.partitions or 0)
+    return client.put_topic(arguments.topic, found, partitions=arguments.partitions or 0), before

@@ -49,7 +49,6 @@ _NEXT: Final = {
     "topic_exists_incompatible": "topics info tells what it is",
 }
 _NOT_GRPC: Final = "that is an HTTP port: give the server's gRPC port, 4001 by default"
-_NOT_TLS: Final = "does the server speak TLS there, with a certificate of ca=FILE or the system's roots?"
 _RESOLVING: Final = re.compile(r"(topics\S*): .*address lookup failed for [^\]]*: ([^\]:]+)\]?", re.DOTALL)
 _CONNECTING: Final = re.compile(r"(topics\S*): .*last error: [A-Z_]+: (?:\S+: )?(.*)", re.DOTALL)
 
@@ -170,21 +169,23 @@ def complain(name: str, text: str, code: int = FAILED) -> int:
 
 def exit_code(error: "TopicsError") -> int:
     """What a failed call ends a command with."""
-    from topics_client.errors import AuthError, NotFoundError, UnavailableError
+    from topics_client.errors import AuthError, ConnectError, NotFoundError, UnavailableError
 
-    codes = {UnavailableError: UNAVAILABLE, AuthError: AUTH, NotFoundError: NOT_FOUND}
+    codes = {UnavailableError: UNAVAILABLE, ConnectError: UNAVAILABLE, AuthError: AUTH, NotFoundError: NOT_FOUND}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
 
 
 def explained(error: "TopicsError") -> str:
     """An error with what to do about it."""
+    from topics_client.errors import ConnectError
+
+    if isinstance(error, ConnectError):
+        return str(error)
     text, what = str(error), _NEXT.get(error.reason)
     if found := _CONNECTING.fullmatch(error.message) or _RESOLVING.fullmatch(error.message):
         text = f"{error.reason}: {found[1]}: {found[2]}"
     if "http2 header with status" in text:
         what = _NOT_GRPC
-    elif "handshake failed" in text.lower():
-        what = _NOT_TLS
     elif "limit" in error.detail:
         what = f"the server's limit {error.detail['limit']} is {error.detail.get('max', 'reached')}"
     elif error.reason == "topic_not_found" and "@" in error.detail.get("topic", ""):

@@ -7,13 +7,14 @@ from grpc import RpcError
 from topics_client.errors import (
     AuthError,
     ConflictError,
+    ConnectError,
     InvalidRequestError,
     NotFoundError,
     TopicsError,
     UnavailableError,
 )
 
-_PERMANENT: Final = (AuthError, ConflictError, InvalidRequestError, NotFoundError)
+_PERMANENT: Final = (AuthError, ConflictError, ConnectError, InvalidRequestError, NotFoundError)
 
 
 def passes(error: Exception) -> UnavailableError | None:

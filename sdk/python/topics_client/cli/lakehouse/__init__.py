@@ -22,6 +22,7 @@ def add_parser(commands: "Commands") -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     run = _action(actions, "run", "write what is new in the topics to their tables, with Spark, until stopped")
     run.add_argument("--once", action="store_true", help="write what is there now, then end")
+    run.add_argument("--refill", action="store_true", help="first read again what a rollback took from the tables")
     run.add_argument("--trigger", metavar="S", help="seconds between the starts of two rounds, at least (default: 0.5)")
     run.add_argument("--master", metavar="URL", help="where Spark runs (default: local[*])")
     status = _action(actions, "status", "where each table stands, and what is wrong; 1 if anything is")

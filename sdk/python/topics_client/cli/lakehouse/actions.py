@@ -3,8 +3,9 @@
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -23,13 +24,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from topics_client.cli import output, server
 from topics_client.cli.lakehouse.printing import print_query, print_rows
 from topics_client.connection import Connection
-from topics_client.errors import TopicsError
+from topics_client.errors import TopicsError, UnavailableError
 from topics_client.retry import Retry
 from topics_lakehouse.catalog import (
     ERRORS,
     GAPS,
     RECORDS,
     CatalogDownError,
+    Positions,
     TableError,
     find_table,
     identifier,
@@ -41,8 +43,10 @@ from topics_lakehouse.compact import Compaction, compact
 from topics_lakehouse.config import DEFAULT_FILE, LEAST_GRACE, Config, ConfigError, TopicRule, assignments, load
 from topics_lakehouse.deletes import Step, sync_deletes
 from topics_lakehouse.display import shown
+from topics_lakehouse.history import Witness, check_history
 from topics_lakehouse.hot import HotTailError
 from topics_lakehouse.maintain import Maintained, Maintenance, maintain
+from topics_lakehouse.progress import witnessed
 from topics_lakehouse.query import HOT_RECORDS, Lakehouse, QueryError
 from topics_lakehouse.rewrite import Rewritten
 from topics_lakehouse.runner import RunnerGoneError
@@ -121,7 +125,8 @@ def _run(arguments: argparse.Namespace, config: Config) -> int:
     from topics_lakehouse.job import follow
 
     with shown(as_json=arguments.json) as report:
-        return 0 if follow(config, once=arguments.once, report=report, started=lambda _: report.begin()) else 1
+        how = {"once": arguments.once, "refill": arguments.refill}
+        return 0 if follow(config, **how, report=report, started=lambda _: report.begin()) else 1
 
 
 def _status(arguments: argparse.Namespace, config: Config) -> int:
@@ -158,13 +163,15 @@ def _each_table(
     the role and the table. One that fails has a line on standard error, and keeps no other from its turn."""
     catalog = open_catalog(config)
     with Connection(config.address, retry=_PATIENCE) as connection:
-        topics = [each.topic for each in status(config, catalog, connection)]
+        found = status(config, catalog, connection)
+        told = _told(config, connection, [each.topic for each in found if each.heads is not None])
     rows, failed = [], False
-    for topic, role in product(topics, (RECORDS, ERRORS, GAPS)):
+    for topic, role in product([each.topic for each in found], (RECORDS, ERRORS, GAPS)):
         try:
             table = find_table(catalog, identifier(config, topic, role))
             if table is not None:
                 owned_state(table, topic, role)
+                check_history(table, told)
                 rows.append({"table": ".".join(table.name()), **asdict(work(role, table))})
         except CatalogDownError:
             raise
@@ -172,6 +179,15 @@ def _each_table(
             failed = bool(_failed(error))
     print_rows(rows, json_lines=arguments.json)
     return 1 if failed else 0
+
+
+def _told(config: Config, connection: Connection, topics: Sequence[str]) -> Witness:
+    """Positions that tables told their group, as far as the server answers."""
+    told: dict[uuid.UUID, Positions] = {}
+    with suppress(UnavailableError):
+        for topic in topics:
+            told |= witnessed(connection, config.group, topic)
+    return told
 
 
 def _compact(arguments: argparse.Namespace, config: Config) -> int:

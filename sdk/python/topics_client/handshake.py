@@ -1,0 +1,78 @@
+"""Reasons why a connection can never be made as it is asked for: TLS, trust, certificates, or another protocol.
+
+gRPC calls all of them unavailable, as a server that is not up yet. Its texts tell some apart; where it says only that
+the socket was closed, the other end is asked.
+"""
+
+import re
+import socket
+import ssl
+from typing import Final
+
+from topics_client.address import Address
+
+_SECONDS: Final = 0.5  # most that the other end has for each answer
+_CLOSED: Final = "Socket closed"
+_UNTRUSTED: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:]+)")
+_WRONG_HOST: Final = "Hostname Verification Check failed"
+_NO_TLS: Final = "WRONG_VERSION_NUMBER"
+_NO_HTTP2: Final = "Failed parsing HTTP/2"
+_UNTRUSTED_CA: Final = ("issuer", "self-signed", "self signed")
+
+
+def final_failure(text: str, address: Address) -> str | None:
+    """Why a connection that failed with this text of gRPC's can't be made, and what to do; None where waiting may help.
+
+    May ask the server, for a second at most.
+    """
+    if found := _UNTRUSTED.search(text):
+        what = (
+            "name its CA with ?ca=FILE" if any(word in found[1] for word in _UNTRUSTED_CA) else "it needs another one"
+        )
+        return f"the server's certificate is not accepted ({found[1].strip()}): {what}"
+    if _WRONG_HOST in text:
+        return f"the server's certificate is not for {address.host}: connect by a name that it is for"
+    if _NO_TLS in text:
+        return "there is no TLS at that port: connect with topics://, or to the port that has it"
+    if _NO_HTTP2 in text:
+        return "there is no gRPC at that port: give the server's gRPC port, 4001 by default"
+    if _CLOSED not in text:
+        return None
+    return _asked(address)
+
+
+def _asked(address: Address) -> str | None:
+    """What TLS handshakes tell of a server that hangs up. With TLS 1.3 the want of a certificate shows behind the
+    handshake, as any other reason to hang up, with TLS 1.2 in the middle of it."""
+    if not _shakes_hands(address, ssl.TLSVersion.TLSv1_3) and not _shakes_hands(address, ssl.TLSVersion.TLSv1_2):
+        return None
+    if not address.tls:
+        return "that port has TLS: connect with topics+tls://"
+    if _shakes_hands(address, ssl.TLSVersion.TLSv1_2) is not False:
+        return None
+    if address.cert_file:
+        return "the server does not accept the certificate of ?cert=FILE"
+    return "the server wants a client's certificate: name one with ?cert=FILE"
+
+
+def _shakes_hands(address: Address, version: ssl.TLSVersion) -> bool | None:
+    """Whether a handshake of this version comes to its end, whatever certificates are worth; False where the server
+    breaks it off, None where it does not get that far."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is said over it
+    context.maximum_version = version
+    context.set_alpn_protocols(["h2"])
+    try:
+        if address.cert_file:
+            context.load_cert_chain(address.cert_file)
+        with (
+            socket.create_connection((address.host, address.port), _SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=address.host),
+        ):
+            return True
+    except (ssl.SSLEOFError, ConnectionResetError):
+        return False
+    except ssl.SSLError as error:
+        return False if "ALERT" in str(error) and "VERSION" not in str(error) else None
+    except (OSError, ValueError):
+        return None
