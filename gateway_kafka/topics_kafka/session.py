@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -217,6 +217,11 @@ class Session:
             self._end("failed", "a bug in %s", _NAMES[api])
             return
         if answer is None or isinstance(answer, dict):
+            if answer is not None and context.door.engine.untold():
+                answer = self._told(answer)
+        elif api is not ApiKey.PRODUCE:  # which tells only of what it has written itself
+            answer = self._then_told(answer)
+        if answer is None or isinstance(answer, dict):
             request.response = answer
             if not self._running:
                 self._respond(request)
@@ -226,6 +231,14 @@ class Session:
             request.future.add_done_callback(self._completed)
         self._running.append(request)
         self._running_bytes += taken
+
+    async def _told(self, response: Message | None) -> Message | None:
+        """The response, once what it tells of losses is durable for the topics' classes."""
+        await self._context.door.api.told()
+        return response
+
+    async def _then_told(self, answer: Awaitable[Message | None]) -> Message | None:
+        return await self._told(await answer)
 
     def _answer_token(self, token: bytes) -> None:
         """SaslHandshake version 0: a token, not a request, comes next, and an empty one is the answer."""

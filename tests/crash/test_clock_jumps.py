@@ -18,6 +18,7 @@ from support.http import Api, ok, path
 from support.push import PushStream
 from support.server import ServerProcess
 from support.waiting import poll
+from support.ws import WebSocket
 from topics_service.api.auth import ANYONE
 from topics_service.api.queues import QueuesApi
 from topics_service.engine.engine import Engine
@@ -112,6 +113,38 @@ def test_jumps_ahead_and_back(make_server: Callable[..., ServerProcess], clock: 
         body = {"node": "late", "seqs": [taken[1]["$seq"]], "lease_ids": [taken[1]["lease_id"]]}
         assert ok(api.send("POST", path("jobs", "/ack"), body))["skipped"] == [], "its lease outlived the restart"
         assert api.state("jobs")["count"] == 0
+
+
+@pytest.mark.timeout(60)
+def test_what_was_told_to_have_expired_stays_away_after_a_kill_with_the_right_clock(
+    make_server: Callable[..., ServerProcess], clock: Clock
+) -> None:
+    server = make_server(env=clock.env).start()
+    names = [f"{way}-{durability}" for durability in ("disk", "fsync") for way in ("diff", "state", "watch", "queue")]
+    with Api(server.base) as api:
+        for name in names:
+            way, durability = name.split("-")
+            ok(api.put(name, ttl_ms=HOUR, durability=durability, type="queue" if way == "queue" else "log"), 201)
+            api.append(name, 1, 2)
+        clock.jump(YEARS)
+        for name in names:  # one after the other, within the second in which nobody else looks
+            if name.startswith("diff"):
+                assert api.read(name)["tombstone"]["gap_to"] == 2
+            elif name.startswith("state"):
+                assert api.state(name)["earliest_seq"] == 3
+            elif name.startswith("queue"):
+                assert ok(api.send("GET", path(name)))["queue"]["ready"] == 0
+            else:
+                with WebSocket(server.base) as watcher:
+                    watcher.subscribe(topics={name: {"from_seq": 0}})
+                    assert watcher.wait("tombstone")["gap_to"] == 2
+        server.kill()
+    clock.jump(0)
+    server.start()
+    with Api(server.base) as api:
+        for name in names:
+            page = api.read(name)
+            assert (page["records"], page["tombstone"]["gap_to"], page["tombstone"]["reason"]) == ([], 2, "ttl"), name
 
 
 @pytest.mark.timeout(60)

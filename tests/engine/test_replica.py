@@ -166,6 +166,10 @@ def test_records_expire_here_too(following: Following) -> None:
     world.append(b"2", sync=True)
     assert seqs(following.read(end_seq=2)[0]) == [1, 2]
     world.clock.advance(20)
+    reason, message = following.refused(end_seq=2)
+    assert (reason, "have expired" in message) == (Reason.NOT_READY, True), "who tells of a loss has to write it first"
+    assert seqs(following.read(from_seq=1, end_seq=2)[0]) == [2], "behind it nothing has to be told"
+    assert gap(world.diff()) == (1, 1, "ttl")
     reply, _ = following.read(end_seq=2)
     assert (seqs(reply), gap(reply)) == ([2], (1, 1, "ttl"))
 
@@ -255,10 +259,13 @@ class ReplicaMachine(EngineMachine):
                 self.following.replica.bulk(request)
             return
         log = topic.log
-        if log.unwritten and now < self.latest:
-            return  # the clock went back: what had expired by then is known to the engine alone, for a second
-        s = log.begin(topic.config, now)
+        s = log.state
         if topic.config.durability == "ephemeral" or s.volatile_from:
+            with self._refused("not_ready"):
+                self.following.replica.bulk(request)
+            return
+        earliest = log.begin(topic.config, now).earliest
+        if request.from_seq + 1 < earliest != s.earliest:
             with self._refused("not_ready"):
                 self.following.replica.bulk(request)
             return

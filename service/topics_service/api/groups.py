@@ -71,7 +71,9 @@ class GroupsApi:
 
     async def get(self, name: str, *, principal: Principal) -> GroupState:
         """All about a group, as far as the topics are the caller's to know."""
-        return self._admit().groups.describe(name, principal.prefixes)
+        state = self._admit().groups.describe(name, principal.prefixes)
+        await self._settle(0)
+        return state
 
     async def delete(self, name: str, *, principal: Principal) -> DeleteGroupReply:
         """Remove a group and its positions; durable before it is acknowledged."""
@@ -118,7 +120,9 @@ class GroupsApi:
 
     async def positions(self, name: str, topic: str | None, *, principal: Principal) -> list[PositionState]:
         """The group's positions, all or those in one topic, as far as the topics are the caller's to know."""
-        return self._admit().groups.positions(name, topic, principal.prefixes)
+        found = self._admit().groups.positions(name, topic, principal.prefixes)
+        await self._settle(0)
+        return found
 
     async def reset(self, request: ResetRequest, *, principal: Principal) -> list[PositionState]:
         """Move positions, all or none; durable before it is acknowledged."""

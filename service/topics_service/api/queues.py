@@ -215,7 +215,11 @@ class QueuesApi:
         """A page of jobs in one state; touches none of them."""
         await self._forwarded(request.topic)
         engine = self._admit()
-        return engine.queues.jobs(replace(request, limit=min(max(1, request.limit), engine.limits.max_limit)))
+        page = engine.queues.jobs(replace(request, limit=min(max(1, request.limit), engine.limits.max_limit)))
+        ticket = engine.untold(request.topic)
+        if ticket:
+            await self._settle(ticket)
+        return page
 
     def drain(self) -> None:
         """The server stops: waiting claims are refused, push streams are told and end."""

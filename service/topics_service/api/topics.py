@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -125,15 +125,23 @@ class TopicsApi:
         Of a router's destination it is with what the source holds now (`RoutersApi.forwarded`), as are reads.
         """
         await self.routers.forwarded(name)
-        return self._admit().get_topic(name, touch=touch, partition=partition)
+        state = self._admit().get_topic(name, touch=touch, partition=partition)
+        await self.told(name)
+        return state
 
     async def list_topics(self, request: ListTopicsRequest, *, principal: Principal) -> ListTopicsReply:
         """One page, in name order, of the topics that the caller may know of (SPEC API 1.3)."""
-        return self._admit().list_topics(request, principal.prefixes)
+        page = self._admit().list_topics(request, principal.prefixes)
+        await self.told()
+        return page
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
         """Remove a topic and everything in it, irreversibly and durably (SPEC API 1.4)."""
-        reply, ticket = self._admit().delete_topic(name, if_empty=if_empty)
+        try:
+            reply, ticket = self._admit().delete_topic(name, if_empty=if_empty)
+        except TopicsError:
+            await self.told(name)
+            raise
         await self._settle(ticket)
         return reply
 
@@ -211,10 +219,10 @@ class TopicsApi:
     async def settle(self, submitted: Submitted) -> AppendReply:
         """The second half of `append`: its reply when it is due, or its error."""
         reply = submitted.reply
-        if submitted.ticket:
+        if submitted.ticket or reply is None:
             await self._settle(submitted.ticket)
-            if reply is not None and reply.fsync_gated:
-                reply.fsync_ms = (time.perf_counter() - submitted.written) * 1e3
+        if submitted.ticket and reply is not None and reply.fsync_gated:
+            reply.fsync_ms = (time.perf_counter() - submitted.written) * 1e3
         if reply is None:
             assert submitted.error is not None, "it is one or the other"
             raise submitted.error
@@ -285,6 +293,7 @@ class TopicsApi:
         """
         await self.routers.forwarded(request.topic)
         reply = self._admit().diff(request)
+        await self.told(request.topic)
         if request.wait_ms <= 0 or reply.slices or reply.tombstone is not None or not reply.caught_up:
             return reply
         try:
@@ -292,13 +301,17 @@ class TopicsApi:
                 await self.news(request.topic, request.partition)
         except TimeoutError:
             return reply
-        return self._engine.diff(replace(request, from_seq=reply.next_from_seq, from_ts=None, last=None))
+        reply = self._engine.diff(replace(request, from_seq=reply.next_from_seq, from_ts=None, last=None))
+        await self.told(request.topic)
+        return reply
 
     async def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
         """One page of a long read and the topic's epoch; see `api.bulk`."""
         if not request.epoch:
             await self.routers.forwarded(request.topic)
-        return self._admit().bulk(request)
+        page = self._admit().bulk(request)
+        await self.told(request.topic)
+        return page
 
     async def news(self, topic: str, partition: int = 0) -> None:
         """Return when records of the partition become visible, when it is deleted, or when the server drains."""
@@ -326,7 +339,9 @@ class TopicsApi:
 
     async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
         """The first live seq of time `ts` (ms) or later, head + 1 if there is none yet; and the head."""
-        return self._admit().locate(name, ts, partition)
+        found = self._admit().locate(name, ts, partition)
+        await self.told(name)
+        return found
 
     async def delete_records(self, request: DeleteRequest) -> DeleteReply:
         """Delete records by seq and/or tag, permanently and silently (SPEC API 5).
@@ -373,6 +388,18 @@ class TopicsApi:
     async def _settle(self, ticket: int) -> None:
         if ticket:
             await self._commit.wait(ticket)
+        await self.told()
+
+    async def told(self, topic: str | None = None) -> None:
+        """Return when readers of the topic (None: of any) may be told what has expired: as durably as its class asks.
+
+        So it is at once, but for an `fsync` topic of which a reader has just found that records are too old. Doors that
+        read in step with others (`fetch`, `extent`, `offset_at`, `newest_time`) wait for this before they answer.
+        """
+        ticket = self._engine.untold(topic)
+        if ticket:
+            with suppress(TopicsError):  # the fsync failed: reads go on
+                await self._commit.wait(ticket)
 
 
 def _is_small(request: AppendRequest) -> bool:

@@ -118,7 +118,7 @@ class Engine:
         self.catalog = Catalog(
             self.writer, self._memory, self.blocks, clock, self.limits, place or names.Place(), new_id
         )
-        self.room = Room(self.writer, self._memory, self.limits)
+        self.room = Room(self.writer, self._memory, clock, self.limits)
         self._touched: dict[int, Log] = {}
         self.routers = Routers(
             self.catalog, self.writer, clock, self.limits, Forwarding(self.writer, self.room, clock, self._touch)
@@ -159,6 +159,15 @@ class Engine:
         written = self.writer.written
         self.writer.store.sync()
         self.writer.on_synced(written)
+
+    def untold(self, name: str | None = None) -> int:
+        """The ticket that readers of the topic (None: of any) have to wait for before they are told of its state; 0 if
+        there is none. So it is for a moment after records of an `fsync` topic have expired. See `Log.visible`."""
+        writer = self.writer
+        if writer.told <= writer.synced or writer.failure is not None:
+            return 0
+        topic = None if name is None else self.catalog.find(name)
+        return writer.told if topic is None else max(log.untold for log in topic.logs)
 
     def close(self) -> None:
         """Mark the directory as cleanly closed (unless the server is read-only). The caller closes the store."""
@@ -263,7 +272,9 @@ class Engine:
             return DeleteTopicReply(topic=name, deleted=False, routers_removed=[]), 0
         if if_empty:
             now = self._clock.now_ms()
-            count = sum(log.begin(topic.config, now).count for log in topic.logs)
+            for log in topic.logs:
+                log.visible(topic.config, now)
+            count = sum(log.state.count for log in topic.logs)
             if count:
                 raise TopicsError(
                     Reason.TOPIC_NOT_EMPTY, f'topic "{name}" holds {count} records', {"topic": name, "count": count}
@@ -469,7 +480,8 @@ class Engine:
             if topic.config.ttl_ms:
                 for log in topic.logs:
                     log.visible(topic.config, now)
-                    if log.unwritten:
+                    if log.has_expired:
+                        log.has_expired = False
                         self._touched[log.log_id] = log
             if examined >= _TTL_LOGS_A_SWEEP:
                 return

@@ -2,10 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from copy import copy
 
 from topics_service.engine import idempotency, retention, snapshot, tags
 from topics_service.engine.blocks import BlockCache, LogBlocks
+from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import Batch, TagMatch, TopicConfig
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.transaction import Transaction
@@ -37,6 +39,7 @@ class Log:
     __slots__ = (
         "_asked",
         "_durable_head",
+        "_is_awaited",
         "_memory",
         "_parked",
         "_pending",
@@ -46,12 +49,13 @@ class Log:
         "blocks",
         "cache",
         "ceiling",
+        "has_expired",
         "hold",
         "log_id",
         "reclaimable_from",
         "state",
+        "told",
         "unsealed_blocks",
-        "unwritten",
         "view",
     )
 
@@ -74,27 +78,57 @@ class Log:
         self._asked: tuple[int, int] | None = None  # the ticket that was asked for, and the head it covers
         self.hold: int | None = None  # retention leaves what is above, for the groups that the topic waits for
         self.unsealed_blocks = 0  # appended since the last seal: a hint, not kept over restarts
-        self.unwritten = False  # records expired that the stored row still counts
+        self.has_expired = False  # records went that upkeep has not heard of
+        self.told = 0  # the ticket after which readers of an `fsync` log may be told what has expired
+        self._is_awaited = False
         self.reclaimable_from = 0  # no block is dead before `earliest` is here: a hint for upkeep
 
     # ------------------------------------------------------------------ reads
 
     def visible(self, config: TopicConfig, now: int) -> Snapshot:
-        """What a reader sees now: the published state less what has expired."""
-        if config.ttl_ms and self.view.count:
+        """What a reader sees now: the published state less what has expired.
+
+        That is written before anybody is told, once for each time that some has: what is gone stays so, also if the
+        clock steps back and the process is killed. Where it can't be written, nothing has expired yet. Of an `fsync`
+        log it has to be durable too: whoever answers a reader waits for `told` first.
+        """
+        if config.ttl_ms and self.view.count and self._writer.failure is None:
             s = copy(self.view)
             if retention.expire(s, self.blocks, config.ttl_ms, now, self.hold):
-                state = s if self.state is self.view else copy(self.state)
-                # What readers saw expire is gone from every later state too, also if the clock steps back.
-                if state is not s:
-                    for _, later in self._pending:
-                        late = later if later is not self.state else state
-                        retention.expire(late, self.blocks, config.ttl_ms, now, self.hold)
-                    self._pending[-1] = (self._pending[-1][0], state)
-                self._account(state)
-                self.state, self.view = state, s
-                self.unwritten = True
+                with suppress(TopicsError):
+                    self._tell(s, config, now)
         return self.view
+
+    def _tell(self, s: Snapshot, config: TopicConfig, now: int) -> None:
+        """Let readers see `s`, which is `view` less what has expired, and every later state go without that too."""
+        state = s if self.state is self.view else copy(self.state)
+        ticket = self._writer.written
+        if state is s or retention.expire(state, self.blocks, config.ttl_ms, now, self.hold):
+            batch = self._writer.begin()
+            if self._has_durable_row(state):
+                batch.put(Family.LOGS, keys.u64(self.log_id), snapshot.encode(state))
+                ticket = self._writer.commit(batch)
+        if state is not s:
+            for _, later in self._pending:
+                if later is not self.state:
+                    retention.expire(later, self.blocks, config.ttl_ms, now, self.hold)
+            self._pending[-1] = (self._pending[-1][0], state)
+        self._account(state)
+        self.state, self.view = state, s
+        self.has_expired = True
+        if config.durability == "fsync" and ticket > self._writer.synced:
+            self.told = self._writer.told = ticket
+            self._writer.promote_with(self.log_id, self._promote)
+            self._writer.request_sync(ticket)
+
+    @property
+    def untold(self) -> int:
+        """The ticket that readers wait for before they are told what has expired; 0 if there is none."""
+        return self.told if self._writer.failure is None else 0
+
+    def wake_when_told(self) -> None:
+        """Let `untold` wake everyone who is parked when it is over."""
+        self._is_awaited = True
 
     def park(self, wake: Callable[[], None]) -> None:
         """Call `wake` when records become visible or the log is deleted, until `leave(wake)`."""
@@ -231,7 +265,7 @@ class Log:
                 if prune:
                     tags.prune(self._writer.store, tx.batch, self.log_id, match, bound - 1)
             if not deleted:
-                return 0, self.visible(config, now), 0
+                return 0, self.visible(config, now), self.untold
             ticket = tx.commit()
         if match is not None and prune and s.volatile_from:
             batch = self._memory.batch()
@@ -346,7 +380,7 @@ class Log:
         covered: tuple[Gap, ...] = ()
         if s.gaps and s.gaps[0].stop < s.evict_floor:
             covered, s.gaps = s.gaps_around(s.evict_floor)
-        if not s.volatile_from or self.state.earliest < s.volatile_from or self.unwritten:
+        if self._has_durable_row(s):
             disk.put(Family.LOGS, keys.u64(self.log_id), snapshot.encode(s))
             for number in chunks:
                 if number not in forgotten:
@@ -355,6 +389,10 @@ class Log:
                 disk.delete(Family.DELETES, keys.pair(self.log_id, number))
             for gap in covered:
                 disk.delete(Family.GAPS, keys.pair(self.log_id, gap.start))
+
+    def _has_durable_row(self, s: Snapshot) -> bool:
+        """Whether the stored row is to be kept up to date with `s`, the next state."""
+        return not s.volatile_from or self.state.earliest < s.volatile_from
 
     def _written(self, change: "_Change", ticket: int) -> int:
         """The change is in the store: make it the newest state, and publish it as soon as its class allows."""
@@ -366,7 +404,6 @@ class Log:
             self.unsealed_blocks += 1
         self._account(s)
         self.state = s
-        self.unwritten = False
         if change.reserve:
             self._reserved, self._reserved_ticket = change.reserve, ticket
             self._writer.promote_with(self.log_id, self._promote)
@@ -399,9 +436,13 @@ class Log:
             self._durable_head = max(self._durable_head, head)
             if self.view.head > self._durable_head:
                 told = -1  # who asked for that was not heard meanwhile, and is to ask again
+        if self.told and self.told <= synced:
+            self.told = 0
+            if self._is_awaited:
+                self._is_awaited, told = False, -1
         if self._durable_head > told:
             self.wake_all()
-        return not self._pending and not self._reserved_ticket and self._asked is None
+        return not (self._pending or self._reserved_ticket or self.told) and self._asked is None
 
     def _account(self, s: Snapshot) -> None:
         self._writer.total_records += s.count - self.state.count

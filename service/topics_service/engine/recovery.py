@@ -145,8 +145,6 @@ def close(writer: Writer, logs: Iterable[Log]) -> None:
         if s.volatile_from:
             lose(s, log.blocks, log.log_id, s.volatile_from, s.head, batch)
             batch.put(Family.CEILINGS, keys.u64(log.log_id), keys.u64(s.head))
-        elif log.unwritten:
-            batch.put(Family.LOGS, keys.u64(log.log_id), snapshot.encode(s))
     batch.put(Family.META, _BOOT_KEY, _CLEAN)
     writer.commit(batch)
     writer.store.sync()

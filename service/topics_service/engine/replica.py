@@ -9,6 +9,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Protocol
 
 import msgspec
@@ -79,7 +80,8 @@ class Replica:
 
         The first page finds everything that was acknowledged before the call. Raises `invalid_request` without an
         `end_seq`, and `not_ready` where the server has to be asked: the topic is `ephemeral`, its head is below
-        `end_seq`, or the writer can't be followed just now.
+        `end_seq`, the page would be of records that have expired and are not gone from the store yet (whoever tells of
+        a loss has to write it first), or the writer can't be followed just now.
         """
         if request.end_seq is None:
             raise invalid("a bulk reader needs end_seq")
@@ -89,10 +91,13 @@ class Replica:
         config, s, from_seq = view.row.config, view.state, request.from_seq
         if not request.epoch and s.head < request.end_seq:
             raise _elsewhere(request, f"its head is {s.head} here", head_seq=s.head)
-        if config.ttl_ms and not config.retaining:  # for what groups hold back, the server's sweep tells
-            retention.expire(s, view.blocks, config.ttl_ms, self._clock.now_ms())
         if request.from_ts is not None or request.last is not None:
             from_seq = reader.start(s, view.blocks, request)
+        if config.ttl_ms and not config.retaining:  # for what groups hold back, the server's sweep tells
+            aged = copy(s)
+            retention.expire(aged, view.blocks, config.ttl_ms, self._clock.now_ms())
+            if from_seq + 1 < aged.earliest != s.earliest:
+                raise _elsewhere(request, "records have expired, which only the server can write down")
         reply = reader.read(
             request.topic, s, view.blocks, from_seq, request.limit, request.max_batch_bytes,
             frozenset(request.nodes if config.dedupe_node else ()), request.end_seq,

@@ -1,6 +1,7 @@
 """Whether a write has room: caps that nothing may be evicted for, the total quota, memory of ephemeral topics."""
 
 from topics_service.engine import retention
+from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
@@ -14,8 +15,9 @@ from topics_service.storage.memory import MemoryStore
 class Room:
     """The resources that all topics share, and how much of them may be used."""
 
-    def __init__(self, writer: Writer, memory: MemoryStore, limits: Limits) -> None:
+    def __init__(self, writer: Writer, memory: MemoryStore, clock: Clock, limits: Limits) -> None:
         self._writer = writer
+        self._clock = clock
         self._memory = memory
         self._limits = limits
 
@@ -49,9 +51,10 @@ class Room:
             records, size = (s.count, s.bytes) if cfg.discard == "reject" else _held(s, log, cfg)
             full = cfg.cap_records and records + count > cfg.cap_records
             if full or (cfg.cap_bytes and size + nbytes > cfg.cap_bytes):
+                log.visible(cfg, self._clock.now_ms())  # the error tells what has expired
                 detail = {
                     "topic": topic.name, "cap_records": cfg.cap_records, "cap_bytes": cfg.cap_bytes,
-                    "head_seq": s.head, "earliest_seq": s.earliest,
+                    "head_seq": s.head, "earliest_seq": log.state.earliest,
                 }  # fmt: skip
                 raise TopicsError(Reason.TOPIC_FULL, f'topic "{topic.name}" is full', detail)
         expired = log.state.bytes - s.bytes

@@ -1,4 +1,4 @@
-"""Background work on one log, in slices: sealing small blocks, dropping dead ones, writing what expired."""
+"""Background work on one log, in slices: sealing small blocks, dropping dead ones."""
 
 from collections.abc import Iterable
 from copy import copy
@@ -38,11 +38,6 @@ def run(log: Log, writer: Writer, memory: Store) -> bool:
             raise TopicsError(Reason.INTERNAL, what) from error
     if not more and (log.unsealed_blocks >= SEAL_BLOCKS or s.head - max(s.sealed_to, s.earliest - 1) >= SEAL_RECORDS):
         more = _seal(log, writer, memory)
-    if log.unwritten:
-        batch = writer.begin()
-        batch.put(Family.LOGS, keys.u64(log.log_id), snapshot.encode(log.state))
-        writer.commit(batch)
-        log.unwritten = False
     return more
 
 

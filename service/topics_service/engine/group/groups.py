@@ -210,8 +210,8 @@ class Groups:
         if not given:
             return outcomes, 0
         synced = any(topic.config.durability == "fsync" for topic, _ in given)
-        waits, ticket = self._put(self.find(name) or self._new(name), given)
-        return outcomes, ticket if synced else waits
+        ticket = self._put(self.find(name) or self._new(name), given)
+        return outcomes, ticket if synced else 0
 
     def position(self, name: str, topic: str, partition: int) -> Position | None:
         """Where the group stands in a partition; None if it has committed nothing there. Raises nothing."""
@@ -256,7 +256,7 @@ class Groups:
         }
         if not given:
             return [], 0
-        _, ticket = self._put(group, given)
+        ticket = self._put(group, given)
         return [_state(topic, partition, position, now) for (topic, partition), position in given.items()], ticket
 
     def delete_positions(
@@ -277,7 +277,6 @@ class Groups:
             for topic, partition in gone:
                 tx.batch.delete(Family.POSITIONS, position_key(group.number, topic.number, partition))
             tx.batch.put(Family.GROUPS, *group.row())  # the rows that are gone told when it was used
-            self._stage_release(tx, name, dict.fromkeys(gone, 0))
             tx.commit()
         for topic, partition in gone:
             self.roster.drop(group, topic, partition)
@@ -378,8 +377,8 @@ class Groups:
             )
         return request.to
 
-    def _put(self, group: Group, given: Mapping[Place, Position]) -> tuple[int, int]:
-        """Write positions, and the group if it is new; returns the ticket that logs wait for, and that of the write."""
+    def _put(self, group: Group, given: Mapping[Place, Position]) -> int:
+        """Write positions, and the group if it is new; returns the ticket of the write."""
         fresh = sum(group.position(*place) is None for place in given)
         if group.size + fresh > MAX_POSITIONS:
             raise TopicsError(
@@ -392,13 +391,12 @@ class Groups:
             for (topic, partition), position in given.items():
                 key = position_key(group.number, topic.number, partition)
                 tx.batch.put(Family.POSITIONS, key, position.encode())
-            self._stage_release(tx, group.name, {place: position.from_seq for place, position in given.items()})
-            waits = tx.commit()
+            tx.commit()
         if group.name not in self.roster.by_name:
             self.roster.add(group)
         for (topic, partition), position in given.items():
             self.roster.put(group, topic, partition, position)
-        return waits, tx.ticket
+        return tx.ticket
 
     def _delete(self, gone: Sequence[Group]) -> int:
         with Transaction(self._writer) as tx:
@@ -406,20 +404,12 @@ class Groups:
                 rows = keys.u64(group.number), keys.u64(group.number + 1)
                 tx.batch.delete_range(Family.GROUPS, *rows)
                 tx.batch.delete_range(Family.POSITIONS, *rows)
-                self._stage_release(tx, group.name, dict.fromkeys(places(group), 0))
             tx.commit()
         for group in gone:
             self.roster.remove(group)
             for told in self.on_deleted:
                 told(group.name)
         return tx.ticket
-
-    def _stage_release(self, tx: Transaction, name: str, given: Mapping[Place, int]) -> None:
-        """Before positions of a group change: what has expired for all readers must stay so under a lower hold."""
-        for (topic, partition), from_seq in given.items():
-            log, retaining = topic.logs[partition], topic.config.retaining
-            if name in retaining and log.hold is not None and from_seq < log.hold and log.unwritten:
-                log.stage(tx, log.begin(topic.config, self._clock.now_ms()), topic.config)
 
     def _new(self, name: str) -> Group:
         names.check_group_name(name)

@@ -139,7 +139,7 @@ class Queues:
         ready = queue.ready(log.state, log.view.head, now)
         for reply in replies:
             reply.ready = ready
-        return replies, max(ticket, buried)
+        return replies, max(ticket, buried, log.untold)
 
     # ---------------------------------------------------------------- settlement
 
@@ -160,7 +160,8 @@ class Queues:
             held, skipped = self._held(queue, request, found)
             found |= held
             parts.append((len(held), skipped))
-        ticket = log.pending_ticket  # what is skipped may be an ack before that still waits
+        # What is skipped may be an ack before that still waits, or have expired just now.
+        ticket = max(log.pending_ticket, log.untold)
         if found:
             live = [seq for seq in found if seq in queue.jobs]
             with Transaction(self._writer) as tx:
@@ -182,7 +183,7 @@ class Queues:
         delay = max(0, min(request.delay_ms, _DAY_MS))
         ready_at = now + delay if delay else 0
         ticket = self._give_back(topic, queue, found, ready_at, released=request.mode == "release")
-        return self._reply(topic, queue, now, len(found), skipped), ticket
+        return self._reply(topic, queue, now, len(found), skipped), max(ticket, topic.log.untold)
 
     def extend(self, request: SettleRequest) -> tuple[SettleReply, int]:
         """Set the deadlines of held jobs to `lease_ms` from now; lease ids and delivery counts stay."""
@@ -193,7 +194,7 @@ class Queues:
         queue.extend(list(found), deadline)
         reply = self._reply(topic, queue, now, len(found), skipped)
         reply.deadlines = dict.fromkeys(found, deadline)
-        return reply, ticket
+        return reply, max(ticket, topic.log.untold)
 
     def release(self, topic: str, held: Mapping[int, str]) -> int:
         """Give back what is still held under these lease ids (by seq), like a nack; returns how many that were.

@@ -47,8 +47,6 @@ class Forwarding:
         """
         source = router.source
         s = source.log.visible(source.config, self._clock.now_ms())
-        if source.log.unwritten:
-            self._touched(source.log)
         if router.cursor >= s.head:
             return False
         hops, end = 0, s.head

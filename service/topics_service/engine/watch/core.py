@@ -214,6 +214,10 @@ class Watch:
         topic.touch(now)
         log, config, cursor = follow.log, topic.config, self.cursors[name]
         s = log.visible(config, now)
+        if log.untold and cursor + 1 < s.earliest:
+            follow.due = False
+            log.wake_when_told()
+            return None
         end = s.head
         if self._strong and config.durability != "ephemeral":
             if log.durable_head < end:
