@@ -142,8 +142,18 @@ class World:
         """A reader comes to the logs of a topic, or to every log."""
         for topic, partition, log in self.topics.logs():
             if topic.config.ttl_ms and only in (None, topic):
-                self.log(topic, partition).visible(topic.config, self.now)
+                if not self._let_expire(topic, partition):
+                    continue
                 log.look(topic.config.ttl_ms, self.now, self.hold(topic, partition), self.w)
+
+    def _let_expire(self, topic: TopicModel, partition: int) -> bool:
+        """Let a reader see what is left. Whether what is too old has gone: not where that can't be written."""
+        log, stalls, writable = self.log(topic, partition), self.disk.stalls, not self.is_read_only
+        log.visible(topic.config, self.now)
+        if self.disk.stalls < 0 <= stalls:
+            self.trace.meet("nothing expires while the disk stalls")
+            log.visible(topic.config, self.now)
+        return writable and not self.is_read_only
 
     # ------------------------------------------------------------------- fsyncs
 

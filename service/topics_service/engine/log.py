@@ -54,8 +54,8 @@ class Log:
         "log_id",
         "reclaimable_from",
         "state",
-        "told",
         "unsealed_blocks",
+        "untold",
         "view",
     )
 
@@ -79,7 +79,7 @@ class Log:
         self.hold: int | None = None  # retention leaves what is above, for the groups that the topic waits for
         self.unsealed_blocks = 0  # appended since the last seal: a hint, not kept over restarts
         self.has_expired = False  # records went that upkeep has not heard of
-        self.told = 0  # the ticket after which readers of an `fsync` log may be told what has expired
+        self.untold = 0  # the ticket that readers of an `fsync` log wait for before they are told what has expired
         self._is_awaited = False
         self.reclaimable_from = 0  # no block is dead before `earliest` is here: a hint for upkeep
 
@@ -90,7 +90,7 @@ class Log:
 
         That is written before anybody is told, once for each time that some has: what is gone stays so, also if the
         clock steps back and the process is killed. Where it can't be written, nothing has expired yet. Of an `fsync`
-        log it has to be durable too: whoever answers a reader waits for `told` first.
+        log it has to be durable too: whoever answers a reader waits for `untold` first.
         """
         if config.ttl_ms and self.view.count and self._writer.failure is None:
             s = copy(self.view)
@@ -117,14 +117,9 @@ class Log:
         self.state, self.view = state, s
         self.has_expired = True
         if config.durability == "fsync" and ticket > self._writer.synced:
-            self.told = self._writer.told = ticket
+            self.untold = self._writer.told = ticket
             self._writer.promote_with(self.log_id, self._promote)
             self._writer.request_sync(ticket)
-
-    @property
-    def untold(self) -> int:
-        """The ticket that readers wait for before they are told what has expired; 0 if there is none."""
-        return self.told if self._writer.failure is None else 0
 
     def wake_when_told(self) -> None:
         """Let `untold` wake everyone who is parked when it is over."""
@@ -436,13 +431,13 @@ class Log:
             self._durable_head = max(self._durable_head, head)
             if self.view.head > self._durable_head:
                 told = -1  # who asked for that was not heard meanwhile, and is to ask again
-        if self.told and self.told <= synced:
-            self.told = 0
+        if self.untold and (self.untold <= synced or self._writer.failure is not None):
+            self.untold = 0
             if self._is_awaited:
                 self._is_awaited, told = False, -1
         if self._durable_head > told:
             self.wake_all()
-        return not (self._pending or self._reserved_ticket or self.told) and self._asked is None
+        return not (self._pending or self._reserved_ticket or self.untold) and self._asked is None
 
     def _account(self, s: Snapshot) -> None:
         self._writer.total_records += s.count - self.state.count

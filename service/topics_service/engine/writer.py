@@ -26,7 +26,7 @@ class Writer:
         self.store = store
         self.written = 0
         self.synced = 0
-        self.told = 0  # the newest ticket that a reader of a log may have to wait for, see `Log.told`
+        self.told = 0  # the newest ticket that a reader of a log may have to wait for, see `Log.untold`
         self.statistics = WriteStatistics()
         self.total_records = 0  # live records of all logs
         self.total_bytes = 0  # live record bytes of all logs, for TOPICS_MAX_TOTAL_BYTES
@@ -87,6 +87,8 @@ class Writer:
         """Go read-only. What waits for an fsync is never shown."""
         if self.failure is None:
             self.failure = error
+            for promote in list(self._promotions.values()):
+                promote(self.synced)  # readers who wait to be told of a loss wait no longer
 
     def _read_only(self) -> TopicsError:
         file = self.failure.file if isinstance(self.failure, StoreError) else None

@@ -165,7 +165,10 @@ class Watcher(Actor):
     def _check_rest(self, follower: Follower) -> None:
         for place, cursor in follower.watch.cursors.items():
             log = self._log(place, follower.watch.epochs.get(place, 0))
-            if log is not None and not follower.request.strong and place in follower.watch._follows:
+            followed = follower.watch._follows.get(place)
+            if log is not None and followed is not None and not follower.request.strong:
+                if followed.log.untold:
+                    continue  # it is woken when the loss in front of it is durable
                 demand(cursor == log.view.head, f"a watch rests at {cursor} of {place}, whose head is {log.view.head}")
 
     def _log(self, place: str, epoch: int) -> LogModel | None:
