@@ -257,8 +257,9 @@ def test_frames_that_come_with_the_request(run: Any, serve: Any) -> None:
     ("request_head", "status"),
     [
         (upgrade(without=["sec-websocket-key"]), 400),
-        (upgrade(without=["sec-websocket-version"]), 400),
-        (upgrade("/echo", "Sec-WebSocket-Version: 8", without=["sec-websocket-version"]), 400),
+        (upgrade(without=["sec-websocket-version"]), 426),
+        (upgrade("/echo", "Sec-WebSocket-Version: 8", without=["sec-websocket-version"]), 426),
+        (upgrade("/echo", "Sec-WebSocket-Version: 13"), 426),
         (upgrade("/echo", "Sec-WebSocket-Key: short", without=["sec-websocket-key"]), 400),
         (upgrade("/echo", "Sec-WebSocket-Key: " + KEY.decode()), 400),
         (upgrade("http:///"), 400),
@@ -270,10 +271,14 @@ def test_malformed_upgrades(run: Any, serve: Any, request_head: bytes, status: i
         async with serve() as service:
             raw = await service.connect()
             raw.send(request_head)
-            assert (await raw.head()).startswith(f"HTTP/1.1 {status} ")
+            head = (await raw.head()).lower()
+            assert head.startswith(f"http/1.1 {status} ")
+            for field in ("sec-websocket-version: 13", "upgrade: websocket"):  # RFC 6455, 4.4; RFC 9110, 15.5.22
+                assert (f"\r\n{field}\r\n" in head) is (status == 426)
             body = json.loads(await raw.reader.read())
             assert body["error"]["code"] == "invalid_request"
             assert body["error"]["message"]
+            assert body["performance"]["server_total_ms"] >= 0
 
     run(main())
 
@@ -374,7 +379,7 @@ def test_the_size_limit_counts_whole_messages(run: Any, serve: Any) -> None:
         [frame(PING, fin=False)],
         [b"\x81\x02hi"],  # not masked
         [b"\xc1\x80\0\0\0\0"],  # a reserved bit: compressed, which was not agreed on
-        [frame(TEXT, fin=False), frame(CLOSE)],
+        [frame(TEXT, fin=False), frame(CLOSE, b"\0")],
         [frame(CLOSE, b"\0")],
     ],
 )
