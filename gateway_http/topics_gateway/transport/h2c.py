@@ -181,7 +181,7 @@ class Http2Protocol(asyncio.Protocol):
             return
         idle, self.h2.idle = self.h2.idle, 0
         if idle:
-            self._count_idle(idle)
+            self.count_idle(idle)
             if self._closed:
                 return
         self._slice = READ_BYTES if len(events) + idle <= MANY_EVENTS else BUSY_BYTES
@@ -213,7 +213,7 @@ class Http2Protocol(asyncio.Protocol):
         stream_id = event.stream_id
         if self._draining or len(self._streams) >= self.registry.limits.max_streams:
             self.reset(stream_id, ErrorCodes.REFUSED_STREAM)
-            self._count_idle()
+            self.count_idle()
             return
         stream = Stream(self, stream_id)
         self._timer.pause()
@@ -264,7 +264,8 @@ class Http2Protocol(asyncio.Protocol):
         else:
             self._end()
 
-    def _count_idle(self, frames: int = 1) -> None:
+    def count_idle(self, frames: int = 1) -> None:
+        """Count frames that are work for us and ask for nothing; too many end the connection."""
         now = self.loop.time()
         self._idle_left = min(IDLE_BURST, self._idle_left + (now - self._idle_at) * IDLE_PER_SECOND) - frames
         self._idle_at = now
@@ -417,6 +418,7 @@ class Stream:
             "state": {"tenancy": self._protocol.tenancy},
         }
         if fault:
+            self._protocol.count_idle()
             return self._refusal(f"malformed HTTP request: {fault}")
         if self._expects_continue:
             self._scope["state"]["awaits_100"] = self._awaits_100

@@ -13,10 +13,15 @@ from hyperframe.frame import DataFrame, Frame, HeadersFrame, RstStreamFrame, Win
 from topics_gateway.transport.heads import TOKEN, BadHeadError, check_host, check_same_host, single_fields
 
 # What a client may send at once and per second that is work for us and none for it: resets (CVE-2023-44487) and what
-# makes us reset (CVE-2025-8671), PING, SETTINGS (CVE-2019-9512, 9515), empty DATA (9518), PRIORITY, unknown frames; on
-# a WebSocket control frames and empty fragments. Cancelled long polls stay far below.
+# makes us reset (CVE-2025-8671), PING, SETTINGS (CVE-2019-9512, 9515), empty DATA (9518), PRIORITY, unknown frames,
+# windows opened by a few bytes (9511); on a WebSocket control frames and empty fragments. Cancelled long polls stay far
+# below.
 IDLE_BURST: Final = 1000.0
 IDLE_PER_SECOND: Final = 100.0
+# What may be answered with one WINDOW_UPDATE: clients send two for each DATA frame, that of the stream and that of the
+# connection, or fewer.
+_BYTES_A_WINDOW_UPDATE: Final = 32
+_MOST_WINDOW_UPDATES: Final = 10_000
 
 _REQUEST: Final = HeaderValidationFlags(
     is_client=False, is_trailer=False, is_response_header=False, is_push_promise=False
@@ -53,11 +58,13 @@ class BoundedFrames(FrameBuffer):
 class CountingConnection(H2Connection):
     """Counts, in `idle`, received frames that ask for nothing, and those that make h2 reset a stream.
 
-    h2 tells of some of them by no event: frames on streams that are closed, a window that overflows.
+    h2 tells of some of them by no event: frames on streams that are closed, a window that overflows. A WINDOW_UPDATE
+    asks for something as long as there are no more of them than what was sent calls for.
     """
 
     idle = 0
     _receiving = False
+    _window_updates = 0  # that are still called for
 
     def _receive_frame(self, frame: Frame) -> list[Event]:
         self.idle += self._asks_nothing(frame)
@@ -71,12 +78,20 @@ class CountingConnection(H2Connection):
         if isinstance(frame, DataFrame):
             return not frame.data and "END_STREAM" not in frame.flags
         if isinstance(frame, WindowUpdateFrame):
-            return frame.stream_id != 0 and frame.stream_id not in self.streams
+            stream = self.streams.get(frame.stream_id)
+            if not self._window_updates or (frame.stream_id and (stream is None or stream.closed)):
+                return True
+            self._window_updates -= 1
+            return False
         return not isinstance(frame, HeadersFrame)
 
     def _prepare_for_sending(self, frames: list[Frame]) -> None:
-        if self._receiving and frames:
-            self.idle += sum(isinstance(frame, RstStreamFrame) for frame in frames)
+        for frame in frames:
+            if isinstance(frame, DataFrame):
+                called_for = self._window_updates + len(frame.data) // _BYTES_A_WINDOW_UPDATE
+                self._window_updates = min(_MOST_WINDOW_UPDATES, called_for)
+            elif self._receiving and isinstance(frame, RstStreamFrame):
+                self.idle += 1
         super()._prepare_for_sending(frames)
 
 
