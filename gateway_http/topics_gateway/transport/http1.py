@@ -175,11 +175,11 @@ class Http1Protocol(HttpToolsProtocol):
         line_end = data.find(b"\n")
         if token is None or data[end : end + 1] not in (b" ", b""):
             return data  # which the parser refuses
+        if (len(data) if line_end < 0 else line_end) > self._max_head:
+            self._reject(431, "request head too large", head=token[0] == b"HEAD")
+            return b""
         if line_end < 0:
-            if len(data) > self._max_head:
-                self._reject(431, "request head too large", head=token[0] == b"HEAD")
-            else:
-                self._begun = data
+            self._begun = data
             return b""
         if data.count(b" ", 0, line_end) != 2:
             self._reject(400, "malformed HTTP request: invalid request line", head=token[0] == b"HEAD")

@@ -369,6 +369,26 @@ def test_the_size_limit_counts_whole_messages(run: Any, serve: Any) -> None:
     run(main())
 
 
+@pytest.mark.parametrize(("body", "end"), [(b"\x0f\xa1why", (4001, "why")), (b"\x03\xe8", (1000, "")), (b"", None)])
+def test_a_close_between_fragments_is_answered_with_a_close(
+    run: Any, serve: Any, body: bytes, end: tuple[int, str] | None
+) -> None:
+    """RFC 6455, 5.4: control frames may come in the middle of a message, of which nothing is told."""
+
+    async def main() -> None:
+        async with serve() as service:
+            raw = await service.open()
+            raw.send(frame(TEXT, b"a", fin=False), frame(PING, b"p"), frame(CONT, b"b", fin=False), frame(CLOSE, body))
+            assert [await raw.frame() for _ in range(2)] == [(PONG, b"p"), (CLOSE, body)]
+            assert await raw.reader.read() == b""
+            await service.app.got.acquire()
+            code, reason = end or (1005, "")
+            assert service.app.seen[-1] == {"type": "websocket.disconnect", "code": code, "reason": reason}
+            await service.idle()
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     "frames",
     [
