@@ -156,7 +156,9 @@ class Http1Protocol(HttpToolsProtocol):
                     if not data:
                         return
                 self._between = False
-            end = self._end_of_piece(data, at, size)
+            end = 0 if self._body_rest or self._tail else data.find(EMPTY_LINE, at) + 4
+            if end < 4:
+                end = self._end_of_piece(data, at, size)
             self._parse(data[at:end], data, end)
             if self._deaf:
                 return
@@ -200,8 +202,7 @@ class Http1Protocol(HttpToolsProtocol):
             if found >= 0:
                 self._tail = b""
                 return at + found + 4 - len(tail)
-        found = data.find(EMPTY_LINE, at)
-        if found >= 0:
+        if tail and (found := data.find(EMPTY_LINE, at)) >= 0:
             self._tail = b""
             return found + 4
         self._tail = data[-3:] if size - at >= 3 else (tail + data[at:])[-3:]
@@ -258,7 +259,7 @@ class Http1Protocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:
-            super().on_header(name, value.rstrip(b" \t"))
+            self.headers.append((name.lower(), value.rstrip(b" \t")))
         # A trailer must not change the headers that the application has already seen.
 
     def on_headers_complete(self) -> None:
@@ -287,8 +288,9 @@ class Http1Protocol(HttpToolsProtocol):
         self._timer.pause()
         # Whatever follows a CONNECT would be for the tunnel that the client does not get.
         keep_alive = version == "1.1" and parser.should_keep_alive() and method != "CONNECT"
-        cycle = Cycle(self, self.expect_100_continue and version == "1.1", keep_alive)
-        if cycle.waiting_for_100_continue:
+        waits = b"expect" in fields and fields[b"expect"].lower() == b"100-continue" and version == "1.1"
+        cycle = Cycle(self, waits, keep_alive)
+        if waits:
             scope["state"]["awaits_100"] = cycle.awaits_100
         self.cycle = cycle
         if self._running is None:
@@ -371,25 +373,31 @@ class Http1Protocol(HttpToolsProtocol):
 
     def _set_target(self, scope: Any, host: bytes | None) -> None:
         """Put the target into the scope. Raises BadHeadError for one that is none, or is for another host."""
-        try:
-            url = httptools.parse_url(self.url)
-            raw_path = url.path or (b"/" if url.schema is not None else url.path)
-            path = raw_path.decode("ascii")
-        except (httptools.HttpParserInvalidURLError, AttributeError, UnicodeDecodeError):
-            raise BadHeadError("invalid request target") from None
-        if url.fragment is not None or url.userinfo is not None:
+        target = self.url
+        if not target.startswith(b"/"):
+            target = self._path_of(target, host)
+        if b"#" in target:
             raise BadHeadError("invalid request target")
-        if url.schema is not None:
-            scheme, _, rest = self.url.partition(b"://")
-            authority = rest.partition(b"?")[0].partition(b"/")[0]
-            if scheme.lower() not in (b"http", b"https"):
-                raise BadHeadError("invalid request target")
-            check_same_host(authority, authority if host is None else host, scheme.lower())
-            if host is None:
-                self.headers.insert(0, (b"host", authority))
+        raw_path, _, query = target.partition(b"?")
+        path = raw_path.decode("ascii")  # the parser takes no others
         scope["path"] = urllib.parse.unquote(path) if "%" in path else path
         scope["raw_path"] = raw_path
-        scope["query_string"] = url.query or b""
+        scope["query_string"] = query
+
+    def _path_of(self, target: bytes, host: bytes | None) -> bytes:
+        """The path and query of an absolute target, or `*`. Raises BadHeadError if it is for another host."""
+        if target == b"*":
+            return target
+        scheme, _, rest = target.partition(b"://")
+        scheme = scheme.lower()
+        if scheme not in (b"http", b"https"):
+            raise BadHeadError("invalid request target")
+        authority = rest.partition(b"?")[0].partition(b"/")[0]
+        check_same_host(authority, authority if host is None else host, scheme)
+        if host is None:
+            self.headers.insert(0, (b"host", authority))
+        path = rest[len(authority) :]
+        return path if path.startswith(b"/") else b"/" + path
 
     def _ignore_upgrade(self) -> None:
         """Parse a request again without its `upgrade` header, which a server may ignore (RFC 9110, 7.8).
