@@ -51,8 +51,9 @@ class HeadTooLargeError(Exception):
 class Http1Protocol(HttpToolsProtocol):
     """Serves one HTTP/1.1 connection.
 
-    Beyond uvicorn: a deadline for the request head, bounded heads, trailers and pipelines, JSON errors in the order
-    of the requests, `http.disconnect` for the request that runs (not for the newest one of a pipeline).
+    Beyond uvicorn: a deadline for the request head, bounded heads, trailers and pipelines, no head that can be read in
+    two ways, any method, JSON errors in the order of the requests, `http.disconnect` for the request that runs (not for
+    the newest one of a pipeline).
     """
 
     def __init__(self, config: Config, registry: Registry, timer: IdleTimer) -> None:
