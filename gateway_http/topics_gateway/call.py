@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
@@ -27,10 +27,11 @@ class ClientGoneError(Exception):
 class Call:
     """The parts of an ASGI request that handlers look at.
 
-    `name` is the variable segment of the path, percent-decoded, or empty. `headers` has lower-case names; of a
-    repeated header the last one counts. `gone` says that the client was seen to leave, `stalled` that it stopped
-    sending its body for longer than `stalls` allows. `principal` is who asks, `held` what the body counts against the
-    limits of a key that has such, `error` the code that it was refused with.
+    `name` is the variable segment of the path, percent-decoded, or empty. `headers` has lower-case names; a repeated
+    header is a list, joined by commas (the transport refuses those that hold one value). `gone` says that the client
+    was seen to leave, `stalled` that it stopped sending its body for longer than `stalls` allows. `principal` is who
+    asks, `held` what the body counts against the limits of a key that has such, `error` the code that it was refused
+    with.
     """
 
     __slots__ = (
@@ -54,6 +55,8 @@ class Call:
         self.scope = scope
         self.receive = receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        if len(self.headers) != len(scope["headers"]):
+            self.headers = _joined(scope["headers"])
         self.name = ""
         self.rpc = ""
         self.principal = NOBODY
@@ -121,6 +124,13 @@ class Call:
             pass
         self.gone = True
         waiter.cancel()
+
+
+def _joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    values: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        values.setdefault(name, []).append(value)
+    return {name: b", ".join(several) for name, several in values.items()}
 
 
 def ms_since(started: float) -> float:

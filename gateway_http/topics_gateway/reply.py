@@ -60,11 +60,11 @@ async def send_reply(reply: Reply, scope: Scope, send: Send, *, accept_encoding:
 
 
 def names_gzip(accept_encoding: bytes) -> bool:
-    """Whether an Accept-Encoding value names gzip with a weight above zero."""
+    """Whether an Accept-Encoding value names gzip, or x-gzip, with a weight above zero."""
     for part in accept_encoding.lower().split(b","):
         coding, _, weight = part.replace(b" ", b"").partition(b";")
-        if coding == b"gzip":
-            return not (weight.startswith(b"q=0") and not weight[3:].strip(b".0"))
+        if coding in (b"gzip", b"x-gzip") and not (weight.startswith(b"q=0") and not weight[3:].strip(b".0")):
+            return True
     return False
 
 

@@ -49,11 +49,12 @@ def test_plain_requests(api: Api, http: Callable[[str | None], Api]) -> None:
 
 
 def test_malformed_upgrades(server: ServerProcess) -> None:
-    for headers in ({"sec-websocket-key": "short"}, {"sec-websocket-version": "8"}):
+    for headers, status in (({"sec-websocket-key": "short"}, 400), ({"sec-websocket-version": "8"}, 426)):
         with Wire(server.http_port) as wire:
             reply = wire.send(upgrade("/v0/ws", headers)).reply()
             assert reply is not None
-            assert reply.status == 400
+            assert reply.status == status
+            assert reply.headers.get("sec-websocket-version") == ("13" if status == 426 else None)
             envelope(reply.json, "invalid_request")
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -106,16 +107,39 @@ async def test_empty_bodies(client: httpx.AsyncClient) -> None:
 
 async def test_gzip_requests(client: httpx.AsyncClient) -> None:
     packed = gzip.compress(RECORD)
-    for encoding, body in (("gzip", packed), ("GZIP", packed), ("identity", RECORD)):
+    cut = gzip.compress(RECORD[:7]) + gzip.compress(RECORD[7:])  # members are one content
+    for encoding, body in (
+        ("gzip", packed), ("GZIP", packed), ("x-gzip", packed), ("X-GZip", packed), ("identity", RECORD),
+        ("identity, gzip", packed), (" gzip ,", packed), ("gzip", cut), ("gzip", gzip.compress(b"") + cut),
+    ):  # fmt: skip
         reply = await client.post("/v0/topics/t", content=body, headers={**JSON, "content-encoding": encoding})
         assert reply.status_code in (200, 201)
-    for encoding in ("deflate", "br", "gzip, gzip", "x"):
+    for encoding in ("deflate", "br", "gzip, gzip", "gzip, x-gzip", "gzip, br", "x", "xx-gzip"):
         reply = await client.post("/v0/topics/t", content=packed, headers={**JSON, "content-encoding": encoding})
         assert reply.status_code == 415
-    for bad in (packed[:-6], packed + b"x", packed + packed, b"\x1f\x8b garbage", RECORD, b""):
+    for bad in (
+        packed[:-6],
+        packed + b"x",
+        packed + b"\0",
+        cut[:-1],
+        cut + RECORD,
+        packed + packed,
+        b"\x1f\x8b garbage",
+        RECORD,
+        b"",
+    ):
         reply = await client.post("/v0/topics/t", content=bad, headers={**JSON, "content-encoding": "gzip"})
         assert await code(reply) == (400, "invalid_request")
-    assert (await client.get("/v0/topics/t")).json()["head_seq"] == 3
+    assert (await client.get("/v0/topics/t")).json()["head_seq"] == 9
+
+
+async def test_repeated_codings_are_a_list(client: httpx.AsyncClient) -> None:
+    packed = gzip.compress(RECORD)
+    headers = [*JSON.items(), ("content-encoding", "gzip"), ("content-encoding", "gzip")]
+    for body in (packed, gzip.compress(packed)):
+        assert (await client.post("/v0/topics/t", content=body, headers=headers)).status_code == 415
+    headers[-1] = ("content-encoding", "identity")
+    assert (await client.post("/v0/topics/t", content=packed, headers=headers)).status_code == 201
 
 
 async def test_the_limit_holds_for_the_inflated_body(client: httpx.AsyncClient) -> None:
@@ -134,12 +158,35 @@ def test_a_bomb_is_not_inflated() -> None:
     assert inflate(gzip.compress(b""), 0) == b""
 
 
+def test_the_limit_holds_for_the_sum_of_all_members() -> None:
+    for sizes in ([500, 500], [1] * 1000, [0, 1000, 0], [999, 0, 1], [1000]):
+        body = b"".join(gzip.compress(random.randbytes(size)) for size in sizes)
+        assert len(inflate(body, 1000)) == 1000
+        with pytest.raises(TopicsError) as error:
+            inflate(body, 999)
+        assert error.value.reason is Reason.PAYLOAD_TOO_LARGE
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 100_000, 5_000_000])
+def test_members_of_any_size_are_joined(size: int) -> None:
+    """Also where what is shown to zlib at a time ends within a member's trailer."""
+    parts = [random.randbytes(size), b"a" * size, b"end"]
+    assert inflate(b"".join(map(gzip.compress, parts)), 1 << 24) == b"".join(parts)
+
+
+def test_members_are_bounded() -> None:
+    nothing = gzip.compress(b"")
+    assert inflate(nothing * 65_536, 10) == b""
+    with pytest.raises(TopicsError, match="more than 65536 gzip members"):
+        inflate(nothing * 3_000_000, 10)
+
+
 @pytest.mark.parametrize(
     ("value", "named"),
     [
         (b"gzip", True), (b"deflate, GZip", True), (b"gzip;q=1.0", True), (b"gzip; q=0.001", True), (b"br", False),
         (b"gzip;q=0", False), (b"gzip; q=0.000, br", False), (b"*", False), (b"", False), (b"xgzip", False),
-        (b"deflate;q=0,gzip", True),
+        (b"deflate;q=0,gzip", True), (b"x-gzip", True), (b"x-gzip;q=0", False), (b"gzip;q=0, x-gzip", True),
     ],
 )  # fmt: skip
 def test_accept_encoding(value: bytes, named: bool) -> None:

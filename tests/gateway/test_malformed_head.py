@@ -1,5 +1,6 @@
 """A malformed HEAD request is answered without a body, as any HEAD."""
 
+import itertools
 from pathlib import Path
 
 from support.http import Wire
@@ -8,9 +9,10 @@ from support.server import ServerProcess
 
 def test_no_body_follows_the_answer_to_a_head_request(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server:
-        for method, has_body in ((b"HEAD", False), (b"GET", True)):
+        rests = (b" x HTTP/1.1\r\nHost: x", b" / HTTP/1.1", b"  / HTTP/1.1\r\nHost: x")
+        for (method, has_body), rest in itertools.product(((b"HEAD", False), (b"GET", True)), rests):
             with Wire(server.http_port) as wire:
-                wire.send(method + b" x HTTP/1.1\r\nHost: x\r\n\r\n")
+                wire.send(method + rest + b"\r\n\r\n")
                 head, _, body = wire.socket.makefile("rb").read().partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 400 ")
             assert b"content-length: " in head
@@ -18,13 +20,13 @@ def test_no_body_follows_the_answer_to_a_head_request(tmp_path: Path) -> None:
             assert has_body or not body
 
 
-def test_an_unknown_method_behind_a_head_request_gets_its_body(tmp_path: Path) -> None:
+def test_a_malformed_method_behind_a_head_request_gets_its_body(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server, Wire(server.http_port) as wire:
         wire.send(b"HEAD /v0/health HTTP/1.1\r\nHost: x\r\n\r\n")
         first = wire.reply(head=True)
         assert first is not None
         assert first.status == 200
-        wire.send(b"BREW /v0/health HTTP/1.1\r\nHost: x\r\n\r\n")
+        wire.send(b"BR(W /v0/health HTTP/1.1\r\nHost: x\r\n\r\n")
         second = wire.reply()
         assert second is not None
         assert (second.status, second.body[:9]) == (400, b'{"error":')

@@ -2,11 +2,10 @@
 
 import gzip
 import json
-import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,16 +17,28 @@ from hpack import Encoder
 from security.held import bearer
 
 from support.http import JSON, Api, Wire, ok, path, refused, request
+from support.http2 import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    ENHANCE_YOUR_CALM,
+    HEADERS,
+    PING,
+    PRIORITY,
+    RST,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Http2,
+    h2frame,
+    head,
+)
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import WebSocket
 from topics_service.app.keys import from_text
 
 MIB = 1 << 20
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 9
-END_STREAM, END_HEADERS = 1, 4
-ENHANCE_YOUR_CALM = 11
 CONNECTIONS = 150
 
 
@@ -80,59 +91,6 @@ def rss(server: ServerProcess) -> int:
     return int(Path(f"/proc/{server.pid}/statm").read_text().split()[1]) * 4096
 
 
-def h2frame(kind: int, flags: int = 0, stream: int = 0, data: bytes = b"") -> bytes:
-    return struct.pack("!I", len(data))[1:] + bytes([kind, flags]) + struct.pack("!I", stream) + data
-
-
-def head(stream: int, flags: int = END_HEADERS, **more: str) -> bytes:
-    fields = [(":method", "POST"), (":path", "/v0/topics/t"), (":scheme", "http"), (":authority", "x"), *more.items()]
-    return h2frame(HEADERS, flags, stream, Encoder().encode(fields, huffman=False))
-
-
-class Http2:
-    """A connection with nothing but the preface behind it."""
-
-    def __init__(self, port: int) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=20)
-        self.sock.sendall(PREFACE + h2frame(SETTINGS))
-        self.heard = b""
-        self.reading = threading.Thread(target=self._read)
-        self.reading.start()
-
-    def _read(self) -> None:
-        try:
-            while data := self.sock.recv(65536):
-                self.heard += data
-        except OSError:
-            pass
-
-    def send(self, data: bytes, times: int = 1) -> None:
-        """Send, until the server has had enough."""
-        try:
-            for _ in range(times):
-                self.sock.sendall(data)
-        except OSError:
-            pass
-
-    def goaway(self) -> int | None:
-        """The server's error code; None if it closed without one. Waits for the end of the connection."""
-        self.reading.join(20)
-        assert not self.reading.is_alive(), "the connection goes on"
-        self.sock.close()
-        at, code = 0, None
-        while at + 9 <= len(self.heard):
-            size, kind = int.from_bytes(self.heard[at : at + 3], "big"), self.heard[at + 3]
-            if kind == GOAWAY:
-                code = int.from_bytes(self.heard[at + 13 : at + 17], "big")
-            at += 9 + size
-        return code
-
-    def close(self) -> None:
-        self.sock.shutdown(socket.SHUT_RDWR)
-        self.reading.join(20)
-        self.sock.close()
-
-
 # ---------------------------------------------------------------------- HTTP/2
 
 
@@ -161,6 +119,52 @@ def test_http2_rapid_reset(server: ServerProcess) -> None:
     pairs = [head(n) + h2frame(RST, stream=n, data=b"\0\0\0\x08") for n in range(1, 10_001, 2)]
     attack.send(b"".join(pairs))
     assert attack.goaway() == ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize(
+    "again",
+    {
+        "a window that overflows": lambda n: head(n) + h2frame(WINDOW_UPDATE, stream=n, data=b"\x7f\xff\xff\xff"),
+        "data behind the end": lambda n: head(n, END_HEADERS | END_STREAM) + h2frame(DATA, stream=n, data=b"x"),
+        "a reset stream": lambda n: (
+            (head(n) + h2frame(RST, stream=n, data=bytes(4)) if n == 1 else b"") + h2frame(DATA, stream=1, data=b"x")
+        ),
+        "windows of a reset stream": lambda n: (
+            (head(n) + h2frame(RST, stream=n, data=bytes(4)) if n == 1 else b"")
+            + h2frame(WINDOW_UPDATE, stream=1, data=b"\0\0\0\1")
+        ),
+        "resets of a reset stream": lambda n: (head(n) if n == 1 else b"") + h2frame(RST, stream=1, data=bytes(4)),
+        "a window by the byte": lambda n: (head(n) if n == 1 else b"") + h2frame(WINDOW_UPDATE, data=b"\0\0\0\1"),
+        "heads that are none": lambda n: h2frame(HEADERS, END_HEADERS | END_STREAM, n, b"\x82"),
+    }.items(),
+    ids=lambda case: case[0].replace(" ", "-"),
+)
+def test_http2_made_you_reset(server: ServerProcess, again: tuple[str, Callable[[int], bytes]]) -> None:
+    """CVE-2025-8671, and frames that h2 tells of by no event: a request each, or a stream that is over."""
+    attack = Http2(server.http_port)
+    attack.send(b"".join(again[1](n) for n in range(1, 20_001, 2)))
+    assert attack.goaway() == ENHANCE_YOUR_CALM
+    assert sum(kind == RST for kind, _, _ in attack.frames()) < 3000
+
+
+@pytest.mark.parametrize(
+    "again",
+    {
+        "no window": lambda n: head(n) + h2frame(WINDOW_UPDATE, stream=n, data=bytes(4)),
+        "a head behind the end": lambda n: head(n, END_HEADERS | END_STREAM) + head(n),
+        "a priority over itself": lambda n: head(n) + h2frame(PRIORITY, stream=n, data=struct.pack("!IB", n, 1)),
+        "another length": lambda n: head(n, **{"content-length": "1"}) + h2frame(DATA, END_STREAM, n, b"xx"),
+        "half a priority": lambda n: head(n) + h2frame(PRIORITY, stream=n, data=bytes(3)),
+        "continuations of nothing": lambda n: head(n, 0) + h2frame(CONTINUATION, stream=n) * 100,
+    }.items(),
+    ids=lambda case: case[0].replace(" ", "-"),
+)
+def test_http2_violations_end_the_connection(server: ServerProcess, again: tuple[str, Callable[[int], bytes]]) -> None:
+    """The first one."""
+    attack = Http2(server.http_port)
+    attack.send(b"".join(again[1](n) for n in range(1, 2001, 2)))
+    assert attack.goaway() not in (None, 0)
+    assert sum(kind == RST for kind, _, _ in attack.frames()) < 1100  # streams that were refused behind
 
 
 def test_http2_headers_without_an_end(server: ServerProcess) -> None:

@@ -15,9 +15,9 @@ from doors.conftest import with_key
 from hpack import Encoder
 from security.held import bearer
 from security.secure_server import reload
-from security.test_hostile import END_HEADERS, END_STREAM, HEADERS, Http2, h2frame
 
 from support.http import RawReply, Wire, ok, path, refused, request
+from support.http2 import END_HEADERS, END_STREAM, HEADERS, Http2, h2frame
 from support.kafka_wire import ClosedError
 from support.kafka_wire import Wire as KafkaWire
 from support.server import ServerProcess

@@ -1,18 +1,26 @@
 """The few answers that the transport gives without asking the application, with their JSON error bodies."""
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
 JSON: Final = b"application/json"
 
 
-def error_body(code: str, message: str) -> bytes:
-    """Return `{"error":{"code":...,"message":...}}` as UTF-8 JSON without spaces."""
-    return json.dumps({"error": {"code": code, "message": message}}, separators=(",", ":")).encode()
+def error_body(code: str, message: str, started: float) -> bytes:
+    """Return `{"error":{"code","message"},"performance":{"server_total_ms"}}` as UTF-8 JSON without spaces.
+
+    `started` is when the request began, on time.perf_counter.
+    """
+    performance = {"server_total_ms": round((time.perf_counter() - started) * 1e3, 3)}
+    envelope = {"error": {"code": code, "message": message}, "performance": performance}
+    return json.dumps(envelope, separators=(",", ":")).encode()
 
 
-INTERNAL: Final = error_body("internal", "internal error")
+def internal_error(started: float) -> bytes:
+    """The body of a 500, which tells nothing of the cause."""
+    return error_body("internal", "internal error", started)
 
 
 async def respond(status: int, body: bytes, send: Callable[[dict[str, Any]], Any]) -> None:
@@ -20,8 +28,3 @@ async def respond(status: int, body: bytes, send: Callable[[dict[str, Any]], Any
     headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-async def bad_target(scope: Any, receive: Any, send: Any) -> None:
-    """Stands in for the application when the target of a request is none."""
-    await respond(400, error_body("invalid_request", "malformed HTTP request: invalid request target"), send)

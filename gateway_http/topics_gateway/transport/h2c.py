@@ -2,23 +2,21 @@
 
 import asyncio
 import logging
+import time
 import urllib.parse
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
     DataReceived,
-    PingReceived,
-    PriorityUpdated,
     RemoteSettingsChanged,
     RequestReceived,
     StreamEnded,
     StreamReset,
-    UnknownFrameReceived,
+    TrailersReceived,
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
@@ -27,8 +25,17 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
-from topics_gateway.transport.envelope import INTERNAL, bad_target, respond
-from topics_gateway.transport.h2rules import IDLE_BURST, IDLE_PER_SECOND, BoundedFrames, GoawayTolerant
+from topics_gateway.transport.envelope import error_body, internal_error, respond
+from topics_gateway.transport.h2rules import (
+    IDLE_BURST,
+    IDLE_PER_SECOND,
+    BoundedFrames,
+    CountingConnection,
+    GoawayTolerant,
+    check_request,
+    check_trailers,
+)
+from topics_gateway.transport.heads import BadHeadError
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import Linger
 from topics_gateway.transport.registry import Registry, logger
@@ -90,16 +97,16 @@ class Http2Protocol(asyncio.Protocol):
             WindowUpdated: self._on_window,
             RemoteSettingsChanged: self._on_settings,
             ConnectionTerminated: self._on_goaway,
-            PingReceived: self._count_idle,
-            PriorityUpdated: self._count_idle,
-            UnknownFrameReceived: self._count_idle,
+            TrailersReceived: self._on_trailers,
         }
         limits = registry.limits
-        self.h2 = h2 = H2Connection(
-            # Response headers are checked and lower-cased by Stream.
+        self.h2 = h2 = CountingConnection(
+            # Response headers are checked and lower-cased by Stream; of a request that is malformed h2 would end the
+            # connection, and so all others on it.
             H2Configuration(
                 client_side=False,
                 header_encoding=None,
+                validate_inbound_headers=False,
                 validate_outbound_headers=False,
                 normalize_outbound_headers=False,
             )
@@ -172,7 +179,12 @@ class Http2Protocol(asyncio.Protocol):
             logger.debug("HTTP/2 input not understood: %r", error)
             self._end(ErrorCodes.PROTOCOL_ERROR)
             return
-        self._slice = READ_BYTES if len(events) <= MANY_EVENTS else BUSY_BYTES
+        idle, self.h2.idle = self.h2.idle, 0
+        if idle:
+            self.count_idle(idle)
+            if self._closed:
+                return
+        self._slice = READ_BYTES if len(events) + idle <= MANY_EVENTS else BUSY_BYTES
         for event in events:
             handler = self._handlers.get(type(event))
             if handler is not None:
@@ -201,7 +213,7 @@ class Http2Protocol(asyncio.Protocol):
         stream_id = event.stream_id
         if self._draining or len(self._streams) >= self.registry.limits.max_streams:
             self.reset(stream_id, ErrorCodes.REFUSED_STREAM)
-            self._count_idle()
+            self.count_idle()
             return
         stream = Stream(self, stream_id)
         self._timer.pause()
@@ -214,10 +226,14 @@ class Http2Protocol(asyncio.Protocol):
     def _on_data(self, event: DataReceived) -> None:
         stream = self._streams.get(event.stream_id)
         size = event.flow_controlled_length
-        if not event.data and event.stream_ended is None:
-            self._count_idle()
         if stream is None or not stream.feed(event.data, size):
             self.acknowledge(event.stream_id, size)
+
+    def _on_trailers(self, event: TrailersReceived) -> None:
+        try:
+            check_trailers(event.headers)
+        except ProtocolError:
+            self._end(ErrorCodes.PROTOCOL_ERROR)
 
     def _on_ended(self, event: StreamEnded) -> None:
         stream = self._streams.get(event.stream_id)
@@ -228,8 +244,6 @@ class Http2Protocol(asyncio.Protocol):
         stream = self._streams.get(event.stream_id)
         if stream is not None:
             stream.disconnect()
-        if event.remote_reset:
-            self._count_idle()
 
     def _on_window(self, event: WindowUpdated) -> None:
         if event.stream_id:
@@ -242,7 +256,6 @@ class Http2Protocol(asyncio.Protocol):
     def _on_settings(self, event: RemoteSettingsChanged) -> None:
         # A larger initial window opens the window of every stream.
         self._wake_blocked()
-        self._count_idle()
 
     def _on_goaway(self, event: ConnectionTerminated) -> None:
         # No further requests will come; the ones that run are still wanted, unless the client found an error.
@@ -251,9 +264,10 @@ class Http2Protocol(asyncio.Protocol):
         else:
             self._end()
 
-    def _count_idle(self, _: object = None) -> None:
+    def count_idle(self, frames: int = 1) -> None:
+        """Count frames that are work for us and ask for nothing; too many end the connection."""
         now = self.loop.time()
-        self._idle_left = min(IDLE_BURST, self._idle_left + (now - self._idle_at) * IDLE_PER_SECOND) - 1
+        self._idle_left = min(IDLE_BURST, self._idle_left + (now - self._idle_at) * IDLE_PER_SECOND) - frames
         self._idle_at = now
         if self._idle_left < 0:
             self._end(ErrorCodes.ENHANCE_YOUR_CALM)
@@ -339,6 +353,7 @@ class Stream:
 
     def __init__(self, protocol: Http2Protocol, stream_id: int) -> None:
         self.id = stream_id
+        self._began = time.perf_counter()
         self._protocol = protocol
         self._scope: Message = {}
         self._event = asyncio.Event()
@@ -358,8 +373,13 @@ class Stream:
         self._content_length: int | None = None
         self._sent = 0
 
-    def open(self, headers: Headers) -> ASGI3Application:
-        """Build the scope; return what answers the request: the application, or a 400 for a target that is none."""
+    def open(self, headers: list[tuple[bytes, bytes]]) -> ASGI3Application:
+        """Build the scope; return what answers the request: the application, or a 400 for a head that is none."""
+        fault = ""
+        try:
+            check_request(headers)
+        except BadHeadError as error:
+            fault = str(error)
         method = target = authority = b""
         fields: list[tuple[bytes, bytes]] = []
         has_host = False
@@ -379,7 +399,8 @@ class Stream:
         if authority and not has_host:
             fields.insert(0, (b"host", authority))
         raw_path, _, query = target.partition(b"?")
-        well_formed = target.isascii() and method.isascii() and (target.startswith(b"/") or target == b"*")
+        if not target.isascii() or b"#" in target or not (target.startswith(b"/") or target == b"*"):
+            fault = fault or "invalid request target"
         path = raw_path.decode("ascii", "replace")
         self._scope = {
             "type": "http",
@@ -396,7 +417,24 @@ class Stream:
             "headers": fields,
             "state": {"tenancy": self._protocol.tenancy},
         }
-        return self._protocol.app if well_formed else bad_target
+        if fault:
+            self._protocol.count_idle()
+            return self._refusal(f"malformed HTTP request: {fault}")
+        if self._expects_continue:
+            self._scope["state"]["awaits_100"] = self._awaits_100
+        return self._protocol.app
+
+    def _refusal(self, message: str) -> ASGI3Application:
+        """Stands in for the application."""
+
+        async def refuse(scope: Any, receive: Any, send: Any) -> None:
+            await respond(400, error_body("invalid_request", message, self._began), send)
+
+        return refuse
+
+    def _awaits_100(self) -> bool:
+        """The client sends no body before it is told to: `_receive` would tell it."""
+        return self._expects_continue
 
     # What the connection tells
 
@@ -405,6 +443,7 @@ class Stream:
         if self._disconnected or self._complete:
             return False
         self._unacknowledged += size
+        self._expects_continue = False  # it does not wait
         if data:
             self._chunks.append(data)
             self._event.set()
@@ -412,6 +451,7 @@ class Stream:
 
     def end_of_body(self) -> None:
         self._ended = True
+        self._expects_continue = False
         self._event.set()
 
     def disconnect(self) -> None:
@@ -454,7 +494,7 @@ class Stream:
         if self._started:
             self._reset(ErrorCodes.INTERNAL_ERROR)
         else:
-            await respond(500, INTERNAL, self._send)
+            await respond(500, internal_error(self._began), self._send)
 
     def done(self, task: asyncio.Task[None]) -> None:
         """Callback of the task; also runs if the task was cancelled before its first step."""

@@ -1,6 +1,7 @@
 """HTTP/1.1: uvicorn's httptools protocol, made strict about time, memory and the shape of its errors."""
 
 import asyncio
+import time
 import urllib.parse
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
@@ -17,11 +18,13 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from topics_gateway.transport.envelope import INTERNAL, JSON, error_body
+from topics_gateway.transport.envelope import JSON, error_body, internal_error, respond
+from topics_gateway.transport.heads import TOKEN, BadHeadError, check_host, check_same_host, single_fields
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import LINGER_SECONDS, Linger
 from topics_gateway.transport.registry import Registry, logger
 from topics_gateway.transport.tenancy import Tenancy
+from topics_gateway.transport.upgrade import VERSION, UnsupportedVersionError
 from topics_service.api.slow import prepare, undrained
 
 # Requests that a client sent ahead of its answers: beyond this the connection is not read any further.
@@ -34,6 +37,11 @@ CALM_BYTES: Final = 65536
 BUSY_CALLS: Final = 64
 # A larger part of a response is not copied for its frame: many clients may be sent the same bytes.
 COPY_BYTES: Final = 16384
+# The parser knows some methods and refuses all others. It is shown these as they are, and POST for any other one,
+# which frames a body alike; so the application answers what the path does not take.
+SHOWN_METHODS: Final = (b"GET ", b"POST ", b"PUT ", b"DELETE ", b"HEAD ", b"PATCH ", b"OPTIONS ")
+STAND_IN: Final = b"POST"
+EMPTY_LINE: Final = b"\r\n\r\n"
 
 
 class HeadTooLargeError(Exception):
@@ -43,8 +51,9 @@ class HeadTooLargeError(Exception):
 class Http1Protocol(HttpToolsProtocol):
     """Serves one HTTP/1.1 connection.
 
-    Beyond uvicorn: a deadline for the request head, bounded heads, trailers and pipelines, JSON errors in the order
-    of the requests, `http.disconnect` for the request that runs (not for the newest one of a pipeline).
+    Beyond uvicorn: a deadline for the request head, bounded heads, trailers and pipelines, no head that can be read in
+    two ways, any method, JSON errors in the order of the requests, `http.disconnect` for the request that runs (not for
+    the newest one of a pipeline).
     """
 
     def __init__(self, config: Config, registry: Registry, timer: IdleTimer) -> None:
@@ -61,10 +70,16 @@ class Http1Protocol(HttpToolsProtocol):
         self._slice = FIRST_BYTES
         self._going_on = False
         self._calls = 0  # of the parser, in this step
+        self._between = True  # two messages: the next byte is a method's
+        self._begun = b""  # of a request line that is not complete
+        self._method = ""  # that the parser is not shown
+        self._body_rest = 0  # of a body with a length
+        self._tail = b""  # the last bytes of a piece, which may hold a part of an empty line
         self._in_head = False
         self._in_body = False
         self._upgrading = False
-        self._heads_begun = 0
+        self._began = time.perf_counter()
+        self._host: bytes | None = None  # the newest valid one
         self._head_bytes = 0
         self._head_may_be_large = False
         self._body_advanced = False
@@ -127,54 +142,112 @@ class Http1Protocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _feed(self, data: bytes) -> None:
-        size = len(data)
+        """Parse a slice, in pieces that end wherever a message may end: so it is known where each one begins."""
         self._calls = 0
-        # A head that lies within one small read needs no measuring.
+        if self._begun:
+            data, self._begun = self._begun + data, b""
+        at, size = 0, len(data)
+        while at < size:
+            if self._between:
+                self._began = time.perf_counter()
+                line_end = data.find(b"\n", at)
+                if line_end < 0 or not data.startswith(SHOWN_METHODS, at) or data.count(b" ", at, line_end) != 2:
+                    data, at = self._request_line(data[at:]), 0
+                    size = len(data)
+                    if not data:
+                        return
+                self._between = False
+            end = 0 if self._body_rest or self._tail else data.find(EMPTY_LINE, at) + 4
+            if end < 4:
+                end = self._end_of_piece(data, at, size)
+            self._parse(data[at:end], data, end)
+            if self._deaf:
+                return
+            at = end
+        if size >= BUSY_BYTES:
+            self._slice = CALM_BYTES if self._calls <= BUSY_CALLS else BUSY_BYTES
+
+    def _request_line(self, data: bytes) -> bytes:
+        """Return the start of a message as the parser may be shown it; nothing while its first line is not complete.
+
+        The method is one that the parser takes, and single spaces stand around the target, where it takes more.
+        """
+        data = data.lstrip(b"\r\n")
+        token = TOKEN.match(data)
+        end = token.end() if token is not None else 0
+        line_end = data.find(b"\n")
+        if token is None or data[end : end + 1] not in (b" ", b""):
+            return data  # which the parser refuses
+        if (len(data) if line_end < 0 else line_end) > self._max_head:
+            self._reject(431, "request head too large", head=token[0] == b"HEAD")
+            return b""
+        if line_end < 0:
+            self._begun = data
+            return b""
+        if data.count(b" ", 0, line_end) != 2:
+            self._reject(400, "malformed HTTP request: invalid request line", head=token[0] == b"HEAD")
+            return b""
+        if data.startswith(SHOWN_METHODS):
+            return data
+        self._method = token[0].decode()
+        return STAND_IN + data[end:]
+
+    def _end_of_piece(self, data: bytes, at: int, size: int) -> int:
+        """A message ends behind an empty line, of its head or its chunks, or by its length."""
+        if self._body_rest:
+            end = min(size, at + self._body_rest)
+            self._body_rest -= end - at
+            return end
+        if tail := self._tail:
+            found = (tail + data[at : at + 3]).find(EMPTY_LINE)
+            if found >= 0:
+                self._tail = b""
+                return at + found + 4 - len(tail)
+        if tail and (found := data.find(EMPTY_LINE, at)) >= 0:
+            self._tail = b""
+            return found + 4
+        self._tail = data[-3:] if size - at >= 3 else (tail + data[at:])[-3:]
+        return size
+
+    def _parse(self, piece: bytes, data: bytes, end: int) -> None:
+        """Parse what ends at `end` of the slice `data`."""
+        size = len(piece)
+        # A head that lies within one piece of a small read needs no measuring.
         self._head_may_be_large = self._head_bytes + size > self._max_head
         self._body_advanced = False
-        self._heads_begun = 0
-        other = self._in_body
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            if self._should_upgrade():
-                if self._running is not None:
-                    self._reject(400, "malformed HTTP request: upgrade behind a request that is not answered yet")
-                    return
-                self._open_websocket(data[int(upgrade.args[0]) :] + bytes(self._backlog))
-                return
-            if self.parser.get_method() == b"CONNECT":
-                # Whatever follows would be for the tunnel that the client does not get.
-                self._deaf = True
-                self.cycle.keep_alive = False
-                return
-            self._ignore_upgrade(data[int(upgrade.args[0]) :])
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:  # always behind a head, and so behind a piece
+            if not self._should_upgrade():
+                self._ignore_upgrade()
+            elif self._running is not None:
+                self._reject(400, "malformed HTTP request: upgrade behind a request that is not answered yet")
+            else:
+                self._open_websocket(data[end:] + bytes(self._backlog))
             return
         except httptools.HttpParserError as error:
-            if isinstance(error.__context__, HeadTooLargeError):
-                self._reject(431, "request head too large", head=self.parser.get_method() == b"HEAD")
-            elif isinstance(error, httptools.HttpParserCallbackError):
-                self._reject(400, "malformed HTTP request: invalid request target")
+            cause = error.__context__
+            if isinstance(cause, HeadTooLargeError):
+                self._reject(431, "request head too large", head=self._is_head())
+            elif isinstance(cause, BadHeadError):
+                self._reject(400, f"malformed HTTP request: {cause}", head=self._is_head())
             else:
                 # Of a request with a bad target the method is known; after other errors it may be an older one's.
                 bad_target = isinstance(error, httptools.HttpParserInvalidURLError)
-                head = bad_target and self.parser.get_method() == b"HEAD"
-                self._reject(400, f"malformed HTTP request: {error}", head=head)
+                self._reject(400, f"malformed HTTP request: {error}", head=bad_target and self._is_head())
             return
-        if size >= BUSY_BYTES:
-            self._slice = CALM_BYTES if self._calls <= BUSY_CALLS else BUSY_BYTES
         if self._in_head:
-            # A read that also held other requests is not counted; it is bounded by the loop's read size.
-            if self._heads_begun == 0 or (self._heads_begun == 1 and not other):
-                self._head_bytes += size
-                if self._head_bytes > self._max_head:
-                    head = bool(self.url) and self.parser.get_method() == b"HEAD"  # once there is a target
-                    self._reject(431, "request head too large", head=head)
+            self._head_bytes += size
+            if self._head_bytes > self._max_head:
+                self._reject(431, "request head too large", head=bool(self.url) and self._is_head())
         elif self._in_body and not self._body_advanced:
             # Chunk extensions and trailers: httptools collects an unfinished trailer without telling us.
             self._overhead_bytes += size
             if self._overhead_bytes > self._max_head:
                 self._reject(400, "malformed HTTP request: trailers too large")
+
+    def _is_head(self) -> bool:
+        return bool(self.parser.get_method() == b"HEAD")
 
     # Parser callbacks
 
@@ -182,13 +255,12 @@ class Http1Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head = True
         self._calls += 1
-        self._heads_begun += 1
         self._upgrading = False
         self._head_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:
-            super().on_header(name, value)
+            self.headers.append((name.lower(), value.rstrip(b" \t")))
         # A trailer must not change the headers that the application has already seen.
 
     def on_headers_complete(self) -> None:
@@ -199,20 +271,28 @@ class Http1Protocol(HttpToolsProtocol):
         parser = self.parser
         scope = self.scope
         version = parser.get_http_version()
-        scope["method"] = parser.get_method().decode("ascii")
+        scope["method"] = method = self._method or parser.get_method().decode("ascii")
         if version != "1.1":
             scope["http_version"] = version
-        if parser.should_upgrade() and scope["method"] != "CONNECT":
-            self._in_head = False
+        fields = self._check_fields(version)
+        self._set_target(scope, fields.get(b"host"))
+        self._in_head = False
+        if parser.should_upgrade():
             self._upgrading = True
             return
-        self._set_target(scope)
-        self._in_head = False
+        self._method = ""
         self._head_bytes = 0
         self._in_body = True
+        self._body_rest = int(fields.get(b"content-length", b"0"))
+        self._body_advanced = True  # as far as this piece went
         self._overhead_bytes = 0
         self._timer.pause()
-        cycle = Cycle(self, self.expect_100_continue, version != "1.0" and parser.should_keep_alive())
+        # Whatever follows a CONNECT would be for the tunnel that the client does not get.
+        keep_alive = version == "1.1" and parser.should_keep_alive() and method != "CONNECT"
+        waits = b"expect" in fields and fields[b"expect"].lower() == b"100-continue" and version == "1.1"
+        cycle = Cycle(self, waits, keep_alive)
+        if waits:
+            scope["state"]["awaits_100"] = cycle.awaits_100
         self.cycle = cycle
         if self._running is None:
             self._run(cycle)
@@ -229,16 +309,21 @@ class Http1Protocol(HttpToolsProtocol):
         if cycle.response_complete:
             return
         cycle.body += body
+        cycle.waiting_for_100_continue = False  # it does not wait
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
         cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         self._in_body = False
+        if self._upgrading:
+            return
+        self._between = True
         cycle = self.cycle
-        if self._upgrading or cycle.response_complete:
+        if cycle.response_complete:
             return
         cycle.more_body = False
+        cycle.waiting_for_100_continue = False
         cycle.message_event.set()
 
     def _should_upgrade(self) -> bool:
@@ -250,10 +335,10 @@ class Http1Protocol(HttpToolsProtocol):
         scope = cast("dict[str, Any]", self.scope)
         make = cast("Callable[..., asyncio.Protocol]", self.ws_protocol_class)
         try:
-            self._set_target(scope)
             protocol = make(self.app, self.config, self.registry, scope, self.url)
-        except (httptools.HttpParserInvalidURLError, AttributeError, UnicodeDecodeError):
-            self._reject(400, "malformed HTTP request: invalid request target")
+        except UnsupportedVersionError as error:
+            headers = b"upgrade: websocket\r\nsec-websocket-version: %b\r\n" % VERSION
+            self._reject(426, f"malformed WebSocket upgrade: {error}", headers=headers)
             return
         except ValueError as error:
             self._reject(400, f"malformed WebSocket upgrade: {error}")
@@ -269,14 +354,53 @@ class Http1Protocol(HttpToolsProtocol):
         if rest:
             protocol.data_received(rest)
 
-    def _set_target(self, scope: Any) -> None:
-        url = httptools.parse_url(self.url)
-        path = url.path.decode("ascii")
-        scope["path"] = urllib.parse.unquote(path) if "%" in path else path
-        scope["raw_path"] = url.path
-        scope["query_string"] = url.query or b""
+    def _check_fields(self, version: str) -> dict[bytes, bytes]:
+        """The header fields by their names. Raises BadHeadError for a head that two readers may take differently."""
+        if version not in ("1.1", "1.0"):
+            raise BadHeadError(f"HTTP/{version} in the syntax of HTTP/1.1")
+        fields = single_fields(self.headers)
+        host = fields.get(b"host")
+        if host is None:
+            if version == "1.1":
+                raise BadHeadError("no Host header")
+        elif host != self._host:
+            check_host(host)
+            self._host = host
+        if b"transfer-encoding" in fields:
+            codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+            if version == "1.0" or codings != [b"chunked"] or b"content-length" in fields:
+                raise BadHeadError("a body that is framed by something else than chunked or a Content-Length")
+        return fields
 
-    def _ignore_upgrade(self, rest: bytes) -> None:
+    def _set_target(self, scope: Any, host: bytes | None) -> None:
+        """Put the target into the scope. Raises BadHeadError for one that is none, or is for another host."""
+        target = self.url
+        if not target.startswith(b"/"):
+            target = self._path_of(target, host)
+        if b"#" in target:
+            raise BadHeadError("invalid request target")
+        raw_path, _, query = target.partition(b"?")
+        path = raw_path.decode("ascii")  # the parser takes no others
+        scope["path"] = urllib.parse.unquote(path) if "%" in path else path
+        scope["raw_path"] = raw_path
+        scope["query_string"] = query
+
+    def _path_of(self, target: bytes, host: bytes | None) -> bytes:
+        """The path and query of an absolute target, or `*`. Raises BadHeadError if it is for another host."""
+        if target == b"*":
+            return target
+        scheme, _, rest = target.partition(b"://")
+        scheme = scheme.lower()
+        if scheme not in (b"http", b"https"):
+            raise BadHeadError("invalid request target")
+        authority = rest.partition(b"?")[0].partition(b"/")[0]
+        check_same_host(authority, authority if host is None else host, scheme)
+        if host is None:
+            self.headers.insert(0, (b"host", authority))
+        path = rest[len(authority) :]
+        return path if path.startswith(b"/") else b"/" + path
+
+    def _ignore_upgrade(self) -> None:
         """Parse a request again without its `upgrade` header, which a server may ignore (RFC 9110, 7.8).
 
         Java's client offers h2c with its first request. httptools takes any upgrade for the end of HTTP and would
@@ -287,9 +411,13 @@ class Http1Protocol(HttpToolsProtocol):
             if name != b"upgrade":
                 head += (name, b": ", value, b"\r\n")
         head.append(b"\r\n")
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self._feed(b"".join(head) + rest)
+        self.parser = self._new_parser()
+        self._parse(b"".join(head), b"", 0)
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
 
     # Responses
 
@@ -323,10 +451,10 @@ class Http1Protocol(HttpToolsProtocol):
             len(pipeline) >= PIPELINE_LIMIT or sum(len(cycle.body) for cycle, _ in pipeline) > HIGH_WATER_LIMIT
         )
 
-    def _reject(self, status: int, message: str, *, head: bool = False) -> None:
+    def _reject(self, status: int, message: str, *, head: bool = False, headers: bytes = b"") -> None:
         """Answer input that is no HTTP, after the answers to the requests before it, and close.
 
-        `head` says that it is a HEAD request, whose answer has no body.
+        `head` says that it is a HEAD request, whose answer has no body; `headers` are lines for the answer.
         """
         self._deaf = True
         last: RequestResponseCycle | None = self.cycle
@@ -344,22 +472,22 @@ class Http1Protocol(HttpToolsProtocol):
                     # Its response can't be completed, and an error inside it would be taken for a part of it.
                     self.transport.close()
                 else:
-                    self._write_error(status, message, head=head)
+                    self._write_error(status, message, headers, head=head)
                 return
             self.pipeline.popleft()
             last = self.pipeline[0][0] if self.pipeline else self._running
         if self._running is not None and last is not None:
             last.keep_alive = False
         else:
-            self._write_error(status, message, head=head)
+            self._write_error(status, message, headers, head=head)
 
-    def _write_error(self, status: int, message: str, *, head: bool) -> None:
+    def _write_error(self, status: int, message: str, headers: bytes, *, head: bool) -> None:
         if self.transport.is_closing():
             return
-        body = error_body("invalid_request", message)
+        body = error_body("invalid_request", message, self._began)
         self.transport.write(
-            b"%bdate: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (STATUS_LINE[status], self.registry.date(), JSON, len(body), b"" if head else body)
+            b"%bdate: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b"
+            % (STATUS_LINE[status], self.registry.date(), JSON, len(body), headers, b"" if head else body)
         )
         self._linger()
 
@@ -408,9 +536,14 @@ class Cycle(RequestResponseCycle):
             on_response=protocol.on_response_complete,
         )
         self._registry = protocol.registry
+        self._began = protocol._began
         self.bodyless = False
         self.until_close = False
         self.head = b""
+
+    def awaits_100(self) -> bool:
+        """The client sends no body before it is told to: `receive` would tell it."""
+        return self.waiting_for_100_continue
 
     def disconnect(self) -> None:
         """The client is gone: wake `receive` and let `send` drop what it gets."""
@@ -447,9 +580,7 @@ class Cycle(RequestResponseCycle):
     async def send_500_response(self) -> None:
         """Answer with the error envelope and close."""
         self.keep_alive = False
-        headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(INTERNAL))]
-        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
-        await self.send({"type": "http.response.body", "body": INTERNAL, "more_body": False})
+        await respond(500, internal_error(self._began), cast("Callable[[dict[str, Any]], Any]", self.send))
 
     async def send(self, message: ASGISendEvent) -> None:
         """Write a part of the response; waits while the transport's buffer is full, before and after it.

@@ -61,7 +61,9 @@ class HttpServer:
     read it), and after the response is complete; `send` of a part that is not the last returns once there is room
     for the next, and drops everything once the client is gone, which `scope["state"]` then says with `gone`; an
     exception becomes 500 with the JSON error body if nothing was sent, otherwise a broken response (closed
-    connection, RST_STREAM).
+    connection, RST_STREAM). Heads that are malformed or ambiguous (`heads`) never reach it, those with any method that
+    is a token do. For a client that waits for `100 Continue`, which `receive` sends, `scope["state"]["awaits_100"]` is
+    a call that says whether it still does; an answer without a `receive` closes an HTTP/1.1 connection then.
     """
 
     def __init__(

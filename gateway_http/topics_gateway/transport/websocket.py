@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import struct
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,10 +17,11 @@ from websockets.http11 import Request
 from websockets.protocol import OPEN, SERVER, Protocol
 from websockets.server import ServerProtocol
 
-from topics_gateway.transport.envelope import INTERNAL, JSON
+from topics_gateway.transport.envelope import JSON, internal_error
 from topics_gateway.transport.h2rules import IDLE_BURST, IDLE_PER_SECOND
 from topics_gateway.transport.linger import Linger, end_side
 from topics_gateway.transport.registry import Registry, logger
+from topics_gateway.transport.upgrade import VERSION, BadUpgradeError, UnsupportedVersionError
 from topics_service.api.slow import prepare, undrained
 
 Message = dict[str, Any]
@@ -41,8 +43,14 @@ _quiet: Final = logging.getLogger("topics.http.websocket")
 _quiet.setLevel(logging.WARNING)  # the library tells of every connection
 
 
-class BadUpgradeError(ValueError):
-    """The request asks for a WebSocket in a way that RFC 6455 does not allow; the message says what is wrong."""
+class Frames(Protocol):
+    """`websockets` takes a close between the fragments of a message for a violation; RFC 6455, 5.4 allows it there."""
+
+    def recv_frame(self, frame: Frame) -> None:
+        """Process an incoming frame; a close ends the message that is not complete."""
+        if frame.opcode is Opcode.CLOSE:
+            self.current_size = None
+        super().recv_frame(frame)
 
 
 class WebSocketProtocol(asyncio.Protocol):
@@ -69,11 +77,15 @@ class WebSocketProtocol(asyncio.Protocol):
     ) -> None:
         """Take over the HTTP request of `scope`. Raises BadUpgradeError."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
+        versions = [value for name, value in headers if name == b"sec-websocket-version"]
+        if versions != [VERSION]:
+            raise UnsupportedVersionError(f"the Sec-WebSocket-Version must be {VERSION.decode()}")
         texts = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
         handshake = ServerProtocol(logger=_quiet)
         self._response = handshake.accept(Request(target.decode("latin-1"), texts))
         if self._response.status_code != 101:
             raise BadUpgradeError(str(handshake.handshake_exc))
+        self._began = time.perf_counter()
         self._app = app
         self._config = config
         self._registry = registry
@@ -89,7 +101,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport
 
-        self._frames: Protocol | None = None  # once accepted
+        self._frames: Frames | None = None  # once accepted
         self._denial: Message | None = None
         self._utf8 = False
         self._ahead = b""  # received, not parsed yet
@@ -186,7 +198,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._idle_left < 0 and not self._closing:
             self._fail(1008, "too many frames that say nothing")
 
-    def _tell_size(self, frames: Protocol) -> None:
+    def _tell_size(self, frames: Frames) -> None:
         """What has arrived of a message that is not complete is held for the application, however it is cut."""
         arrived = len(self._parts) + len(frames.reader.buffer)
         if arrived > _SLICE and not self._closing and self._holds is not None:
@@ -284,7 +296,7 @@ class WebSocketProtocol(asyncio.Protocol):
         else:
             self.transport.write(head + data)
 
-    def _flush(self, frames: Protocol) -> bool:
+    def _flush(self, frames: Frames) -> bool:
         """Write what the protocol itself has to say; False when that was the last of it."""
         writes = frames.data_to_send()
         if not writes:
@@ -362,7 +374,7 @@ class WebSocketProtocol(asyncio.Protocol):
             headers["Sec-WebSocket-Protocol"] = message["subprotocol"]
         self._utf8 = message.get("utf8") is True
         self._holds = message.get("holds")
-        self._frames = Protocol(SERVER, max_size=self._config.ws_max_size, logger=_quiet)
+        self._frames = Frames(SERVER, max_size=self._config.ws_max_size, logger=_quiet)
         prepare(self.transport)
         self.transport.write(self._response.serialize())
         self._ping_later()
@@ -472,7 +484,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._closing:
             return
         if self._frames is None:
-            self._deny(500, ((b"content-type", JSON),), INTERNAL)
+            self._deny(500, ((b"content-type", JSON),), internal_error(self._began))
         else:
             self._end(code, "internal error" if code == 1011 else "")
 

@@ -128,7 +128,9 @@ def test_exception_is_500_and_logged_once(run: Any, serve: Any, version: str, ca
                 response = await client.get(path)
                 assert response.status_code == 500
                 assert response.headers["content-type"] == "application/json"
-                assert response.json() == {"error": {"code": "internal", "message": "internal error"}}
+                body = response.json()
+                assert body["error"] == {"code": "internal", "message": "internal error"}
+                assert body["performance"]["server_total_ms"] >= 0
             assert [(r.name, r.levelname) for r in caplog.records] == [("topics.http", "ERROR")] * 2
             assert [bool(r.exc_info) for r in caplog.records] == [True, False]
             caplog.clear()

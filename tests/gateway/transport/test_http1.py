@@ -25,7 +25,10 @@ async def assert_rejected(reader: asyncio.StreamReader, status: int = 400) -> st
     assert got == status
     assert headers[b"content-type"] == b"application/json"
     assert headers[b"connection"] == b"close"
-    error = json.loads(body)["error"]
+    envelope = json.loads(body)
+    assert sorted(envelope) == ["error", "performance"]
+    assert envelope["performance"]["server_total_ms"] >= 0
+    error = envelope["error"]
     assert sorted(error) == ["code", "message"]
     assert error["code"] == "invalid_request"
     assert await reader.read() == b""
@@ -142,7 +145,7 @@ def test_head_too_large(run: Any, serve: Any, end: bytes) -> None:
                 assert await assert_rejected(reader, 431) == "request head too large"
                 writer.close()
             reader, writer = await service.connect()
-            writer.write(b"GET /scope HTTP/1.1\r\nX: " + b"x" * 3900 + b"\r\n\r\n")
+            writer.write(GET[:-2] % b"scope" + b"X: " + b"x" * 3900 + b"\r\n\r\n")
             assert (await response(reader))[0] == 200
             writer.close()
 

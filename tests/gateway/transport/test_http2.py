@@ -332,7 +332,6 @@ def raw(kind: type[frames.Frame], stream_id: int, body: bytes, flags: int = 0, l
         (raw(frames.DataFrame, 3, b"x"), ErrorCodes.PROTOCOL_ERROR),
         (raw(frames.HeadersFrame, 2, b"\x82", 5), ErrorCodes.PROTOCOL_ERROR),
         (raw(frames.HeadersFrame, 3, b"\xff\xff\xff\xff\xff", 5), ErrorCodes.PROTOCOL_ERROR),
-        (raw(frames.HeadersFrame, 3, b"\x82", 5), ErrorCodes.PROTOCOL_ERROR),
         (raw(frames.SettingsFrame, 0, b"\x00"), ErrorCodes.FRAME_SIZE_ERROR),
         (raw(frames.PingFrame, 0, b"123"), ErrorCodes.FRAME_SIZE_ERROR),
         (raw(frames.ContinuationFrame, 3, b"\x82", 4), ErrorCodes.PROTOCOL_ERROR),

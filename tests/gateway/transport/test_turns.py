@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from support import http2
+from support.http2 import block, h2frame
 from support.ws import CONT, PING, TEXT, frame, upgrade
 from topics_gateway.transport import h2c, http1
 from topics_gateway.transport.h2c import Http2Protocol
@@ -106,16 +108,16 @@ def test_a_socket_that_begins_behind_much_else(run: Any, serve: Any) -> None:
 
 
 def test_http2_frames_of_a_byte(run: Any, serve: Any, fed: list[int]) -> None:
-    window = b"\0\0\4\x08\0\0\0\0\0" + struct.pack("!I", 1)
+    fields = [(":method", "POST"), (":path", "/echo"), (":scheme", "http"), (":authority", "x")]
+    data = h2frame(http2.HEADERS, http2.END_HEADERS, 1, block(fields)) + h2frame(http2.DATA, 0, 1, b"x") * 20_000
 
     async def main() -> None:
         async with serve() as service:
             reader, writer = await service.connect()
-            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0" + window * 20_000)
-            writer.write(b"\0\0\x08\6\0\0\0\0\0" + b"the-end!")
-            while b"the-end!" not in await asyncio.wait_for(reader.read(65536), 30):
-                pass
+            writer.write(http2.PREFACE + h2frame(http2.SETTINGS) + data + h2frame(http2.PING, data=b"the-end!"))
+            await asyncio.wait_for(reader.readuntil(b"the-end!"), 30)
             writer.close()
+            await service.idle()
 
     run(main())
     assert max(fed) <= h2c.READ_BYTES + 100

@@ -257,8 +257,9 @@ def test_frames_that_come_with_the_request(run: Any, serve: Any) -> None:
     ("request_head", "status"),
     [
         (upgrade(without=["sec-websocket-key"]), 400),
-        (upgrade(without=["sec-websocket-version"]), 400),
-        (upgrade("/echo", "Sec-WebSocket-Version: 8", without=["sec-websocket-version"]), 400),
+        (upgrade(without=["sec-websocket-version"]), 426),
+        (upgrade("/echo", "Sec-WebSocket-Version: 8", without=["sec-websocket-version"]), 426),
+        (upgrade("/echo", "Sec-WebSocket-Version: 13"), 426),
         (upgrade("/echo", "Sec-WebSocket-Key: short", without=["sec-websocket-key"]), 400),
         (upgrade("/echo", "Sec-WebSocket-Key: " + KEY.decode()), 400),
         (upgrade("http:///"), 400),
@@ -270,10 +271,14 @@ def test_malformed_upgrades(run: Any, serve: Any, request_head: bytes, status: i
         async with serve() as service:
             raw = await service.connect()
             raw.send(request_head)
-            assert (await raw.head()).startswith(f"HTTP/1.1 {status} ")
+            head = (await raw.head()).lower()
+            assert head.startswith(f"http/1.1 {status} ")
+            for field in ("sec-websocket-version: 13", "upgrade: websocket"):  # RFC 6455, 4.4; RFC 9110, 15.5.22
+                assert (f"\r\n{field}\r\n" in head) is (status == 426)
             body = json.loads(await raw.reader.read())
             assert body["error"]["code"] == "invalid_request"
             assert body["error"]["message"]
+            assert body["performance"]["server_total_ms"] >= 0
 
     run(main())
 
@@ -364,6 +369,26 @@ def test_the_size_limit_counts_whole_messages(run: Any, serve: Any) -> None:
     run(main())
 
 
+@pytest.mark.parametrize(("body", "end"), [(b"\x0f\xa1why", (4001, "why")), (b"\x03\xe8", (1000, "")), (b"", None)])
+def test_a_close_between_fragments_is_answered_with_a_close(
+    run: Any, serve: Any, body: bytes, end: tuple[int, str] | None
+) -> None:
+    """RFC 6455, 5.4: control frames may come in the middle of a message, of which nothing is told."""
+
+    async def main() -> None:
+        async with serve() as service:
+            raw = await service.open()
+            raw.send(frame(TEXT, b"a", fin=False), frame(PING, b"p"), frame(CONT, b"b", fin=False), frame(CLOSE, body))
+            assert [await raw.frame() for _ in range(2)] == [(PONG, b"p"), (CLOSE, body)]
+            assert await raw.reader.read() == b""
+            await service.app.got.acquire()
+            code, reason = end or (1005, "")
+            assert service.app.seen[-1] == {"type": "websocket.disconnect", "code": code, "reason": reason}
+            await service.idle()
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     "frames",
     [
@@ -374,7 +399,7 @@ def test_the_size_limit_counts_whole_messages(run: Any, serve: Any) -> None:
         [frame(PING, fin=False)],
         [b"\x81\x02hi"],  # not masked
         [b"\xc1\x80\0\0\0\0"],  # a reserved bit: compressed, which was not agreed on
-        [frame(TEXT, fin=False), frame(CLOSE)],
+        [frame(TEXT, fin=False), frame(CLOSE, b"\0")],
         [frame(CLOSE, b"\0")],
     ],
 )

@@ -66,11 +66,14 @@ class _Pass(_Way):
     def __init__(
         self, gate: Gate, method: str, metadata: Iterable[tuple[str, str | bytes]], refusals: Refusals
     ) -> None:
-        """Raises `unauthorized`, and `throttled` when its key has too many calls."""
+        """Raises `invalid_request` for two keys, `unauthorized`, and `throttled` when its key has too many calls."""
         super().__init__(method, refusals)
         self._gate = gate
         self._rpc = method[1:].replace("/", ".")
-        authorization = dict(metadata).get("authorization")
+        given = [value for name, value in metadata if name == "authorization"]
+        if len(given) > 1:  # a proxy in front may go by the other one
+            raise invalid("more than one authorization in the metadata")
+        authorization = given[0] if given else None
         if isinstance(authorization, str):
             authorization = authorization.encode()
         self._principal = gate.identify(self._rpc, authorization)

@@ -1,0 +1,13 @@
+"""What may be wrong with a request for a WebSocket; free of the optional package `websockets`."""
+
+from typing import Final
+
+VERSION: Final = b"13"  # of RFC 6455, the only one
+
+
+class BadUpgradeError(ValueError):
+    """The request asks for a WebSocket in a way that RFC 6455 does not allow; the message says what is wrong."""
+
+
+class UnsupportedVersionError(BadUpgradeError):
+    """The request names no version, or another one than `VERSION` (RFC 6455, 4.4)."""
