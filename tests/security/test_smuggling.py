@@ -7,12 +7,12 @@ import pytest
 from support.http import Wire
 from support.server import ServerProcess
 
-HEAD = b"POST /v0/topics/t HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v0/topics/t HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 BODY = b'{"records":[{"data":1}]}'
 LENGTH = b"content-length: 24\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
 CHUNKS = b"18\r\n" + BODY + b"\r\n0\r\n\r\n"
-HIDDEN = b"GET /v0/health HTTP/1.1\r\nhost: x\r\n\r\n"
+HIDDEN = b"GET /v0/health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @pytest.fixture(scope="module")

@@ -275,6 +275,9 @@ class Http1Protocol(HttpToolsProtocol):
         scope["path"] = urllib.parse.unquote(path) if "%" in path else path
         scope["raw_path"] = url.path
         scope["query_string"] = url.query or b""
+        if url.host is not None:  # of a target in absolute form: it counts, and no Host header (RFC 9112, 3.2.2)
+            others = [header for header in scope["headers"] if header[0] != b"host"]
+            scope["headers"] = [(b"host", urllib.parse.urlsplit(self.url).netloc), *others]
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Parse a request again without its `upgrade` header, which a server may ignore (RFC 9110, 7.8).

@@ -165,6 +165,7 @@ async def _serve(
         body_timeout_seconds=settings.body_timeout_seconds,
         render_cache_bytes=settings.memory.renderings // (2 if settings.kafka_port else 1),
         limits=settings.limits,
+        hosts=settings.hosts,
     )
     gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
     api.watches.connections.quotas = gate.quotas
