@@ -11,6 +11,8 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from topics_service.api import background
+
 _RETRY_SECONDS: Final = 1.0
 _AT_ONCE: Final = 100
 _GRACE_SECONDS: Final = 1.0
@@ -82,7 +84,7 @@ class TlsListener:
             except OSError as error:  # no file descriptor is left: the next ones wait in the kernel
                 self._log.error("can't accept a connection: %s", error.strerror or error)
                 self._loop.remove_reader(self._sock)
-                self._retry = self._loop.call_later(_RETRY_SECONDS, self._resume)
+                self._retry = background.call_later(_RETRY_SECONDS, self._resume)
                 return
             if self._places.is_full() and not self._make_room():
                 accepted.close()

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
+from topics_service.api import background
+
 K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
 T = TypeVar("T")
@@ -30,7 +32,7 @@ class Together(Generic[K, R, T]):
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = []
-            asyncio.get_running_loop().call_soon(self._end, key)
+            background.call_soon(self._end, key)
             if not patient:
                 return None
         if len(group) == self._most:
@@ -54,7 +56,8 @@ class Together(Generic[K, R, T]):
             return
         futures = [future for _, future in waiting]
         try:
-            answers: Sequence[T | None] = self._serve(key, [request for request, _ in waiting]) or [None] * len(waiting)
+            given = background.run(self._serve, key, [request for request, _ in waiting])
+            answers: Sequence[T | None] = given or [None] * len(waiting)
         except Exception as error:
             for future in futures:
                 future.set_exception(error)
