@@ -19,6 +19,7 @@ from rocksdict import (
 from rocksdict import WriteBatch as RawBatch
 
 from topics_service.storage import closing, damaged, keys, walarchive, walcheck
+from topics_service.storage.private import make_private
 from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError, WriteBatch
 from topics_service.storage.walbatches import MOMENT_KEY
 from topics_service.storage.walfiles import WalFiles
@@ -95,7 +96,7 @@ class RocksStore:
         cache = Cache(block_cache_bytes)
         families = {_name(family): _options(family, cache, write_buffer_bytes) for family in Family}
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_private(path)
             fresh = not (path / "CURRENT").exists()
             refuse_damage(path)
             damage = closing.known_damage(path)
