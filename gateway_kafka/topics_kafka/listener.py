@@ -153,7 +153,7 @@ class KafkaServer:
     def handshake_failed(self, peer: str, cause: str) -> None:
         """Somebody came who does not speak TLS, or not in time."""
         self.statistics.closed["handshake"] += 1
-        self.log.warning("closing the connection from %s: no TLS handshake (%s)", peer, cause)
+        self.log.warning("closing the connection from %s: no TLS handshake (%s)", peer, cause or "it ended")
 
     def _open(self) -> list[Connection | Handshake]:
         return [*self._connections, *self._handshakes]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from topics_service.api import background
+from topics_service.api.quiet import QuietLog
 
 _RETRY_SECONDS: Final = 1.0
 _AT_ONCE: Final = 100
@@ -59,7 +60,7 @@ class TlsListener:
         self._places = places
         self._sock = sock
         self._protocol = protocol
-        self._log = log
+        self._log = QuietLog(log)
         self._options = options | {"ssl": context}
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
