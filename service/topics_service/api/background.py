@@ -7,9 +7,8 @@ serves others as well, would be logged, audited and traced as that request's. So
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -31,8 +30,3 @@ def call_at(when: float, callback: Callable[..., object], *args: Any) -> asyncio
 def start(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
     """As `asyncio.create_task`; the caller keeps the task, of which the loop has no more than a weak reference."""
     return asyncio.get_running_loop().create_task(work, context=Context())
-
-
-def run(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work` now, for several requests at once or for none."""
-    return Context().run(work, *args, **kwargs)
