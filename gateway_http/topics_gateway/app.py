@@ -14,6 +14,7 @@ from topics_gateway.body import drain
 from topics_gateway.call import ON_ROUTED, Call, ClientGoneError, Handler, ms_since
 from topics_gateway.errors import error_reply, internal
 from topics_gateway.group_endpoints import GroupEndpoints
+from topics_gateway.origins import OriginPolicy
 from topics_gateway.probe_endpoints import ProbeEndpoints
 from topics_gateway.queue_endpoints import QueueEndpoints
 from topics_gateway.record_endpoints import RecordEndpoints
@@ -29,7 +30,7 @@ from topics_gateway.topic_endpoints import TopicEndpoints
 from topics_gateway.watch_endpoints import WatchEndpoints
 from topics_gateway.websocket import PATH, WebSocketDoor, plain_request
 from topics_gateway.work_endpoint import WorkEndpoint
-from topics_service.api.access import NO_ROUTE, Gate, authorize
+from topics_service.api.access import NO_ROUTE, PROBES, Gate, authorize
 from topics_service.api.auth import NOBODY, Principal
 from topics_service.api.metrics import Metrics
 from topics_service.api.quota import CONNECTIONS, Held, count_refusal
@@ -56,8 +57,9 @@ def create_app(api: TopicsApi, settings: GatewaySettings, gate: Gate | None = No
     rendered = RenderCache(settings.render_cache_bytes)
     api.metrics.caches["renderings"] = rendered
     table = RouteTable(_handlers(api, settings, rendered))
-    sockets = WebSocketDoor(api, settings, gate, rendered)
-    return _Gateway(_Routes(table, settings, gate, api.metrics), sockets)
+    origins = OriginPolicy(settings.hosts)
+    sockets = WebSocketDoor(api, settings, gate, rendered, origins)
+    return _Gateway(_Routes(table, settings, gate, api.metrics, origins), sockets)
 
 
 def _handlers(api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> Mapping[str, Handler]:
@@ -153,11 +155,14 @@ class _Guard:
 class _Routes:
     """Every route of the door, dispatched on the undecoded path without regular expressions; counts the requests."""
 
-    def __init__(self, table: RouteTable, settings: GatewaySettings, gate: Gate, metrics: Metrics) -> None:
+    def __init__(
+        self, table: RouteTable, settings: GatewaySettings, gate: Gate, metrics: Metrics, origins: OriginPolicy
+    ) -> None:
         self._table = table
         self._settings = settings
         self._stalls = StallWatch(settings.body_timeout_seconds)
         self._gate = gate
+        self._origins = origins
         self._statistics = metrics.http
         self._refusals = metrics.refusals
         self._errors = metrics.errors
@@ -192,6 +197,8 @@ class _Routes:
             call.principal = self._identify(call, route.rpc)
             if call.principal.key_id:
                 self._count(call)
+            elif self._gate.open:
+                self._origins.check(call.headers, call.scope["http_version"], any_host=route.rpc in PROBES)
             with self._gate.slot(route.rpc, call.principal):
                 return await self._send(call, await self._answer(call, route), send)
         except TopicsError as error:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from topics_service import __version__
+from topics_service.api.hosts import Hosts
 from topics_service.engine.limits import Limits
 
 
@@ -22,3 +23,5 @@ class GatewaySettings:
     """What /v0/health reports."""
     limits: Limits = field(default_factory=Limits)
     """The limits of the engine; the door counts the keys of a record's meta by them."""
+    hosts: Hosts = field(default_factory=Hosts)
+    """What requests without a key may be sent to, where there are no keys."""

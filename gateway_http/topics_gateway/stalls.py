@@ -6,6 +6,8 @@ A timer per request (what asyncio.timeout would be) costs more than the rest of 
 import asyncio
 from typing import Any
 
+from topics_service.api import background
+
 _CHECKS = 4  # per limit: a stall is noticed after the limit and at most a quarter more
 
 
@@ -36,7 +38,7 @@ class StallWatch:
         wait = Stall(task, loop.time())
         self._waits[wait] = None
         if self._timer is None:
-            self._timer = loop.call_later(self.seconds / _CHECKS, self._check, loop)
+            self._timer = background.call_later(self.seconds / _CHECKS, self._check, loop)
         return wait
 
     def leave(self, wait: Stall) -> None:
@@ -51,4 +53,4 @@ class StallWatch:
             del self._waits[wait]
             wait.stalled = True
             wait.task.cancel()
-        self._timer = loop.call_later(self.seconds / _CHECKS, self._check, loop) if self._waits else None
+        self._timer = background.call_later(self.seconds / _CHECKS, self._check, loop) if self._waits else None

@@ -3,13 +3,13 @@
 import time
 from contextlib import ExitStack, closing
 from typing import Final, NoReturn
-from urllib.parse import urlsplit
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from topics_gateway.call import Call, ms_since
 from topics_gateway.errors import error_reply, method_not_allowed, not_found
+from topics_gateway.origins import OriginPolicy
 from topics_gateway.render import RenderCache
 from topics_gateway.reply import Reply
 from topics_gateway.settings import GatewaySettings
@@ -27,7 +27,6 @@ PATH: Final = b"/v0/ws"
 
 _NAME: Final = "WebSocket"  # among the RPCs, in metrics
 _DOOR: Final = "websocket"
-_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 async def plain_request(call: Call) -> NoReturn:
@@ -40,10 +39,13 @@ async def plain_request(call: Call) -> NoReturn:
 class WebSocketDoor(BaseRoute):
     """Opens sockets for whoever has a key, and serves them. Refusals are HTTP, with the usual envelope."""
 
-    def __init__(self, api: TopicsApi, settings: GatewaySettings, gate: Gate, rendered: RenderCache) -> None:
+    def __init__(
+        self, api: TopicsApi, settings: GatewaySettings, gate: Gate, rendered: RenderCache, origins: OriginPolicy
+    ) -> None:
         self._api = api
         self._settings = settings
         self._gate = gate
+        self._origins = origins
         self._frames = SocketFrames(rendered)
         api.metrics.caches["socket_frames"] = self._frames.cache
 
@@ -85,10 +87,10 @@ class WebSocketDoor(BaseRoute):
         """Who may open a socket here. Raises TopicsError."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         principal = self._gate.identify(NO_ROUTE, headers.get(b"authorization"))
+        if self._gate.open:
+            self._origins.check(headers, scope["http_version"])
         if scope["raw_path"] != PATH:
             raise not_found()
-        if not principal.key_id and (origin := headers.get(b"origin")) is not None:
-            _check_origin(origin, headers.get(b"host", b""))
         ready = self._api.ready()
         if ready.reason == "shutting_down":
             raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
@@ -96,20 +98,6 @@ class WebSocketDoor(BaseRoute):
             progress = {"replay_progress": ready.replay_progress}
             raise TopicsError(Reason.NOT_READY, "the server is starting", progress)
         return principal
-
-
-def _check_origin(origin: bytes, host: bytes) -> None:
-    """Raise `forbidden` for a page of somebody else: any page may open sockets to what its browser reaches.
-
-    Only where there are no keys, which pages can't send.
-    """
-    try:
-        asked = urlsplit(origin.decode().lower())
-        if asked.hostname is not None and (asked.netloc.encode() == host.lower() or asked.hostname in _LOOPBACK):
-            return
-    except ValueError:
-        pass
-    raise TopicsError(Reason.FORBIDDEN, "a page of another origin may not open a WebSocket to a server without keys")
 
 
 async def _refuse(reply: Reply, send: Send) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from topics_kafka.budget import FrameBudget, Share
-from topics_kafka.quiet import QuietLog
 from topics_kafka.turns import TURN_SECONDS, Turns
+from topics_service.api.quiet import QuietLog
 from topics_service.api.slow import SlowClients, undrained
 from topics_service.statistics import KafkaStatistics
 

@@ -11,6 +11,7 @@ from ulid import ULID
 
 from topics_kafka.handlers import Door
 from topics_kafka.topicids import uuid_of
+from topics_service.api import background
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.group.coordinator import Coordinator
 from topics_service.engine.group.members import (
@@ -239,13 +240,13 @@ class Coordination:
         if due is None or self._is_closed or (self._timer is not None and self._timer_due <= due):
             return
         try:
-            loop = asyncio.get_running_loop()
+            asyncio.get_running_loop()
         except RuntimeError:  # it is being made; the first request comes here again
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_due = due
-        self._timer = loop.call_later(max(due - _now_ms(), 0) / 1e3, self._ring)
+        self._timer = background.call_later(max(due - _now_ms(), 0) / 1e3, self._ring)
 
     def _ring(self) -> None:
         self._timer = None

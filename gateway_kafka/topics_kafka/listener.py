@@ -15,6 +15,7 @@ from topics_kafka.coordination import Coordination
 from topics_kafka.handlers import Context, Door, Handler
 from topics_kafka.session import Session
 from topics_kafka.settings import KafkaSettings
+from topics_service.api import background
 from topics_service.api.access import Gate
 from topics_service.api.auth import ANYONE, NOBODY
 from topics_service.api.handshake import Handshake, TlsListener
@@ -126,7 +127,7 @@ class KafkaServer:
         self._connections.add(connection)
         self._count()
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check)
+            self._timer = background.call_later(_CHECK_SECONDS, self._check)
         return True
 
     def closed(self, connection: Connection) -> None:
@@ -152,7 +153,7 @@ class KafkaServer:
     def handshake_failed(self, peer: str, cause: str) -> None:
         """Somebody came who does not speak TLS, or not in time."""
         self.statistics.closed["handshake"] += 1
-        self.log.warning("closing the connection from %s: no TLS handshake (%s)", peer, cause)
+        self.log.warning("closing the connection from %s: no TLS handshake (%s)", peer, cause or "it ended")
 
     def _open(self) -> list[Connection | Handshake]:
         return [*self._connections, *self._handshakes]
@@ -185,7 +186,7 @@ class KafkaServer:
                 connection.tell_shortage()
             if connection.deadline and now > connection.deadline:
                 connection.expire()
-        self._timer = loop.call_later(_CHECK_SECONDS, self._check) if self._connections else None
+        self._timer = background.call_later(_CHECK_SECONDS, self._check) if self._connections else None
 
 
 def create_kafka(

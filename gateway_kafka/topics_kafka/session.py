@@ -1,6 +1,7 @@
 """One connection's requests: who may ask, in which order they run, and their responses in the same order."""
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections import deque
@@ -23,6 +24,7 @@ from topics_kafka.protocol import (
     encode_response,
     request_header,
 )
+from topics_service.api import background
 from topics_service.api.access import KAFKA_RULES
 from topics_service.api.request_ids import KafkaRequestId, current_request
 
@@ -196,7 +198,7 @@ class Session:
         slot = context.principal.key_id if KAFKA_RULES[api].slot else ""
         if (api is ApiKey.FETCH and self._is_congested()) or (slot and not context.door.gate.acquire(slot)):
             self._held = (frame, taken)
-            self._retry = self._loop.call_later(_RETRY_SECONDS, self._advance)
+            self._retry = background.call_later(_RETRY_SECONDS, self._advance)
             return
         try:
             header, body = decode_request(frame)
@@ -207,12 +209,13 @@ class Session:
             return
         context.client_id = header["client_id"]
         request = _Running(api, version, correlation, taken, slot)
-        current_request.set(KafkaRequestId(context.peer, correlation))
+        within = contextvars.Context()  # of its own: the connection's would be found by whatever it does afterwards
+        within.run(current_request.set, KafkaRequestId(context.peer, correlation))
         self._statistics.requests.in_flight += 1
         try:
-            answer = handler(context, version, body)
+            answer = within.run(handler, context, version, body)
         except Exception:
-            log.exception("%s version %d failed", _NAMES[api], version)
+            within.run(log.exception, "%s version %d failed", _NAMES[api], version)
             self._forget(request, "failed")
             self._end("failed", "a bug in %s", _NAMES[api])
             return
@@ -227,7 +230,7 @@ class Session:
                 self._respond(request)
                 return
         else:
-            request.future = asyncio.ensure_future(answer)
+            request.future = within.run(asyncio.ensure_future, answer)
             request.future.add_done_callback(self._completed)
         self._running.append(request)
         self._running_bytes += taken

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final
 
 from topics_kafka.protocol import Message
+from topics_service.api import background
 
 TURN_SECONDS: Final = 0.002
 SHARED_SECONDS: Final = 0.01
@@ -50,7 +51,7 @@ class Turns:
     def _begin(self) -> None:
         self._running = True
         self._ends = time.perf_counter() + SHARED_SECONDS
-        asyncio.get_running_loop().call_soon(self._next)
+        background.call_soon(self._next)
 
     def _next(self) -> None:
         self._running = False

@@ -57,3 +57,26 @@ def test_a_key_of_tls_needs_its_certificate() -> None:
         load({"TOPICS_TLS_KEY_FILE": "key.pem"}, {})
     with pytest.raises(SettingsError, match="TOPICS_TLS_CLIENT_CA_FILE needs TOPICS_TLS_CERT_FILE"):
         load({"TOPICS_TLS_CLIENT_CA_FILE": "ca.pem"}, {})
+
+
+@pytest.mark.parametrize(
+    ("env", "host", "served"),
+    [
+        ({"TOPICS_HOST": "Box.lan:80", "TOPICS_ALLOW_INSECURE_NO_AUTH": "1"}, b"box.lan:4000", True),
+        ({"TOPICS_HOST": "box.lan.", "TOPICS_ALLOW_INSECURE_NO_AUTH": "1"}, b"box.lan", True),
+        ({"TOPICS_HOST": "[::1]:80"}, b"box.lan", False),
+        ({"TOPICS_HOST": "0.0.0.0", "TOPICS_ALLOW_INSECURE_NO_AUTH": "1"}, b"box.lan", False),
+        ({"TOPICS_ALLOWED_HOSTS": "a , BOX.lan."}, b"box.lan", True),
+        ({"TOPICS_ALLOWED_HOSTS": "a,*"}, b"box.lan", True),
+        ({"TOPICS_ALLOWED_HOSTS": "::1, [2001:db8::1], 10.0.0.7"}, b"box.lan", False),
+        ({"TOPICS_ALLOWED_HOSTS": " , "}, b"box.lan", False),
+    ],
+)
+def test_hosts_that_are_served_without_keys(env: dict[str, str], host: bytes, served: bool) -> None:
+    assert load(env, {}).hosts.serves(host) is served
+
+
+@pytest.mark.parametrize("text", ["http://a", "a:80", "a:", "*.a", "a b", "a/", "a,,.b", "\u00e4", "u@a", "**"])
+def test_a_host_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"TOPICS_ALLOWED_HOSTS: .* is no host name"):
+        load({"TOPICS_ALLOWED_HOSTS": text}, {})

@@ -47,8 +47,8 @@ def test_half_a_request(server: ServerProcess, api: Api, part: str, how: str) ->
     name = fresh()
     whole = request("POST", path(name), REC)
     chunked = (
-        f"POST {path(name)} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-        f"5\r\n{REC[:5].decode()}\r\n13\r\n"
+        f"POST {path(name)} HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
+        f"Transfer-Encoding: chunked\r\n\r\n5\r\n{REC[:5].decode()}\r\n13\r\n"
     ).encode()
     halves = {
         "line": whole[:9], "head": whole[:40], "blank": whole[: whole.index(b"\r\n\r\n") + 2],
@@ -106,22 +106,23 @@ def test_a_request_behind_a_long_poll_waits_its_turn(server: ServerProcess, api:
 NOISE = [
     b"\r\n\r\n\r\n", b"\0" * 100, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"BREW / HTTP/1.1\r\n\r\n",
     b"get / HTTP/1.1\r\n\r\n",
-    b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /v0/topics HTTP/1.1\r\nHost: x\r\nBad Header: 1\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: x\r\nX: \x00\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
-    b"POST /v0/topics/x HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-    b"POST /v0/topics/x HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
-    b"POST /v0/topics/x HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-    b"POST /v0/topics/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
-    b"POST /v0/topics/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    b"POST /v0/topics/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
-    b"POST /v0/topics/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n",
-    b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
+    b"GET /\xff HTTP/1.1\r\nHost: [::]\r\n\r\n", b"GET /v0/topics HTTP/1.1\r\nHost: localhost\r\nBad Header: 1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: [::]\r\nX: \x00\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+    b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n",
+    b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    b"POST /v0/topics/x HTTP/1.1\r\nHost: [::]\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
+    b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n",
+    b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: [::]\r\n\r\n",
+    b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100, b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9) * 3,
-    b"GET http://evil/v0/topics HTTP/1.1\r\nHost: x\r\n\r\n", b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"GET /v0/topics/%00?touch=%ff&%=%&&&= HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"GET /v0/topics?prefix=%ff%00&cursor=%ff HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET http://evil/v0/topics HTTP/1.1\r\nHost: localhost\r\n\r\n", b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"CONNECT x:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /v0/topics/%00?touch=%ff&%=%&&&= HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /v0/topics?prefix=%ff%00&cursor=%ff HTTP/1.1\r\nHost: localhost\r\n\r\n",
 ]  # fmt: skip
 
 

@@ -16,7 +16,9 @@ def padded(size: int) -> bytes:
 
 
 def chunked(target: str, *chunks: bytes) -> bytes:
-    head = f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = (
+        f"POST {target} HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
     return head.encode() + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
 
 

@@ -105,7 +105,7 @@ class Worker:
         if manner == "pieces":
             wire.send(data[:cut]).send(data[cut:])
         else:
-            wire.send(data + (b"GET /v0/health HTTP/1.1\r\nHost: x\r\n\r\n" if manner == "pipelined" else b""))
+            wire.send(data + (b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n" if manner == "pipelined" else b""))
         if manner.startswith("leave"):
             yield manner, False
             return
@@ -246,7 +246,7 @@ def http_bytes(call: HttpCall) -> bytes:
     """The request as it goes over the wire."""
     lines = [f"{call.method} {call.target} HTTP/{call.version}"]
     if not any(name == "Host" for name, _ in call.headers):
-        lines.append("Host: x")
+        lines.append("Host: localhost")
     lines += [f"{name}: {value}" for name, value in call.headers]
     body = call.body or b""
     if call.body is not None and call.manner == "chunked":

@@ -53,7 +53,9 @@ class Crowd:
         """Break off in the request, before the answer, at its head, in the backlog or behind it."""
         sock = await self._connect(self.server.http_port)
         place = "Last-Event-ID: e30\r\n" if rng.random() < 0.5 else ""
-        await self._visit(sock, rng, f"GET {rng.choice(self.urls)} HTTP/1.1\r\nHost: x\r\n{place}\r\n".encode(), [])
+        await self._visit(
+            sock, rng, f"GET {rng.choice(self.urls)} HTTP/1.1\r\nHost: localhost\r\n{place}\r\n".encode(), []
+        )
 
     async def ws(self, rng: random.Random) -> None:
         """Break off in the upgrade, after it, after a command or some, in the backlog or behind it."""
@@ -141,7 +143,7 @@ class Crowd:
         for i in range(count):
             if "sse" in doors:
                 held.append(await self._connect(self.server.http_port))
-                head = f"GET {self.urls[i % len(self.urls)]} HTTP/1.1\r\nHost: x\r\nLast-Event-ID: e30\r\n\r\n"
+                head = f"GET {self.urls[i % len(self.urls)]} HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: e30\r\n\r\n"
                 await loop.sock_sendall(held[-1], head.encode())
             if "ws" in doors:
                 held.append(await self._connect(self.server.http_port))

@@ -86,10 +86,10 @@ def test_a_page_of_another_origin(server: ServerProcess, keyed: ServerProcess, c
         f"http://127.0.0.1:{port}",
         "http://localhost:3000",
         "https://[::1]",
-        "http://Test",
         "http://LOCALHOST",
     ):
         connect(server.base, origin=origin)
+    connect(server.base, origin="http://192.0.2.7", host="192.0.2.7:80")
     for origin in (
         "http://evil.example",
         "null",
@@ -97,7 +97,7 @@ def test_a_page_of_another_origin(server: ServerProcess, keyed: ServerProcess, c
         "http://127.0.0.1.evil.example",
         "file://",
         "http://[",
-        "http://test:1",
+        "http://192.0.2.7",
     ):
         with pytest.raises(RefusedError) as caught:
             connect(server.base, origin=origin)

@@ -48,7 +48,8 @@ def heads() -> list[bytes]:
     """Requests of HTTP/1."""
     body = b'{"records":[{"data":1}]}'
     chunked = (
-        b"POST /v0/topics/w HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"POST /v0/topics/w HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
     return [
         request("POST", "/v0/topics/w", body),

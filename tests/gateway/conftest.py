@@ -41,7 +41,7 @@ def settings() -> GatewaySettings:
 async def client(api: TopicsApi, settings: GatewaySettings) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(create_app(api, settings))
     headers = {"accept-encoding": "identity"}
-    async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
         yield client
 
 
@@ -103,7 +103,10 @@ def drive(api: TopicsApi, settings: GatewaySettings) -> Callable[..., tuple[Exch
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
-            "headers": [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
+            "headers": [
+                (name.lower().encode(), value.encode())
+                for name, value in {"host": "localhost", **(headers or {})}.items()
+            ],
         }
         return exchange, app(scope, exchange.receive, send or exchange.send)
 

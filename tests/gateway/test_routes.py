@@ -133,7 +133,7 @@ async def test_a_bug_is_a_500_that_says_nothing(
     caplog: pytest.LogCaptureFixture, settings: GatewaySettings, api: TopicsApi
 ) -> None:
     app = create_app(BrokenApi(api), settings)  # type: ignore[arg-type]
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         with caplog.at_level(logging.ERROR):
             reply = await client.get("/v0/ready")
     check_envelope(reply, 500, "internal")
@@ -159,6 +159,6 @@ async def test_a_bug_after_the_reply_began_breaks_it_off(drive: Callable[..., An
 
 async def test_the_gate_comes_before_everything(api: TopicsApi, settings: GatewaySettings) -> None:
     transport = httpx.ASGITransport(create_app(api, settings, Gate(KeyRing([]))))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for method, path in (("GET", "/nothing"), ("PATCH", "/v0/topics"), ("POST", "/v0/topics/t"), ("GET", "/%ff")):
             check_envelope(await client.request(method, path, content=b"x"), 401, "unauthorized")

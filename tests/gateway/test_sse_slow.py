@@ -76,7 +76,7 @@ async def connected(service: Service, data: bytes) -> AsyncIterator[socket.socke
 
 def get(url: str, place: str = "") -> bytes:
     last = f"Last-Event-ID: {place}\r\n" if place else ""
-    return f"GET {url} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n{last}\r\n".encode()
+    return f"GET {url} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n{last}\r\n".encode()
 
 
 async def read_all(sock: socket.socket) -> bytes:
@@ -157,7 +157,7 @@ async def test_an_http2_client_that_opens_no_window_is_reset(service: Service) -
     await service.write("t", 100)
     client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
     client.initiate_connection()
-    fields = [(":method", "GET"), (":path", url), (":scheme", "http"), (":authority", "x")]
+    fields = [(":method", "GET"), (":path", url), (":scheme", "http"), (":authority", "localhost")]
     client.send_headers(1, fields, end_stream=True)
     async with connected(service, client.data_to_send()) as sock:
         reset = await h2_until(client, sock, h2.events.StreamReset)

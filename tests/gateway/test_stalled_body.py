@@ -38,7 +38,7 @@ async def _answer(head: bytes) -> bytes:
 
 async def test_half_a_body_is_answered_and_the_connection_closed() -> None:
     answer = await _answer(
-        b"POST /v0/topics/t HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+        b"POST /v0/topics/t HTTP/1.1\r\nhost: [::]\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
     )
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b'"code":"invalid_request"' in answer
@@ -46,7 +46,7 @@ async def test_half_a_body_is_answered_and_the_connection_closed() -> None:
 
 async def test_an_early_error_does_not_wait_for_the_rest_either() -> None:
     answer = await _answer(
-        b"PUT /v0/nowhere HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+        b"PUT /v0/nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
     )
     assert answer.startswith(b"HTTP/1.1 404 ")
     assert b'"code":"not_found"' in answer

@@ -71,11 +71,11 @@ async def test_a_state_with_queue_counters(settings: GatewaySettings, api: Topic
             return state
 
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_app(api, settings)), base_url="http://test"
+        transport=httpx.ASGITransport(create_app(api, settings)), base_url="http://localhost"
     ) as client:
         await client.put("/v0/topics/q", json={"type": "queue"})
     transport = httpx.ASGITransport(create_app(QueueApi(), settings))  # type: ignore[arg-type]
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         state = (await client.get("/v0/topics/q")).json()
     assert list(state)[7:10] == ["config", "queue", "effective_priority"]
     assert list(state["queue"].items()) == [("ready", 842), ("in_flight", 288), ("dead_lettered", 4)]
@@ -156,7 +156,7 @@ async def test_not_ready(
             return ReadyState(ready=False, reason=reason, topics=0, replay_progress=0.5)
 
     transport = httpx.ASGITransport(create_app(Unready(), settings))  # type: ignore[arg-type]
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         reply = await client.get("/v0/ready")
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error.get("detail")) == (503, code, detail)

@@ -49,7 +49,7 @@ def test_a_watcher_that_does_not_read_is_behind(plain: ServerProcess) -> None:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.settimeout(20)
         slow.connect(("127.0.0.1", plain.http_port))
-        slow.sendall(f"GET /v0/watch/{wid} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        slow.sendall(f"GET /v0/watch/{wid} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         assert slow.recv(1)
         assert Scrape(api)("watch_lag_records") == 0
         text = "x" * 50_000

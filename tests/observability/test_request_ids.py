@@ -100,7 +100,7 @@ async def broken() -> Any:
 
     api.get_topic = get_topic  # type: ignore[assignment,method-assign]
     transport = httpx.ASGITransport(create_app(api, GatewaySettings()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
     commit.stop()
 

@@ -1,5 +1,6 @@
 """TLS handshakes on the Kafka port of a real server: they count as connections, and keep nobody out."""
 
+import contextlib
 import re
 import socket
 import ssl
@@ -84,7 +85,7 @@ def test_who_never_finishes_keeps_nobody_out(server: TlsServer) -> None:
             each.close()
 
 
-def test_who_speaks_no_tls_is_counted_and_logged_in_a_line(server: TlsServer) -> None:
+def test_who_speaks_no_tls_is_counted_and_the_first_is_logged(server: TlsServer) -> None:
     with Wire(server.kafka_port) as plain:
         plain.write_frame(b"".join(plain.request(ApiKey.API_VERSIONS, 0, 1, {})))
         assert plain.is_closed()
@@ -93,8 +94,22 @@ def test_who_speaks_no_tls_is_counted_and_logged_in_a_line(server: TlsServer) ->
     poll(lambda: metrics(server).get("handshake") == 2, 10, "both are counted")
     assert metrics(server)["open"] == 0
     lines = [line for line in server.log.splitlines() if "no TLS handshake" in line]
-    assert len(lines) == 2, server.log
+    assert len(lines) == 1, server.log
     assert "closing the connection from 127.0.0.1:" in lines[0]
+
+
+def test_the_core_of_grpc_logs_no_stranger(server: TlsServer) -> None:
+    """It would write a line of its own format for each."""
+    before = server.log
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01" + bytes(511)):
+        with socket.create_connection(
+            ("127.0.0.1", int(server.grpc_target.rpartition(":")[2])), timeout=10
+        ) as stranger:
+            stranger.sendall(data)
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(1000):
+                    pass
+    assert server.log == before
 
 
 def test_a_stop_waits_for_no_handshake(tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ def ask(wire: Wire, key: str = "small") -> RawReply:
 def begun(server: ServerProcess, nbytes: int, size: int, key: str = "small") -> Wire:
     """A write of `size` bytes of which so many have been sent."""
     wire = Wire(server.http_port)
-    head = f"POST {path('t')} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
+    head = (
+        f"POST {path('t')} HTTP/1.1\r\nhost: [::]\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
+    )
     wire.send(f"{head}content-length: {size}\r\n\r\n".encode() + record(size)[:nbytes])
     return wire
 
@@ -135,7 +137,7 @@ def _answered(server: ServerProcess) -> int:
 def http2(server: ServerProcess, expect: int) -> None:
     """One request over HTTP/2; a refused connection is ended with GOAWAY."""
     attack = Http2(server.http_port)
-    fields = [(":method", "GET"), (":path", "/v0/topics/t"), (":scheme", "http"), (":authority", "x")]
+    fields = [(":method", "GET"), (":path", "/v0/topics/t"), (":scheme", "http"), (":authority", "localhost")]
     block = Encoder().encode([*fields, ("authorization", "Bearer small")], huffman=False)
     attack.send(h2frame(HEADERS, END_HEADERS | END_STREAM, 1, block))
     if expect == 200:

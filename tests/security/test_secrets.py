@@ -55,9 +55,9 @@ def http(server: ServerProcess, said: list[str]) -> None:
             reply = client.post("/v0/topics/t", content=b"{", headers={"authorization": f"Bearer {key}"})
             said.append(reply.text)
     for raw in (
-        f"GET /v0/x?token={KEY}\x01 HTTP/1.1\r\nhost: x\r\n\r\n",
+        f"GET /v0/x?token={KEY}\x01 HTTP/1.1\r\nhost: localhost\r\n\r\n",
         f"GET /v0/x HTTP/1.1\r\nauthorization : Bearer {KEY}\r\n\r\n",
-        f"GET /v0/x HTTP/1.1\r\nhost: x\r\ncontent-length: {KEY}\r\n\r\n",
+        f"GET /v0/x HTTP/1.1\r\nhost: localhost\r\ncontent-length: {KEY}\r\n\r\n",
         f"BREW /v0/x?token={KEY} HTTP/1.1\r\nauthorization: Bearer {KEY}\r\n\r\n",
         f"GET /v0/topics?token={KEY} HTTP/3.0\r\nauthorization: Bearer {KEY}\r\n\r\n",
     ):

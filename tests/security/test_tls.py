@@ -144,7 +144,7 @@ def test_kafka_has_the_same_certificate(server: TlsServer) -> None:
 def test_cleartext_gets_nothing(server: TlsServer) -> None:
     for port in (server.http_port, server.kafka_port):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
-            plain.sendall(b"GET /v0/topics HTTP/1.1\r\nhost: x\r\n\r\n")
+            plain.sendall(b"GET /v0/topics HTTP/1.1\r\nhost: localhost\r\n\r\n")
             answer = b""
             try:
                 while data := plain.recv(4096):
@@ -270,7 +270,7 @@ def test_a_new_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
         expected = new.cert.read_text().strip()
         assert shown(server.http_port) == shown(server.kafka_port) == shown(grpc_port(server)) == expected
         assert httpx.get(f"{server.base}/v0/ready", verify=server.trust).status_code == 200
-        stays.sendall(b"GET /v0/health HTTP/1.1\r\nhost: x\r\n\r\n")  # what is open goes on
+        stays.sendall(b"GET /v0/health HTTP/1.1\r\nhost: localhost\r\n\r\n")  # what is open goes on
         assert stays.recv(12) == b"HTTP/1.1 200"
         stays.close()
         reload(server, "the certificate was read again and is the same")

@@ -17,7 +17,7 @@ from support.waiting import poll
 from topics_kafka.listener import tls_context
 
 KIB = 1024
-GET = b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n"
+GET = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,9 @@ class Connection:
     async def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """The body of a success. Raises RefusedError for any other answer."""
         data = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+        head = (
+            f"{method} {path} HTTP/1.1\r\nhost: [::]\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+        )
         self._writer.write(f"{head}\r\n\r\n".encode() + data)
         lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
         text = await self._reader.readexactly(int(lines.split("content-length:")[1].split("\r\n")[0]))
@@ -283,7 +285,7 @@ class Load:
         """Open `/work`, read for a while, and be gone without a word to what was pushed."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.http_port)
         try:
-            writer.write(f"GET {name}/work?node={node}&max=4 HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            writer.write(f"GET {name}/work?node={node}&max=4 HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(rng.uniform(0, 0.3)):
                     while await reader.read(1 << 16):

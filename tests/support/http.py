@@ -214,7 +214,7 @@ class Wire:
 
 def request(method: str, target: str, body: bytes | None = None, **headers: str) -> bytes:
     """The bytes of one HTTP/1.1 request; header names are written with `_` for `-`."""
-    lines = [f"{method} {target} HTTP/1.1", "Host: x"]
+    lines = [f"{method} {target} HTTP/1.1", "Host: localhost"]
     if body is not None:
         lines.append(f"Content-Length: {len(body)}")
         headers.setdefault("Content_Type", "application/json")

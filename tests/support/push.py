@@ -46,7 +46,7 @@ class EventStream:
         if buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         self.socket.settimeout(10)
-        lines = [f"{method} {target} HTTP/{version}", "Host: x"]
+        lines = [f"{method} {target} HTTP/{version}", "Host: localhost"]
         lines += [f"Accept: {accept}"] if accept else []
         lines += [f"Authorization: Bearer {key}"] if key else []
         lines += [f"{name}: {value}" for name, value in headers.items()]

@@ -48,7 +48,7 @@ class SseConnection(Connection):
         self._reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
         self._writer = writer
         place = f"Last-Event-ID: {event_id(cursors)}\r\n" if cursors else ""
-        writer.write(f"GET {url} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n{place}\r\n".encode())
+        writer.write(f"GET {url} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n{place}\r\n".encode())
         head = await self._reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 "), head
 
@@ -181,7 +181,7 @@ async def http(port: int, method: str, path: str, body: Any = None) -> dict[str,
     try:
         text = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         kind = "" if body is None else f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n"
-        writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{kind}\r\n".encode() + text)
+        writer.write(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{kind}\r\n".encode() + text)
         reply = await reader.read()
     finally:
         writer.close()

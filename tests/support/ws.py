@@ -19,7 +19,7 @@ _ids = itertools.count(1)
 def upgrade(path: str, headers: Mapping[str, str]) -> bytes:
     """The head of a request for an upgrade."""
     fields = {
-        "host": "test",
+        "host": "localhost",
         "upgrade": "websocket",
         "connection": "Upgrade",
         "sec-websocket-key": KEY,

@@ -40,6 +40,7 @@ from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import Linger
 from topics_gateway.transport.registry import Registry, logger
 from topics_gateway.transport.tenancy import Tenancy
+from topics_service.api import background
 from topics_service.api.slow import prepare, undrained
 
 # Four times the default: a DATA frame costs Python about the same whatever its size.
@@ -152,7 +153,7 @@ class Http2Protocol(asyncio.Protocol):
             return
         if not self._backlog:
             self.transport.pause_reading()
-            self.loop.call_soon(self._feed_backlog)
+            background.call_soon(self._feed_backlog)
         self._backlog += data
 
     def _feed_backlog(self) -> None:
@@ -164,7 +165,7 @@ class Http2Protocol(asyncio.Protocol):
         if self._closed or self.transport.is_closing():
             return
         if self._backlog:
-            self.loop.call_soon(self._feed_backlog)
+            background.call_soon(self._feed_backlog)
         else:
             self.transport.resume_reading()
 
@@ -219,7 +220,7 @@ class Http2Protocol(asyncio.Protocol):
         self._timer.pause()
         self._streams[stream_id] = stream
         app = stream.open(event.headers)
-        task = self.loop.create_task(stream.run(app))
+        task = background.start(stream.run(app))
         self.registry.tasks.add(task)
         task.add_done_callback(stream.done)
 

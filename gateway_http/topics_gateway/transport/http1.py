@@ -25,6 +25,7 @@ from topics_gateway.transport.linger import LINGER_SECONDS, Linger
 from topics_gateway.transport.registry import Registry, logger
 from topics_gateway.transport.tenancy import Tenancy
 from topics_gateway.transport.upgrade import VERSION, UnsupportedVersionError
+from topics_service.api import background
 from topics_service.api.slow import prepare, undrained
 
 # Requests that a client sent ahead of its answers: beyond this the connection is not read any further.
@@ -123,7 +124,7 @@ class Http1Protocol(HttpToolsProtocol):
         """Parse more of the backlog in the next step of the loop."""
         if self._backlog and not self._going_on:
             self._going_on = True
-            self.loop.call_soon(self._feed_backlog)
+            background.call_soon(self._feed_backlog)
 
     def _feed_backlog(self) -> None:
         """Parse what was received: all at once while that is little work, as it is for a large body."""
@@ -627,7 +628,7 @@ class Cycle(RequestResponseCycle):
         if words and self.expected_content_length == 0:
             transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(words), words) if self.chunked_encoding else words)
             transport.close()
-            asyncio.get_running_loop().call_later(LINGER_SECONDS, transport.abort)
+            background.call_later(LINGER_SECONDS, transport.abort)
         else:
             transport.abort()
         self.disconnect()

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+from topics_service.api import background
+
 
 class IdleTimer:
     """Calls `on_timeout` once a connection has waited `limit` seconds for a request.
@@ -24,7 +26,7 @@ class IdleTimer:
         """The connection waits for a request from now on."""
         self._since = self._loop.time()
         if self._handle is None:
-            self._handle = self._loop.call_later(self._limit, self._fire)
+            self._handle = background.call_later(self._limit, self._fire)
 
     def pause(self) -> None:
         """A request is being served: no deadline until the next `start`."""
@@ -43,7 +45,7 @@ class IdleTimer:
             return
         rest = self._since + self._limit - self._loop.time()
         if rest > 0:
-            self._handle = self._loop.call_later(rest, self._fire)
+            self._handle = background.call_later(rest, self._fire)
         else:
             self._since = None
             self.on_timeout()

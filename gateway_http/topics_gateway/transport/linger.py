@@ -4,6 +4,7 @@ import asyncio
 from typing import Final
 
 from topics_gateway.transport.registry import Registry
+from topics_service.api import background
 
 LINGER_SECONDS: Final = 2.0
 DRAINING_LINGER_SECONDS: Final = 0.5
@@ -25,7 +26,7 @@ class Linger(asyncio.Protocol):
         transport.resume_reading()
         end_side(transport)
         seconds = DRAINING_LINGER_SECONDS if registry.draining else LINGER_SECONDS
-        self._timer = asyncio.get_running_loop().call_later(seconds, transport.close)
+        self._timer = background.call_later(seconds, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()

@@ -10,11 +10,10 @@ from typing import Any, Final
 
 from uvicorn.server import ServerState
 
+from topics_service.api.quiet import QuietLog
 from topics_service.api.slow import SlowClients
 
 logger: Final = logging.getLogger("topics.http")
-
-_REFUSAL_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class Registry(ServerState):
         self.connections: set[Any] = set()
         self.slow = SlowClients(limits.send_timeout)
         self.draining = False
-        self._refused_at = float("-inf")
+        self._log = QuietLog(logger)
         self._emptied = asyncio.Event()
         self._date = b""
         self._date_second = 0
@@ -63,11 +62,8 @@ class Registry(ServerState):
         return bool(most) and len(self.connections) >= most
 
     def refuse(self) -> None:
-        """A connection was not taken for that; logged at most once a minute."""
-        now = time.monotonic()
-        if now - self._refused_at >= _REFUSAL_SECONDS:
-            self._refused_at = now
-            logger.warning("refusing connections: there are %d, as many as may be", self.limits.max_connections)
+        """A connection was not taken for that."""
+        self._log.warning("refusing connections: there are %d, as many as may be", self.limits.max_connections)
 
     def has_room(self) -> bool:
         """Whether one more connection may be taken; a refusal is logged."""

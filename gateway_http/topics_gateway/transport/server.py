@@ -149,6 +149,7 @@ class HttpServer:
             server_header=False,
             date_header=False,
             workers=1,
+            reset_contextvars=True,  # a request behind another one in a pipeline is begun by that one's task
             **self._ws,
         )
         config.load()

@@ -22,6 +22,7 @@ from topics_gateway.transport.h2rules import IDLE_BURST, IDLE_PER_SECOND
 from topics_gateway.transport.linger import Linger, end_side
 from topics_gateway.transport.registry import Registry, logger
 from topics_gateway.transport.upgrade import VERSION, BadUpgradeError, UnsupportedVersionError
+from topics_service.api import background
 from topics_service.api.slow import prepare, undrained
 
 Message = dict[str, Any]
@@ -130,7 +131,7 @@ class WebSocketProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
         self.transport = transport
         self._registry.connections.add(self)
-        task = self._loop.create_task(self._run())
+        task = background.start(self._run())
         self._registry.tasks.add(task)
         task.add_done_callback(self._registry.tasks.discard)
 
@@ -178,7 +179,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._ahead = data[at:]
             if self._ahead and not self._messages:
                 self._yielding = True
-                self._loop.call_soon(self._parse_on)
+                background.call_soon(self._parse_on)
         if bool(self._ahead) != self._reading_paused:
             self._reading_paused = not self._reading_paused
             if self._reading_paused:
@@ -426,11 +427,11 @@ class WebSocketProtocol(asyncio.Protocol):
     def _abort_later(self, seconds: float) -> None:
         if self._close_timer is not None:
             self._close_timer.cancel()
-        self._close_timer = self._loop.call_later(seconds, self.transport.abort)
+        self._close_timer = background.call_later(seconds, self.transport.abort)
 
     def shutdown(self) -> None:
         """The server stops: it is the application's to say goodbye, and ours if it does not."""
-        self._loop.call_later(_GRACE_SECONDS, self._stop)
+        background.call_later(_GRACE_SECONDS, self._stop)
 
     def _stop(self) -> None:
         if self._frames is None or self._closing:
@@ -441,7 +442,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _ping_later(self) -> None:
         if self._config.ws_ping_interval:
-            self._ping_timer = self._loop.call_later(self._config.ws_ping_interval, self._ping)
+            self._ping_timer = background.call_later(self._config.ws_ping_interval, self._ping)
 
     def _ping(self) -> None:
         frames = self._frames
@@ -453,7 +454,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._flush(frames)
         self._undrained = self.undrained()
         if self._config.ws_ping_timeout:
-            self._ping_timer = self._loop.call_later(self._config.ws_ping_timeout, self._expect_pong)
+            self._ping_timer = background.call_later(self._config.ws_ping_timeout, self._expect_pong)
         else:
             self._ping_later()
 

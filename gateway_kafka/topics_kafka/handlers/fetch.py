@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
+from contextvars import copy_context
 from enum import Enum, auto
 from functools import partial
 from typing import Any, Final
@@ -17,6 +18,7 @@ from topics_kafka.handlers.producer_ids import epoch_error
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.rendered import BatchCache, aligned
 from topics_kafka.turns import TURN_SECONDS
+from topics_service.api import background
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchReply, FetchRequest
 from topics_service.engine.engine import Parked
@@ -98,6 +100,7 @@ class Fetch:
         self._parked: list[Parked] = []
         self._drain: ExitStack | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._within = copy_context()  # whoever writes wakes it
 
     def serve(self) -> Answer:
         """The response, or a future of it."""
@@ -121,7 +124,7 @@ class Fetch:
                 self._sleeping = True
                 return False
             if time.perf_counter() >= turn_ends:
-                asyncio.get_running_loop().call_soon(self._go_on)
+                asyncio.get_running_loop().call_soon(self._go_on, context=self._within)
                 return False
         return True
 
@@ -148,7 +151,7 @@ class Fetch:
             self._woken[target] = None
         if self._sleeping:
             self._sleeping = False
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._go_on, context=self._within)
 
     def set(self) -> None:
         """The server drains."""
@@ -274,7 +277,7 @@ class Fetch:
 
     def _wait(self) -> Iterator[_Pause]:
         """Until there is enough, the time is up, or the server drains. Only partitions with news are looked at."""
-        self._timer = asyncio.get_running_loop().call_later(self._wait_seconds, self._wake, None)
+        self._timer = background.call_later(self._wait_seconds, self._wake, None)
         self._drain = ExitStack()
         self._drain.enter_context(self._api.told_of_drain(self))
         old = False

@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from topics_service.api import background
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.model import ReadyState
 
@@ -128,7 +129,7 @@ class Checkpoints:
                 checkpoint_id=name, path=path, created_ms=now, expires_ms=now + ttl_ms, topics=topics, bytes=size
             )
             self._held[name] = held
-            self._timers[name] = asyncio.get_running_loop().call_later(ttl_ms / 1000, self._expire, name)
+            self._timers[name] = background.call_later(ttl_ms / 1000, self._expire, name)
             log.info("checkpoint %s", path)
             return held
         finally:

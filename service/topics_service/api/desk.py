@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
+from topics_service.api import background
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, topic_not_found
@@ -275,7 +276,7 @@ class Desk:
         """There may be something for a stream: look as soon as the loop has run what is ready now."""
         if self._streams and not self._tick_is_due:
             self._tick_is_due = True
-            asyncio.get_running_loop().call_soon(self._tick)
+            background.call_soon(self._tick)
 
     def _tick(self) -> None:
         self._tick_is_due = False
@@ -392,7 +393,7 @@ class Desk:
                 rest.append(claimer)
         if rest:
             self._parts += 1
-            asyncio.get_running_loop().call_soon(self._next_part, rest)
+            background.call_soon(self._next_part, rest)
 
     def _next_part(self, takers: list[Taker]) -> None:
         self._parts -= 1

@@ -11,6 +11,9 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from topics_service.api import background
+from topics_service.api.quiet import QuietLog
+
 _RETRY_SECONDS: Final = 1.0
 _AT_ONCE: Final = 100
 _GRACE_SECONDS: Final = 1.0
@@ -57,7 +60,7 @@ class TlsListener:
         self._places = places
         self._sock = sock
         self._protocol = protocol
-        self._log = log
+        self._log = QuietLog(log)
         self._options = options | {"ssl": context}
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
@@ -82,7 +85,7 @@ class TlsListener:
             except OSError as error:  # no file descriptor is left: the next ones wait in the kernel
                 self._log.error("can't accept a connection: %s", error.strerror or error)
                 self._loop.remove_reader(self._sock)
-                self._retry = self._loop.call_later(_RETRY_SECONDS, self._resume)
+                self._retry = background.call_later(_RETRY_SECONDS, self._resume)
                 return
             if self._places.is_full() and not self._make_room():
                 accepted.close()

@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from topics_service.api import background
 from topics_service.api.access import check_names
 from topics_service.api.auth import Principal
 from topics_service.api.desk import CallLater, Claimer, Desk, Turns
@@ -61,7 +62,7 @@ class QueuesApi:
         self._connection = connection
         self._forwarded = forwarded
         self._clock = clock or SystemClock()
-        self._call_later = call_later or asyncio.get_running_loop().call_later
+        self._call_later = call_later or background.call_later
         self._heartbeat_seconds = heartbeat_seconds
         self._desks: dict[str, Desk] = {}
         self._turns = Turns()

@@ -7,6 +7,8 @@ import sys
 import termios
 from typing import Any, Final, Protocol
 
+from topics_service.api import background
+
 _CHECKS: Final = 30  # per limit
 _DRAINING_SECONDS: Final = 2.0
 # Unsent bytes in the kernel. By default it takes some megabytes for each client that does not read.
@@ -42,7 +44,7 @@ class SlowClients:
         loop = asyncio.get_running_loop()
         self._waits[sender] = (sender.undrained(), loop.time())
         if self._timer is None:
-            self._timer = loop.call_later(self._seconds / _CHECKS, self._check, loop)
+            self._timer = background.call_later(self._seconds / _CHECKS, self._check, loop)
 
     def leave(self, sender: Sender) -> None:
         """The wait is over."""
@@ -58,7 +60,7 @@ class SlowClients:
             elif now - since >= limit:
                 del self._waits[sender]
                 sender.give_up()
-        self._timer = loop.call_later(self._seconds / _CHECKS, self._check, loop) if self._waits else None
+        self._timer = background.call_later(self._seconds / _CHECKS, self._check, loop) if self._waits else None
 
 
 def prepare(transport: asyncio.Transport) -> None:

@@ -2,7 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
+from contextvars import Context, copy_context
 from typing import Generic, TypeVar
+
+from topics_service.api import background
 
 K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
@@ -20,7 +23,7 @@ class Together(Generic[K, R, T]):
         """`serve` answers each request, or gives None: then each has to go alone. It gets at most `most` of them."""
         self._serve = serve
         self._most = most
-        self._groups: dict[K, list[tuple[R, asyncio.Future[T | None]]]] = {}
+        self._groups: dict[K, list[tuple[R, asyncio.Future[T | None], Context]]] = {}
 
     def join(self, key: K, request: R, *, patient: bool = False) -> "asyncio.Future[T | None] | None":
         """Where the answer will be; None, there or here, says that the request has to go alone.
@@ -30,13 +33,13 @@ class Together(Generic[K, R, T]):
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = []
-            asyncio.get_running_loop().call_soon(self._end, key)
+            background.call_soon(self._end, key)
             if not patient:
                 return None
         if len(group) == self._most:
             self.flush(key)
         future = asyncio.get_running_loop().create_future()
-        group.append((request, future))
+        group.append((request, future, copy_context()))
         return future
 
     def flush(self, key: K) -> None:
@@ -48,13 +51,16 @@ class Together(Generic[K, R, T]):
     def _end(self, key: K) -> None:
         self._answer(key, self._groups.pop(key))
 
-    def _answer(self, key: K, group: list[tuple[R, "asyncio.Future[T | None]"]]) -> None:
-        waiting = [(request, future) for request, future in group if not future.done()]  # else its caller has left
+    def _answer(self, key: K, group: list[tuple[R, "asyncio.Future[T | None]", Context]]) -> None:
+        waiting = [each for each in group if not each[1].done()]  # else its caller has left
         if not waiting:
             return
-        futures = [future for _, future in waiting]
+        futures = [future for _, future, _ in waiting]
+        # What is done for several is no one's, for the log, the audit and the trace.
+        within = waiting[0][2] if len(waiting) == 1 else Context()
         try:
-            answers: Sequence[T | None] = self._serve(key, [request for request, _ in waiting]) or [None] * len(waiting)
+            given = within.run(self._serve, key, [request for request, _, _ in waiting])
+            answers: Sequence[T | None] = given or [None] * len(waiting)
         except Exception as error:
             for future in futures:
                 future.set_exception(error)

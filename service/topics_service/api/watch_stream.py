@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from topics_service.api import background
 from topics_service.api.dispatch import Dispatcher, Waiter
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason
@@ -288,7 +289,7 @@ class WatchStream(Waiter):
             self._statistics.slow += 1
 
     def _set_timer(self) -> None:
-        self._timer = self._loop.call_at(self._given_at + self._heartbeat, self._time_is_up)
+        self._timer = background.call_at(self._given_at + self._heartbeat, self._time_is_up)
 
     def _time_is_up(self) -> None:
         """One timer for a whole heartbeat: it looks whether a frame went out meanwhile instead of being set anew."""

@@ -4,8 +4,10 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from dataclasses import replace
 
+from topics_service.api import background
 from topics_service.api.access import Gate
 from topics_service.api.audit import AuditLog
 from topics_service.api.watch import WatchApi
@@ -43,7 +45,7 @@ class Readers:
         if not self._started:
             self._readers = BulkReaders(settings)
             return
-        task = asyncio.create_task(self._renew(settings))
+        task = background.start(self._renew(settings))
         self._renewals.add(task)
         task.add_done_callback(self._renewals.discard)
 
@@ -95,7 +97,8 @@ class Hangups:
         if not self._came:
             self._came = True
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._run)
+                # Python runs a handler within whatever it interrupts: a request, often.
+                self._loop.call_soon_threadsafe(self._run, context=Context())
 
     def _run(self) -> None:
         self._came = False

@@ -16,6 +16,7 @@ from topics_service.engine.verify.findings import DECODING
 from topics_service.storage import repair as storage
 from topics_service.storage import repair_swap, sealed
 from topics_service.storage.holding import is_held
+from topics_service.storage.private import make_private
 from topics_service.storage.repair_wal import what_is_left
 from topics_service.storage.rocks import RocksBatch, RocksStore, _name
 from topics_service.storage.store import Family, StoreError, StoreOpenError
@@ -114,7 +115,7 @@ def _apply(path: Path, told: Told, copy_to: Path | None, *, bring_back: bool, st
                 raise RepairError(f"{copy_to} is there already and not empty: name another place for the copy")
             repair_swap.copy(path, copy_to)
             stepped("copied")
-        swap.work.mkdir()
+        make_private(swap.work)
         store = RocksStore(swap.new)
         try:
             report = _salvaged(path, swap.work / "old", store, told, bring_back=bring_back)

@@ -43,6 +43,7 @@ from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.storage import checkpoint, properties
 from topics_service.storage.boot import boot_id
+from topics_service.storage.private import open_to
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
 from topics_service.storage.tidy import PERIOD_SECONDS, Tidy
@@ -167,6 +168,7 @@ async def _serve(
         body_timeout_seconds=settings.body_timeout_seconds,
         render_cache_bytes=settings.memory.renderings // (2 if settings.kafka_port else 1),
         limits=settings.limits,
+        hosts=settings.hosts,
     )
     gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
     api.watches.connections.quotas = gate.quotas
@@ -335,10 +337,26 @@ def _announce(settings: Settings, http_port: int, grpc_port: int) -> None:
     scheme, tls = ("https", " with TLS") if settings.tls_cert_file else ("http", "")
     log.info("topics %s: HTTP %s://%s:%d, gRPC %s:%d%s", __version__, scheme, host, http_port, host, grpc_port, tls)
     log.info("data in %s", settings.data_path)
+    _warn_of_readers(settings)
     if settings.api_keys is None:
         log.warning("authentication is OFF: whoever reaches the server may do everything")
     else:
         log.info("authentication is on, with %d API keys", len(settings.api_keys))
+
+
+def _warn_of_readers(settings: Settings) -> None:
+    """Tell of what is for the server alone and others of this machine may read. Modes stay as somebody set them."""
+    if others := open_to(settings.data_path):
+        log.warning("the data directory %s is open to %s: chmod 700 closes it", settings.data_path, others)
+    secrets = (
+        settings.api_keys_file,
+        "" if settings.audit_log == "-" else settings.audit_log,
+        settings.tls_key_file or settings.tls_cert_file,  # the key may be in the certificate's file
+        settings.kafka_tls_key or settings.kafka_tls_cert,
+    )
+    for file in secrets:
+        if file and open_to(Path(file)) == "everyone":
+            log.warning("%s may be read by everyone on this machine: chmod 600 closes it", file)
 
 
 def _announce_kafka(settings: Settings, port: int, advertised: str) -> None:

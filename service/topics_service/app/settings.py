@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from topics_kafka.settings import KafkaSettings
+from topics_service.api.hosts import Hosts, parse_authority, read_names
 from topics_service.api.quota import KeyLimits, Quotas
 from topics_service.api.watch import WatchCaps
 from topics_service.app.keys import Keys, KeysError, from_file, from_text
@@ -93,6 +94,12 @@ class Settings:
     probe_auth: bool = _setting("TOPICS_PROBE_AUTH", False, "ask for a key on health and ready too")
     allow_insecure_no_auth: bool = _setting(
         "TOPICS_ALLOW_INSECURE_NO_AUTH", False, "serve a non-loopback address without authentication"
+    )
+    allowed_hosts: str = _setting(
+        "TOPICS_ALLOWED_HOSTS",
+        "",
+        "host names, with commas, by which HTTP clients may reach a server without API keys, besides IP addresses and "
+        "localhost; *: any",
     )
     org: str = _setting("TOPICS_ORG", "topics", "first part of a topic's rrl")
     env: str = _setting("TOPICS_ENV", "dev", "second part of a topic's rrl")
@@ -278,6 +285,12 @@ class Settings:
         )
 
     @property
+    def hosts(self) -> Hosts:
+        """The hosts that HTTP is served for while there are no keys."""
+        own = parse_authority(self.host.encode(errors="replace"))
+        return Hosts(read_names(self.allowed_hosts) | ({own.host} if own is not None else set()))
+
+    @property
     def place(self) -> Place:
         """What the rrl begins with."""
         return Place(org=self.org, env=self.env, cluster=self.cluster)
@@ -357,6 +370,12 @@ def _check(settings: Settings) -> None:
             f"{settings.host} is not a loopback address and there are no API keys: everyone who reaches it could read "
             "and delete everything. Set TOPICS_API_KEYS, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 if that is what you want"
         )
+    try:
+        read_names(settings.allowed_hosts)
+    except ValueError as error:
+        raise SettingsError(
+            f"TOPICS_ALLOWED_HOSTS: {str(error)!r} is no host name; give names without scheme and port, or * for any"
+        ) from None
     if settings.log_format not in FORMATS:
         raise SettingsError(f"TOPICS_LOG_FORMAT must be one of {', '.join(FORMATS)}, not {settings.log_format!r}")
     for name in ("port", "grpc_port"):

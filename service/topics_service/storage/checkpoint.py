@@ -8,6 +8,7 @@ from typing import Final
 
 from rocksdict import Checkpoint
 
+from topics_service.storage.private import make_private
 from topics_service.storage.rocks import _FORMAT, RocksStore
 from topics_service.storage.store import StoreError
 
@@ -31,7 +32,7 @@ def create(store: RocksStore, path: Path) -> None:
     RocksDB writes its memtables out first, and rocksdict holds the GIL for as long (184 ms for 40 MB). So they are
     written in the background before, which leaves about 25 ms, whatever the size.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     try:
         _check_room(store, path.parent)
         for family in store._families:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from topics_service.storage import closing, sealed
+from topics_service.storage.private import make_private
 
 _MARKER: Final = closing._REPAIR
 _WORK: Final = "repair"
@@ -62,7 +63,7 @@ class Swap:
         for file in self.new.iterdir():
             _sync(file)
         _sync(self.new)
-        (self._path / quarantine).mkdir(exist_ok=True)
+        make_private(self._path / quarantine)
         _sync(self._path)
         self._mark(quarantine, "out")
         self._stepped("begun")
@@ -107,7 +108,7 @@ def copy(path: Path, target: Path) -> None:
 
     Not by links: what is to be safe from a mistake must not share its blocks. Raises OSError.
     """
-    target.mkdir(parents=True, exist_ok=True)
+    make_private(target)
     for file in sorted(path.iterdir()):
         if file.is_file() and file.name != "LOCK":
             shutil.copy2(file, target / file.name)

@@ -33,6 +33,7 @@ from topics_service.storage import (
     walmark,
 )
 from topics_service.storage.holding import Hold, is_held
+from topics_service.storage.private import make_private
 from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError, WriteBatch
 from topics_service.storage.walbatches import MOMENT_KEY
 from topics_service.storage.walfiles import WalFiles
@@ -131,7 +132,7 @@ class RocksStore:
         cache = Cache(block_cache_bytes)
         families = {_name(family): _options(family, cache, write_buffer_bytes) for family in Family}
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_private(path)
             fresh = not (path / "CURRENT").exists()
             self._take(path)
             _prepare(path, boot_id)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rocksdict import AccessType, Cache, Options, Rdict
 
+from topics_service.storage.private import make_private
 from topics_service.storage.rocks import RocksBatch, RocksStore, _name, _options
 from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
 
@@ -35,7 +36,7 @@ class SecondaryStore(RocksStore):
         if not (path / "CURRENT").exists():  # RocksDB would begin to make one
             raise StoreOpenError(f"can't follow the data directory {path}: there is no database")
         try:
-            own.mkdir(parents=True, exist_ok=True)
+            make_private(own)
             caught = self._manifest(), self._newest_log()
             self._open()
             self._caught = caught

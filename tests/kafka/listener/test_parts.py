@@ -1,5 +1,6 @@
 """Small parts of the listener, each alone."""
 
+import asyncio
 import logging
 from uuid import UUID
 
@@ -10,8 +11,8 @@ from topics_kafka.handlers.errors import admin_error_of, error_of, group_error_o
 from topics_kafka.outcomes import _PATHS, error_codes
 from topics_kafka.protocol import ApiKey, ErrorCode
 from topics_kafka.protocol.schema import SCHEMA, Field
-from topics_kafka.quiet import QuietLog
 from topics_kafka.topicids import TopicIds, uuid_of
+from topics_service.api.quiet import QuietLog
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
@@ -108,15 +109,26 @@ def test_topics_by_id() -> None:
     assert len(ids._topics) < 1200, "topics that are gone are forgotten in the end"
 
 
-async def test_a_flood_of_log_lines_is_cut(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    import topics_kafka.quiet
+async def test_a_flood_of_log_lines_is_one_and_a_count(caplog: pytest.LogCaptureFixture) -> None:
+    quiet = QuietLog(logging.getLogger("topics.test"), seconds=0.02)
 
-    quiet = QuietLog(logging.getLogger("topics.test"))
+    async def told(count: int) -> list[str]:
+        async with asyncio.timeout(10):
+            while len(caplog.records) < count:
+                await asyncio.sleep(0.005)
+        return [record.getMessage() for record in caplog.records]
+
     for number in range(25):
         quiet.warning("line %d", number)
-    assert [record.getMessage() for record in caplog.records] == [f"line {number}" for number in range(10)]
-    monkeypatch.setattr(topics_kafka.quiet, "_SECONDS", 0.0)
-    quiet.warning("later")
-    assert [record.getMessage() for record in caplog.records][10:] == [
-        "15 more lines like these were left out", "later",
-    ]  # fmt: skip
+    quiet.error("another %s", "kind")
+    assert await told(3) == ["line 0", "another kind", "24 more like this within 0.02 s: line 24"]
+    quiet.warning("line %d", 25)
+    assert (await told(4))[3] == "1 more like this within 0.02 s: line 25"
+    async with asyncio.timeout(10):
+        while quiet._kinds:
+            await asyncio.sleep(0.005)
+    quiet.warning("line %d", 26)
+    assert (await told(5))[4:] == ["line 26"]
+    for number in range(1000):
+        quiet.warning(f"{number} of its own %s", "x" * 10_000)
+    assert len(quiet._kinds) == 64

@@ -94,7 +94,7 @@ def test_a_stop_ends_a_long_poll_with_its_answer(tmp_path: Path) -> None:
 
         def in_flight() -> bool:
             with socket.create_connection(("127.0.0.1", server.http_port), 10) as sock:
-                sock.sendall(b"GET /v0/metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                sock.sendall(b"GET /v0/metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
                 text = b"".join(iter(lambda: sock.recv(65536), b""))
             return b"\ntopics_kafka_requests_in_flight 1" in text
 

@@ -14,6 +14,7 @@ from topics_service.app.backup.manifest import Manifest
 from topics_service.app.backup.target import Target
 from topics_service.storage.checkpoint import FORMAT as STORE_FORMAT
 from topics_service.storage.checkpoint import sync
+from topics_service.storage.private import make_private
 
 
 class Verified(NamedTuple):
@@ -121,9 +122,8 @@ def make(
     directory = directory.absolute()
     begun = directory.with_name(f".{directory.name}.{manifest.id}.part")
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(begun, ignore_errors=True)  # of one that was killed
-        begun.mkdir()
+        make_private(begun)
         for file in manifest.files:
             with (begun / file.name).open("xb") as out:
                 for piece in repository.content(target, manifest, file):
@@ -139,6 +139,8 @@ def make(
             sync(path)
         sync(begun)
         check_free(directory)
+        if directory.is_dir():  # whoever made it decided who may enter
+            begun.chmod(directory.stat().st_mode & 0o7777)
         begun.rename(directory)
         sync(directory.parent)
     except OSError as error:

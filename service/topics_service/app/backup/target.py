@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, Protocol
 
 from topics_service.app.backup.errors import AbsentError, BackupError
 from topics_service.storage.checkpoint import sync
+from topics_service.storage.private import make_private
 
 CHUNK_BYTES: Final = 1 << 20
 _PART: Final = ".part-"
@@ -148,7 +149,7 @@ class Folder:
     def _part(self) -> Path:
         """A name that no list shows, for a file that is not whole yet."""
         try:
-            _make(self._root)
+            _make(self._root, self._root)
         except OSError as error:
             raise self._failed(error) from error
         return self._root / f"{_PART}{uuid.uuid4().hex}"
@@ -156,7 +157,7 @@ class Folder:
     def _publish(self, part: Path, name: str) -> None:
         sync(part)
         path = self._root / name
-        _make(path.parent)
+        _make(path.parent, self._root)
         part.rename(path)
         sync(path.parent)
 
@@ -186,10 +187,13 @@ def open_target(text: str) -> Target:
     return open_url(text)
 
 
-def _make(directory: Path) -> None:
-    """Make a directory and what is above it, durably."""
+def _make(directory: Path, root: Path) -> None:
+    """Make a directory and what is above it, durably; `root` for its owner alone."""
     if directory.is_dir():
         return
-    _make(directory.parent)
-    directory.mkdir(exist_ok=True)
+    _make(directory.parent, root)
+    if directory == root:
+        make_private(directory)
+    else:
+        directory.mkdir(exist_ok=True)
     sync(directory.parent)
