@@ -241,6 +241,7 @@ class Settings:
             max_sessions=self.max_watch_sessions,
             max_connections=self.max_sse_connections,
             max_connections_per_key=self.max_sse_connections_per_key,
+            journal_bytes=self.memory_bytes // 16,
             least_heartbeat_ms=min(max(1, self.test_min_heartbeat_ms), WatchCaps().least_heartbeat_ms),
         )
 
