@@ -1,13 +1,21 @@
 """Request bodies: the size limit, the content type and gzip, in the order 413, 415, 400."""
 
 import asyncio
+import time
 import zlib
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Final
 
 from topics_gateway.call import Call
 from topics_gateway.errors import payload_too_large, unsupported_media_type
+from topics_service.api.quota import MEMORY, SMALL_BYTES, exceeded
 from topics_service.engine.errors import TopicsError, invalid
 
-_GZIP = 31  # zlib's window bits for one gzip member
+_GZIP: Final = 31  # zlib's window bits for one gzip member
+_STEP_BYTES: Final = 1 << 20
+_SLOW_SECONDS: Final = 10.0
+_SLOW_RATE: Final = 16384  # bytes/s
 
 
 async def read_json(call: Call, limit: int, *, optional: bool = False) -> bytes:
@@ -26,10 +34,7 @@ async def read_json(call: Call, limit: int, *, optional: bool = False) -> bytes:
         raise unsupported_media_type("the Content-Type must be application/json")
     if encoding != b"gzip":
         return body
-    content = await asyncio.to_thread(inflate, body, limit)  # a few bytes may inflate to the whole limit
-    if call.held is not None:
-        call.held.grow(len(body) + len(content))
-    return content
+    return await _inflated(call, body, limit)
 
 
 async def drain(call: Call, budget: int) -> bool:
@@ -50,30 +55,71 @@ def inflate(body: bytes, limit: int) -> bytes:
     Raises `payload_too_large` above `limit` bytes, without inflating further, and `invalid_request` for a corrupt,
     truncated or overlong member.
     """
+    return b"".join(_inflate(body, limit))
+
+
+def _inflate(body: bytes, limit: int) -> Iterator[bytes]:
+    """See `inflate`: the content in pieces, none of them empty."""
     stream = zlib.decompressobj(wbits=_GZIP)
-    try:
-        content = stream.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise invalid(f"the body is not valid gzip: {error}") from None
-    if len(content) > limit:
-        raise payload_too_large(limit)
-    if not stream.eof or stream.unused_data:
+    size = at = 0
+    given = b""
+    while not stream.eof:
+        if not given:
+            given, at = body[at : at + _STEP_BYTES], at + _STEP_BYTES
+        is_last = not given
+        try:
+            piece = stream.decompress(given, _STEP_BYTES)
+        except zlib.error as error:
+            raise invalid(f"the body is not valid gzip: {error}") from None
+        given = stream.unconsumed_tail
+        size += len(piece)
+        if size > limit:
+            raise payload_too_large(limit)
+        if piece:
+            yield piece
+        elif is_last:
+            break
+    if not stream.eof or stream.unused_data or at < len(body):
         raise invalid("the body is not exactly one complete gzip member")
-    return content
+
+
+async def _inflated(call: Call, body: bytes, limit: int) -> bytes:
+    """The content of `body`, for which memory is held before more of it is inflated."""
+    pieces = _inflate(body, limit)
+    content = BytesIO()
+    piece = await asyncio.to_thread(next, pieces, b"")  # a few bytes may inflate to the whole limit
+    while piece:
+        content.write(piece)
+        await call.hold(len(body) + content.tell())
+        is_over = len(piece) < _STEP_BYTES and len(body) <= _STEP_BYTES
+        piece = next(pieces, b"") if is_over else await asyncio.to_thread(next, pieces, b"")
+    return content.getvalue()
 
 
 async def _read(call: Call, limit: int) -> bytes:
+    """The body as it came. Memory is held as its bytes arrive, so that a client who sends none holds none.
+
+    While others wait for memory, who sends slowly is refused: it would hold what it has for ever.
+    """
     declared = call.headers.get(b"content-length", b"")
     if declared.isdigit() and len(declared) < 20 and int(declared) > limit:
         raise payload_too_large(limit)
-    chunks = []
-    size, held = 0, call.held
-    while not call.body_ended:
+    first = b"" if call.body_ended else await call.chunk()
+    if call.body_ended and len(first) <= min(limit, SMALL_BYTES):
+        return first
+    body = BytesIO()  # whose value is not copied
+    size, waited, now = len(first), 0.0, time.monotonic
+    body.write(first)
+    while size <= limit:
+        if size > SMALL_BYTES:
+            await call.hold(size)
+        if call.body_ended:
+            return body.getvalue()
+        began = now()
         chunk = await call.chunk()
+        waited += now() - began
         size += len(chunk)
-        if size > limit:
-            raise payload_too_large(limit)
-        if held is not None:
-            held.grow(size)
-        chunks.append(chunk)
-    return b"".join(chunks)
+        body.write(chunk)
+        if waited > _SLOW_SECONDS and size < waited * _SLOW_RATE and call.held is not None and call.held.is_short:
+            raise exceeded("the body comes too slowly while others wait for memory", MEMORY, call.held.most)
+    raise payload_too_large(limit)

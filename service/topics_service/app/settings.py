@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from topics_kafka.settings import KafkaSettings
+from topics_service.api.budget import MemoryBudget
 from topics_service.api.quota import KeyLimits, Quotas
 from topics_service.api.watch import WatchCaps
 from topics_service.app.keys import Keys, KeysError, from_file, from_text
@@ -258,7 +259,8 @@ class Settings:
     @property
     def quotas(self) -> Quotas:
         """New ones, with nothing held."""
-        return Quotas(self.key_limits, self.api_keys.limits if self.api_keys is not None else None)
+        own = self.api_keys.limits if self.api_keys is not None else None
+        return Quotas(self.key_limits, own, MemoryBudget(self.memory_bytes // 4))
 
     @property
     def kafka(self) -> KafkaSettings:
