@@ -9,6 +9,7 @@ from typing import Final
 
 from topics_gateway.call import Call
 from topics_gateway.errors import payload_too_large, unsupported_media_type
+from topics_gateway.jsonbody import MOST_PARTS, JsonObject, parse_object
 from topics_service.api.quota import MEMORY, SMALL_BYTES, exceeded
 from topics_service.engine.errors import TopicsError, invalid
 
@@ -18,23 +19,39 @@ _SLOW_SECONDS: Final = 10.0
 _SLOW_RATE: Final = 16384  # bytes/s
 
 
-async def read_json(call: Call, limit: int, *, optional: bool = False) -> bytes:
+OBJECT_BYTES: Final = 2 << 20
+"""The most that a request other than a write may have: what is larger has more than any may ask for."""
+
+
+async def read_object(
+    call: Call, limit: int, *, optional: bool = False, most: int = MOST_PARTS, most_bytes: int = OBJECT_BYTES
+) -> JsonObject:
+    """The object that the request's JSON is; see `read_json` and `parse_object`. Of a larger one nothing is kept."""
+    return parse_object(await read_json(call, limit, optional=optional, most_bytes=most_bytes), most=most)
+
+
+async def read_json(call: Call, limit: int, *, optional: bool = False, most_bytes: int | None = None) -> bytes:
     """The request's JSON text, inflated, not yet parsed. With `optional` an empty body is `{}`, of any type.
+
+    A text of more than `most_bytes` is `invalid_request`.
 
     Raises `payload_too_large`, `throttled` (the bodies of one key hold as much as they may), `unsupported_media_type`,
     `invalid_request` (bad gzip), and ClientGoneError when the client leaves while it sends.
     """
-    body = await _read(call, limit)
-    if optional and not body:
+    kept = limit if most_bytes is None else min(limit, most_bytes)
+    body = await _read(call, limit, kept)
+    if optional and body == b"":
         return b"{}"
     encoding = call.headers.get(b"content-encoding", b"").strip().lower()
     if encoding not in (b"", b"identity", b"gzip"):
         raise unsupported_media_type("the Content-Encoding must be gzip or identity")
     if not call.headers.get(b"content-type", b"").lstrip().startswith(b"application/json"):
         raise unsupported_media_type("the Content-Type must be application/json")
-    if encoding != b"gzip":
-        return body
-    return await _inflated(call, body, limit)
+    if body is not None and encoding == b"gzip":
+        body = await _inflated(call, body, limit, kept)
+    if body is None:
+        raise invalid(f"the body has more than {kept} bytes, which only a write may")
+    return body
 
 
 async def drain(call: Call, budget: int) -> bool:
@@ -83,38 +100,44 @@ def _inflate(body: bytes, limit: int) -> Iterator[bytes]:
         raise invalid("the body is not exactly one complete gzip member")
 
 
-async def _inflated(call: Call, body: bytes, limit: int) -> bytes:
-    """The content of `body`, for which memory is held before more of it is inflated."""
+async def _inflated(call: Call, body: bytes, limit: int, kept: int) -> bytes | None:
+    """The content of `body`, for which memory is held before more of it is inflated; None if it is above `kept`."""
     pieces = _inflate(body, limit)
     content = BytesIO()
     piece = await asyncio.to_thread(next, pieces, b"")  # a few bytes may inflate to the whole limit
+    size = 0
     while piece:
-        content.write(piece)
-        await call.hold(len(body) + content.tell())
+        size += len(piece)
+        if size <= kept:
+            content.write(piece)
+            await call.hold(len(body) + size)
         is_over = len(piece) < _STEP_BYTES and len(body) <= _STEP_BYTES
         piece = next(pieces, b"") if is_over else await asyncio.to_thread(next, pieces, b"")
-    return content.getvalue()
+    return content.getvalue() if size <= kept else None
 
 
-async def _read(call: Call, limit: int) -> bytes:
-    """The body as it came. Memory is held as its bytes arrive, so that a client who sends none holds none.
+async def _read(call: Call, limit: int, kept: int) -> bytes | None:
+    """The body as it came; None if it is above `kept`, when it is read and dropped.
 
-    While others wait for memory, who sends slowly is refused: it would hold what it has for ever.
+    Memory is held as its bytes arrive, so that a client who sends none holds none. While others wait for memory, who
+    sends slowly is refused: it would hold what it has for ever.
     """
     declared = call.headers.get(b"content-length", b"")
     if declared.isdigit() and len(declared) < 20 and int(declared) > limit:
         raise payload_too_large(limit)
     first = b"" if call.body_ended else await call.chunk()
-    if call.body_ended and len(first) <= min(limit, SMALL_BYTES):
+    if call.body_ended and len(first) <= min(kept, SMALL_BYTES):
         return first
     body = BytesIO()  # whose value is not copied
     size, waited, now = len(first), 0.0, time.monotonic
     body.write(first)
     while size <= limit:
-        if size > SMALL_BYTES:
+        if size > kept:
+            body = BytesIO()
+        elif size > SMALL_BYTES:
             await call.hold(size)
         if call.body_ended:
-            return body.getvalue()
+            return body.getvalue() if size <= kept else None
         began = now()
         chunk = await call.chunk()
         waited += now() - began

@@ -18,6 +18,7 @@ from topics_service.engine.errors import invalid
 T = TypeVar("T")
 
 PATIENCE_SECONDS: Final = 10.0
+_MOST_PARAMETERS: Final = 1000
 
 ON_ROUTED: Final = "topics.on_routed"
 """In a request's scope: a callable that is told its Call as soon as that has its route."""
@@ -77,6 +78,8 @@ class Call:
     def query(self) -> dict[str, str]:
         """The query parameters; of a repeated key the last value counts."""
         raw = self.scope["query_string"]
+        if raw.count(b"&") >= _MOST_PARAMETERS:
+            raise invalid(f"the query has more than {_MOST_PARAMETERS} parameters")
         return dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True)) if raw else {}
 
     async def chunk(self) -> bytes:

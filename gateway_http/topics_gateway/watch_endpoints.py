@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-from topics_gateway.body import read_json
+from topics_gateway.body import read_object
 from topics_gateway.call import Call, flag
-from topics_gateway.jsonbody import Fields, JsonObject, parse_object
+from topics_gateway.jsonbody import Fields, JsonObject
 from topics_gateway.record_endpoints import read_match, read_nodes
 from topics_gateway.render import RenderCache
 from topics_gateway.reply import EventStream, Reply, json_reply
@@ -30,6 +30,7 @@ _NULLABLE: Final = frozenset({"node", "cursor", "filter"})
 _TOPIC: Final = frozenset({"from_seq", "tail", "partition"})
 _PARTITION: Final = frozenset({"partition"})
 _HEARTBEAT_MS: Final = 15_000
+_MOST_PARTS: Final = 4096
 
 
 class WatchEndpoints:
@@ -43,8 +44,9 @@ class WatchEndpoints:
 
     async def create(self, call: Call) -> Reply:
         """POST /v0/watch."""
-        text = await read_json(call, self._settings.max_body_bytes)
-        request = read_watch(Fields(parse_object(text), _WATCH, _NULLABLE), partial(self._recall, call))
+        most = max(_MOST_PARTS, 5 * self._settings.limits.max_watch_topics)
+        found = await read_object(call, self._settings.max_body_bytes, most=most)
+        request = read_watch(Fields(found, _WATCH, _NULLABLE), partial(self._recall, call))
         request.lenient = flag(call.query(), "lenient", False)
         session = await self._api.watches.create(request, principal=call.principal)
         return json_reply(

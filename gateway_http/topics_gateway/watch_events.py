@@ -34,6 +34,7 @@ _TOGETHER_BYTES: Final = 16384
 _MARKED: Final = pattern(rb'"([^"]+)":\d+([ \t\r\n]+)')
 _DIGITS: Final = b" \t\r\n"  # of a number in base 4 that a JSON decoder passes over
 _MOST_DIGITS: Final = 32
+_MOST_PARTS: Final = 4096
 
 
 def event_id(stream: WatchStream) -> bytes:
@@ -61,7 +62,7 @@ def read_cursor_id(text: bytes) -> dict[str, int] | None:
         return None
     content = urlsafe_b64decode(text + b"=" * (-len(text) % 4))
     try:
-        members = parse_object(content).members
+        members = parse_object(content, most=_MOST_PARTS).members
     except TopicsError:
         return None
     place: dict[str, Any] = dict(members)
