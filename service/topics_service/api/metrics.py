@@ -78,7 +78,8 @@ class Metrics:
 
     The doors count into `http`, `grpc` and `kafka`, the HTTP door its error codes into `errors`, streams into `watch`.
     Whoever builds the server sets `lag`, `disk`, `min_free_bytes`, `request_bytes`, `store`, `wal_switches`,
-    `watch_lag` and `recovery_seconds`, and a door that has a cache adds it to `caches`. All calls belong on the event loop.
+    `watch_lag` and `recovery_seconds`, and a door that has a cache adds it to `caches`. All calls belong on the event
+    loop.
     """
 
     def __init__(self, engine: Engine, commit: CommitStatistics) -> None:
