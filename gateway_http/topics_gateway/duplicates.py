@@ -17,7 +17,7 @@ from topics_gateway.jsonbody import Fields, parse_object
 from topics_gateway.writeshape import RECORD_MEMBERS, Body, Outline, Record, text_size
 from topics_service.engine.errors import invalid
 
-_MOST_FILLER: Final = 2 << 20  # what is parsed exactly takes the more the larger it is
+_MOST_FILLER: Final = 8 << 20  # what is parsed exactly takes the more the larger it is
 _ROOM: Final = len(b'"tag":"",')
 _OUTLINE: Final = msgspec.json.Decoder(Outline)
 _RECORDS: Final = msgspec.json.Decoder(list[Raw])

@@ -12,7 +12,8 @@ from topics_service.engine.config import U64_MAX
 from topics_service.engine.errors import invalid
 
 _HUGE: Final = 10**40  # stands for any longer integer, whose digits Python would take seconds to convert
-MOST_PARTS: Final = 8192  # of a request other than a write, but for those that may ask for more
+MOST_PARTS: Final = 100_000
+FEW_PARTS: Final = 8192  # of a request with long lists of its own, which take the most time to read
 _MOST_DIGITS: Final = 40
 _LONG: Final = re.compile(rb"\d{%d}" % (_MOST_DIGITS + 1))
 _SMALL: Final = 4096

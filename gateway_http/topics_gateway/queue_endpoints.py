@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, cast
 from topics_gateway.body import read_object
 from topics_gateway.call import Call
 from topics_gateway.jobs import job_text, view_text
-from topics_gateway.jsonbody import MOST_PARTS, Fields, JsonObject
+from topics_gateway.jsonbody import FEW_PARTS, Fields, JsonObject
 from topics_gateway.record_endpoints import read_match
 from topics_gateway.reply import Reply, encode, json_reply
 from topics_gateway.settings import GatewaySettings
@@ -141,7 +141,7 @@ class QueueEndpoints:
         return Fields(await self._object(call), known)
 
     async def _object(self, call: Call, *, optional: bool = False) -> JsonObject:
-        most = max(MOST_PARTS, 4 * self._settings.limits.max_claim)
+        most = max(FEW_PARTS, 4 * self._settings.limits.max_claim)
         return await read_object(call, self._settings.max_body_bytes, optional=optional, most=most)
 
 
