@@ -169,6 +169,7 @@ class _Routes:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(scope, receive, self._stalls)
+        call.memory = self._gate.quotas.memory
         request = begin(call.headers.get(HEADER_BYTES))
         if request.given is not None:
             send = _echoing(send, request.given)
@@ -220,7 +221,7 @@ class _Routes:
         """Let the connection, and what the body will hold, count against the key. Raises `throttled`."""
         usage = self._gate.quotas.of(call.principal.key_id)
         hold_connection(call.scope, call.principal, usage)
-        call.held = Held(usage)
+        call.held = Held(usage, call.memory)
 
     async def _answer(self, call: Call, route: Route) -> Reply | EventStream:
         try:

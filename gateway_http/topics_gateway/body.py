@@ -1,11 +1,16 @@
 """Request bodies: the size limit, the content type and gzip, in the order 413, 415, 400."""
 
 import asyncio
+import time
 import zlib
+from collections.abc import Iterator
+from io import BytesIO
 from typing import Final
 
 from topics_gateway.call import Call
 from topics_gateway.errors import payload_too_large, unsupported_media_type
+from topics_gateway.jsonbody import MOST_PARTS, JsonObject, parse_object
+from topics_service.api.quota import MEMORY, SMALL_BYTES, exceeded
 from topics_service.engine.errors import TopicsError, invalid
 
 _GZIP: Final = 31  # zlib's window bits for one gzip member
@@ -13,27 +18,41 @@ _GZIP: Final = 31  # zlib's window bits for one gzip member
 _MAX_MEMBERS: Final = 1 << 16
 # What of a body is shown to zlib at a time, of each member first and at most: it copies what is left of it.
 _FIRST_BYTES: Final = 512
-_MOST_BYTES: Final = 1 << 20
+_STEP_BYTES: Final = 1 << 20
+_SLOW_SECONDS: Final = 10.0
+_SLOW_RATE: Final = 16384  # bytes/s
+
+OBJECT_BYTES: Final = 2 << 20
+"""The most that a request other than a write may have: what is larger has more than any may ask for."""
 
 
-async def read_json(call: Call, limit: int, *, optional: bool = False) -> bytes:
+async def read_object(
+    call: Call, limit: int, *, optional: bool = False, most: int = MOST_PARTS, most_bytes: int = OBJECT_BYTES
+) -> JsonObject:
+    """The object that the request's JSON is; see `read_json` and `parse_object`. Of a larger one nothing is kept."""
+    return parse_object(await read_json(call, limit, optional=optional, most_bytes=most_bytes), most=most)
+
+
+async def read_json(call: Call, limit: int, *, optional: bool = False, most_bytes: int | None = None) -> bytes:
     """The request's JSON text, inflated, not yet parsed. With `optional` an empty body is `{}`, of any type.
+
+    A text of more than `most_bytes` is `invalid_request`.
 
     Raises `payload_too_large`, `throttled` (the bodies of one key hold as much as they may), `unsupported_media_type`,
     `invalid_request` (bad gzip), and ClientGoneError when the client leaves while it sends.
     """
+    kept = limit if most_bytes is None else min(limit, most_bytes)
     _check_declared(call, limit)
     if awaits_100(call):
         _check_type(call)  # before it is told to send
-    body = await _read(call, limit)
-    if optional and not body:
+    body = await _read(call, limit, kept)
+    if optional and body == b"":
         return b"{}"
-    if not _check_type(call):
-        return body
-    content = await asyncio.to_thread(inflate, body, limit)  # a few bytes may inflate to the whole limit
-    if call.held is not None:
-        call.held.grow(len(body) + len(content))
-    return content
+    if _check_type(call) and body is not None:
+        body = await _inflated(call, body, limit, kept)
+    if body is None:
+        raise invalid(f"the body has more than {kept} bytes, which only a write may")
+    return body
 
 
 async def drain(call: Call, budget: int) -> bool:
@@ -59,29 +78,7 @@ def inflate(body: bytes, limit: int) -> bytes:
     Raises `payload_too_large` above `limit` bytes in all, without inflating further, and `invalid_request` for no
     member, a corrupt or truncated one, and for anything else behind one.
     """
-    view = memoryview(body)
-    parts: list[bytes] = []
-    at = size = members = 0
-    while at < len(body) or not members:
-        members += 1
-        if members > _MAX_MEMBERS:
-            raise invalid(f"the body has more than {_MAX_MEMBERS} gzip members")
-        stream, shown = zlib.decompressobj(wbits=_GZIP), _FIRST_BYTES
-        while not stream.eof:
-            if at == len(body):
-                raise invalid("the body is not complete gzip")
-            piece = view[at : at + shown]
-            shown = min(2 * shown, _MOST_BYTES)
-            try:
-                part = stream.decompress(piece, limit + 1 - size)
-            except zlib.error as error:
-                raise invalid(f"the body is not valid gzip: {error}") from None
-            at += len(piece) - len(stream.unused_data) - len(stream.unconsumed_tail)
-            size += len(part)
-            if size > limit:
-                raise payload_too_large(limit)
-            parts.append(part)
-    return b"".join(parts)
+    return b"".join(_inflate(body, limit))
 
 
 def awaits_100(call: Call) -> bool:
@@ -107,15 +104,82 @@ def _check_declared(call: Call, limit: int) -> None:
         raise payload_too_large(limit)
 
 
-async def _read(call: Call, limit: int) -> bytes:
-    chunks = []
-    size, held = 0, call.held
-    while not call.body_ended:
+def _inflate(body: bytes, limit: int) -> Iterator[bytes]:
+    """See `inflate`: the content in pieces, none of them empty."""
+    view = memoryview(body)
+    at = size = members = 0
+    while at < len(body) or not members:
+        members += 1
+        if members > _MAX_MEMBERS:
+            raise invalid(f"the body has more than {_MAX_MEMBERS} gzip members")
+        stream, shown = zlib.decompressobj(wbits=_GZIP), _FIRST_BYTES
+        while not stream.eof:
+            given = view[at : at + shown]
+            shown = min(2 * shown, _STEP_BYTES)
+            try:
+                piece = stream.decompress(given, _STEP_BYTES)
+            except zlib.error as error:
+                raise invalid(f"the body is not valid gzip: {error}") from None
+            at += len(given) - len(stream.unused_data) - len(stream.unconsumed_tail)
+            size += len(piece)
+            if size > limit:
+                raise payload_too_large(limit)
+            if piece:
+                yield piece
+            elif not given and not stream.eof:
+                raise invalid("the body is not complete gzip")
+
+
+def _step(pieces: Iterator[bytes]) -> bytes:
+    """The next part of the content, of at least a step; a shorter one is the last."""
+    parts, size = [], 0
+    for piece in pieces:
+        parts.append(piece)
+        size += len(piece)
+        if size >= _STEP_BYTES:
+            break
+    return b"".join(parts)
+
+
+async def _inflated(call: Call, body: bytes, limit: int, kept: int) -> bytes | None:
+    """The content of `body`, for which memory is held before more of it is inflated; None if it is above `kept`."""
+    pieces = _inflate(body, limit)
+    content = BytesIO()
+    size = 0
+    while step := await asyncio.to_thread(_step, pieces):  # a few bytes may inflate to the whole limit
+        size += len(step)
+        if size <= kept:
+            content.write(step)
+            await call.hold(len(body) + size)
+        if len(step) < _STEP_BYTES:
+            break
+    return content.getvalue() if size <= kept else None
+
+
+async def _read(call: Call, limit: int, kept: int) -> bytes | None:
+    """The body as it came; None if it is above `kept`, when it is read and dropped.
+
+    Memory is held as its bytes arrive, so that a client who sends none holds none. While others wait for memory, who
+    sends slowly is refused: it would hold what it has for ever.
+    """
+    first = b"" if call.body_ended else await call.chunk()
+    if call.body_ended and len(first) <= min(kept, SMALL_BYTES):
+        return first
+    body = BytesIO()  # whose value is not copied
+    size, waited, now = len(first), 0.0, time.monotonic
+    body.write(first)
+    while size <= limit:
+        if size > kept:
+            body = BytesIO()
+        elif size > SMALL_BYTES:
+            await call.hold(size)
+        if call.body_ended:
+            return body.getvalue() if size <= kept else None
+        began = now()
         chunk = await call.chunk()
+        waited += now() - began
         size += len(chunk)
-        if size > limit:
-            raise payload_too_large(limit)
-        if held is not None:
-            held.grow(size)
-        chunks.append(chunk)
-    return b"".join(chunks)
+        body.write(chunk)
+        if waited > _SLOW_SECONDS and size < waited * _SLOW_RATE and call.held is not None and call.held.is_short:
+            raise exceeded("the body comes too slowly while others wait for memory", MEMORY, call.held.most)
+    raise payload_too_large(limit)

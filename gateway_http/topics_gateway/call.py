@@ -11,10 +11,14 @@ from starlette.types import Receive, Scope
 from topics_gateway.reply import EventStream, Reply
 from topics_gateway.stalls import StallWatch
 from topics_service.api.auth import NOBODY
+from topics_service.api.budget import MemoryBudget
 from topics_service.api.quota import Held
 from topics_service.engine.errors import invalid
 
 T = TypeVar("T")
+
+PATIENCE_SECONDS: Final = 10.0
+_MOST_PARAMETERS: Final = 1000
 
 ON_ROUTED: Final = "topics.on_routed"
 """In a request's scope: a callable that is told its Call as soon as that has its route."""
@@ -30,8 +34,8 @@ class Call:
     `name` is the variable segment of the path, percent-decoded, or empty. `headers` has lower-case names; a repeated
     header is a list, joined by commas (the transport refuses those that hold one value). `gone` says that the client
     was seen to leave, `stalled` that it stopped sending its body for longer than `stalls` allows. `principal` is who
-    asks, `held` what the body counts against the limits of a key that has such, `error` the code that it was refused
-    with.
+    asks, `held` what the body counts against the limits of its key and in the `memory` for all, `error` the code that
+    it was refused with.
     """
 
     __slots__ = (
@@ -40,6 +44,7 @@ class Call:
         "gone",
         "headers",
         "held",
+        "memory",
         "name",
         "principal",
         "receive",
@@ -62,6 +67,7 @@ class Call:
         self.principal = NOBODY
         self.error = ""
         self.held: Held | None = None
+        self.memory: MemoryBudget | None = None
         self.body_ended = False
         self.stalls = stalls
         self.gone = False
@@ -75,6 +81,8 @@ class Call:
     def query(self) -> dict[str, str]:
         """The query parameters; of a repeated key the last value counts."""
         raw = self.scope["query_string"]
+        if raw.count(b"&") >= _MOST_PARAMETERS:
+            raise invalid(f"the query has more than {_MOST_PARAMETERS} parameters")
         return dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True)) if raw else {}
 
     async def chunk(self) -> bytes:
@@ -97,6 +105,22 @@ class Call:
         self.body_ended = not message.get("more_body", False)
         chunk: bytes = message.get("body", b"")
         return chunk
+
+    async def hold(self, nbytes: int) -> None:
+        """The body is to hold so much memory: wait for it, at most `PATIENCE_SECONDS`. Raises `throttled`.
+
+        Meanwhile nothing is read, so that the client has to wait as well.
+        """
+        held = self.held
+        if held is None:
+            held = self.held = Held(None, self.memory)
+        room = asyncio.Event()
+        if not held.ask(nbytes, room.set):
+            try:
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    await room.wait()
+            except TimeoutError:
+                held.give_up()
 
     async def unless_gone(self, work: Awaitable[T]) -> T:
         """The outcome of `work`, which is cancelled as soon as the client goes away. Only after the body was read."""

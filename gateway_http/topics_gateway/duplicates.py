@@ -15,7 +15,9 @@ from msgspec import UNSET, Raw
 
 from topics_gateway.jsonbody import Fields, parse_object
 from topics_gateway.writeshape import RECORD_MEMBERS, Body, Outline, Record, text_size
+from topics_service.engine.errors import invalid
 
+_MOST_FILLER: Final = 8 << 20  # what is parsed exactly takes the more the larger it is
 _ROOM: Final = len(b'"tag":"",')
 _OUTLINE: Final = msgspec.json.Decoder(Outline)
 _RECORDS: Final = msgspec.json.Decoder(list[Raw])
@@ -46,6 +48,7 @@ def refuse_duplicates(text: bytes, body: Body, columns: Columns, max_record_byte
     outer_size = _outer_size(body)
     records = bytes(_OUTLINE.decode(text).records)
     if len(text) - outer_size - len(records) >= _ROOM:
+        _refuse_filler(len(text) - outer_size - len(records))
         Fields(parse_object(_without(text, records)), body.members)
     if len(records) - records_size < _ROOM:
         return
@@ -53,7 +56,13 @@ def refuse_duplicates(text: bytes, body: Body, columns: Columns, max_record_byte
     slacks = map(sub, map(len, raws), _record_sizes(body.records))
     for raw, slack, size in zip(raws, slacks, columns.sizes, strict=True):
         if slack >= _ROOM and size <= max_record_bytes:  # a larger one is refused for that
+            _refuse_filler(slack)
             Fields(parse_object(bytes(raw), "the record", most=max_record_bytes + _ROOM), RECORD_MEMBERS)
+
+
+def _refuse_filler(slack: int) -> None:
+    if slack > _MOST_FILLER:
+        raise invalid(f"the body has more than {_MOST_FILLER} bytes of white space or unknown members in one place")
 
 
 def _without(text: bytes, records: bytes) -> bytes:

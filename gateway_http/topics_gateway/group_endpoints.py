@@ -2,9 +2,9 @@
 
 from typing import Any, Final, Literal
 
-from topics_gateway.body import read_json
+from topics_gateway.body import OBJECT_BYTES, read_object
 from topics_gateway.call import Call
-from topics_gateway.jsonbody import Fields, JsonObject, parse_object
+from topics_gateway.jsonbody import FEW_PARTS, Fields, JsonObject
 from topics_gateway.record_endpoints import page_reply, read_match, read_nodes
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.reply import Reply, json_reply
@@ -152,8 +152,11 @@ class GroupEndpoints:
         return json_reply(200, {"group": call.name, "deleted": deleted} | _performance(call))
 
     async def _fields(self, call: Call, known: frozenset[str], nullable: frozenset[str] = frozenset()) -> Fields:
-        text = await read_json(call, self._settings.max_body_bytes)
-        return Fields(parse_object(text), known, nullable)
+        most = 6 * self._settings.limits.max_batch_records  # positions of one call
+        found = await read_object(
+            call, self._settings.max_body_bytes, most=max(FEW_PARTS, most), most_bytes=4 * OBJECT_BYTES
+        )
+        return Fields(found, known, nullable)
 
 
 def _topic(fields: Fields) -> str:

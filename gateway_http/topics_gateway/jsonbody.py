@@ -12,7 +12,8 @@ from topics_service.engine.config import U64_MAX
 from topics_service.engine.errors import invalid
 
 _HUGE: Final = 10**40  # stands for any longer integer, whose digits Python would take seconds to convert
-_MOST_PARTS: Final = 100_000
+MOST_PARTS: Final = 100_000
+FEW_PARTS: Final = 8192  # of a request with long lists of its own, which take the most time to read
 _MOST_DIGITS: Final = 40
 _LONG: Final = re.compile(rb"\d{%d}" % (_MOST_DIGITS + 1))
 _SMALL: Final = 4096
@@ -30,7 +31,7 @@ class JsonObject:
         self.members = members
 
 
-def parse_object(text: bytes, what: str = "the body", *, most: int = _MOST_PARTS) -> JsonObject:
+def parse_object(text: bytes, what: str = "the body", *, most: int = MOST_PARTS) -> JsonObject:
     """The JSON object that is all of `text`; `what` names it in the error.
 
     Raises `invalid_request` for anything else: invalid UTF-8, lone surrogates, NaN, trailing bytes, deep nesting; and

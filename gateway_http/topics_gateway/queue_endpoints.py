@@ -2,10 +2,10 @@
 
 from typing import Any, Final, Literal, cast
 
-from topics_gateway.body import read_json
+from topics_gateway.body import read_object
 from topics_gateway.call import Call
 from topics_gateway.jobs import job_text, view_text
-from topics_gateway.jsonbody import Fields, JsonObject, parse_object
+from topics_gateway.jsonbody import FEW_PARTS, Fields, JsonObject
 from topics_gateway.record_endpoints import read_match
 from topics_gateway.reply import Reply, encode, json_reply
 from topics_gateway.settings import GatewaySettings
@@ -39,8 +39,8 @@ class QueueEndpoints:
 
     async def claim(self, call: Call) -> Reply:
         """POST /v0/topics/{topic}/claim. A client that leaves while it waits holds nothing."""
-        text = await read_json(call, self._settings.max_body_bytes, optional=True)  # then node is missing: 400
-        fields = Fields(parse_object(text), _CLAIM, frozenset({"lease_ms", "ack"}))
+        found = await self._object(call, optional=True)  # then node is missing: 400
+        fields = Fields(found, _CLAIM, frozenset({"lease_ms", "ack"}))
         node = _node(fields)
         request = ClaimRequest(
             topic=call.name,
@@ -109,8 +109,7 @@ class QueueEndpoints:
 
     async def redrive(self, call: Call) -> Reply:
         """POST /v0/topics/{topic}/redrive."""
-        text = await read_json(call, self._settings.max_body_bytes, optional=True)
-        fields = Fields(parse_object(text), _REDRIVE, frozenset({"match"}))
+        fields = Fields(await self._object(call, optional=True), _REDRIVE, frozenset({"match"}))
         match = read_match(fields.value("match")) if fields.has("match") else None
         request = RedriveRequest(topic=call.name, match=match, max=fields.amount("max"))
         reply = await self._api.queues.redrive(request, principal=call.principal)
@@ -139,7 +138,11 @@ class QueueEndpoints:
         return Reply(200, b'%b,"jobs":[%b],%b' % (head[:-1], jobs, rest[1:]))
 
     async def _fields(self, call: Call, known: frozenset[str]) -> Fields:
-        return Fields(parse_object(await read_json(call, self._settings.max_body_bytes)), known)
+        return Fields(await self._object(call), known)
+
+    async def _object(self, call: Call, *, optional: bool = False) -> JsonObject:
+        most = max(FEW_PARTS, 4 * self._settings.limits.max_claim)
+        return await read_object(call, self._settings.max_body_bytes, optional=optional, most=most)
 
 
 def whole(query: dict[str, str], name: str, default: int) -> int:

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from topics_gateway.body import read_json
+from topics_gateway.body import read_json, read_object
 from topics_gateway.call import Call, flag
-from topics_gateway.jsonbody import Fields, parse_object
+from topics_gateway.jsonbody import Fields
+from topics_gateway.manyrecords import refuse_too_many
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.reply import Reply, encode, json_reply
 from topics_gateway.settings import GatewaySettings
@@ -34,6 +35,7 @@ class RecordEndpoints:
     async def append(self, call: Call) -> Reply:
         """POST /v0/topics/{topic}."""
         text = await read_json(call, self._settings.max_body_bytes)
+        await refuse_too_many(text, self._settings.limits)
         request = read_append(call.name, text, self._settings.limits)
         if request.idempotency_key is None:
             request.idempotency_key = _header_key(call)
@@ -43,8 +45,8 @@ class RecordEndpoints:
 
     async def diff(self, call: Call) -> Reply:
         """POST /v0/topics/{topic}/diff. A client that leaves ends its wait."""
-        text = await read_json(call, self._settings.max_body_bytes, optional=True)
-        fields = Fields(parse_object(text), _DIFF, frozenset({"node", "filter", "partition"}))
+        found = await read_object(call, self._settings.max_body_bytes, optional=True)
+        fields = Fields(found, _DIFF, frozenset({"node", "filter", "partition"}))
         request = DiffRequest(
             topic=call.name,
             partition=fields.integer("partition") or 0,
@@ -65,8 +67,7 @@ class RecordEndpoints:
 
     async def delete(self, call: Call) -> Reply:
         """POST /v0/topics/{topic}/delete."""
-        text = await read_json(call, self._settings.max_body_bytes)
-        fields = Fields(parse_object(text), _DELETE, _DELETE)
+        fields = Fields(await read_object(call, self._settings.max_body_bytes), _DELETE, _DELETE)
         match = read_match(fields.value("match")) if fields.has("match") else None
         request = DeleteRequest(
             topic=call.name,

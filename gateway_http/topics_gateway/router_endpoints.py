@@ -2,9 +2,9 @@
 
 from typing import Any, Final, get_args
 
-from topics_gateway.body import read_json
+from topics_gateway.body import read_object
 from topics_gateway.call import Call
-from topics_gateway.jsonbody import Fields, JsonObject, parse_object
+from topics_gateway.jsonbody import Fields, JsonObject
 from topics_gateway.record_endpoints import read_match
 from topics_gateway.reply import Reply, json_reply
 from topics_gateway.settings import GatewaySettings
@@ -35,8 +35,7 @@ class RouterEndpoints:
 
     async def put(self, call: Call) -> Reply:
         """PUT /v0/routers/{router}."""
-        text = await read_json(call, self._settings.max_body_bytes)
-        request = read_router(call.name, parse_object(text))
+        request = read_router(call.name, await read_object(call, self._settings.max_body_bytes))
         reply = await self._api.routers.put(request, principal=call.principal)
         return json_reply(
             201 if reply.created else 200,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from topics_service.api.auth import Principal
+from topics_service.api.budget import MemoryBudget
 from topics_service.api.quota import Held, Usage
 from topics_service.engine.errors import TopicsError
 
@@ -20,11 +21,13 @@ def hold_connection(scope: Any, principal: Principal, usage: Usage) -> None:
 
 
 class MessageBytes:
-    """What the message that arrives on a WebSocket counts against the limits of its key; one that waits too."""
+    """What the message that arrives on a WebSocket holds, for its key and of the memory for all; one that waits too."""
 
-    def __init__(self, usage: Usage, refused: Callable[[TopicsError], None]) -> None:
+    def __init__(
+        self, usage: Usage | None, memory: MemoryBudget | None, refused: Callable[[TopicsError], None]
+    ) -> None:
         """`refused` is told why there is no room."""
-        self._held = Held(usage)
+        self._held = Held(usage, memory)
         self._refused = refused
 
     def grow(self, nbytes: int) -> bool:

@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
+from topics_gateway.body import OBJECT_BYTES
 from topics_gateway.jsonbody import Fields, JsonObject, parse_object
 from topics_gateway.watch_endpoints import read_subscription, read_topics
 from topics_gateway.writebody import Options, decode_body, read_options, to_append
@@ -80,6 +81,8 @@ class Ping(Command):
 
 def read_command(text: bytes) -> Command:
     """The command in `text`. Raises MalformedError."""
+    if len(text) > OBJECT_BYTES and b'"publish"' not in text:
+        raise MalformedError(f"the command has more than {OBJECT_BYTES} bytes, which only a publish may")
     try:
         found = decode_body(text, _COMMAND, "the command")
         request_id = bytes(found.request_id) or b"null"
@@ -98,6 +101,8 @@ def read_command(text: bytes) -> Command:
 
 
 def _fields(text: bytes, known: frozenset[str]) -> Fields:
+    if len(text) > OBJECT_BYTES:
+        raise invalid(f"it has more than {OBJECT_BYTES} bytes")
     return Fields(parse_object(text, "the command"), known, _NULLABLE)
 
 

@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Send
 from topics_gateway import socket_frames
 from topics_gateway.call import ms_since
 from topics_gateway.errors import internal
+from topics_gateway.manyrecords import refuse_too_many
 from topics_gateway.outbox import Outbox, Reply
 from topics_gateway.render import Parts
 from topics_gateway.socket_commands import Command, MalformedError, Subscribe, Unsubscribe, Write, read_command
@@ -142,8 +143,13 @@ class SocketSession:
         if text is None:
             self._answer(socket_frames.UNSUPPORTED)
             return
+        text = text if isinstance(text, bytes) else text.encode()
         try:
-            command = read_command(text if isinstance(text, bytes) else text.encode())
+            await refuse_too_many(text, self._limits)
+            command = read_command(text)
+        except TopicsError as error:
+            self._answer(socket_frames.failure(b"null", error.reason.code, error.message))
+            return
         except MalformedError as error:
             self._answer(socket_frames.failure(b"null", "invalid_json", str(error)))
             return

@@ -2,10 +2,10 @@
 
 from typing import Any, Final
 
-from topics_gateway.body import read_json
+from topics_gateway.body import read_object
 from topics_gateway.call import Call, flag
 from topics_gateway.config import read_config
-from topics_gateway.jsonbody import Fields, parse_object
+from topics_gateway.jsonbody import Fields
 from topics_gateway.reply import Reply, json_reply
 from topics_gateway.settings import GatewaySettings
 from topics_service.api.cursor import read_cursor, write_cursor
@@ -27,8 +27,7 @@ class TopicEndpoints:
 
     async def put(self, call: Call) -> Reply:
         """PUT /v0/topics/{topic}."""
-        text = await read_json(call, self._settings.max_body_bytes, optional=True)
-        found = parse_object(text)
+        found = await read_object(call, self._settings.max_body_bytes, optional=True)
         reply = await self._api.put_topic(
             call.name,
             read_config(found),

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
-from topics_gateway.body import read_json
+from topics_gateway.body import read_object
 from topics_gateway.call import Call, flag
-from topics_gateway.jsonbody import Fields, JsonObject, parse_object
+from topics_gateway.jsonbody import Fields, JsonObject
 from topics_gateway.record_endpoints import read_match, read_nodes
 from topics_gateway.render import RenderCache
 from topics_gateway.reply import EventStream, Reply, json_reply
@@ -14,6 +15,7 @@ from topics_gateway.settings import GatewaySettings
 from topics_gateway.sse import require_event_stream
 from topics_gateway.watch_events import EventSource, WatchEvents, read_cursor_id
 from topics_service.api.topics import TopicsApi
+from topics_service.api.watch_journal import is_token
 from topics_service.engine.errors import invalid
 from topics_service.engine.watch.frames import WatchRequest, WatchTopic
 from topics_service.engine.watch.scope import by_place
@@ -28,6 +30,7 @@ _NULLABLE: Final = frozenset({"node", "cursor", "filter"})
 _TOPIC: Final = frozenset({"from_seq", "tail", "partition"})
 _PARTITION: Final = frozenset({"partition"})
 _HEARTBEAT_MS: Final = 15_000
+_MOST_PARTS: Final = 4096
 
 
 class WatchEndpoints:
@@ -41,8 +44,9 @@ class WatchEndpoints:
 
     async def create(self, call: Call) -> Reply:
         """POST /v0/watch."""
-        text = await read_json(call, self._settings.max_body_bytes)
-        request = read_watch(Fields(parse_object(text), _WATCH, _NULLABLE))
+        most = max(_MOST_PARTS, 5 * self._settings.limits.max_watch_topics)
+        found = await read_object(call, self._settings.max_body_bytes, most=most)
+        request = read_watch(Fields(found, _WATCH, _NULLABLE), partial(self._recall, call))
         request.lenient = flag(call.query(), "lenient", False)
         session = await self._api.watches.create(request, principal=call.principal)
         return json_reply(
@@ -63,20 +67,37 @@ class WatchEndpoints:
 
     @contextmanager
     def _opened(self, call: Call) -> Iterator[EventSource]:
-        with self._api.watches.open(call.name, _resume_from(call), principal=call.principal) as stream:
+        with self._api.watches.open(call.name, self._resume_from(call), principal=call.principal) as stream:
             # On HTTP/2 a window can end between two events, and the session must know which one was handed over.
             yield self._events.of(stream, together=call.scope["http_version"] != "2")
+
+    def _resume_from(self, call: Call) -> dict[str, int]:
+        """What the client has dealt with: its Last-Event-ID, or the query's `cursor`; nothing if it is no id."""
+        given = call.headers.get(b"last-event-id")
+        if given is None:
+            given = call.query().get("cursor", "").encode()
+        return self._recall(call, given) or {}
+
+    def _recall(self, call: Call, given: bytes) -> dict[str, int] | None:
+        """The place that an id stands for: empty if that is forgotten, None if it is no id."""
+        text = given.decode("latin-1")
+        if is_token(text):
+            return self._api.watches.recall(text, principal=call.principal) or {}
+        return read_cursor_id(given)
 
 
 def _as_it_is(_: Any) -> Callable[[bytes], bytes]:
     return bytes
 
 
-def read_watch(fields: Fields) -> WatchRequest:
-    """The subscription in a request; every member but `lenient`, which is a query parameter."""
+def read_watch(fields: Fields, recall: Callable[[bytes], dict[str, int] | None] = read_cursor_id) -> WatchRequest:
+    """The subscription in a request; every member but `lenient`, which is a query parameter.
+
+    `recall` gives the place that an id stands for, None for what is no id.
+    """
     request = read_subscription(fields, read_topics(fields.value("topics")))
     if (cursor := fields.text("cursor")) is not None:
-        positions = read_cursor_id(cursor.encode())
+        positions = recall(cursor.encode())
         if positions is None:
             raise invalid("cursor must be the id of an event of a watch")
         request.cursor = positions
@@ -115,11 +136,3 @@ def _start(name: str, options: Any) -> tuple[str, int, WatchTopic]:
     fields = Fields(options, _TOPIC, _PARTITION)
     start = WatchTopic(from_seq=fields.integer("from_seq") or 0, tail=fields.boolean("tail") is True)
     return name, fields.integer("partition") or 0, start
-
-
-def _resume_from(call: Call) -> dict[str, int]:
-    """What the client has dealt with: its Last-Event-ID, or the query parameter `cursor`; nothing if it is no id."""
-    given = call.headers.get(b"last-event-id")
-    if given is None:
-        given = call.query().get("cursor", "").encode()
-    return read_cursor_id(given) or {}

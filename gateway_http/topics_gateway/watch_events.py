@@ -25,43 +25,68 @@ from topics_service.engine.watch.frames import (
     TopicDeletedFrame,
 )
 
+MOST_IN_ID: Final = 64
+"""Places that an id tells one by one. Of 64 it is 27 KB at most, which a request's head has room for."""
+
 _BASE64URL: Final = pattern(rb"[A-Za-z0-9_-]+")
-_INSTANCE: Final = pattern(rb'"([^"#]+)":(\d+),"\1%b":(\d+)' % INSTANCE.encode())
-_INSTANCE_END: Final = INSTANCE.encode() + b'":'
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
 _TOGETHER_BYTES: Final = 16384
+_MARKED: Final = pattern(rb'"([^"]+)":\d+([ \t\r\n]+)')
+_DIGITS: Final = b" \t\r\n"  # of a number in base 4 that a JSON decoder passes over
+_MOST_DIGITS: Final = 32
+_MOST_PARTS: Final = 4096
 
 
-def cursor_id(cursors: Mapping[str, int]) -> bytes:
-    """The id of an event: `WatchStream.place`, as base64url of `{topic: seq}` sorted by name.
+def event_id(stream: WatchStream) -> bytes:
+    """The id of an event: the stream's place, or of more than 64 topics a token that the session knows it by."""
+    return cursor_id(stream.place) if len(stream.cursors) <= MOST_IN_ID else stream.token().encode()
 
-    Where the place says which instance of a topic it is, that goes in front of the seq as a member of the same name:
-    of such two, whoever decodes an id sees the last.
+
+def cursor_id(place: Mapping[str, int]) -> bytes:
+    """`WatchStream.place` as base64url of `{topic: seq}`, sorted by name.
+
+    Where the place says which instance of a topic it is, that stands behind the seq in white space: whoever decodes
+    an id sees the map and nothing else.
     """
-    text = _SORTED.encode(cursors)
-    if _INSTANCE_END in text:
-        text = _INSTANCE.sub(rb'"\1":\3,"\1":\2', text)
-    return urlsafe_b64encode(text).rstrip(b"=")
+    instances = [name for name in place if name.endswith(INSTANCE)]
+    if not instances:
+        return urlsafe_b64encode(_SORTED.encode(place)).rstrip(b"=")
+    topics = sorted(name for name in place if not name.endswith(INSTANCE))
+    members = (b'"%b":%d%b' % (name.encode(), place[name], _in_white(place.get(name + INSTANCE, 0))) for name in topics)
+    return urlsafe_b64encode(b"{%b}" % b",".join(members)).rstrip(b"=")
 
 
 def read_cursor_id(text: bytes) -> dict[str, int] | None:
-    """The positions in an id of ours; None for anything else. Padding is not ours."""
+    """The place in an id of ours that is a map; None for anything else. Padding is not ours."""
     if not _BASE64URL.fullmatch(text) or len(text) % 4 == 1:
         return None
+    content = urlsafe_b64decode(text + b"=" * (-len(text) % 4))
     try:
-        found = parse_object(urlsafe_b64decode(text + b"=" * (-len(text) % 4)))
+        members = parse_object(content, most=_MOST_PARTS).members
     except TopicsError:
         return None
-    cursors: dict[str, Any] = {}
-    for topic, seq in found.members:
-        if topic in cursors:
-            if topic + INSTANCE in cursors:
-                return None
-            cursors[topic + INSTANCE] = cursors[topic]
-        cursors[topic] = seq
-    if all(type(seq) is int and 0 <= seq <= U64_MAX for seq in cursors.values()):
-        return cursors
-    return None
+    place: dict[str, Any] = dict(members)
+    if any(type(seq) is not int or not 0 <= seq <= U64_MAX for seq in place.values()):
+        return None
+    for name, digits in _MARKED.findall(content):
+        if (topic := name.decode()) in place and len(digits) <= _MOST_DIGITS:
+            place[topic + INSTANCE] = _from_white(digits)
+    return place
+
+
+def _in_white(number: int) -> bytes:
+    digits = bytearray()
+    while number:
+        digits.append(_DIGITS[number & 3])
+        number >>= 2
+    return bytes(reversed(digits))
+
+
+def _from_white(digits: bytes) -> int:
+    number = 0
+    for digit in digits:
+        number = number * 4 + _DIGITS.index(digit)
+    return number
 
 
 class EventSource:
@@ -106,29 +131,31 @@ class WatchEvents:
 
         def encoded(frame: Frame) -> bytes:
             if isinstance(frame, RecordsFrame):
-                return self._records(frame, parts, stream.place)
+                return self._records(frame, parts, stream)
             if isinstance(frame, CaughtUpFrame):
-                return self._caught_up(frame, parts, stream.place)
-            return _rare(frame, stream.place)
+                return self._caught_up(frame, parts, stream)
+            return _rare(frame, stream)
 
         return EventSource(stream, encoded, together=together)
 
-    def _records(self, frame: RecordsFrame, parts: Parts, cursors: Mapping[str, int]) -> bytes:
+    def _records(self, frame: RecordsFrame, parts: Parts, stream: WatchStream) -> bytes:
         made = self.cache.get(frame, parts)
-        if len(cursors) > 1:
-            return event(b"record", made.data, cursor_id(cursors))
-        at = cursors[frame.place]
+        place = stream.place if len(stream.cursors) == 1 else {}
+        if len(place) != 1:
+            return event(b"record", made.data, event_id(stream))
+        at = place[frame.place]
         if made.event_at != at:
-            made.event_at, made.event = at, event(b"record", made.data, cursor_id(cursors))
+            made.event_at, made.event = at, event(b"record", made.data, cursor_id(place))
         return made.event
 
-    def _caught_up(self, frame: CaughtUpFrame, parts: Parts, cursors: Mapping[str, int]) -> bytes:
-        made = self.cache.last(frame, parts) if len(cursors) == 1 else None
+    def _caught_up(self, frame: CaughtUpFrame, parts: Parts, stream: WatchStream) -> bytes:
+        place = stream.place if len(stream.cursors) == 1 else {}
+        made = self.cache.last(frame, parts) if len(place) == 1 else None
         if made is not None and made.caught_up_at == frame.head_seq:
             return made.caught_up
         data = {"topic": frame.topic, **partition_member(frame), "head_seq": frame.head_seq}
-        text = event(b"caught-up", encode(data), cursor_id(cursors))
-        if made is not None and cursors[frame.place] == frame.head_seq:
+        text = event(b"caught-up", encode(data), event_id(stream))
+        if made is not None and place[frame.place] == frame.head_seq:
             made.caught_up_at, made.caught_up = frame.head_seq, text
         return text
 
@@ -151,10 +178,10 @@ class _Made:
         self.event_at = self.caught_up_at = -1
 
 
-def _rare(frame: TombstoneFrame | TopicDeletedFrame | HeartbeatFrame | ErrorFrame, cursors: Mapping[str, int]) -> bytes:
+def _rare(frame: TombstoneFrame | TopicDeletedFrame | HeartbeatFrame | ErrorFrame, stream: WatchStream) -> bytes:
     match frame:
         case TombstoneFrame():
-            return event(b"tombstone", encode(_tombstone(frame)), cursor_id(cursors))
+            return event(b"tombstone", encode(_tombstone(frame)), event_id(stream))
         case TopicDeletedFrame():
             data = {
                 "topic": frame.topic,
@@ -162,7 +189,7 @@ def _rare(frame: TombstoneFrame | TopicDeletedFrame | HeartbeatFrame | ErrorFram
                 "head_seq": frame.head_seq,
                 "reason": frame.reason,
             }
-            return event(b"topic-deleted", encode(data), cursor_id(cursors))
+            return event(b"topic-deleted", encode(data), event_id(stream))
         case HeartbeatFrame():
             return heartbeat(frame)
         case ErrorFrame():

@@ -72,8 +72,8 @@ class WebSocketDoor(BaseRoute):
                 return
             statistics.observe(_NAME, "1xx", time.perf_counter() - started)
             await receive()  # websocket.connect
-            held_bytes = None if usage is None else held.enter_context(closing(MessageBytes(usage, self._refused)))
-            await send({"type": "websocket.accept", "utf8": True, "holds": held_bytes and held_bytes.grow})
+            message = held.enter_context(closing(MessageBytes(usage, self._gate.quotas.memory, self._refused)))
+            await send({"type": "websocket.accept", "utf8": True, "holds": message.grow})
             utf8 = "websocket.utf8" in scope.get("extensions", {})
             session = SocketSession(
                 self._api, self._settings.limits, principal, self._frames, receive, send, utf8=utf8, usage=usage

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from topics_kafka.budget import FrameBudget, Share
 from topics_kafka.turns import TURN_SECONDS, Turns
+from topics_service.api.budget import MemoryBudget, Share
 from topics_service.api.quiet import QuietLog
 from topics_service.api.slow import SlowClients, undrained
 from topics_service.statistics import KafkaStatistics
@@ -64,7 +64,7 @@ class Listening(Protocol):
     """What the connections of one listener share."""
 
     statistics: KafkaStatistics
-    budget: FrameBudget
+    budget: MemoryBudget
     turns: Turns
     unsent: int
     slow: SlowClients
@@ -186,7 +186,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def share(self) -> Share | None:
-        """See FrameBudget."""
+        """See MemoryBudget."""
         return self._frames.share
 
     # --------------------------------------------------------------- reading

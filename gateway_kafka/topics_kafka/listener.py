@@ -5,10 +5,10 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from topics_kafka.apis import all_handlers
-from topics_kafka.budget import FrameBudget
 from topics_kafka.cluster import cluster_id
 from topics_kafka.connection import Connection
 from topics_kafka.coordination import Coordination
@@ -18,6 +18,7 @@ from topics_kafka.settings import KafkaSettings
 from topics_service.api import background
 from topics_service.api.access import Gate
 from topics_service.api.auth import ANYONE, NOBODY
+from topics_service.api.budget import MemoryBudget
 from topics_service.api.handshake import Handshake, TlsListener
 from topics_service.api.slow import SlowClients
 from topics_service.api.topics import TopicsApi
@@ -52,7 +53,7 @@ class KafkaServer:
         self._handlers = handlers(door)
         settings = door.settings
         self.statistics = door.statistics
-        self.budget = FrameBudget(settings.frame_bytes, self.statistics)
+        self.budget = MemoryBudget(settings.frame_bytes, partial(setattr, self.statistics, "frame_bytes"))
         self.turns = door.turns
         self.unsent = 0
         self.slow = SlowClients(settings.send_seconds)

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from topics_kafka.budget import FrameBudget, Share
 from topics_kafka.handlers import Context, Handler
 from topics_kafka.handlers.sasl import raw_token
 from topics_kafka.outcomes import error_codes
@@ -26,6 +25,7 @@ from topics_kafka.protocol import (
 )
 from topics_service.api import background
 from topics_service.api.access import KAFKA_RULES
+from topics_service.api.budget import MemoryBudget, Share
 from topics_service.api.request_ids import KafkaRequestId, current_request
 
 log: Final = logging.getLogger("topics.kafka")
@@ -102,7 +102,7 @@ class Session:
         self,
         context: Context,
         handlers: Mapping[int, Handler],
-        budget: FrameBudget,
+        budget: MemoryBudget,
         link: Link,
         is_congested: Callable[[], bool],
     ) -> None:

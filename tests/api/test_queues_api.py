@@ -257,6 +257,45 @@ async def test_a_reply_in_parts_is_bounded_in_bytes_as_a_whole(monkeypatch: pyte
 
 
 @in_fake_time
+@pytest.mark.parametrize("again", [None, "queue", "log"])
+async def test_the_end_of_its_queue_ends_a_wait_at_once(again: str | None) -> None:
+    queues = Queues()
+    queues.put(count=5, claim_jitter_ms=5000)
+    began = now()
+    claims = [queues.claim(f"w{i}") for i in range(3)]
+    await asyncio.sleep(1)
+    queues.append()  # a wake that ends nothing
+    await asyncio.sleep(1)
+    assert not any(claim.done() for claim in claims)
+    queues.drop()
+    if again is not None:
+        queues.put(type=again, count=2)  # another one: none of its jobs is theirs
+    outcomes = await asyncio.gather(*claims, return_exceptions=True)
+    assert [error.reason for error in outcomes if isinstance(error, TopicsError)] == [Reason.TOPIC_NOT_FOUND] * 3
+    assert now() == began + 2
+    assert queues.is_calm
+    if again == "queue":
+        assert seqs(await queues.claim()) == [1]
+        assert queues.counters() == (1, 1)
+    await asyncio.sleep(5)
+
+
+@in_fake_time
+async def test_the_end_of_its_queue_ends_a_pass_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of it takes nothing from the queue that has the name then."""
+    monkeypatch.setattr(desk, "PASS_JOBS", 2)
+    queues = Queues()
+    queues.put(count=50, claim_jitter_ms=10)
+    claims = [queues.claim(f"w{i}", 20) for i in range(2)]
+    await asyncio.sleep(0.009)
+    asyncio.get_running_loop().call_later(0.001, lambda: (queues.drop(), queues.put(count=50)))
+    replies = await asyncio.gather(*claims, return_exceptions=True)
+    held = sum(len(reply.jobs) for reply in replies if isinstance(reply, ClaimReply))
+    assert held < 40
+    assert queues.counters() == (50, 0)
+
+
+@in_fake_time
 async def test_a_stop_ends_the_waits() -> None:
     queues = Queues()
     queues.put(count=1, claim_jitter_ms=5000)

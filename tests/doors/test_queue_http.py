@@ -12,7 +12,7 @@ import pytest
 from support.http import NOT_INTEGERS, Api, fresh, member, ok, path, refused
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import record_pb2, topics_service_pb2, topics_service_pb2_grpc
+from topics.v1 import queue_service_pb2, queue_service_pb2_grpc, record_pb2, topics_service_pb2, topics_service_pb2_grpc
 
 SETTLES = {"ack": {}, "nack": {}, "extend": {"lease_ms": 1000}}
 
@@ -312,6 +312,35 @@ def test_a_window_shares_evenly_and_lasts_as_long_as_it_should(server: ServerPro
         thread.join(10)
     assert counts == [5, 5, 5, 5]
     assert 0.49 < max(spans) < 1.5
+
+
+def test_a_claim_in_a_window_ends_with_its_queue(server: ServerProcess, api: Api) -> None:
+    name = queue(api, 4, claim_jitter_ms=5000)
+    answers: list[tuple[str, float]] = []
+
+    def over_http() -> None:
+        with Api(server.base) as own:
+            error = refused(post(own, name, "claim", node="h"), 404, "topic_not_found")
+            answers.append((error["detail"]["topic"], time.monotonic()))
+
+    def over_grpc() -> None:
+        with grpc.insecure_channel(server.grpc_target) as channel:
+            stub = queue_service_pb2_grpc.QueueServiceStub(channel)
+            with pytest.raises(grpc.RpcError) as failed:
+                stub.Claim(queue_service_pb2.ClaimRequest(topic=name, node="g"), timeout=10)
+            assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+            answers.append((name, time.monotonic()))
+
+    threads = [threading.Thread(target=each) for each in (over_http, over_grpc)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)  # both are in the window; one that comes later is told the same
+    deleted = time.monotonic()
+    api.client.delete(path(name)).raise_for_status()
+    for thread in threads:
+        thread.join(10)
+    assert [found for found, _ in answers] == [name] * 2
+    assert max(at for _, at in answers) - deleted < 2
 
 
 def test_a_claimer_that_leaves_the_window_gets_nothing(server: ServerProcess, api: Api) -> None:

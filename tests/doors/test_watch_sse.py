@@ -150,7 +150,62 @@ def test_a_stream_of_256_topics(server: ServerProcess, api: Api) -> None:
         seen = stream.events(256 + 3)
         assert [event.data["topic"] for event in seen if event.event == "caught-up"] == names
         assert [event.data["topic"] for event in seen if event.event == "record"] == [names[0], names[200], names[255]]
-        assert list(cursors(seen[-1]).items()) == [(name, int(name in names[0::200] + names[255:])) for name in names]
+        assert max(len(event.id) for event in seen) <= 1024
+
+
+def long_names(api: Api, count: int, length: int = 255) -> list[str]:
+    names = [(fresh(f"n{i:03}-") + "x" * length)[:length] for i in range(count)]
+    for name in names:
+        api.put(name)
+        api.append(name, 1, 2)
+    return names
+
+
+@pytest.mark.parametrize("count", [64, 65])
+def test_the_id_of_every_event_can_come_back(server: ServerProcess, api: Api, count: int) -> None:
+    """As Last-Event-ID, as `cursor` of the GET and of a new session: each says where that very event stood."""
+    names = long_names(api, count)
+    wid = ok(watch(api, dict.fromkeys(names, FROM_START), limit=1))["wid"]
+    place = dict.fromkeys(names, 0)
+    with WatchStream(server.http_port, f"/v0/watch/{wid}") as stream:
+        seen = stream.events(3 * count)
+    places = []
+    for event in seen:
+        place[event.data["topic"]] = event.data.get("to_seq", event.data["head_seq"])
+        places.append(place.copy())
+        assert event.id.startswith("place_") == (count > 64)
+        assert count > 64 or cursors(event) == place
+    assert max(len(event.id) for event in seen) <= (1024 if count > 64 else 27 << 10)
+    with (
+        httpx.Client(http1=False, http2=True, base_url=server.base) as two,
+        two.stream("GET", f"/v0/watch/{wid}", headers={"Last-Event-ID": seen[-1].id}) as opened,
+    ):
+        assert (opened.status_code, opened.http_version) == (200, "HTTP/2")
+    for at in (0, count // 2, count + 5, 3 * count - 1):
+        expected = sorted((name, seq) for name, seq in places[at].items() if seq < 2)
+        for headers, query in (({"Last-Event-ID": seen[at].id}, ""), ({}, f"?cursor={seen[at].id}")):
+            with WatchStream(server.http_port, f"/v0/watch/{wid}{query}", headers=headers) as stream:
+                assert stream.status == 200
+                found = stream.events(count + sum(2 - seq for _, seq in expected))
+            first: dict[str, int] = {}
+            for event in found:
+                if event.event == "record":
+                    first.setdefault(event.data["topic"], event.data["from_seq"])
+            assert sorted(first.items()) == expected, (at, headers, query)
+        again = ok(watch(api, dict.fromkeys(names, FROM_START), cursor=seen[at].id))["topics"]
+        assert {name: start["from_seq"] for name, start in again.items()} == places[at]
+
+
+def test_a_token_that_is_forgotten_takes_nothing_back(server: ServerProcess, api: Api) -> None:
+    names = long_names(api, 65, 20)
+    token = "place_" + "x" * 16 + "_3"
+    session = ok(watch(api, dict.fromkeys(names, FROM_START)))
+    with WatchStream(server.http_port, session["stream_url"]) as stream:
+        stream.events(130)
+    with WatchStream(server.http_port, session["stream_url"], headers={"Last-Event-ID": token}) as stream:
+        assert {event.event for event in stream.events(64)} == {"caught-up"}
+    topics = ok(watch(api, {names[0]: {"from_seq": 1}}, cursor=token))["topics"]
+    assert topics[names[0]]["from_seq"] == 1
 
 
 def test_unknown_topics_are_refused_unless_lenient(api: Api, topic: str) -> None:

@@ -315,6 +315,24 @@ def test_given_back_jobs_are_served_lowest_first_and_before_fresh_ones(world: Qu
     assert world.take(most=4) == [2, 4, 5, 7]
 
 
+def test_a_seq_that_comes_again_is_extended_once_and_not_skipped(world: QueueWorld) -> None:
+    world.work(b"1", b"2", b"3")
+    one, two = world.claim(most=2)
+    stale = "lease_" + "0" * 32
+    deadline = world.clock.now + 500
+    for seqs, tokens in (
+        ([1, 1, 2, 1], []),
+        ([1, 2, 1], [one.lease_id, two.lease_id, stale]),
+        ([1, 2, 1], [stale, two.lease_id, one.lease_id]),
+    ):
+        reply = world.extend(*seqs, tokens=tokens, lease_ms=500)
+        assert (reply.done, reply.skipped, reply.deadlines) == (2, [], {1: deadline, 2: deadline})
+    reply = world.extend(1, 3, 1, 3, lease_ms=500)
+    assert (reply.done, reply.skipped, reply.deadlines) == (1, [3, 3], {1: deadline}), "what is not held, each time"
+    assert world.nack(1, 1).skipped == [1]
+    assert world.ack(2, 2).skipped == [2]
+
+
 def test_an_extension_sets_the_deadline_and_keeps_the_rest(world: QueueWorld) -> None:
     world.work()
     [job] = world.claim(lease_ms=200)

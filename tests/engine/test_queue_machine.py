@@ -247,6 +247,8 @@ class QueueMachine(RuleBasedStateMachine):
                 done.append(seq)
             else:
                 skipped.append(seq)
+        if call == "extend":
+            skipped = [seq for seq in skipped if seq not in done]
         live = [seq for seq in done if seq in model.jobs]
         with self._stalling(stalled):
             if stalled and live and (call == "ack" or model.config.leases_durable):

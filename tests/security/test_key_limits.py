@@ -25,13 +25,12 @@ from support.waiting import poll
 from support.ws import TEXT, RefusedError, WebSocket, frame
 from topics.v1 import topics_service_pb2 as pb
 from topics.v1 import topics_service_pb2_grpc
-from topics_kafka.budget import FrameBudget, Share
 from topics_kafka.protocol import ApiKey
+from topics_service.api.budget import MemoryBudget, Share
 from topics_service.api.quota import BYTES, CONNECTIONS, IN_FLIGHT, STREAMS, Held, KeyLimits, Quotas
 from topics_service.app.keys import KeysError, fingerprint, from_text
 from topics_service.app.settings import load
 from topics_service.engine.errors import TopicsError
-from topics_service.statistics import KafkaStatistics
 
 MOST_BYTES = 300_000
 SMALL = f"max_connections=3 max_in_flight=3 max_streams=1 max_bytes_in_flight={MOST_BYTES}"
@@ -417,7 +416,7 @@ class _Waiter:
 
 
 def test_a_key_has_its_share_of_the_budget() -> None:
-    budget = FrameBudget(100, KafkaStatistics())
+    budget = MemoryBudget(100)
     share = Share(lambda: 40)
     greedy = [_Waiter(share) for _ in range(4)]
     other = _Waiter(None)
@@ -440,7 +439,7 @@ def test_a_key_has_its_share_of_the_budget() -> None:
 
 def test_whom_all_wait_for_waits_for_nobody_of_his_key() -> None:
     """Else the two favours could wait for each other for ever."""
-    budget = FrameBudget(100, KafkaStatistics())
+    budget = MemoryBudget(100)
     share = Share(lambda: 60)
     first, second, third = _Waiter(share), _Waiter(share), _Waiter(None)
     assert budget.take(third, 90)

@@ -215,13 +215,13 @@ class WatchStream(EventStream):
 def cursors(event: Event) -> dict[str, int]:
     """The map in the id of a watch's event: base64url without padding of compact JSON, sorted by name.
 
-    A name that comes twice says first which instance of the topic is meant.
+    White space behind a seq says which instance of a topic that was made again is meant.
     """
     assert re.fullmatch(r"[A-Za-z0-9_-]+", event.id), event.id
     text = base64.urlsafe_b64decode(event.id + "=" * (-len(event.id) % 4)).decode()
     members: list[tuple[str, int]] = json.loads(text, object_pairs_hook=list)
-    assert [name for name, _ in members] == sorted(name for name, _ in members)
-    assert text == "{" + ",".join(f"{json.dumps(name)}:{seq}" for name, seq in members) + "}"
+    assert [name for name, _ in members] == sorted({name for name, _ in members}), "each name once"
+    assert re.sub(r"[ \t\r\n]", "", text) == "{" + ",".join(f"{json.dumps(name)}:{seq}" for name, seq in members) + "}"
     return dict(members)
 
 

@@ -88,7 +88,9 @@ class Http1Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         super().connection_made(transport)
-        self.flow = PipelineFlow(transport, lambda: bool(self._backlog) or self._pipeline_is_full())
+        self.flow = PipelineFlow(
+            transport, lambda: bool(self._backlog) or self._body_is_full() or self._pipeline_is_full()
+        )
         self._timer.on_timeout = transport.close
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -445,6 +447,11 @@ class Http1Protocol(HttpToolsProtocol):
             self._timer.start()
         self._go_on()
         self.flow.resume_reading()
+
+    def _body_is_full(self) -> bool:
+        """Whether the application has yet to take so much of the body that is received that no more is read."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
 
     def _pipeline_is_full(self) -> bool:
         pipeline = self.pipeline

@@ -205,7 +205,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if arrived > _SLICE and not self._closing and self._holds is not None:
             self._is_large = True
             if not self._holds(arrived):
-                self._fail(1013, "messages of this API key hold as many bytes as they may")
+                self._fail(1013, "messages, of this API key or of all, hold as many bytes as they may")
 
     def _take(self, frame: Frame) -> None:
         opcode = frame.opcode

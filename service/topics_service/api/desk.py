@@ -197,11 +197,13 @@ class Desk:
         jitter = self.topic.config.claim_jitter_ms
         if not jitter or len(self._window) >= COHORT:
             self._serve()
-        elif self._window_timer is None:
-            self._window_timer = self._call_later(jitter / 1000, self._serve)
+        else:
+            self.topic.log.park(self._wake)
+            if self._window_timer is None:
+                self._window_timer = self._call_later(jitter / 1000, self._serve)
 
     def refuse(self, error: TopicsError) -> None:
-        """End every wait: the server stops."""
+        """End every wait: the server stops, or the queue is gone."""
         if self._window_timer is not None:
             self._window_timer.cancel()
             self._window_timer = None
@@ -216,8 +218,7 @@ class Desk:
 
     def attend(self, stream: Stream) -> None:
         """A stream opens."""
-        if not self._streams:
-            self.topic.log.park(self._wake)
+        self.topic.log.park(self._wake)
         self._streams[stream] = None
 
     def stop(self, node: str) -> int:
@@ -235,8 +236,6 @@ class Desk:
         self._stale.discard(stream)
         for seq in stream.leases:
             self.lost(stream, seq)
-        if not self._streams:
-            self.topic.log.leave(self._wake)
         try:
             self._give_back(self._name, stream.leases)
         finally:
@@ -273,18 +272,17 @@ class Desk:
     # ----------------------------------------------------------------- waking
 
     def _wake(self) -> None:
-        """There may be something for a stream: look as soon as the loop has run what is ready now."""
-        if self._streams and not self._tick_is_due:
+        """There may be something for a stream, or the queue is gone: look once the loop has run what is ready now."""
+        if (self._streams or self._window) and not self._tick_is_due:
             self._tick_is_due = True
             background.call_soon(self._tick)
 
     def _tick(self) -> None:
         self._tick_is_due = False
-        if not self._streams:
+        if self._is_gone():
+            self.refuse(topic_not_found(self._name))
             return
-        if self._engine.catalog.find(self._name) is not self.topic:
-            for stream in list(self._streams):
-                stream.end(topic_not_found(self._name))
+        if not self._streams:
             return
         try:
             self._look()
@@ -305,6 +303,10 @@ class Desk:
             if self._window_timer is None:
                 self._window_timer = self._call_later(jitter / 1000, self._serve)
         self._arm()
+
+    def _is_gone(self) -> bool:
+        """Whether the queue was deleted; what has its name by now is another one."""
+        return self._engine.catalog.find(self._name) is not self.topic
 
     def _ready(self) -> int:
         return self._engine.queues.counters(self._name).ready
@@ -333,6 +335,8 @@ class Desk:
         self._wake()
 
     def _rest(self) -> None:
+        if not self._streams and not self._window:
+            self.topic.log.leave(self._wake)
         if not self._streams:
             for timer in (self._due_timer, self._pause):
                 if timer is not None:
@@ -366,6 +370,8 @@ class Desk:
         takers = [taker for taker in takers if taker.room()]
         if not takers:
             return
+        if self._is_gone():
+            raise topic_not_found(self._name)
         share = max(1, PASS_JOBS // len(takers))
         asked = [
             ClaimRequest(

@@ -77,8 +77,9 @@ class Metrics:
     """Reads the counters of the engine, the commit thread and the doors. Answers in every state of the server.
 
     The doors count into `http`, `grpc` and `kafka`, the HTTP door its error codes into `errors`, streams into `watch`.
-    Whoever builds the server sets `lag`, `disk`, `min_free_bytes`, `store`, `wal_switches`, `watch_lag` and
-    `recovery_seconds`, and a door that has a cache adds it to `caches`. All calls belong on the event loop.
+    Whoever builds the server sets `lag`, `disk`, `min_free_bytes`, `request_bytes`, `store`, `wal_switches`,
+    `watch_lag` and `recovery_seconds`, and a door that has a cache adds it to `caches`. All calls belong on the event
+    loop.
     """
 
     def __init__(self, engine: Engine, commit: CommitStatistics) -> None:
@@ -97,6 +98,7 @@ class Metrics:
         self.lag: Lag = _Still()
         self.disk: Disk = _NoDisk()
         self.min_free_bytes = 0
+        self.request_bytes: Callable[[], int] = lambda: 0
         self.recovery_seconds = 0.0
         self.store: Callable[[], StoreState] = StoreState
         self.watch_lag: Callable[[], WatchLag] = WatchLag
@@ -261,6 +263,7 @@ class Metrics:
         yield histogram("grpc_call_seconds", "Duration of gRPC calls.", finished, ("rpc", "code"))
         yield gauge("grpc_calls_in_flight", "gRPC calls under way.", door.in_flight)
         yield from kafka(self.kafka)
+        yield gauge("request_bytes", "Memory of requests of the doors but Kafka.", self.request_bytes())
         refusals = list(self.refusals.items())
         meaning = "Refusals because a key holds as much as it may."
         yield counter("key_limit_refusals", meaning, refusals, ("door", "limit"))

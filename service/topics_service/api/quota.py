@@ -1,14 +1,15 @@
 """What one API key may hold at a time, so that none takes the server away from the others. Pure.
 
 A server without keys has no such limits: it serves everyone on its machine, who all come from one address. There the
-limits of the whole are what holds.
+limits of the whole are what holds: the memory for all requests (`budget`) is one.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from topics_service.api.budget import MemoryBudget, Share
 from topics_service.engine.errors import Reason, TopicsError
 
 SMALL_BYTES: Final = 64 << 10
@@ -18,7 +19,8 @@ CONNECTIONS: Final = "max_connections_per_key"
 STREAMS: Final = "max_sse_connections_per_key"
 IN_FLIGHT: Final = "max_inflight_per_key"
 BYTES: Final = "max_bytes_in_flight_per_key"
-LIMITS: Final = frozenset({CONNECTIONS, STREAMS, IN_FLIGHT, BYTES})
+MEMORY: Final = "memory_bytes"
+LIMITS: Final = frozenset({CONNECTIONS, STREAMS, IN_FLIGHT, BYTES, MEMORY})
 """What `detail.limit` of a refusal says, and the metric of refusals."""
 
 
@@ -80,40 +82,103 @@ class Usage:
 
 
 class Held:
-    """The bytes of one request that count against its key."""
+    """The bytes of one request: they count against its key, if it has one, and in the memory for all requests.
 
-    __slots__ = ("_nbytes", "_usage")
+    One request alone may be larger than either: how large one may be is said elsewhere. Of those that have no room
+    the oldest gets it all the same (see MemoryBudget), until it is released.
+    """
 
-    def __init__(self, usage: Usage) -> None:
+    __slots__ = ("_asked", "_memory", "_nbytes", "_usage", "_wake")
+
+    def __init__(self, usage: Usage | None, memory: MemoryBudget | None) -> None:
         self._usage = usage
+        self._memory = memory
         self._nbytes = 0
+        self._asked = 0  # waits for so much
+        self._wake: Callable[[], None] = _nothing
+
+    @property
+    def share(self) -> Share | None:
+        """See Waiter. What a key may hold is refused here, and not waited for."""
+        return None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether others wait for memory."""
+        return self._memory is not None and self._memory.is_short
+
+    @property
+    def most(self) -> int:
+        """The memory for all requests."""
+        return 0 if self._memory is None else self._memory.most
 
     def grow(self, nbytes: int) -> None:
-        """The request holds so much by now. Raises `throttled` when the key has no room for what came on top.
+        """The request holds so much by now. Raises `throttled` when there is no room for what came on top."""
+        if not self.ask(nbytes, _nothing):
+            self.give_up()
 
-        One request alone may be larger than the limit: how large one may be is said elsewhere.
+    def ask(self, nbytes: int, wake: Callable[[], None]) -> bool:
+        """The request is to hold so much. Or False: `wake` is called when it does, and `give_up` ends the wait.
+
+        Raises `throttled` when its key has no room.
         """
-        if nbytes <= SMALL_BYTES or nbytes <= self._nbytes:
-            return
-        usage, more = self._usage, nbytes - self._nbytes
-        most = usage.limits.nbytes
-        # Its own bytes are no reason to refuse it more of them.
-        if most and usage.nbytes + more > most and usage.nbytes > self._nbytes:
-            raise exceeded("requests of this API key hold as many bytes as they may", BYTES, most)
-        self._nbytes = nbytes
-        usage.nbytes += more
+        more = nbytes - self._nbytes
+        if nbytes <= SMALL_BYTES or more <= 0:
+            return True
+        usage = self._usage
+        if usage is not None:
+            most = usage.limits.nbytes
+            # Its own bytes are no reason to refuse it more of them.
+            if most and usage.nbytes + more > most and usage.nbytes > self._nbytes:
+                raise exceeded("requests of this API key hold as many bytes as they may", BYTES, most)
+        self._asked, self._wake = more, wake
+        if self._memory is None or self._memory.take(self, more):
+            self._take()
+            return True
+        return False
+
+    def granted(self) -> None:
+        """See Waiter."""
+        self._take()
+        self._wake()
+
+    def give_up(self) -> None:
+        """Wait no longer. Raises `throttled`, unless the bytes were granted meanwhile."""
+        if self._asked and self._memory is not None:
+            self._leave(self._memory)
+            raise exceeded("the requests of all clients hold as many bytes as they may", MEMORY, self._memory.most)
 
     def release(self) -> None:
-        """Nothing is held any more."""
-        self._usage.nbytes -= self._nbytes
-        self._nbytes = 0
+        """Nothing is held any more, or waited for. Idempotent."""
+        nbytes, self._nbytes = self._nbytes, 0
+        if self._usage is not None:
+            self._usage.nbytes -= nbytes
+        if self._memory is not None and (nbytes or self._asked):
+            self._memory.release(nbytes)
+            self._leave(self._memory)
+
+    def _take(self) -> None:
+        more, self._asked = self._asked, 0
+        self._nbytes += more
+        if self._usage is not None:
+            self._usage.nbytes += more
+
+    def _leave(self, memory: MemoryBudget) -> None:
+        self._asked, self._wake = 0, _nothing
+        memory.leave(self)
 
 
 class Quotas:
     """The limits of all keys, by `key_id`, and what each holds."""
 
-    def __init__(self, common: KeyLimits, own: Mapping[str, Mapping[str, int]] | None = None) -> None:
-        """`own` are fields of KeyLimits that some keys have in place of the common ones."""
+    def __init__(
+        self,
+        common: KeyLimits,
+        own: Mapping[str, Mapping[str, int]] | None = None,
+        memory: MemoryBudget | None = None,
+    ) -> None:
+        """`own` are fields of KeyLimits that some keys have in place of the common ones; `memory` is that of all."""
+        self.memory = memory
         self._common = common
         self._own = own or {}
         self._usages: dict[str, Usage] = {}
@@ -145,3 +210,7 @@ def count_refusal(refusals: Counter[tuple[str, str]], door: str, error: TopicsEr
     """Count what `door` refuses, if it is for a limit of a key."""
     if error.reason is Reason.THROTTLED and (limit := (error.detail or {}).get("limit")) in LIMITS:
         refusals[door, str(limit)] += 1
+
+
+def _nothing() -> None:
+    """For who does not wait."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Final
 
 from msgspec import Struct
@@ -37,6 +38,8 @@ class WatchCaps(Struct, frozen=True, kw_only=True):
     max_sessions: int = 10_000
     max_connections: int = 10_000
     max_connections_per_key: int = 1000
+    journal_bytes: int = 64 << 20
+    """Memory for what the short ids of large sessions stand for."""
     least_heartbeat_ms: int = 1000
 
 
@@ -65,7 +68,7 @@ class WatchApi:
         self._clock = clock or SystemClock()
         self._dispatcher = Dispatcher(lambda place: priority(split_place(place)[0]), overload_ms)
         self._least_heartbeat_ms = caps.least_heartbeat_ms
-        self._sessions = Sessions(statistics, loop.time, most=caps.max_sessions)
+        self._sessions = Sessions(statistics, loop.time, most=caps.max_sessions, journal_bytes=caps.journal_bytes)
         self.connections = Connections(statistics, most=caps.max_connections, most_per_key=caps.max_connections_per_key)
         self._streams: dict[WatchStream, None] = {}
 
@@ -82,6 +85,10 @@ class WatchApi:
             return self._sessions.add(request, watch, principal)
         finally:
             watch.close()
+
+    def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
+        """The place for which a session of the caller's key gave a token; None once it is forgotten."""
+        return None if principal is None else self._sessions.recall(token, principal)
 
     @contextmanager
     def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> Iterator[WatchStream]:
@@ -172,8 +179,14 @@ class WatchApi:
         open_watch: Callable[[Callable[[str], None]], Watch],
         session: Session | None = None,
     ) -> Iterator[WatchStream]:
-        moved, born = (_ignore, None) if session is None else (session.moved, session.born)
-        stream = WatchStream(request, open_watch, self._dispatcher, self._statistics, self._clock, moved, born)
+        if session is None:
+            stream = WatchStream(request, open_watch, self._dispatcher, self._statistics, self._clock)
+        else:
+            remember = partial(self._sessions.journals.note, session.wid)
+            stream = WatchStream(
+                request, open_watch, self._dispatcher, self._statistics, self._clock,
+                session.moved, session.marks, remember,
+            )  # fmt: skip
         self._streams[stream] = None
         if session is not None:
             self._sessions.enter(session, stream)

@@ -8,6 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from topics_service.api.auth import Principal
+from topics_service.api.watch_journal import Journals
 from topics_service.api.watch_stream import INSTANCE, WatchStream
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.names import is_topic_name
@@ -17,6 +18,7 @@ from topics_service.statistics import WatchStatistics
 
 TTL_MS: Final = 300_000
 _MOST_TOPICS: Final = 256
+_MOST_FIRSTS: Final = 4096
 
 
 class Session:
@@ -27,8 +29,8 @@ class Session:
     while no stream was open. Topics with a number above `born` were made after the session.
     """
 
-    __slots__ = ("_newest", "_prefixes", "_sent", "born", "cursors", "epochs", "heads", "positions", "principal",
-                 "request", "streams", "ttl_ms", "wid")  # fmt: skip
+    __slots__ = ("_firsts", "_newest", "_prefixes", "_sent", "born", "cursors", "epochs", "heads", "positions",
+                 "principal", "request", "streams", "ttl_ms", "wid")  # fmt: skip
 
     def __init__(self, wid: str, request: WatchRequest, watch: Watch, principal: Principal, ttl_ms: int) -> None:
         """`watch` is one of this request that nobody has read from."""
@@ -46,6 +48,23 @@ class Session:
         self._prefixes = tuple(key[:-1] for key in topics if key.endswith("*"))
         self._sent = self.cursors
         self._newest: Watch | None = None
+        self._firsts = self.epochs.copy()  # the first instance of each name that a client was told of
+
+    def marks(self, epochs: Mapping[str, int]) -> dict[str, int]:
+        """What a place has to say beside the cursors, by name and INSTANCE: which instance of a topic made again.
+
+        Without that a client could not say that it has not heard yet of a topic's end and new beginning. The first
+        instance of a name goes without saying; of very many names every one is told.
+        """
+        born, firsts = self.born, self._firsts
+        marks = {}
+        for name, number in epochs.items():
+            if number > born and firsts.get(name) != number:
+                if name not in firsts and len(firsts) < _MOST_FIRSTS:
+                    firsts[name] = number
+                else:
+                    marks[name + INSTANCE] = number
+        return marks
 
     def rewind(self, given: Mapping[str, int]) -> None:
         """Go back to the place that a client says it has come to, topic by topic; never forward past what it was sent.
@@ -60,9 +79,10 @@ class Session:
             cursor, instance = self.cursors.get(topic), given.get(topic + INSTANCE)
             if cursor is None:
                 if topic.startswith(self._prefixes) and len(self.cursors) < _MOST_TOPICS and is_topic_name(topic):
-                    self.cursors[topic], self.heads[topic], self.epochs[topic] = seq, seq, instance or 0
+                    self.cursors[topic], self.heads[topic] = seq, seq
+                    self.epochs[topic] = instance or self._firsts.get(topic, 0)
             elif self._is_another(topic, instance):
-                self.cursors[topic], self.epochs[topic] = seq, instance or 0
+                self.cursors[topic], self.epochs[topic] = seq, instance or self._firsts.get(topic, 0)
             elif seq <= max(cursor, self._sent.get(topic, 0)):
                 self.cursors[topic] = seq
             elif topic in self.positions and seq == self.positions[topic].from_seq:
@@ -75,10 +95,10 @@ class Session:
 
     def _is_another(self, topic: str, instance: int | None) -> bool:
         """Whether a place is in another instance of the topic than the session stands in."""
-        if instance is None and topic not in self.positions:
-            return False  # a place that somebody made up: the session always says which instance it is
+        if instance is None and topic not in self._firsts:
+            return False  # a place that somebody made up: no client was told of the topic
         number = self.epochs.get(topic, 0)
-        return instance != (number if number > self.born else None)
+        return instance != (number if number > self.born and number != self._firsts.get(topic) else None)
 
     def attach(self, watch: Watch) -> None:
         """A new stream's watch has begun at `cursors`. From now on it alone moves them.
@@ -114,13 +134,23 @@ class Sessions:
     """
 
     def __init__(
-        self, statistics: WatchStatistics, now: Callable[[], float], *, most: int, ttl_ms: int = TTL_MS
+        self,
+        statistics: WatchStatistics,
+        now: Callable[[], float],
+        *,
+        most: int,
+        ttl_ms: int = TTL_MS,
+        journal_bytes: int = 64 << 20,
     ) -> None:
-        """`now` gives seconds on a clock that never steps back; `most` 0 is no cap. Counts into `statistics`."""
+        """`now` gives seconds on a clock that never steps back; `most` 0 is no cap. Counts into `statistics`.
+
+        `journals` keep in `journal_bytes` what the tokens of all sessions stand for.
+        """
         self._statistics = statistics
         self._now = now
         self._most = most
         self._ttl_ms = ttl_ms
+        self.journals = Journals(journal_bytes)
         self._sessions: dict[str, Session] = {}
         self._idle: OrderedDict[str, float] = OrderedDict()  # since when, the longest first
 
@@ -144,6 +174,13 @@ class Sessions:
         if session is None:
             raise TopicsError(Reason.NOT_FOUND, "there is no such watch session, or no more: create a new one")
         return session
+
+    def recall(self, token: str, principal: Principal) -> dict[str, int] | None:
+        """The place that a token stands for; None if it is forgotten, or of a session of another key."""
+        found = self.journals.recall(token)
+        if found is None or self._sessions[found[0]].principal.key_id != principal.key_id:
+            return None
+        return found[1]
 
     def collect(self) -> None:
         """Forget the sessions whose time is over."""
@@ -173,4 +210,5 @@ class Sessions:
         """Forget a session."""
         del self._sessions[wid]
         self._idle.pop(wid, None)
+        self.journals.forget(wid)
         self._statistics.sessions = len(self._sessions)

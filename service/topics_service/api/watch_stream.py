@@ -1,11 +1,12 @@
 """One subscription's frames as a door takes them: read when asked for, nothing kept for a client that is slow."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from topics_service.api import background
 from topics_service.api.dispatch import Dispatcher, Waiter
+from topics_service.api.watch_journal import Journal
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason
 from topics_service.engine.watch.core import Watch
@@ -41,7 +42,6 @@ class WatchStream(Waiter):
     __slots__ = (
         "_advice",
         "_beat",
-        "_born",
         "_busy_since",
         "_clock",
         "_closed",
@@ -49,9 +49,12 @@ class WatchStream(Waiter):
         "_end",
         "_given_at",
         "_heartbeat",
+        "_journal",
         "_loop",
+        "_marks",
         "_moved",
         "_over",
+        "_remember",
         "_statistics",
         "_timer",
         "_turn",
@@ -70,11 +73,12 @@ class WatchStream(Waiter):
         statistics: WatchStatistics,
         clock: Clock,
         moved: Callable[[Watch], None] = lambda _: None,
-        born: int | None = None,
+        marks: Callable[[Mapping[str, int]], dict[str, int]] | None = None,
+        remember: Callable[[Journal | None, Mapping[str, int]], tuple[Journal, str]] | None = None,
     ) -> None:
         """`open_watch(wake)` makes the watch; raises TopicsError. `moved` is told when all it gave is handed over.
 
-        `born` is that of the session, if there is one.
+        `marks` is that of the session, if there is one, and `remember` keeps the places of its streams.
         """
         super().__init__()
         self.request = request
@@ -83,7 +87,9 @@ class WatchStream(Waiter):
         self._statistics = statistics
         self._clock = clock
         self._moved = moved
-        self._born = born
+        self._marks = marks
+        self._remember = remember
+        self._journal: Journal | None = None
         self._waiting: asyncio.Future[None] | None = None
         self._wanted = ""  # a topic with something due that no turn was asked for yet
         self._turn = 0
@@ -112,15 +118,18 @@ class WatchStream(Waiter):
 
     @property
     def place(self) -> dict[str, int]:
-        """What the client comes back with: `cursors`, and of topics that were made after the session, which instance.
-
-        Without that a client could not say that it has not heard yet of a topic's end and new beginning.
-        """
-        cursors, born = self.watch.cursors, self._born
-        if born is None:
+        """What the client comes back with: `cursors`, and which instance of the topics that were made again."""
+        cursors = self.watch.cursors
+        if self._marks is None:
             return cursors
-        newer = {name + INSTANCE: number for name, number in self.watch.epochs.items() if number > born}
-        return cursors | newer if newer else cursors
+        marks = self._marks(self.watch.epochs)
+        return cursors | marks if marks else cursors
+
+    def token(self) -> str:
+        """A short name for `place`, which the session knows it by while it lives. Only for a session's stream."""
+        assert self._remember is not None, "a session remembers places"
+        self._journal, token = self._remember(self._journal, self.place)
+        return token
 
     def __aiter__(self) -> "WatchStream":
         return self

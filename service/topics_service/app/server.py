@@ -172,6 +172,8 @@ async def _serve(
     )
     gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
     api.watches.connections.quotas = gate.quotas
+    if (memory := gate.quotas.memory) is not None:
+        api.metrics.request_bytes = lambda: memory.used
     app = create_app(api, gateway, gate.cutting())
     http = HttpServer(
         traces.app(app if audit is None else audited_app(app, audit)),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from topics_kafka.settings import KafkaSettings
+from topics_service.api.budget import MemoryBudget
 from topics_service.api.hosts import Hosts, parse_authority, read_names
 from topics_service.api.quota import KeyLimits, Quotas
 from topics_service.api.watch import WatchCaps
@@ -248,6 +249,7 @@ class Settings:
             max_sessions=self.max_watch_sessions,
             max_connections=self.max_sse_connections,
             max_connections_per_key=self.max_sse_connections_per_key,
+            journal_bytes=self.memory_bytes // 16,
             least_heartbeat_ms=min(max(1, self.test_min_heartbeat_ms), WatchCaps().least_heartbeat_ms),
         )
 
@@ -264,7 +266,8 @@ class Settings:
     @property
     def quotas(self) -> Quotas:
         """New ones, with nothing held."""
-        return Quotas(self.key_limits, self.api_keys.limits if self.api_keys is not None else None)
+        own = self.api_keys.limits if self.api_keys is not None else None
+        return Quotas(self.key_limits, own, MemoryBudget(self.memory_bytes // 4))
 
     @property
     def kafka(self) -> KafkaSettings:

@@ -16,9 +16,12 @@ def check_count(batch: Batch, limits: Limits) -> None:
     if not count:
         raise invalid("records must hold at least one record")
     if count > limits.max_batch_records:
-        raise TopicsError(
-            Reason.BATCH_TOO_LARGE, f"a write takes at most {limits.max_batch_records} records, this one has {count}"
-        )
+        raise too_many_records(limits, f", this one has {count}")
+
+
+def too_many_records(limits: Limits, more: str = "") -> TopicsError:
+    """The refusal of a write with too many records."""
+    return TopicsError(Reason.BATCH_TOO_LARGE, f"a write takes at most {limits.max_batch_records} records{more}")
 
 
 def check_records(batch: Batch, limits: Limits) -> None:

@@ -135,6 +135,8 @@ QUEUES = [
         get(want=counts(0, 2)),
         extend(node="w", seqs=[2, 1, 7], lease_ids=["<2>", "<1>", ""], lease_ms=9000,
                want={"topic": "{t}", "extended": 2, "skipped": [7], "$deadlines": ["1", "2"]}),
+        extend(node="w", seqs=[1, 2, 1, 7, 1], lease_ms=9000,
+               want={"extended": 2, "skipped": [7], "$deadlines": ["1", "2"]}),
         ack(node="w", seqs=[1, 2], lease_ids=["lease_ffffffff", "<2>"], want={"acked": 1, "skipped": [1]}),
     )),
     Case("queue-dead-letters", (

@@ -11,11 +11,10 @@ import pytest
 
 from support.tls_proxy import certificate
 from topics_kafka import listener
-from topics_kafka.budget import FrameBudget
 from topics_kafka.handlers import Context
 from topics_kafka.listener import tls_context
 from topics_kafka.protocol import ApiKey, Message
-from topics_service.statistics import KafkaStatistics
+from topics_service.api.budget import MemoryBudget
 
 from .conftest import Connect, Serve, keys
 from .test_order import FETCH, PRODUCE, Work, settle, until
@@ -36,7 +35,7 @@ class Waiter:
 
 
 def test_the_budget_serves_the_oldest_first() -> None:
-    budget = FrameBudget(100, KafkaStatistics())
+    budget = MemoryBudget(100)
     first, second, third, fourth = (Waiter() for _ in range(4))
     assert budget.take(first, 90)
     assert budget.take(second, 90), "the oldest that waits may go beyond"
@@ -52,7 +51,7 @@ def test_the_budget_serves_the_oldest_first() -> None:
 
 
 def test_the_budget_lets_one_request_grow_to_its_end() -> None:
-    budget = FrameBudget(100, KafkaStatistics())
+    budget = MemoryBudget(100)
     holders = [Waiter() for _ in range(10)]
     assert all(budget.take(holder, 10) for holder in holders)
     assert budget.take(holders[0], 10)

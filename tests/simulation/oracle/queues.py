@@ -88,6 +88,8 @@ class Queues:
             (done if holds else skipped).append(seq)
             if not holds and token:
                 world.trace.meet("a stale token refused")
+        if call == "extend":
+            skipped = [seq for seq in skipped if seq not in done]
         reply, ticket = world.call(lambda: getattr(world.engine.queues, call)(request))
         demand((reply.done, reply.skipped) == (len(done), skipped), f"{call} skips {reply.skipped}, not {skipped}")
         live = [seq for seq in done if seq in queue.touched]

@@ -78,13 +78,13 @@ class _Pass(_Way):
             authorization = authorization.encode()
         self._principal = gate.identify(self._rpc, authorization)
         self._usage: Usage | None = None
-        self._held: Held | None = None
+        self._held = Held(None, gate.quotas.memory)
         if self._principal.key_id:
             usage = gate.quotas.of(self._principal.key_id)
             if rule_of(self._rpc).slot:
                 usage.take_request()
                 self._usage = usage
-            self._held = Held(usage)
+            self._held = Held(usage, gate.quotas.memory)
             task = asyncio.current_task()
             assert task is not None, "each call has its task"
             task.add_done_callback(self._end)  # a client that leaves before its message has come calls no handler
@@ -93,16 +93,14 @@ class _Pass(_Way):
         return self._gate.while_known(self._principal)
 
     def hold(self) -> None:
-        if self._held is not None:
-            self._held.release()
-            self._held.grow(self.size)
+        self._held.release()
+        self._held.grow(self.size)
 
     def leave(self) -> None:
         usage, self._usage = self._usage, None
         if usage is not None:
             usage.in_flight -= 1
-        if self._held is not None:
-            self._held.release()
+        self._held.release()
 
     def _end(self, _: object) -> None:
         self.leave()

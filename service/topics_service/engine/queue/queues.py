@@ -186,8 +186,12 @@ class Queues:
         return self._reply(topic, queue, now, len(found), skipped), max(ticket, topic.log.untold)
 
     def extend(self, request: SettleRequest) -> tuple[SettleReply, int]:
-        """Set the deadlines of held jobs to `lease_ms` from now; lease ids and delivery counts stay."""
+        """Set the deadlines of held jobs to `lease_ms` from now; lease ids and delivery counts stay.
+
+        A seq that comes again is extended once, and not skipped: the job is still held.
+        """
         topic, queue, now, found, skipped = self._settle(request)
+        skipped = [seq for seq in skipped if seq not in found]
         deadline = now + _clamp_lease(request.lease_ms)
         changed = ((seq, replace(delivery, deadline=deadline)) for seq, delivery in found.items() if seq in queue.jobs)
         ticket = self._write_leases(topic, queue, changed)

@@ -1,10 +1,8 @@
-"""The memory of requests that are being received or served, over all connections."""
+"""The memory of requests that are being received or served, over all connections. Pure."""
 
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
-
-from topics_service.statistics import KafkaStatistics
 
 
 class Share:
@@ -34,7 +32,7 @@ class Waiter(Protocol):
         """The bytes that were asked for are taken."""
 
 
-class FrameBudget:
+class MemoryBudget:
     """Hands out `most` bytes, first come first served.
 
     One waiter at a time, the oldest, gets what it asks for beyond that: else connections that each hold a part of a
@@ -44,9 +42,10 @@ class FrameBudget:
     apart, before he stands in line with everybody.
     """
 
-    def __init__(self, most: int, statistics: KafkaStatistics) -> None:
-        self._most = most
-        self._statistics = statistics
+    def __init__(self, most: int, told: Callable[[int], None] = lambda _: None) -> None:
+        """`told` is told how much is handed out, whenever that changes."""
+        self.most = most
+        self._told = told
         self._used = 0
         self._waiting: deque[tuple[Waiter, int]] = deque()
         self._favoured: Waiter | None = None
@@ -116,7 +115,7 @@ class FrameBudget:
 
     def _enter(self, waiter: Waiter, size: int) -> bool:
         """Take `size` of the memory of all, or stand in line for it."""
-        if self._used + size <= self._most and not self._waiting:
+        if self._used + size <= self.most and not self._waiting:
             self._add(size)
             return True
         if self._favoured is waiter or (self._favoured is None and not self._waiting):
@@ -135,7 +134,7 @@ class FrameBudget:
     def _grant(self) -> None:
         while self._waiting:
             waiter, size = self._waiting[0]
-            if self._used + size > self._most:
+            if self._used + size > self.most:
                 if self._favoured is not None:
                     return
                 self._favoured = waiter
@@ -145,4 +144,4 @@ class FrameBudget:
 
     def _add(self, size: int) -> None:
         self._used += size
-        self._statistics.frame_bytes = self._used
+        self._told(self._used)

@@ -1,0 +1,158 @@
+"""The places of a stream's last frames, by short tokens: for the ids of events in which a whole place has no room."""
+
+import re
+import secrets
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Final
+
+_NAME_WEIGHT: Final = 300  # bytes of a name in the dictionaries of a journal
+_CHANGE_WEIGHT: Final = 12
+_FRAME_WEIGHT: Final = 8
+_MOST_WEIGHT: Final = 1 << 20  # of one journal
+_SHARE: Final = 8  # and at most 1/8 of all
+_TOKEN: Final = re.compile(r"place_(?P<key>[A-Za-z0-9_-]{16})_(?P<mark>[0-9]{1,19})")
+
+
+class Journal:
+    """Where one stream stood after each of its last frames: one place, and the changes of each frame since."""
+
+    __slots__ = ("_changed", "_ends", "_first", "_last", "_names", "_numbers", "_seqs", "_start", "key", "wid")
+
+    def __init__(self, wid: str, place: Mapping[str, int]) -> None:
+        """The journal of a stream of the session `wid`, which stands at `place`."""
+        self.key = secrets.token_urlsafe(12)
+        self.wid = wid
+        self._first = 0  # the mark of _start
+        self._start = dict(place)
+        self._last = dict(place)
+        self._names: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._ends = array("Q")  # of each frame: how many changes there are up to it
+        self._changed = array("I")  # twice the number of a name, and 1 if the name is gone
+        self._seqs = array("Q")
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes it holds."""
+        names = len(self._start) + len(self._names)
+        return names * _NAME_WEIGHT + len(self._changed) * _CHANGE_WEIGHT + len(self._ends) * _FRAME_WEIGHT
+
+    def note(self, place: Mapping[str, int]) -> int:
+        """Write down where the stream stands; the mark of that, which is the one before if nothing has moved."""
+        last = self._last
+        moved = [(name, seq) for name, seq in place.items() if last.get(name) != seq]
+        for name, seq in moved:
+            last[name] = seq
+            self._changed.append(2 * self._number(name))
+            self._seqs.append(seq)
+        gone = last.keys() - place.keys() if len(last) > len(place) else ()
+        for name in gone:
+            del last[name]
+            self._changed.append(2 * self._number(name) + 1)
+            self._seqs.append(0)
+        if moved or gone:
+            self._ends.append(len(self._changed))
+        return self._first + len(self._ends)
+
+    def at(self, mark: int) -> dict[str, int] | None:
+        """The place with this mark; None if it is forgotten, or was never given."""
+        frames = mark - self._first
+        if not 0 <= frames <= len(self._ends):
+            return None
+        return self._after(frames)
+
+    def trim(self) -> None:
+        """Forget the older half."""
+        frames = (len(self._ends) + 1) // 2
+        if not frames:
+            return
+        end = self._ends[frames - 1]
+        self._start = self._after(frames)
+        self._first += frames
+        self._ends = array("Q", (other - end for other in self._ends[frames:]))
+        names, self._names, self._numbers = self._names, [], {}
+        self._changed = array("I", (2 * self._number(names[each >> 1]) + (each & 1) for each in self._changed[end:]))
+        self._seqs = self._seqs[end:]
+
+    def _after(self, frames: int) -> dict[str, int]:
+        place, end = self._start.copy(), self._ends[frames - 1] if frames else 0
+        for each, seq in zip(self._changed[:end], self._seqs[:end], strict=True):
+            if each & 1:
+                del place[self._names[each >> 1]]
+            else:
+                place[self._names[each >> 1]] = seq
+        return place
+
+    def _number(self, name: str) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self._names)
+            self._names.append(name)
+        return number
+
+
+class Journals:
+    """The journals of all streams, in at most `most` bytes together: the longest unused is forgotten first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._weight = 0
+        self._weights: OrderedDict[str, int] = OrderedDict()
+        self._journals: dict[str, Journal] = {}
+        self._of_session: dict[str, set[str]] = {}
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes they hold."""
+        return self._weight
+
+    def note(self, wid: str, journal: Journal | None, place: Mapping[str, int]) -> tuple[Journal, str]:
+        """Write down where a stream of a session stands: its journal from now on, and the token for this place.
+
+        `journal` is the one that it had until now.
+        """
+        if journal is None or journal.key not in self._journals:
+            journal = Journal(wid, place)
+            self._journals[journal.key] = journal
+            self._of_session.setdefault(wid, set()).add(journal.key)
+        mark = journal.note(place)
+        if journal.weight > min(_MOST_WEIGHT, self._most // _SHARE):
+            journal.trim()
+        self._weigh(journal)
+        return journal, f"place_{journal.key}_{mark}"
+
+    def recall(self, token: str) -> tuple[str, dict[str, int]] | None:
+        """The session and the place of a token; None for one that is forgotten or none of ours."""
+        found = _TOKEN.fullmatch(token)
+        journal = None if found is None else self._journals.get(found["key"])
+        if found is None or journal is None:
+            return None
+        place = journal.at(int(found["mark"]))
+        return None if place is None else (journal.wid, place)
+
+    def forget(self, wid: str) -> None:
+        """The session is no more."""
+        for key in list(self._of_session.get(wid, ())):
+            self._drop(key)
+
+    def _weigh(self, journal: Journal) -> None:
+        weight = journal.weight
+        self._weight += weight - self._weights.pop(journal.key, 0)
+        self._weights[journal.key] = weight
+        while self._weight > self._most and len(self._journals) > 1:
+            self._drop(next(iter(self._weights)))
+
+    def _drop(self, key: str) -> None:
+        wid = self._journals.pop(key).wid
+        self._weight -= self._weights.pop(key)
+        keys = self._of_session[wid]
+        keys.remove(key)
+        if not keys:
+            del self._of_session[wid]
+
+
+def is_token(text: str) -> bool:
+    """Whether a text has the form of a token. The base64 of a JSON object begins with another letter."""
+    return _TOKEN.fullmatch(text) is not None
