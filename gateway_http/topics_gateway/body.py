@@ -120,7 +120,7 @@ def _inflate(body: bytes, limit: int) -> Iterator[bytes]:
                 piece = stream.decompress(given, _STEP_BYTES)
             except zlib.error as error:
                 raise invalid(f"the body is not valid gzip: {error}") from None
-            at += len(given) - len(stream.unused_data) - len(stream.unconsumed_tail)
+            at += len(given) - len(stream.unused_data if stream.eof else stream.unconsumed_tail)  # at eof both are it
             size += len(piece)
             if size > limit:
                 raise payload_too_large(limit)
