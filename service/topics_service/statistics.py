@@ -111,6 +111,15 @@ class ArchiveStatistics:
 
 
 @dataclass(slots=True)
+class SpaceStatistics:
+    """The disk: whether writes are refused for want of space, how many were, and how often room was made on it."""
+
+    short: bool = False
+    refused: int = 0
+    rounds: int = 0
+
+
+@dataclass(slots=True)
 class TraceStatistics:
     """Spans since the start: those that ended and are to be exported, and those that were exported or could not be.
 

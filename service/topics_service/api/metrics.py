@@ -26,6 +26,7 @@ from topics_service.statistics import (
     Histogram,
     KafkaStatistics,
     RequestStatistics,
+    SpaceStatistics,
     TraceStatistics,
     WatchLag,
     WatchStatistics,
@@ -99,6 +100,7 @@ class Metrics:
         self.disk: Disk = _NoDisk()
         self.min_free_bytes = 0
         self.request_bytes: Callable[[], int] = lambda: 0
+        self.space = SpaceStatistics()
         self.recovery_seconds = 0.0
         self.store: Callable[[], StoreState] = StoreState
         self.watch_lag: Callable[[], WatchLag] = WatchLag

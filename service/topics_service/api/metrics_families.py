@@ -7,7 +7,13 @@ from prometheus_client.metrics_core import Metric
 
 from topics_service import __version__
 from topics_service.api.exposition import counter, gauge, histogram
-from topics_service.statistics import ArchiveStatistics, CheckpointStatistics, KafkaStatistics, TraceStatistics
+from topics_service.statistics import (
+    ArchiveStatistics,
+    CheckpointStatistics,
+    KafkaStatistics,
+    SpaceStatistics,
+    TraceStatistics,
+)
 from topics_service.storage.properties import StoreState
 
 
@@ -22,6 +28,7 @@ class Server(Protocol):
 
     disk: Disk
     min_free_bytes: int
+    space: SpaceStatistics
     store: Callable[[], StoreState]
     checkpoints: CheckpointStatistics
     archive: ArchiveStatistics
@@ -34,6 +41,9 @@ def storage(server: Server) -> Iterator[Metric]:
     store = server.store()
     yield gauge("disk_free_bytes", "Free space of the data directory's disk.", server.disk.free_bytes)
     yield gauge("disk_min_free_bytes", "Below so much free space writes are refused.", server.min_free_bytes)
+    yield gauge("disk_short", "1 while writes are refused for want of free space.", server.space.short)
+    yield counter("disk_refused_writes", "Writes that were refused for want of free space.", server.space.refused)
+    yield counter("disk_reclaims", "Times that room was made on the disk.", server.space.rounds)
     yield gauge("store_level0_files", "Tables of level 0, in the family with most.", store.level0_files)
     yield gauge("store_memtable_bytes", "Memory of what is not in tables yet.", store.memtable_bytes)
     yield gauge("store_table_bytes", "Size of all tables.", store.table_bytes)

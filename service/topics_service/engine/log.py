@@ -326,6 +326,7 @@ class Log:
         self._writer.forget(self.log_id)
         self._writer.total_records -= self.state.count
         self._writer.total_bytes -= self.state.bytes
+        self._writer.on_freed(self.log_id, None)
         self.cache.drop_log(self.log_id)
         self.dematerialize()
         self.wake_all()

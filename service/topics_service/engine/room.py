@@ -1,5 +1,7 @@
 """Whether a write has room: caps that nothing may be evicted for, the total quota, memory of ephemeral topics."""
 
+from typing import Protocol
+
 from topics_service.engine import retention
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError
@@ -12,6 +14,18 @@ from topics_service.engine.writer import Writer
 from topics_service.storage.memory import MemoryStore
 
 
+class Space(Protocol):
+    """Room on the disk. What only frees some, or is as small as a config, does not ask."""
+
+    def is_scarce(self) -> bool:
+        """Whether a large write could have no room."""
+        ...
+
+    def check(self, nbytes: int) -> None:
+        """Raise `throttled` when there is no room for so many record bytes more."""
+        ...
+
+
 class Room:
     """The resources that all topics share, and how much of them may be used."""
 
@@ -20,13 +34,15 @@ class Room:
         self._clock = clock
         self._memory = memory
         self._limits = limits
+        self.disk: Space | None = None
+        """Set by the composition root; None: unbounded."""
 
     def is_checked(self, topic: Topic) -> bool:
         """Whether a write to the topic can be refused for room at all; if not, its size need not be known."""
         cfg = topic.config
         if cfg.discard == "reject" or cfg.durability == "ephemeral" or cfg.retain_until_acked_by:
             return True
-        return bool(self._limits.max_total_bytes)
+        return bool(self._limits.max_total_bytes) or (self.disk is not None and self.disk.is_scarce())
 
     def check(
         self, topic: Topic, s: Snapshot, count: int, nbytes: int, freed: int = 0, *, log: Log | None = None
@@ -38,6 +54,8 @@ class Room:
         Raises `topic_full`, `record_too_large` (larger than the whole cap) or `throttled`.
         """
         cfg, quota = topic.config, self._limits.max_total_bytes
+        if self.disk is not None and cfg.durability != "ephemeral":
+            self.disk.check(nbytes)
         if cfg.durability == "ephemeral" and self._memory.nbytes > (most := self._limits.max_ephemeral_bytes) > 0:
             raise TopicsError(
                 Reason.THROTTLED,

@@ -196,6 +196,8 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
             continue
         tags.prune_below(store, batch, log.log_id, dead_tags, earliest)
         _finish(log, store, writer, batch, reclaimed_to=reclaimed_to)
+        if not volatile:
+            writer.on_freed(log.log_id, reclaimed_to)
         if more:
             break
     log.reclaimable_from = min(kept, default=0)

@@ -34,6 +34,8 @@ class Writer:
         # Set by the composition root.
         self.request_sync: Callable[[int], None] = lambda _ticket: None
         self.on_write_failed: Callable[[BaseException], None] = lambda _error: None
+        self.on_freed: Callable[[int, int | None], None] = lambda _log_id, _stop: None
+        """Told of a log whose blocks below a seq were deleted, or all of its rows (None)."""
         self._promotions: dict[int, Callable[[int], bool]] = {}
 
     def check(self) -> None:

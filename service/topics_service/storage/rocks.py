@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from rocksdict import (
     BlockBasedOptions,
@@ -47,6 +48,8 @@ _ERRORS = 64  # that are kept with the file that they are of
 _FOR_EVER = 1 << 40  # seconds: what is archived is removed by `walarchive.trim`
 _HELD_BACK = ("rocksdb.is-write-stopped", "rocksdb.actual-delayed-write-rate")
 _COMPACTING = "rocksdb.num-running-compactions"  # in the whole database
+_LEAST_RESERVE = 4 << 20
+_LARGE = 1 << 40
 _BLOOMED = (Family.IDEMPOTENCY, Family.TAGS)  # looked up by exact key or prefix: a bloom filter pays
 
 
@@ -111,11 +114,20 @@ class RocksStore:
         open_tables: int = 1000,
         keep_log: bool | None = None,
         boot_id: str = "",
+        reserve_bytes: int = 0,
     ) -> None:
-        """Open or create the database. `boot_id` names this boot of the machine ("" = unknown: an unclean end is taken
-        for a power cut). Raises StoreOpenError."""
+        """Open or create the database. Raises StoreOpenError.
+
+        `boot_id` names this boot of the machine ("" = unknown: an unclean end is taken for a power cut). Where
+        `reserve_bytes` of the disk are always free (0: not known), the steps of compactions are of such a size that
+        they find room in them.
+        """
+        steps = _Steps.within(reserve_bytes)
+        self.most_unflushed = 2 * steps.log
+        """So many bytes of what was written are not in tables yet, at most: at the limit it takes as much again until
+        they are."""
         try:
-            self._open_at(path, block_cache_bytes, write_buffer_bytes, open_tables, keep_log, boot_id)
+            self._open_at(path, block_cache_bytes, write_buffer_bytes, open_tables, keep_log, boot_id, steps)
         except BaseException:
             self._let_go()
             raise
@@ -128,9 +140,10 @@ class RocksStore:
         open_tables: int,
         keep_log: bool | None,
         boot_id: str,
+        steps: "_Steps",
     ) -> None:
         cache = Cache(block_cache_bytes)
-        families = {_name(family): _options(family, cache, write_buffer_bytes) for family in Family}
+        families = {_name(family): _options(family, cache, write_buffer_bytes, steps) for family in Family}
         try:
             make_private(path)
             fresh = not (path / "CURRENT").exists()
@@ -148,7 +161,7 @@ class RocksStore:
             log.error("%s is damaged, and its files are not compacted any more: %s", path, damage)
             for options in families.values():
                 options.set_disable_auto_compactions(True)
-        whole = _options(Family.META, cache, write_buffer_bytes)
+        whole = _options(Family.META, cache, write_buffer_bytes, steps)
         whole.set_max_open_files(open_tables)
         if keep_log:
             whole.set_wal_ttl_seconds(_FOR_EVER)
@@ -328,6 +341,11 @@ class RocksStore:
         return any(family.property_int_value(name) for name in _HELD_BACK for family in self._families)
 
     @property
+    def path(self) -> Path:
+        """The data directory."""
+        return self._path
+
+    @property
     def families(self) -> Sequence[Rdict]:
         """The column families of the open database, none once it is closed."""
         return self._families
@@ -410,14 +428,33 @@ def _name(family: Family) -> str:
     return "default" if family is Family.META else family.name.lower()
 
 
-def _options(family: Family, cache: Cache, write_buffer_bytes: int) -> Options:
+class _Steps(NamedTuple):
+    """Bytes: of a memtable or table, of the first level below 0, of a compaction's input below that, and of the log."""
+
+    table: int
+    level: int
+    compaction: int
+    log: int
+
+    @classmethod
+    def within(cls, reserve: int) -> Self:
+        """Four tables of level 0 and the level below it, which a compaction takes together, in twice the reserve."""
+        whole = max(reserve, _LEAST_RESERVE) if reserve else _LARGE
+        return cls(min(whole // 4, 64 << 20), min(whole, 256 << 20), min(whole, 25 * (64 << 20)), min(whole, 64 << 20))
+
+
+def _options(family: Family, cache: Cache, write_buffer_bytes: int, steps: _Steps | None = None) -> Options:
+    steps = steps or _Steps.within(0)
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
-    options.set_max_total_wal_size(64 << 20)  # bounds the replay, which holds the GIL (design.md 4)
+    options.set_max_total_wal_size(steps.log)  # bounds the replay, which holds the GIL (design.md 4)
     options.set_db_write_buffer_size(write_buffer_bytes)
-    options.set_write_buffer_size(64 << 20 if family is Family.BLOCKS else 16 << 20)
+    options.set_write_buffer_size(min(64 << 20 if family is Family.BLOCKS else 16 << 20, steps.table))
+    options.set_target_file_size_base(steps.table)
+    options.set_max_bytes_for_level_base(steps.level)
+    options.set_max_compaction_bytes(steps.compaction)
     options.set_max_write_buffer_number(6)
     options.set_level_zero_slowdown_writes_trigger(40)
     options.set_level_zero_stop_writes_trigger(80)

@@ -1,0 +1,152 @@
+"""Space that the database takes and does not need, given back at once: what RocksDB would do by itself, some time.
+
+The write-ahead log stays until what it holds is in tables. Rows that are deleted stay until a compaction meets them,
+which for the tables of a topic that nobody writes to any more can be never.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePath
+from typing import Any, Final, NamedTuple
+
+from rocksdict import BottommostLevelCompaction, CompactOptions
+
+from topics_service.storage import closing, keys
+from topics_service.storage.rocks import RocksStore
+from topics_service.storage.store import Family
+
+log = logging.getLogger("topics.storage")
+
+_MOST_LOGS: Final = 10_000
+_SPARE_BYTES: Final = 1 << 20
+_WORTH_BYTES: Final = 1 << 20  # of a family beside the blocks
+_BESIDE: Final = (Family.TAGS, Family.IDEMPOTENCY, Family.ROUTER_COPIES, Family.JOBS, Family.PRODUCERS)
+_TABLE: Final = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)  # of the property below: number, size, range of keys
+_LAST_SEQ: Final = (1 << 64) - 1
+
+
+class _Table(NamedTuple):
+    number: int
+    start: bytes
+    stop: bytes
+    size: int
+    deletions: int
+
+
+class _Range(NamedTuple):
+    """Keys from `start` to `stop`, both inclusive, and what they take: `dead` for certain, `beside` at the most."""
+
+    family: Family
+    start: bytes
+    stop: bytes
+    dead: int
+    beside: int
+    log_id: int | None = None  # the log whose blocks these are
+
+
+class Reclaim:
+    """Gives space of a store back that is open. `run` blocks, and the GIL is free while it does."""
+
+    def __init__(self, store: RocksStore, live_bytes: Callable[[], int]) -> None:
+        """`live_bytes` are the record bytes of all logs: no compaction of blocks writes more than about these."""
+        self._store = store
+        self._live_bytes = live_bytes
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._dead: dict[int, int] = {}  # by log id the seq up to which all rows of blocks are dead
+        self._looked_at: set[int] = set()
+        self._options = CompactOptions()
+        self._options.set_exclusive_manual_compaction(False)  # those of RocksDB's own go on
+        self._options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
+
+    def freed(self, log_id: int, stop: int | None) -> None:
+        """The blocks of a log below seq `stop` were deleted; all rows of the log with None."""
+        self._dead[log_id] = _LAST_SEQ if stop is None else max(stop - 1, self._dead.get(log_id, 0))
+        if len(self._dead) > _MOST_LOGS:
+            del self._dead[next(iter(self._dead))]
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something was deleted since that is not known to be gone from the disk."""
+        return bool(self._dead)
+
+    def run(self, free: Callable[[], int], enough: Callable[[], bool]) -> bool:
+        """Write the memtables out, which ends the log, then compact what is dead until there is `enough` room.
+
+        Nothing is compacted that could take more than the `free` bytes meanwhile. False if the store is about to close.
+        Raises what RocksDB does.
+        """
+        with self._lock:
+            if self._stopped:
+                return False
+            for family in self._store.families:
+                family.flush(True)
+            if closing.known_damage(self._store.path) is not None:
+                return True  # damaged tables are left alone
+            dead, self._dead = self._dead, {}
+            try:
+                for each in self._ranges(dead):
+                    if self._stopped or enough():
+                        return not self._stopped
+                    if each.dead or each.beside:
+                        if each.beside + _SPARE_BYTES > free():
+                            continue
+                        self._store.families[each.family].compact_range(each.start, each.stop, self._options)
+                    if each.log_id is not None:
+                        dead.pop(each.log_id, None)
+            finally:
+                self._dead = dead | self._dead
+            return True
+
+    def stop(self) -> None:
+        """Wait for the round that runs, and let there be no other: call before the store is closed."""
+        self._stopped = True
+        with self._lock:
+            pass
+
+    # --------------------------------------------------------------- internals
+
+    def _ranges(self, dead: dict[int, int]) -> Iterable[_Range]:
+        """What may be worth a compaction: what is known to be dead, that which takes most first; then where deletions
+        lie that have not met their rows yet, as a restart leaves them."""
+        blocks = self._tables(Family.BLOCKS)
+        whole = [log_id for log_id, stop in dead.items() if stop == _LAST_SEQ]
+        found = [
+            self._range(Family.BLOCKS, blocks, keys.pair(log_id, 0), keys.pair(log_id, stop), log_id)
+            for log_id, stop in dead.items()
+        ]
+        for family in _BESIDE if whole else ():
+            tables = self._tables(family)
+            if sum(table.size for table in tables) >= _WORTH_BYTES:
+                found += [
+                    self._range(family, tables, keys.u64(log_id), keys.pair(log_id, _LAST_SEQ)) for log_id in whole
+                ]
+        yield from sorted(found, key=lambda each: -each.dead)
+        for table in self._tables(Family.BLOCKS):
+            if table.deletions and table.number not in self._looked_at:
+                self._looked_at.add(table.number)
+                yield self._range(Family.BLOCKS, self._tables(Family.BLOCKS), table.start, table.stop)
+
+    def _range(
+        self, family: Family, tables: Sequence[_Table], start: bytes, stop: bytes, log_id: int | None = None
+    ) -> _Range:
+        touched = [table for table in tables if table.start <= stop and start <= table.stop]
+        dead = sum(table.size for table in touched if start <= table.start and table.stop <= stop)
+        beside = sum(table.size for table in touched) - dead
+        if family is Family.BLOCKS:
+            beside = min(beside, self._live_bytes() * 9 // 8 + _SPARE_BYTES)
+        return _Range(family, start, stop, dead, beside, log_id)
+
+    def _tables(self, family: Family) -> list[_Table]:
+        store = self._store
+        text = store.families[family].property_value("rocksdb.sstables") or ""
+        numbers = set(map(int, _TABLE.findall(text)))
+        facts: Iterable[dict[str, Any]] = store.families[family].live_files()  # of all families
+        tables = ((int(PurePath(each["name"]).stem), each) for each in facts)
+        return [
+            _Table(number, each["start_key"], each["end_key"], each["size"], each["num_deletions"])
+            for number, each in tables
+            if number in numbers
+        ]
