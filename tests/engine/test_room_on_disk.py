@@ -47,6 +47,7 @@ def test_what_adds_records_is_refused(world: BatchWorld) -> None:
     assert world.state("copies").head_seq == 0
     assert world.engine.routers.get("source->copies").last_error == "the disk is nearly full"
     world.claim(most=9)
+    world.engine.sync()
     assert world.state("letters").head_seq == 0, "the dead letter waits"
     assert world.append(10, topic="source").count == 1, "there is room for a small one"
 
@@ -59,6 +60,7 @@ def test_what_waited_goes_on_when_there_is_room(world: BatchWorld) -> None:
     world.upkeep()
     world.forward()
     world.claim()
+    world.engine.sync()
     assert (world.state("copies").head_seq, world.state("letters").head_seq) == (2, 1)
 
 

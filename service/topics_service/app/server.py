@@ -156,6 +156,7 @@ async def _serve(
     space = DiskSpace(
         disk, store, reclaim, space_statistics,
         reserve=settings.min_free_bytes, written=lambda: engine.writer.statistics.bytes,
+        is_writable=lambda: engine.writer.failure is None,
     )  # fmt: skip
     pressure = Pressure(
         lag_ms=lambda: lag.sustained_ms,

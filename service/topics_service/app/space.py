@@ -38,6 +38,7 @@ class DiskSpace:
         *,
         reserve: int,
         written: Callable[[], int],
+        is_writable: Callable[[], bool] = lambda: True,
     ) -> None:
         self._disk = disk
         self._store = store
@@ -45,6 +46,7 @@ class DiskSpace:
         self._statistics = statistics
         self._reserve = reserve
         self._written = written
+        self._is_writable = is_writable
         self._measured_at = 0
         self._flushed_at = 0
         self._compaction = 0  # what the next compaction may need
@@ -68,15 +70,18 @@ class DiskSpace:
         self._measured_at = written
 
     async def keep(self) -> None:
-        """Look at the disk often, and make room when it is short; until cancelled. What fails is logged, and tried
-        again."""
+        """Look at the disk often, and make room when it is short; until cancelled, or until the server is read-only:
+        then nothing is to be written any more. What fails is logged, and tried again."""
         loop = asyncio.get_running_loop()
-        while True:
+        while self._is_writable():
             await asyncio.sleep(_TICK_SECONDS)
             try:
                 self.measure()
+            except OSError:  # who looks after the directory tells of it
+                continue
+            try:
                 await self._look(loop.time())
-            except Exception as error:  # a directory that is gone; rocksdict raises bare Exception
+            except Exception as error:  # rocksdict raises bare Exception
                 log.warning("can't make room on the disk: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
 
