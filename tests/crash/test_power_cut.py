@@ -165,7 +165,6 @@ class TrackingStore(RocksStore):
     """Knows how much of its log has been synced."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.synced_size = 0
         super().__init__(path)
         self.sync()
