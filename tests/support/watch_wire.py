@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -121,24 +122,27 @@ class OpenWatchConnection(Connection):
         self._call.cancel()
 
 
+_WHITE = " \t\r\n"  # digits of a number in base 4
+
+
 def event_id(cursors: Mapping[str, int]) -> str:
-    """The id for a place. The instance of a topic, which is under `topic#` in a map, stands there as a first member."""
+    """The id for a place. The instance of a topic, which is under `topic#` in a map, is white space behind its seq."""
     members = []
     for name, seq in sorted(cursors.items()):
         if not name.endswith("#"):
-            members += [(name, cursors[name + "#"])] if name + "#" in cursors else []
-            members.append((name, seq))
-    text = ",".join(f'"{name}":{number}' for name, number in members)
-    return base64.urlsafe_b64encode(f"{{{text}}}".encode()).decode().rstrip("=")
+            number, white = cursors.get(name + "#", 0), ""
+            while number:
+                number, white = number >> 2, _WHITE[number & 3] + white
+            members.append(f'"{name}":{seq}{white}')
+    return base64.urlsafe_b64encode(f"{{{','.join(members)}}}".encode()).decode().rstrip("=")
 
 
 def read_id(text: bytes) -> dict[str, int]:
     """The place in an id."""
-    place: dict[str, int] = {}
-    for name, number in json.loads(base64.urlsafe_b64decode(text + b"=" * (-len(text) % 4)), object_pairs_hook=list):
-        if name in place:
-            place[name + "#"] = place[name]
-        place[name] = number
+    content = base64.urlsafe_b64decode(text + b"=" * (-len(text) % 4)).decode()
+    place: dict[str, int] = json.loads(content)
+    for name, white in re.findall(r'"([^"]+)":\d+([ \t\r\n]+)', content):
+        place[name + "#"] = int("".join(str(_WHITE.index(digit)) for digit in white), 4)
     return place
 
 
