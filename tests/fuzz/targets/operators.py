@@ -237,6 +237,7 @@ TARGETS = (
         name="marker of a repair",
         cost=5,
         decode=_file(f"repair/{closing._REPAIR}", lambda path: Swap(path.parent).pending()),
+        errors=(ValueError,),
         samples=[b'{"quarantine": "quarantine-1", "phase": "out"}', b"[" * 100_000],
         growth=1000,
         covers=("topics_service.storage.repair_swap:pending",),
