@@ -394,7 +394,7 @@ def test_the_settings_are_the_common_limits() -> None:
 
 def test_one_request_may_be_larger_than_the_limit() -> None:
     usage = Quotas(KeyLimits(nbytes=100_000)).of("k")
-    first, second = Held(usage), Held(usage)
+    first, second = Held(usage, None), Held(usage, None)
     for size in (60_000, 90_000, 200_000, 500_000):
         first.grow(size)
     assert usage.nbytes == 500_000

@@ -22,7 +22,7 @@ from support.server import TOPICS, ServerProcess
 from support.tls_proxy import certificate
 from support.waiting import poll
 from topics_client import Retry, TopicsClient
-from topics_client.errors import UnavailableError
+from topics_client.errors import ConnectError
 from topics_kafka.protocol import ApiKey
 
 
@@ -109,7 +109,7 @@ def test_the_sdk_trusts_only_what_it_is_told_to(server: TlsServer) -> None:
     stranger = server.url.partition("?")[0]
     plain = f"topics://{server.grpc_target}"
     for url in (stranger, plain):
-        with TopicsClient(url, retry=Retry(seconds=0), timeout=5) as client, pytest.raises(UnavailableError):
+        with TopicsClient(url, retry=Retry(seconds=0), timeout=5) as client, pytest.raises(ConnectError):
             client.get_topic("sdk")
 
 

@@ -225,16 +225,16 @@ async def _serve(
     if hangups is not None:
         hangups.follow(reload)
     tidy = Tidy(store)
-    work = (
+    work = [
         _upkeep(engine, disk, grpc),
         Forwarder(engine.routers).run(),
         lag.run(),
         trim_archive(settings, api.metrics.archive),
         _tidy(tidy),
-    )
-    background = [asyncio.create_task(each) for each in work]
+    ]
     if settings.min_free_bytes:
-        background.append(asyncio.create_task(space.keep()))
+        work.append(space.keep())
+    background = [asyncio.create_task(each) for each in work]
     kafka: KafkaServer | None = None
     try:
         try:
