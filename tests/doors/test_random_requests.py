@@ -389,8 +389,8 @@ def assert_idle(server: ServerProcess, before: Descriptors) -> None:
     with api_of(server) as api:
         poll(lambda: not any(gauges(api).values()), 10, "gauges at zero")
     poll(lambda: Descriptors(server.pid).kinds["socket"] <= before.kinds["socket"], 10, "sockets closed")
-    poll(lambda: not Descriptors(server.pid).deleted, 10, "files of the database closed")
     now = Descriptors(server.pid)
+    assert not now.deleted
     assert now.kinds["pipe"] <= before.kinds["pipe"]
     assert now.kinds["anon_inode"] <= before.kinds["anon_inode"] + 4, (before.kinds, now.kinds)
 

@@ -97,8 +97,6 @@ class Ends:
         self._slot = 0
         self._writes = _LOOK
         self._size = -1
-        self._log = -1
-        self._open_newest()
 
     def wrote(self, next_seq: int) -> None:
         """Every row before this one is written."""
@@ -119,19 +117,20 @@ class Ends:
         self._numbers[1] = next_seq
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Let go of the file."""
         self._numbers.release()
         self._map.close()
-        if self._log >= 0:
-            os.close(self._log)
-            self._log = -1
 
     def _look(self) -> None:
-        """The log that was written to grows, unless there is a newer one by now."""
-        size = os.fstat(self._log).st_size if self._log >= 0 else self._size
-        if size != self._size:
-            self._size = size
-            return
+        """The log that was written to grows, unless there is a newer one by now.
+
+        It is asked for by name: an open one that RocksDB has removed would keep its space on the disk.
+        """
+        with suppress(FileNotFoundError):
+            size = (self._directory / f"{self._newest:06}.log").stat().st_size
+            if size != self._size:
+                self._size = size
+                return
         for number, path in sorted(numbered(self._directory)):
             if number > self._newest:
                 with path.open("rb") as file:
@@ -145,12 +144,4 @@ class Ends:
         self._numbers[at + 1] = seq
         self._numbers[at] = number  # the last: who reads it after a kill has both or none
         self._slot = (self._slot + 1) % _SLOTS
-        self._newest = number
-        self._open_newest()
-
-    def _open_newest(self) -> None:
-        if self._log >= 0:
-            os.close(self._log)
-        self._log, self._size = -1, -1
-        with suppress(OSError):
-            self._log = os.open(self._directory / f"{self._newest:06}.log", os.O_RDONLY)
+        self._newest, self._size = number, -1
