@@ -85,7 +85,9 @@ def test_a_long_pipeline(run: Any, serve: Any, fed: list[int]) -> None:
             reader, writer = await service.connect()
             count = 5000
             writer.write(
-                b"".join(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\n%06d" % n for n in range(count))
+                b"".join(
+                    b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6\r\n\r\n%06d" % n for n in range(count)
+                )
             )
             for n in range(count):
                 await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
