@@ -248,8 +248,10 @@ def test_health(beside: Beside) -> None:
 
 
 def test_they_give_way_to_the_server(beside: Beside) -> None:
-    assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in pids(beside.process, beside.ports)] == [10, 10]
-    assert os.getpriority(os.PRIO_PROCESS, beside.process.pid) == 0
+    own = os.getpriority(os.PRIO_PROCESS, 0)  # tests may be nice themselves
+    niceness = [os.getpriority(os.PRIO_PROCESS, pid) for pid in pids(beside.process, beside.ports)]
+    assert niceness == [min(19, own + 10)] * 2
+    assert os.getpriority(os.PRIO_PROCESS, beside.process.pid) == own
 
 
 # ------------------------------------------------------------------ life and death

@@ -31,7 +31,7 @@ from topics_service.api.slow import prepare, undrained
 # Requests that a client sent ahead of its answers: beyond this the connection is not read any further.
 PIPELINE_LIMIT: Final = 64
 # A read of 256 KiB may hold 43,000 chunks of a byte, or 6,700 requests, a quarter of a second of work: what is parsed
-# in one step of the loop, at first, when that was much work, and when it was little.
+# in one step of the loop, at first, at least, and at most. In between it is what may take so many calls of the parser.
 FIRST_BYTES: Final = 16384
 BUSY_BYTES: Final = 2048
 CALM_BYTES: Final = 65536
@@ -70,7 +70,7 @@ class Http1Protocol(HttpToolsProtocol):
         self._backlog = bytearray()  # received, not parsed yet
         self._slice = FIRST_BYTES
         self._going_on = False
-        self._calls = 0  # of the parser, in this step
+        self._calls = 0  # of the parser, in this slice
         self._between = True  # two messages: the next byte is a method's
         self._begun = b""  # of a request line that is not complete
         self._method = ""  # that the parser is not shown
@@ -131,6 +131,7 @@ class Http1Protocol(HttpToolsProtocol):
     def _feed_backlog(self) -> None:
         """Parse what was received: all at once while that is little work, as it is for a large body."""
         self._going_on = False
+        calls = 0
         while self._backlog and not self._pipeline_is_full():  # if it is, it goes on when a request is answered
             data = bytes(self._backlog[: self._slice])
             del self._backlog[: self._slice]
@@ -138,7 +139,8 @@ class Http1Protocol(HttpToolsProtocol):
             if self._deaf:
                 self._backlog.clear()
                 return
-            if self._calls > BUSY_CALLS:
+            calls += self._calls
+            if calls > BUSY_CALLS:
                 self._go_on()
                 break
         if not self._backlog:
@@ -150,6 +152,7 @@ class Http1Protocol(HttpToolsProtocol):
         if self._begun:
             data, self._begun = self._begun + data, b""
         at, size = 0, len(data)
+        fed = size
         while at < size:
             if self._between:
                 self._began = time.perf_counter()
@@ -158,7 +161,7 @@ class Http1Protocol(HttpToolsProtocol):
                     data, at = self._request_line(data[at:]), 0
                     size = len(data)
                     if not data:
-                        return
+                        break
                 self._between = False
             end = 0 if self._body_rest or self._tail else data.find(EMPTY_LINE, at) + 4
             if end < 4:
@@ -167,8 +170,8 @@ class Http1Protocol(HttpToolsProtocol):
             if self._deaf:
                 return
             at = end
-        if size >= BUSY_BYTES:
-            self._slice = CALM_BYTES if self._calls <= BUSY_CALLS else BUSY_BYTES
+        if fed >= BUSY_BYTES:
+            self._slice = max(BUSY_BYTES, min(CALM_BYTES, fed * BUSY_CALLS // max(1, self._calls)))
 
     def _request_line(self, data: bytes) -> bytes:
         """Return the start of a message as the parser may be shown it; nothing while its first line is not complete.
