@@ -167,7 +167,7 @@ class QueueMachine(RuleBasedStateMachine):
         gated = model.config.durability == "fsync"
         if not buried:
             expired = self.world.engine.untold("q") > self.synced  # what the claim has found too old is to be durable
-            assert (ticket > self.synced) == (gated and (expired or (model.config.leases_durable and any(hands))))
+            assert (ticket > self.synced) == (expired or (gated and model.config.leases_durable and any(hands)))
         elif gated:
             assert ticket > self.synced, "the letters are there when the claim is answered"
         for reply, hand, (node, _, ms) in zip(replies, hands, claims, strict=True):
