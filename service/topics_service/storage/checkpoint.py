@@ -1,6 +1,5 @@
 """Checkpoints of an open database: directories that hold its state at one moment and share its files."""
 
-import os
 import shutil
 import time
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Final
 
 from rocksdict import Checkpoint
 
+from topics_service.storage import durable
 from topics_service.storage.private import make_private
 from topics_service.storage.rocks import _FORMAT, RocksStore
 from topics_service.storage.store import StoreError
@@ -44,9 +44,9 @@ def create(store: RocksStore, path: Path) -> None:
         Checkpoint(store._db).create_checkpoint(str(path))
         for file in path.iterdir():  # RocksDB's own are durable; rocksdict puts one beside them
             if not file.name.endswith(".sst"):
-                sync(file)
-        sync(path)
-        sync(path.parent)
+                durable.sync(file)
+        durable.sync(path)
+        durable.sync(path.parent)
     except Exception as error:  # rocksdict raises bare Exception
         remove(path)
         raise StoreError(f"can't make the checkpoint {path}: {error}") from error
@@ -56,15 +56,6 @@ def remove(path: Path) -> None:
     """Remove a checkpoint, whole or begun; one that is not there is fine."""
     for each in (path, path.with_name(f"{path.name}.tmp")):  # the name under which RocksDB begins
         shutil.rmtree(each, ignore_errors=True)
-
-
-def sync(path: Path) -> None:
-    """Make a file, or the names in a directory, durable. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _check_room(store: RocksStore, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""RocksDB's manifest, read far enough to tell which families there are and which write-ahead logs are needed.
+"""RocksDB's manifest, read far enough to tell the families, the tables and the write-ahead logs that are needed.
 
 A manifest has records as a log file has, each a row of fields: a tag, and what the tag says. Records can form a group
 that counts as a whole or not at all.
@@ -9,25 +9,42 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from topics_service.storage.walbatches import text, varint
+from topics_service.storage.walbatches import text, to_varint, varint
 from topics_service.storage.walrecords import mapped, records
 
-_COMPARATOR, _LOG, _NEXT_FILE, _SEQUENCE, _CURSOR, _GONE, _PREVIOUS_LOG, _LEAST_LOG = 1, 2, 3, 4, 5, 6, 9, 10
-_TABLE: Final = 103
-_FAMILY, _ADDED, _DROPPED, _LAST_FAMILY = 200, 201, 202, 203
+_COMPARATOR, _LOG, _NEXT_FILE, _SEQUENCE, _CURSOR, GONE, _PREVIOUS_LOG, _LEAST_LOG = 1, 2, 3, 4, 5, 6, 9, 10
+TABLE: Final = 103
+FAMILY, _ADDED, _DROPPED, _LAST_FAMILY = 200, 201, 202, 203
 _GROUP: Final = 300
 _MAY_BE_SKIPPED: Final = 1 << 13  # a bit of tags, and a text behind them
-_TABLE_ENDS: Final = 1
+_FACTS_END: Final = 1
+_OF_FILE: Final = frozenset({12, 15})  # of the facts of a table: its identity, the size of its end
 _NUMBERS: Final = frozenset({_NEXT_FILE, _SEQUENCE, _PREVIOUS_LOG, _LAST_FAMILY})
 
 
+class TableFacts(Struct, frozen=True, kw_only=True):
+    """A table of the database: its family by number, its level, its greatest key and sequence number; `facts` is the
+    rest as written."""
+
+    number: int
+    family: int
+    level: int
+    size: int
+    last_key: bytes
+    last_seq: int
+    facts: bytes
+
+
 class Manifest(Struct, kw_only=True):
-    """What it says in the end. `families` by name, and for each, by its number, the first log with rows that are in no
-    table of it; `flushed_seq`: the highest sequence number that a table was made with."""
+    """The state that its records come to. `families`: numbers by name. `logs`: by the number of a family the first log
+    with rows that are in no table of it. `tables`: those of the database, by the number of the file. `flushed_seq`: the
+    highest sequence number that any table was made with."""
 
     families: dict[str, int]
     logs: dict[int, int]
+    tables: dict[int, TableFacts] = {}
     least_log: int = 0
     flushed_seq: int = 0
 
@@ -43,13 +60,19 @@ class _Edit(Struct):
     dropped: bool = False
     log: int | None = None
     least_log: int | None = None
-    flushed_seq: int = 0
+    gone: list[int] = []
+    new: list[TableFacts] = []
     left_in_group: int | None = None
+
+
+def path_in(directory: Path) -> Path:
+    """The manifest by CURRENT. Raises OSError, and ValueError if that is no text."""
+    return directory / (directory / "CURRENT").read_text().strip()
 
 
 def read(directory: Path) -> Manifest:
     """The manifest of a database. Raises OSError, and ValueError for one that is damaged."""
-    path = directory / (directory / "CURRENT").read_text().strip()
+    path = path_in(directory)
     found = Manifest(families={"default": 0}, logs={0: 0})
     group: list[_Edit] = []
     with mapped(path) as data:
@@ -76,7 +99,11 @@ def _apply(found: Manifest, edits: Iterable[_Edit]) -> None:
             found.logs[edit.family] = edit.log
         if edit.least_log is not None:
             found.least_log = max(found.least_log, edit.least_log)
-        found.flushed_seq = max(found.flushed_seq, edit.flushed_seq)
+        for number in edit.gone:
+            found.tables.pop(number, None)
+        for facts in edit.new:
+            found.tables[facts.number] = replace(facts, family=edit.family)  # which may stand behind it
+            found.flushed_seq = max(found.flushed_seq, facts.last_seq)
 
 
 def _edit(record: bytes) -> _Edit:
@@ -87,7 +114,7 @@ def _edit(record: bytes) -> _Edit:
             edit.log, at = varint(record, at)
         elif tag == _LEAST_LOG:
             edit.least_log, at = varint(record, at)
-        elif tag == _FAMILY:
+        elif tag == FAMILY:
             edit.family, at = varint(record, at)
         elif tag == _ADDED:
             name, at = text(record, at)
@@ -103,24 +130,38 @@ def _edit(record: bytes) -> _Edit:
         elif tag == _CURSOR:
             _, at = varint(record, at)
             _, at = text(record, at)
-        elif tag == _GONE:
+        elif tag == GONE:
             _, at = varint(record, at)
-            _, at = varint(record, at)
-        elif tag == _TABLE:
-            seq, at = _table(record, at)
-            edit.flushed_seq = max(edit.flushed_seq, seq)
+            number, at = varint(record, at)
+            edit.gone.append(number)
+        elif tag == TABLE:
+            facts, at = _table(record, at)
+            edit.new.append(facts)
         else:
             raise ValueError(f"a field of the kind {tag}")
     return edit
 
 
-def _table(record: bytes, at: int) -> tuple[int, int]:
-    """The highest sequence number in a table that is made known, and where that ends."""
-    for read in (varint, varint, varint, text, text, varint):  # level, number, size, first and last key, lowest
-        _, at = read(record, at)
-    seq, at = varint(record, at)
+def _table(record: bytes, at: int) -> tuple[TableFacts, int]:
+    """A table that is made known, of no family yet, and where that ends."""
+    level, at = varint(record, at)
+    number, at = varint(record, at)
+    size, at = varint(record, at)
+    start = at
+    _, at = text(record, at)
+    last_key, at = text(record, at)
+    _, at = varint(record, at)
+    last_seq, at = varint(record, at)
+    kept = record[start:at]
     while True:
+        start = at
         tag, at = varint(record, at)
-        if tag == _TABLE_ENDS:
-            return seq, at
+        if tag == _FACTS_END:
+            break
         _, at = text(record, at)
+        if tag not in _OF_FILE:
+            kept += record[start:at]
+    facts = kept + to_varint(_FACTS_END)
+    return TableFacts(
+        number=number, family=0, level=level, size=size, last_key=last_key, last_seq=last_seq, facts=facts
+    ), at

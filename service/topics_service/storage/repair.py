@@ -9,9 +9,20 @@ from typing import Final, NamedTuple
 
 from rocksdict import Cache, DBRecoveryMode, Rdict
 
-from topics_service.storage import closing, damagedfiles, tablelist, tablemend, tables, verify, walaside, walcheck
+from topics_service.storage import (
+    closing,
+    damagedfiles,
+    manifest,
+    tablelist,
+    tablemend,
+    tables,
+    verify,
+    walaside,
+    walcheck,
+)
 from topics_service.storage.boot import boot_id
 from topics_service.storage.familyids import family_ids
+from topics_service.storage.manifest import TableFacts
 from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksStore, _name, _options, find_damage
 from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
 
@@ -128,7 +139,7 @@ def _past_damage(path: Path, own: Path) -> _Way:
     resized = [
         (facts, mended.sizes[name]) for number, facts in listed.items() if (name := f"{number:06}.sst") in mended.sizes
     ]
-    tablelist.resize(tablelist.manifest_of(own), resized)
+    tablelist.resize(manifest.path_in(own), resized)
     return _Way(notes + mended.way.notes, mended.way.lost, mended.way.revived)
 
 
@@ -174,7 +185,7 @@ class _Mended(NamedTuple):
     sizes: dict[str, int]
 
 
-def _mend_tables(path: Path, own: Path, listed: Mapping[str, tablelist.TableFacts | None]) -> _Mended:
+def _mend_tables(path: Path, own: Path, listed: Mapping[str, TableFacts | None]) -> _Mended:
     """Put readable files in the place of tables that are damaged around their rows. What is known of them helps."""
     notes, lost, revived, sizes = list[str](), list[str](), set[Family](), dict[str, int]()
     for name, facts in sorted(listed.items()):
@@ -203,7 +214,7 @@ def _mend_tables(path: Path, own: Path, listed: Mapping[str, tablelist.TableFact
     return _Mended(_Way(notes, lost, frozenset(revived)), sizes)
 
 
-def _families_of(own: Path, facts: tablelist.TableFacts | None) -> set[Family]:
+def _families_of(own: Path, facts: TableFacts | None) -> set[Family]:
     """The family of a table; all of them if that is not known."""
     try:
         families = {number: family for family, number in family_ids(own).items()} if facts is not None else {}

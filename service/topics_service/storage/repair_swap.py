@@ -5,14 +5,13 @@ server starts.
 """
 
 import fcntl
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from topics_service.storage import closing, sealed
+from topics_service.storage import closing, durable, sealed
 from topics_service.storage.private import make_private
 
 _MARKER: Final = closing._REPAIR
@@ -61,10 +60,10 @@ class Swap:
     def begin(self, quarantine: str) -> None:
         """The new database is complete, closed and checked: from now on there is no way back."""
         for file in self.new.iterdir():
-            _sync(file)
-        _sync(self.new)
+            durable.sync(file)
+        durable.sync(self.new)
         make_private(self._path / quarantine)
-        _sync(self._path)
+        durable.sync(self._path)
         self._mark(quarantine, "out")
         self._stepped("begun")
 
@@ -77,19 +76,19 @@ class Swap:
                 if (file.is_file() and closing.is_of_database(file.name)) or file.name == _ARCHIVE:
                     file.rename(quarantine / file.name)
                     self._stepped(f"out {file.name}")
-            _sync(quarantine)
-            _sync(self._path)
+            durable.sync(quarantine)
+            durable.sync(self._path)
             self._mark(marker["quarantine"], "in")
             self._stepped("moved out")
         for file in sorted(self.new.iterdir()) if self.new.exists() else ():
             if closing.is_of_database(file.name):
                 file.rename(self._path / file.name)
                 self._stepped(f"in {file.name}")
-        _sync(self._path)
+        durable.sync(self._path)
         shutil.rmtree(self.work, ignore_errors=True)
         self._stepped("moved in")
         (self._path / _MARKER).unlink()
-        _sync(self._path)
+        durable.sync(self._path)
 
     def _mark(self, quarantine: str, phase: str) -> None:
         sealed.write(self._path / _MARKER, {"quarantine": quarantine, "phase": phase})
@@ -112,13 +111,5 @@ def copy(path: Path, target: Path) -> None:
     for file in sorted(path.iterdir()):
         if file.is_file() and file.name != "LOCK":
             shutil.copy2(file, target / file.name)
-            _sync(target / file.name)
-    _sync(target)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            durable.sync(target / file.name)
+    durable.sync(target)

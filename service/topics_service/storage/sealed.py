@@ -5,11 +5,12 @@ as they are JSON, and written anew with a checksum.
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Final
 
 import google_crc32c
+
+from topics_service.storage import durable
 
 _MARK: Final = b"\ncrc32c "
 
@@ -48,14 +49,4 @@ def read(path: Path) -> Any:
 
 def write(path: Path, value: object) -> None:
     """Put a value in place of what the file had; durable on return. Raises OSError."""
-    new = path.with_name(f"{path.name}.tmp")
-    with new.open("wb") as file:
-        file.write(encode(json.dumps(value).encode()))
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    durable.replace(path, encode(json.dumps(value).encode()))

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from topics_service.storage import tables
 from topics_service.storage.tables import Handle
-from topics_service.storage.walbatches import varint
+from topics_service.storage.walbatches import to_varint, varint
 
 _FAMILY_ID: Final = b"rocksdb.column.family.id"
 _FAMILY_NAME: Final = b"rocksdb.column.family.name"
@@ -224,7 +224,7 @@ def _block(found: Sequence[tuple[bytes, bytes]]) -> bytes:
     made, starts = bytearray(), list[int]()
     for key, value in found:
         starts.append(len(made))
-        made += _varint(0) + _varint(len(key)) + _varint(len(value)) + key + value
+        made += to_varint(0) + to_varint(len(key)) + to_varint(len(value)) + key + value
     starts = starts or [0]
     return bytes(made) + struct.pack(f"<{len(starts)}I", *starts) + struct.pack("<I", len(starts))
 
@@ -239,13 +239,4 @@ def _footer(metaindex: Handle, offset: int, salt: int) -> bytes:
 
 
 def _handle(handle: Handle) -> bytes:
-    return _varint(handle.offset) + _varint(handle.size)
-
-
-def _varint(value: int) -> bytes:
-    made = bytearray()
-    while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
-        value >>= 7
-    made.append(value)
-    return bytes(made)
+    return to_varint(handle.offset) + to_varint(handle.size)

@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from topics_service.storage import durable
+
 _LINE: Final = "topics-log.json"
 _ARCHIVE: Final = "archive"
 
@@ -60,17 +62,7 @@ def begin(directory: Path) -> Line:
         return found
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}"
     line = Line(name, max((number for number, _ in numbered(directory)), default=0))
-    part = directory / f"{_LINE}.tmp"
-    with part.open("wb") as file:
-        file.write(msgspec.json.encode(line))
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(directory / _LINE)
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    durable.replace(directory / _LINE, msgspec.json.encode(line))
     return line
 
 

@@ -5,6 +5,7 @@ import shutil
 import time
 from pathlib import Path
 
+from topics_service.storage import durable
 from topics_service.storage.walarchive import numbered
 from topics_service.storage.walcheck import Break
 
@@ -20,8 +21,8 @@ def set_aside(directory: Path, broken: Break) -> Path:
             path.rename(aside / path.name)
         elif number == broken.number:
             _keep(path, aside, broken.keep)
-    _sync(aside)
-    _sync(directory)
+    durable.sync(aside)
+    durable.sync(directory)
     return aside
 
 
@@ -37,13 +38,5 @@ def _keep(path: Path, aside: Path, size: int) -> None:
         out.flush()
         os.fsync(out.fileno())
     shutil.copyfile(path, aside / path.name)
-    _sync(aside / path.name)
+    durable.sync(aside / path.name)
     part.replace(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

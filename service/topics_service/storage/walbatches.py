@@ -118,3 +118,13 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:  # it would take time by the square of its length
             raise IndexError
+
+
+def to_varint(value: int) -> bytes:
+    """What `varint` reads."""
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    made.append(value)
+    return bytes(made)

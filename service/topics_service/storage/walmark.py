@@ -7,7 +7,6 @@ sequence numbers; an end is the one behind the last row.
 """
 
 import mmap
-import os
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from topics_service.storage import durable
 from topics_service.storage.walarchive import numbered
 from topics_service.storage.walbatches import batches
 
@@ -70,18 +70,8 @@ def write(directory: Path, mark: Mark) -> None:
     """Put it in the place of the one that is there, durably. Raises OSError."""
     slots = [number for begin in list(mark.begins.items())[-_SLOTS:] for number in begin]
     slots += [0] * (2 * _SLOTS - len(slots))
-    part = directory / f"{NAME}.tmp"
-    with part.open("wb") as file:
-        file.write(_NUMBERS.pack(mark.written, mark.synced, *slots))
-        file.write(msgspec.json.encode(_Facts(mark.boot, mark.first, mark.first_seq, mark.starting, mark.manifest)))
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(directory / NAME)
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    facts = msgspec.json.encode(_Facts(mark.boot, mark.first, mark.first_seq, mark.starting, mark.manifest))
+    durable.replace(directory / NAME, _NUMBERS.pack(mark.written, mark.synced, *slots) + facts)
 
 
 class Ends:

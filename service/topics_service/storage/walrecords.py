@@ -146,9 +146,10 @@ def intact(data: Data, at: int, stop: int) -> int | None:
     stored, length, _ = RECORD.unpack_from(data, at)
     if at + RECORD.size + length > stop:
         return None
-    return length if _masked(google_crc32c.value(data[at + 6 : at + RECORD.size + length])) == stored else None
+    return length if checksum(data[at + 6 : at + RECORD.size + length]) == stored else None
 
 
-def _masked(crc: int) -> int:
-    """RocksDB's mask, so that a checksum of stored checksums is not degenerate."""
+def checksum(typed: bytes) -> int:
+    """The checksum over type and payload of a record, masked by RocksDB since checksums of checksums are degenerate."""
+    crc = int(google_crc32c.value(typed))
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

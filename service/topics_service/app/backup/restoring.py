@@ -13,7 +13,7 @@ from topics_service.app.backup.errors import AbsentError, BackupError, DamagedEr
 from topics_service.app.backup.manifest import Manifest
 from topics_service.app.backup.target import Target
 from topics_service.storage.checkpoint import FORMAT as STORE_FORMAT
-from topics_service.storage.checkpoint import sync
+from topics_service.storage.durable import sync
 from topics_service.storage.private import make_private
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from topics_service.app.backup.errors import AbsentError, BackupError
-from topics_service.storage.checkpoint import sync
+from topics_service.storage.durable import sync
 from topics_service.storage.private import make_private
 
 CHUNK_BYTES: Final = 1 << 20
