@@ -82,7 +82,7 @@ def inflate(body: bytes, limit: int) -> bytes:
 
 
 def awaits_100(call: Call) -> bool:
-    """Whether the client waits for `100 Continue`, and has sent nothing of its body yet."""
+    """Return whether the client waits for `100 Continue` and has sent nothing of its body yet."""
     awaits = call.scope.get("state", {}).get("awaits_100")
     return awaits is not None and bool(awaits())
 

@@ -39,7 +39,7 @@ async def refuse_too_many(text: bytes, limits: Limits) -> None:
 
 
 def _records(text: bytes) -> Iterator[int]:
-    """How many records were met, told from time to time, and as soon as there are none or one more."""
+    """Yield the number of records met so far: from time to time, and as soon as there are none or one more."""
     depth = count = 0
     name = b""
     counting = False

@@ -17,7 +17,7 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "[::1]"})
 
 
 class OriginPolicy:
-    """What is checked of the heads of requests, plain ones and upgrades alike."""
+    """Checks of the heads of requests, plain ones and upgrades alike."""
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
@@ -46,7 +46,7 @@ class OriginPolicy:
             )
 
     def allows(self, origin: bytes, host: bytes) -> bool:
-        """Whether pages of `origin` may send requests to `host`: its own ones, and those of the local machine.
+        """Return whether pages of `origin` may send requests to `host`: its own, and those of the local machine.
 
         `null` (a file, a frame in a sandbox) is nobody's.
         """

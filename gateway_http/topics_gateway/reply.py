@@ -60,7 +60,7 @@ async def send_reply(reply: Reply, scope: Scope, send: Send, *, accept_encoding:
 
 
 def names_gzip(accept_encoding: bytes) -> bool:
-    """Whether an Accept-Encoding value names gzip, or x-gzip, with a weight above zero."""
+    """Return whether an Accept-Encoding value names gzip, or x-gzip, with a weight above zero."""
     for part in accept_encoding.lower().split(b","):
         coding, _, weight = part.replace(b" ", b"").partition(b";")
         if coding in (b"gzip", b"x-gzip") and not (weight.startswith(b"q=0") and not weight[3:].strip(b".0")):

@@ -24,4 +24,4 @@ class GatewaySettings:
     limits: Limits = field(default_factory=Limits)
     """The limits of the engine; the door counts the keys of a record's meta by them."""
     hosts: Hosts = field(default_factory=Hosts)
-    """What requests without a key may be sent to, where there are no keys."""
+    """Hosts that are served while there are no keys."""

@@ -21,7 +21,7 @@ def hold_connection(scope: Any, principal: Principal, usage: Usage) -> None:
 
 
 class MessageBytes:
-    """What the message that arrives on a WebSocket holds, for its key and of the memory for all; one that waits too."""
+    """Bytes that the message arriving or waiting on a WebSocket holds, of its key's share and of the memory for all."""
 
     def __init__(
         self, usage: Usage | None, memory: MemoryBudget | None, refused: Callable[[TopicsError], None]

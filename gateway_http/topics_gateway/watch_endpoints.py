@@ -72,7 +72,7 @@ class WatchEndpoints:
             yield self._events.of(stream, together=call.scope["http_version"] != "2")
 
     def _resume_from(self, call: Call) -> dict[str, int]:
-        """What the client has dealt with: its Last-Event-ID, or the query's `cursor`; nothing if it is no id."""
+        """Read the place in Last-Event-ID, or in the query's `cursor`; an empty one if it is no id."""
         given = call.headers.get(b"last-event-id")
         if given is None:
             given = call.query().get("cursor", "").encode()

@@ -19,7 +19,7 @@ _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 FAILURES: Final = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
-"""What decoding by msgspec may raise."""
+"""Errors of decoding by msgspec."""
 
 
 class Value:

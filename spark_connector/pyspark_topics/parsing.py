@@ -114,7 +114,7 @@ class Parser:
         return rows
 
     def _parts(self, text: bytes | None, error: Exception) -> tuple[Any, list[str]]:
-        """What fits of a record that failed as a whole, and why the rest does not."""
+        """Return the parts of a failed record that fit, and the reasons why the others do not."""
         reasons: list[str] = []
         if text is None or isinstance(error, UnicodeDecodeError | RecursionError):
             return self._empty, [_reason(error, text)]

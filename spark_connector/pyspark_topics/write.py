@@ -76,7 +76,7 @@ class BatchWriter(DataSourceArrowWriter):
             self.task.make_topic()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What tasks have appended stays."""
+        """Leave what tasks have appended."""
 
 
 class StreamWriter(DataSourceStreamArrowWriter):

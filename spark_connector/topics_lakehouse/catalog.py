@@ -194,7 +194,7 @@ def parse_positions(text: str) -> dict[int, int]:
 
 
 def same_positions(one: Positions, other: Positions) -> bool:
-    """Whether two positions are the same; 0 and absent are."""
+    """Return whether two positions are the same; 0 and absent are."""
     return {p: seq for p, seq in one.items() if seq} == {p: seq for p, seq in other.items() if seq}
 
 

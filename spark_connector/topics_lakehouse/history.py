@@ -70,8 +70,8 @@ def _holds(table: Table, positions: Positions) -> bool:
 
 
 def _traces(table: Table, current: Snapshot, positions: Positions) -> bool:
-    """Whether a snapshot descends from the last commit, where the ancestors that would tell have expired: files of
-    that commit are passed on to descendants alone. Others may have rewritten them all: then the rows are as many."""
+    """Return whether a snapshot descends from the last commit whose marks have expired: files of that
+    commit are passed on to descendants alone. Others may have rewritten them all: then the rows are as many."""
     wanted = table.properties.get(SNAPSHOT)
     with reachable():
         if wanted is None:  # an older version's commit

@@ -27,7 +27,7 @@ _NEAR: Final = 20_000  # seqs between two holes that are read along with them, a
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What the tables of a topic lack up to their positions, by partition."""
+    """Seqs that the tables of a topic lack up to their positions, by partition."""
 
     tables: TopicTables
     held: Mapping[int, SeqSet]  # seqs that the table has, or that it lacks for another reason than the rollback
@@ -35,7 +35,7 @@ class Missing:
     told: Mapping[int, SeqSet]  # seqs whose loss is told in the table of gaps, or that were not lost
 
     def tasks(self, config: Config) -> Iterator[FileTask]:
-        """What is to be read, and which of it passed over."""
+        """Ranges to read, and the seqs in them to pass over."""
         target, ends = self.tables.target(config), self.tables.positions
         for partition, end in ends[RECORDS].items():
             errors_end = ends.get(ERRORS, {}).get(partition, 0)
@@ -59,7 +59,7 @@ class Missing:
 
 
 def missing(tables: TopicTables) -> Missing:
-    """What the tables that were rolled back lack. Raises CatalogDownError."""
+    """Find the seqs that rolled-back tables lack. Raises CatalogDownError."""
     ends = tables.positions
     known = {role: reached(table) if role in tables.lacking else ends[role] for role, table in tables.tables.items()}
     held = _held(tables.tables[RECORDS], known[RECORDS], ends[RECORDS])

@@ -133,12 +133,12 @@ def check_envelope(table: Table) -> None:
 
 
 Path = tuple[str, ...]
-"""Where a field is: the names of columns and fields down to it, `element` and `value` for those of arrays and maps."""
+"""Path of a field: the names of columns and fields down to it, `element` and `value` for those of arrays and maps."""
 
 
 @dataclass(slots=True)
 class Differences:
-    """What a table lacks to have the declared columns."""
+    """Return the changes that give a table the declared columns."""
 
     additions: list[tuple[Path, IcebergType]] = field(default_factory=list)
     widenings: list[tuple[Path, IcebergType]] = field(default_factory=list)

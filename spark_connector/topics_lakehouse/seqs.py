@@ -15,7 +15,7 @@ class SeqSet:
         self._firsts = array("q")
         self._lasts = array("q")
         self.count = 0
-        """How many seqs they are."""
+        """The number of seqs."""
 
     def add(self, first: int, last: int) -> None:
         """One more range, behind the others; none if `last` is below `first`."""
@@ -32,7 +32,7 @@ class SeqSet:
         return zip(self._firsts, self._lasts, strict=True)
 
     def within(self, first: int, last: int) -> bool:
-        """Whether any of the seqs `first` to `last` is in the set."""
+        """Return whether any of the seqs `first` to `last` is in the set."""
         i = bisect_right(self._firsts, last) - 1
         return i >= 0 and self._lasts[i] >= first
 
@@ -60,7 +60,7 @@ class SeqSet:
             yield first, last
 
     def between(self, first: int, last: int) -> "SeqSet":
-        """What of the set lies in `first` to `last`."""
+        """Return the part of the set from `first` to `last`."""
         found = SeqSet()
         for i in range(bisect_left(self._lasts, first), bisect_right(self._firsts, last)):
             found.add(max(first, self._firsts[i]), min(last, self._lasts[i]))

@@ -282,7 +282,7 @@ async def test_the_end_of_its_queue_ends_a_wait_at_once(again: str | None) -> No
 
 @in_fake_time
 async def test_the_end_of_its_queue_ends_a_pass_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of it takes nothing from the queue that has the name then."""
+    """The rest of a pass takes nothing from the queue that has the name then."""
     monkeypatch.setattr(desk, "PASS_JOBS", 2)
     queues = Queues()
     queues.put(count=50, claim_jitter_ms=10)

@@ -1,4 +1,4 @@
-"""What the tokens of large sessions stand for: every place exactly, in bounded memory, for the session's own key."""
+"""Tokens of large sessions: each stands for its place exactly, in bounded memory, for the session's own key."""
 
 import random
 

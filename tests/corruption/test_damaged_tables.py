@@ -93,7 +93,7 @@ def damaged(sample: Sample, tmp_path: Path) -> Path:
 
 
 def check(sample: Sample, directory: Path, name: str, scratch: Path) -> tuple[bool, bool, Rows]:
-    """Whether a start refuses, whether an audit tells of the file, and the rows that a repair has.
+    """Return the refusal of a start, the finding of an audit, and the rows that a repair has.
 
     Where a start, an audit or a repair does not name the file, it has every row; none names another one.
     """
@@ -115,7 +115,7 @@ def check(sample: Sample, directory: Path, name: str, scratch: Path) -> tuple[bo
 
 
 def started(sample: Sample, directory: Path) -> StoreError | None:
-    """Why the database can't be opened or read; None: it has every row."""
+    """Return the error of opening or reading the database; None: it has every row."""
     try:
         store = RocksStore(directory)
     except StoreOpenError as error:
@@ -165,7 +165,7 @@ def test_parts_of_a_table_that_are_lost_together(sample: Sample, tmp_path: Path)
 
 
 def test_a_table_that_is_cut(sample: Sample, tmp_path: Path) -> None:
-    """What is in front of the cut is there; the rest is a stretch that can't be read, up to its greatest key."""
+    """Rows in front of the cut are there; the rest is a stretch that can't be read, up to its greatest key."""
     directory = damaged(sample, tmp_path)
     cut(directory / sample.name, (directory / sample.name).stat().st_size // 2)
     with storage.opened(directory, tmp_path / "scratch") as opened:

@@ -34,7 +34,7 @@ def server(make_server: Callable[..., ServerProcess], disk: SmallDisk) -> Server
 
 
 def text(size: int) -> str:
-    """What can't be compressed by much."""
+    """Text that hardly compresses."""
     return base64.b85encode(os.urandom(size * 4 // 5)).decode()
 
 

@@ -96,7 +96,7 @@ print(slowest)
 
 @contextmanager
 def watched(server: ServerProcess) -> Iterator[list[float]]:
-    """How long (s) the slowest probe took meanwhile, of another process, once that is over."""
+    """Seconds of the slowest probe by another process meanwhile, once that is over."""
     found: list[float] = []
     with subprocess.Popen(
         [sys.executable, "-c", _PROBE, str(server.http_port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

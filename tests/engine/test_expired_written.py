@@ -1,4 +1,4 @@
-"""What a reader was told has expired is written first: it never comes back, whatever the clock and the process do."""
+"""Expiry is written before a reader is told of it: nothing comes back, whatever the clock and the process do."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

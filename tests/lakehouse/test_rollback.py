@@ -63,7 +63,7 @@ class Case:
         self.table.maintenance.expire_snapshots().by_ids(list(snapshots)).commit()
 
     def refusals(self, *asked: bool) -> set[str]:
-        """What run, status and query say, and what must not touch such a table."""
+        """Check that run, status and query refuse alike, and that nothing touches such a table."""
         pipeline = Pipeline(self.config, LocalRunner())
         try:
             assert not pipeline.once()

@@ -1,4 +1,4 @@
-"""What no request owns, signals, timers, work for several clients, is logged and audited as nobody's."""
+"""Signals, timers and work for several clients are logged and audited as nobody's."""
 
 import ast
 import asyncio
@@ -116,7 +116,7 @@ async def test_what_is_set_within_a_request_is_not_of_it() -> None:
 
 
 async def test_what_serves_several_is_nobodys() -> None:
-    """What serves one is its own, whoever makes it go."""
+    """Work for one request is its own, whoever makes it go."""
     found: list[tuple[list[str], str | None]] = []
 
     def serve(_: str, requests: Sequence[str]) -> list[str]:

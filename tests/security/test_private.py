@@ -1,4 +1,4 @@
-"""What the server makes is for its owner alone, whatever the umask; what is there already stays as it is."""
+"""Directories that the server makes are for their owner alone, whatever the umask; existing ones stay as they are."""
 
 import os
 import subprocess

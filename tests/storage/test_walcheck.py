@@ -1,4 +1,4 @@
-"""Which write-ahead logs a start takes for whole: rule by rule, on copies of an open database, as a kill leaves it."""
+"""Write-ahead logs that a start takes for whole: rule by rule, on copies of an open database, as a kill leaves it."""
 
 import os
 import shutil
@@ -86,7 +86,7 @@ def framed(payload: bytes) -> bytes:
 
 
 def count(path: Path, boot: str = BOOT) -> int:
-    """How many of the blocks a start finds, from the first on and without a hole."""
+    """Return the number of blocks that a start finds, from the first on and without a hole."""
     store = RocksStore(path, boot_id=boot)
     try:
         found = [keys.read_u64(key) for key, _ in store.scan(Family.BLOCKS, b"", b"\xff")]
@@ -118,7 +118,7 @@ def test_what_a_kill_leaves_is_all_there_again_and_again(killed: Path, unflushed
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("boot", [BOOT, OTHER])
 def test_a_log_that_is_not_the_newest_is_whole_to_the_byte(which: int, boot: str, killed: Path, tmp_path: Path) -> None:
-    """What is in tables of later logs was synced."""
+    """Rows in tables of later logs were synced."""
     ends = stops(logs(killed)[which])
     for size in (0, 5, ends[3], ends[20] - 1, ends[20] + 3, ends[-2], ends[-1] - 1):
         path = copy(killed, tmp_path / "copy")
@@ -253,7 +253,7 @@ def test_a_start_of_what_was_closed_looks_at_no_log(tmp_path: Path, monkeypatch:
 
 
 def test_two_that_start_at_once_leave_the_logs_alone(killed: Path, tmp_path: Path) -> None:
-    """What one has open is not looked at, let alone cut, by another one."""
+    """An open database is not looked at, let alone cut, by another one."""
     path = copy(killed, tmp_path / "copy")
     store = RocksStore(path, boot_id=BOOT)
     put(store, 120)

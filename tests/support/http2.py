@@ -62,7 +62,7 @@ class Http2:
             pass
 
     def frames(self) -> Iterator[tuple[int, int, bytes]]:
-        """What has been heard: kind, stream and content of each frame."""
+        """Frames heard so far: kind, stream and content of each."""
         at = 0
         while at + 9 <= len(self.heard):
             size, kind = int.from_bytes(self.heard[at : at + 3], "big"), self.heard[at + 3]
@@ -78,7 +78,7 @@ class Http2:
         return codes[-1] if codes else None
 
     def answers(self) -> dict[int, Answer]:
-        """What has been heard, by stream."""
+        """Frames heard so far, by stream."""
         decoder, statuses, bodies = Decoder(), dict[int, int](), dict[int, bytes]()
         for kind, stream, content in self.frames():
             if kind == HEADERS:

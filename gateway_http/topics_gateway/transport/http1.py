@@ -452,7 +452,7 @@ class Http1Protocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _body_is_full(self) -> bool:
-        """Whether the application has yet to take so much of the body that is received that no more is read."""
+        """Return whether so much of the body waits for the application that no more of it is read."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
 

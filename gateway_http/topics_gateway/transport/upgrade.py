@@ -1,4 +1,4 @@
-"""What may be wrong with a request for a WebSocket; free of the optional package `websockets`."""
+"""Faults of a request for a WebSocket, without the optional package `websockets`."""
 
 from typing import Final
 

@@ -21,9 +21,9 @@ _UNTRUSTED_CA: Final = ("issuer", "self-signed", "self signed")
 
 
 def final_failure(text: str, address: Address) -> str | None:
-    """Why a connection that failed with this text of gRPC's can't be made, and what to do; None where waiting may help.
+    """Explain a failed connection from gRPC's text, with the remedy; None where waiting may help.
 
-    May ask the server, for a second at most.
+    May ask the server by up to three handshakes, with half a second for each answer.
     """
     if found := _UNTRUSTED.search(text):
         what = (
@@ -42,7 +42,7 @@ def final_failure(text: str, address: Address) -> str | None:
 
 
 def _asked(address: Address) -> str | None:
-    """What TLS handshakes tell of a server that hangs up. With TLS 1.3 the want of a certificate shows behind the
+    """Explain by TLS handshakes a server that hangs up. With TLS 1.3 the want of a certificate shows behind the
     handshake, as any other reason to hang up, with TLS 1.2 in the middle of it."""
     if not _shakes_hands(address, ssl.TLSVersion.TLSv1_3) and not _shakes_hands(address, ssl.TLSVersion.TLSv1_2):
         return None
@@ -56,7 +56,7 @@ def _asked(address: Address) -> str | None:
 
 
 def _shakes_hands(address: Address, version: ssl.TLSVersion) -> bool | None:
-    """Whether a handshake of this version comes to its end, whatever certificates are worth; False where the server
+    """Try a handshake of this version, trusting any certificate: True if it comes to its end; False where the server
     breaks it off, None where it does not get that far."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is said over it

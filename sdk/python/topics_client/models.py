@@ -377,7 +377,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True)
 class GroupPosition:
-    """How far a consumer group has come in a partition: all up to `from_seq` is dealt with.
+    """Position of a consumer group in a partition: all up to `from_seq` is dealt with.
 
     A Kafka client may have committed beyond `head_seq`: that counts as the head, with a `lag` of 0.
     """

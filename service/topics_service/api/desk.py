@@ -305,7 +305,7 @@ class Desk:
         self._arm()
 
     def _is_gone(self) -> bool:
-        """Whether the queue was deleted; what has its name by now is another one."""
+        """True once the queue was deleted; a queue with its name is another one then."""
         return self._engine.catalog.find(self._name) is not self.topic
 
     def _ready(self) -> int:

@@ -22,7 +22,7 @@ class Authority(NamedTuple):
 
     @property
     def is_address(self) -> bool:
-        """Whether the host is an IP address, and no name that somebody could let point elsewhere."""
+        """True for an IP address, which nobody can let point elsewhere as a name."""
         return self.host.startswith("[") or _is_ipv4(self.host)
 
 
@@ -51,7 +51,7 @@ def parse_authority(text: bytes) -> Authority | None:
 
 
 def is_local_name(host: str) -> bool:
-    """Whether a name means this machine wherever it is looked up (RFC 6761, 6.3)."""
+    """Return whether a name means this machine wherever it is looked up (RFC 6761, 6.3)."""
     return host == "localhost" or host.endswith(".localhost")
 
 
@@ -65,11 +65,11 @@ class Hosts:
 
     @property
     def any(self) -> bool:
-        """Whether every host is served."""
+        """True if every host is served."""
         return ANY in self._names
 
     def serves(self, header: bytes) -> bool:
-        """Whether this value of the `Host` header, or of `:authority`, names one of them."""
+        """Return whether this value of `Host` or `:authority` names one of them."""
         if self.any or header in self._served:
             return True
         authority = parse_authority(header)

@@ -104,7 +104,7 @@ class Held:
 
     @property
     def is_short(self) -> bool:
-        """Whether others wait for memory."""
+        """True while others wait for memory."""
         return self._memory is not None and self._memory.is_short
 
     @property

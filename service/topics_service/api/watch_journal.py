@@ -16,7 +16,7 @@ _TOKEN: Final = re.compile(r"place_(?P<key>[A-Za-z0-9_-]{16})_(?P<mark>[0-9]{1,1
 
 
 class Journal:
-    """Where one stream stood after each of its last frames: one place, and the changes of each frame since."""
+    """Places of one stream after each of its last frames: the oldest one, and the changes of each frame since."""
 
     __slots__ = ("_changed", "_ends", "_first", "_last", "_names", "_numbers", "_seqs", "_start", "key", "wid")
 
@@ -154,5 +154,5 @@ class Journals:
 
 
 def is_token(text: str) -> bool:
-    """Whether a text has the form of a token. The base64 of a JSON object begins with another letter."""
+    """Return whether a text has the form of a token. The base64 of a JSON object begins with another letter."""
     return _TOKEN.fullmatch(text) is not None

@@ -51,7 +51,7 @@ class Session:
         self._firsts = self.epochs.copy()  # the first instance of each name that a client was told of
 
     def marks(self, epochs: Mapping[str, int]) -> dict[str, int]:
-        """What a place has to say beside the cursors, by name and INSTANCE: which instance of a topic made again.
+        """Return the instances of topics made again, by name and INSTANCE, as places have them beside cursors.
 
         Without that a client could not say that it has not heard yet of a topic's end and new beginning. The first
         instance of a name goes without saying; of very many names every one is told.

@@ -118,7 +118,7 @@ class WatchStream(Waiter):
 
     @property
     def place(self) -> dict[str, int]:
-        """What the client comes back with: `cursors`, and which instance of the topics that were made again."""
+        """The place that the client can come back with: `cursors`, and the instances of topics that were made again."""
         cursors = self.watch.cursors
         if self._marks is None:
             return cursors

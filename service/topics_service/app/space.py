@@ -19,6 +19,7 @@ from topics_service.storage.rocks import RocksStore
 log = logging.getLogger("topics.space")
 
 _TICK_SECONDS: Final = 0.02
+_CALM_SECONDS: Final = 0.2  # of a disk with room: writes count in between, so only other programs go unseen so long
 _AGAIN_SECONDS: Final = 0.25
 _RETRY_SECONDS: Final = 1.0
 _NEAR_BYTES: Final = 512 << 20  # so much above what is refused nothing has to be looked at
@@ -70,11 +71,15 @@ class DiskSpace:
         self._measured_at = written
 
     async def keep(self) -> None:
-        """Look at the disk often, and make room when it is short; until cancelled, or until the server is read-only:
-        then nothing is to be written any more. What fails is logged, and tried again."""
+        """Look at the disk, often where it is nearly full, and make room when it is short.
+
+        Ends when cancelled, or when the server is read-only: then nothing is to be written any more. What fails is
+        logged, and tried again.
+        """
         loop = asyncio.get_running_loop()
         while self._is_writable():
-            await asyncio.sleep(_TICK_SECONDS)
+            is_near = self.left() - self._reserve <= _NEAR_BYTES
+            await asyncio.sleep(_TICK_SECONDS if is_near else _CALM_SECONDS)
             try:
                 self.measure()
             except OSError:  # who looks after the directory tells of it
@@ -115,7 +120,7 @@ class DiskSpace:
         self.measure()
 
     def _can_flush(self, unflushed: int) -> bool:
-        """Whether the memtables fit: if not, another one has filled the disk, and only he can make room."""
+        """Return whether the memtables fit: if not, another program has filled the disk, and has to make room."""
         return self._disk.free_bytes > min(unflushed, self._store.most_unflushed) + _SPARE_BYTES
 
     def _free(self) -> int:

@@ -86,7 +86,7 @@ class Log:
     # ------------------------------------------------------------------ reads
 
     def visible(self, config: TopicConfig, now: int) -> Snapshot:
-        """What a reader sees now: the published state less what has expired.
+        """Return the state that a reader sees now: the published one less what has expired.
 
         That is written before anybody is told, once for each time that some has: what is gone stays so, also if the
         clock steps back and the process is killed. Where it can't be written, nothing has expired yet. Of an `fsync`
@@ -387,7 +387,7 @@ class Log:
                 disk.delete(Family.GAPS, keys.pair(self.log_id, gap.start))
 
     def _has_durable_row(self, s: Snapshot) -> bool:
-        """Whether the stored row is to be kept up to date with `s`, the next state."""
+        """Return whether the stored row is to be kept up to date with `s`, the next state."""
         return not s.volatile_from or self.state.earliest < s.volatile_from
 
     def _written(self, change: "_Change", ticket: int) -> int:

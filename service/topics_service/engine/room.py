@@ -18,7 +18,7 @@ class Space(Protocol):
     """Room on the disk. What only frees some, or is as small as a config, does not ask."""
 
     def is_scarce(self) -> bool:
-        """Whether a large write could have no room."""
+        """Return whether a large write could have no room."""
         ...
 
     def check(self, nbytes: int) -> None:

@@ -7,7 +7,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """What changes when the machine restarts; "" where there is no such thing."""
+    """Return the id of this boot, which a restart of the machine changes; "" where there is none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

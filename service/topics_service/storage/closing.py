@@ -61,7 +61,7 @@ def find_damage(path: Path, *, but: Collection[str] = ()) -> str | None:
 
 
 def current_damage(path: Path) -> str | None:
-    """Why CURRENT leads to no manifest; None if it does, and where there is no CURRENT. Raises OSError."""
+    """Explain why CURRENT leads to no manifest; None if it does, and where there is no CURRENT. Raises OSError."""
     file = path / "CURRENT"
     if not file.exists():
         return None
@@ -78,7 +78,7 @@ def current_damage(path: Path) -> str | None:
 
 
 def damaged_list(path: Path) -> str | None:
-    """What is wrong with the list of the files itself, from which nothing is taken then. Raises OSError."""
+    """Describe damage of the list of files itself, from which nothing is taken then; or None. Raises OSError."""
     try:
         sealed.read(path / _NAME)
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def damaged_list(path: Path) -> str | None:
 
 
 def is_closed(path: Path) -> bool:
-    """Whether the database is as it was closed, so that all it has is in tables. Raises OSError."""
+    """Return whether the database is as it was closed, so that all it has is in tables. Raises OSError."""
     known = _known(path)
     try:
         return known is not None and (path / "CURRENT").read_bytes() == known[0]

@@ -1,4 +1,4 @@
-"""Which file of a data directory is damaged, for when RocksDB does not say it or does not look."""
+"""Search for the damaged file of a data directory, where RocksDB does not name it or does not look."""
 
 import re
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def named(path: Path, why: str) -> str:
 
 
 def damaged_files(path: Path) -> Iterator[str]:
-    """What is wrong with files that don't keep a database from being opened, each named. Raises OSError."""
+    """Describe damaged files that don't keep a database from being opened, each by its name. Raises OSError."""
     damage = closing.damaged_list(path)
     if damage is not None:
         yield damage

@@ -1,4 +1,4 @@
-"""Who holds a data directory: RocksDB's lock tells other processes, and ours is taken before anything is looked at."""
+"""Locks on a data directory: RocksDB's tells other processes, and ours is taken before anything is looked at."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ _FLOCK: Final = struct.Struct("hhqqi0q")  # struct flock of Linux, 64 bits
 
 
 def is_held(path: Path) -> bool:
-    """Whether another process has the database in `path` open for writing. Takes no lock.
+    """Return whether another process has the database in `path` open for writing. Takes no lock.
 
     Not to be called by a process that has it open itself: the system would take its lock away.
     """

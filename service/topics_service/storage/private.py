@@ -23,7 +23,7 @@ def make_private(directory: Path) -> None:
 
 
 def open_to(path: Path) -> str:
-    """Who else may read a file or use a directory, by its mode: "everyone", "its group" or "" for nobody.
+    """Name those who may read a file or use a directory beside its owner: "everyone", "its group" or "" for nobody.
 
     Also "" where there is no such file.
     """

@@ -53,7 +53,7 @@ def read(path: Path, families: Iterable[Any]) -> StoreState:
 
 
 def compaction_bytes(families: Iterable[Any]) -> int:
-    """What the next compaction may write before its input goes: level 0 and the level below it, of the family in which
+    """Bytes that the next compaction may write before its input goes: level 0 and the one below, of the family in which
     that is most. Those of lower levels are no larger than `RocksStore` allows. Microseconds."""
     most = 0
     for family in families:

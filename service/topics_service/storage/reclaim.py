@@ -69,7 +69,7 @@ class Reclaim:
 
     @property
     def is_due(self) -> bool:
-        """Whether something was deleted since that is not known to be gone from the disk."""
+        """True while something is deleted that is not known to be gone from the disk."""
         return bool(self._dead)
 
     def run(self, free: Callable[[], int], enough: Callable[[], bool]) -> bool:
@@ -109,7 +109,7 @@ class Reclaim:
     # --------------------------------------------------------------- internals
 
     def _ranges(self, dead: dict[int, int]) -> Iterable[_Range]:
-        """What may be worth a compaction: what is known to be dead, that which takes most first; then where deletions
+        """Yield ranges worth a compaction: those known to be dead, the largest first; then those where deletions
         lie that have not met their rows yet, as a restart leaves them."""
         blocks = self._tables(Family.BLOCKS)
         whole = [log_id for log_id, stop in dead.items() if stop == _LAST_SEQ]

@@ -47,7 +47,7 @@ class Opened(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """What a way to open a directory came to: as Opened has it."""
+    """Outcome of one way to open a directory, as Opened has it."""
 
     notes: list[str]
     lost: list[str]
@@ -102,7 +102,7 @@ def _links(path: Path, own: Path) -> None:
 
 
 def _log_damage(path: Path) -> str | None:
-    """What is wrong with the write-ahead log, in words, that a start would not pass over."""
+    """Describe damage of the write-ahead log that a start would not pass over."""
     if closing.is_closed(path):
         return None
     if not walcheck.needed_by(path).families:

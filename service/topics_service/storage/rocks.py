@@ -311,7 +311,7 @@ class RocksStore:
             raise self._unread(why)
 
     def why(self, cursor: RdictIter) -> str | None:
-        """Why the cursor stands at no row, with the file that is damaged; None at the end of the rows."""
+        """Explain why the cursor stands at no row, naming the damaged file; None at the end of the rows."""
         found = damaged.error_of(cursor)
         return None if found is None else self._named(found)
 

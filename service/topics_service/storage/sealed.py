@@ -37,7 +37,7 @@ def decode(data: bytes, what: str) -> bytes:
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether the file has its checksum: those of older versions have none. Raises OSError."""
+    """Return whether the file has its checksum: those of older versions have none. Raises OSError."""
     data = path.read_bytes()
     return encode(data.rpartition(_MARK)[0]) == data
 

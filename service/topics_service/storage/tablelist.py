@@ -24,7 +24,7 @@ def live_tables(directory: Path) -> dict[int, TableFacts]:
 
 
 def find_damage(directory: Path, *, closed: bool) -> str | None:
-    """Why the manifest can't be relied on: RocksDB takes some damage for its end, and never comes back from other.
+    """Describe damage of the manifest: RocksDB takes some of it for its end, and never comes back from other.
 
     The end of the manifest of a server that was killed can be torn: then nothing follows. Raises OSError.
     """
@@ -37,7 +37,7 @@ def find_damage(directory: Path, *, closed: bool) -> str | None:
 
 
 def _is_damage(data: bytes, start: int) -> bool:
-    """Whether what can't be read from there on is no record that was not written to its end."""
+    """Return whether the rest is more than a record that was not written to its end."""
     at = start
     while at + RECORD.size <= len(data):
         block_end = min(len(data), (at // BLOCK + 1) * BLOCK)

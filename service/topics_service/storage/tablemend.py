@@ -67,14 +67,14 @@ def mend(data: bytes, last_key: bytes | None = None) -> Mended | None:
 
 
 class _Starts(NamedTuple):
-    """Where blocks begin, in order. `all`: there are no others."""
+    """Offsets of blocks, in order. `all`: there are no others."""
 
     offsets: list[int]
     all: bool
 
 
 def _starts(data: bytes, salt: int, listed: dict[bytes, Handle] | None) -> _Starts:
-    """What metaindex and index say of it, as far as they are sound."""
+    """Facts from metaindex and index, as far as these are sound."""
     handles = list((listed or {}).values())
     index = tables.content(data, listed[tables.INDEX], salt) if listed and tables.INDEX in listed else None
     rows: list[Handle] | None = None
@@ -85,7 +85,7 @@ def _starts(data: bytes, salt: int, listed: dict[bytes, Handle] | None) -> _Star
 
 
 def _parts(data: bytes, salt: int, end: int, starts: _Starts) -> _Parts:
-    """What can be read, by what is in it: of the parts around the rows none has to be sound to know another one."""
+    """Find what can be read by its content: no part around the rows has to be sound for another one to be found."""
     rows: list[tuple[Handle, bytes, bytes]] = []
     ranges, properties, listed = None, None, None
     at, seen = 0, list[Handle]()
@@ -117,7 +117,7 @@ def _parts(data: bytes, salt: int, end: int, starts: _Starts) -> _Parts:
 
 
 def _is_index_of(block: bytes, seen: Sequence[Handle]) -> bool:
-    """Whether it points to the blocks before it, and to nothing else."""
+    """Return whether it points to the blocks before it, and to nothing else."""
     try:
         handles = tables.index_handles(block)
     except (IndexError, struct.error):
@@ -146,7 +146,7 @@ def _next_block(data: bytes, at: int, end: int, salt: int, starts: _Starts) -> H
 
 
 def _rows_stop(parts: _Parts, listed: dict[bytes, Handle] | None) -> int | None:
-    """Where the blocks of rows end; None if nothing tells."""
+    """Find the end of the blocks of rows; None if nothing tells."""
     if listed:
         return min(handle.offset for handle in listed.values())
     if parts.listed is not None:

@@ -43,7 +43,7 @@ Data = bytes | mmap.mmap
 
 
 class Handle(NamedTuple):
-    """Where a block lies, without its trailer."""
+    """Offset and size of a block, without its trailer."""
 
     offset: int
     size: int
@@ -62,7 +62,7 @@ class Footer(NamedTuple):
 
 
 def damaged_part(path: Path) -> str | None:
-    """Which part of a table is damaged, of those around its rows; None if all are sound. Blocks of rows are not read.
+    """Name the damaged part around the rows of a table; None if all are sound. Blocks of rows are not read.
 
     Raises OSError.
     """
@@ -117,7 +117,7 @@ def footer_checksum(footer: bytes, offset: int, salt: int) -> int:
 
 
 def read_metaindex(data: Data, footer: Footer) -> dict[bytes, Handle] | None:
-    """Where the parts are that are no rows, by RocksDB's names of them; None if the list is damaged."""
+    """Find the parts that are no rows, by RocksDB's names; None if their list is damaged."""
     found = content(data, footer.metaindex, footer.salt)
     if found is None:
         return None
@@ -134,7 +134,7 @@ def read_handle(value: bytes, at: int = 0) -> Handle:
 
 
 def content(data: Data, handle: Handle, salt: int) -> bytes | None:
-    """What is in a block; None if its checksum does not hold."""
+    """Return the content of a block; None if its checksum does not hold."""
     if handle.stop > len(data):
         return None
     payload = data[handle.offset : handle.offset + handle.size]
@@ -224,7 +224,7 @@ def found_salt(data: Data) -> int | None:
 
 
 def is_block(block: bytes) -> bool:
-    """Whether it consists of entries."""
+    """Return whether it consists of entries."""
     try:
         return all(True for _ in entries(block))
     except (IndexError, struct.error):

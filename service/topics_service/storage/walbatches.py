@@ -121,7 +121,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def to_varint(value: int) -> bytes:
-    """What `varint` reads."""
+    """Encode a number for `varint`."""
     made = bytearray()
     while value > 0x7F:
         made.append(value & 0x7F | 0x80)

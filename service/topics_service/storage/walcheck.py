@@ -25,7 +25,7 @@ _THE_LOG: Final = "the write-ahead log"
 
 
 class Break(NamedTuple):
-    """Where the logs stop being what was written. `number`: of the log file, which may not be there. `keep`: so many of
+    """End of what is whole in the logs. `number`: of the log file, which may not be there. `keep`: so many of
     its bytes are whole batches. `next_log`: the first that was begun behind the row that is missing."""
 
     number: int
@@ -35,7 +35,7 @@ class Break(NamedTuple):
 
 
 class LostLogError(Exception):
-    """What was acknowledged is not all there; the message names the file, and the byte where there is one."""
+    """Acknowledged writes are missing; the message names the file, and the byte where there is one."""
 
 
 class _Torn(NamedTuple):
@@ -44,7 +44,7 @@ class _Torn(NamedTuple):
 
 
 class Read(Struct):
-    """What was read: where the whole log ends, the file and byte of that end, the first break, the ends within a record
+    """Result of reading: the end of the whole log, its file and byte, the first break, the ends within a record
     that the next file goes on behind (or nothing does), and where the newest file is damaged, if the break is that."""
 
     first_seq: int | None = None
@@ -56,7 +56,7 @@ class Read(Struct):
 
 
 def find_break(directory: Path, boot: str) -> Break | None:
-    """Where the logs have to be cut before the database is opened, since a power cut took what follows.
+    """Find the byte to cut the logs at before the database is opened, since a power cut took what follows.
 
     None where they are whole, and where the manifest can't be read: then RocksDB refuses.
     `boot` is the boot of the machine; "" for unknown, which is taken for another one than that of the last end. Raises
@@ -86,7 +86,7 @@ def find_break(directory: Path, boot: str) -> Break | None:
 
 
 def named_damage(directory: Path) -> str | None:
-    """What is wrong with the logs by themselves, in words, whatever the tables have of them. Raises OSError."""
+    """Describe damage of the logs by themselves, whatever the tables have of them. Raises OSError."""
     found = read(_logs(directory, needed_by(directory)))
     if found.broken is not None:
         return found.broken.text

@@ -1,4 +1,4 @@
-"""How far the write-ahead log was written and synced, in a file beside it: so a log that ends too soon is told from one
+"""Ends of the written and of the synced log, in a file beside it: so a log that ends too soon is told from one
 that a killed process left behind.
 
 The numbers are written to memory that the file is mapped to, so they outlive the process, and cost a write less than
@@ -27,9 +27,9 @@ _BEGINNING: Final = 64 << 10
 
 
 class Mark(Struct):
-    """What it says. `boot`: in which the log was written. `first`: the log file that was begun when the database was
-    opened last, with the row `first_seq`. `starting`: the newest log file before an open that did not come to its end,
-    0 if none. `begins`: the first rows of the logs since. `manifest`: what CURRENT named then.
+    """Content of the file. `boot`: in which the log was written. `first`: the log file that was begun when the database
+    was opened last, with the row `first_seq`. `starting`: the newest log file before an open that did not come to its
+    end, 0 if none. `begins`: the first rows of the logs since. `manifest`: what CURRENT named then.
     """
 
     boot: str
@@ -99,7 +99,7 @@ class Ends:
 
     @property
     def written(self) -> int:
-        """What `wrote` was told last."""
+        """The number that `wrote` was given last."""
         return self._numbers[0]
 
     def synced(self, next_seq: int) -> None:

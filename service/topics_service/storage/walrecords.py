@@ -22,7 +22,7 @@ Data = bytes | mmap.mmap
 
 
 class Stop(NamedTuple):
-    """Where the whole records of a file end before its end: the first byte that is not as it was written.
+    """End of the whole records before the end of a file: the first byte that is not as it was written.
 
     `torn`: the file only ends too soon there, as after a write that was cut short.
     """
@@ -100,7 +100,7 @@ def past_damage(path: Path) -> Iterator[bytes]:
 
 
 def stop_behind(data: Data, at: int) -> Stop | None:
-    """What is wrong behind byte `at` of a log file, where its last whole record ends; None at its end."""
+    """Describe the bytes behind `at` of a log file, where its last whole record ends; None at its end."""
     size, begun = len(data), False
     while at < size:
         left = BLOCK - at % BLOCK
@@ -118,7 +118,7 @@ def stop_behind(data: Data, at: int) -> Stop | None:
 
 
 def _is_cut(data: Data, at: int, size: int, left: int) -> bool:
-    """Whether what begins at `at` could be the beginning of a record, and the file ends before its end."""
+    """Return whether a record could begin at `at` that the end of the file cuts."""
     if at + RECORD.size > size:
         return True
     length, kind = RECORD.unpack_from(data, at)[1:]
@@ -126,7 +126,7 @@ def _is_cut(data: Data, at: int, size: int, left: int) -> bool:
 
 
 def has_record(data: Data, at: int) -> bool:
-    """Whether an intact piece of a record begins anywhere behind byte `at`. Slow where much of it could be one."""
+    """Return whether an intact piece of a record begins behind byte `at`. Slow where much of it could be one."""
     size = len(data)
     while at + RECORD.size <= size:
         left = BLOCK - at % BLOCK

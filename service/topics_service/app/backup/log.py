@@ -168,7 +168,7 @@ def say_until(target: Target, line: str, until: Until) -> None:
 
 
 def until(target: Target, line: str) -> Until | None:
-    """What `say_until` was told last; None if that is gone or can't be read."""
+    """Read what `say_until` wrote last; None if that is gone or can't be read."""
     try:
         data = sealed.decode(b"".join(target.read(f"{LOG}{line}/{_UNTIL}")), _UNTIL)
         return msgspec.json.decode(data, type=Until)

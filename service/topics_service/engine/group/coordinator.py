@@ -173,7 +173,7 @@ class Coordinator:
         return GroupError.NONE
 
     def check_fetch(self, group: str, member_id: str | None = None, epoch: int = -1) -> GroupError:
-        """Whether this member may read the group's positions; anybody may who does not claim to be a member.
+        """Check that this member may read the group's positions; so may anybody who does not claim to be a member.
 
         Members of classic groups don't say that they are.
         """
