@@ -79,9 +79,9 @@ class Load:
             client.ack("jobs", "worker", [job])
 
     def _commit(self, client: TopicsClient, number: int) -> None:
-        if number > self.acked["left"]:
-            self._stop.wait(0.005)  # a position is never above the head
-            return
+        while number > self.acked["left"]:  # a position is never above the head
+            if self._stop.wait(0.005):
+                return
         self._append(client, "before", number)
         client.commit_positions("group", {"left": number})
         self._append(client, "behind", number)
