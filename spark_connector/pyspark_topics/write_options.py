@@ -7,6 +7,7 @@ from typing import Final, Self
 
 from pyspark_topics.options import OptionError, flag, number, server, text
 from topics.v1 import record_pb2, topic_pb2
+from topics_client import units
 from topics_client.address import Address
 
 WRITE_OPTIONS: Final = (
@@ -36,7 +37,6 @@ KINDS: Final[Mapping[str, "record_pb2.RecordKind.ValueType"]] = {
 
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})  # handed on to the sink
 _DURABILITIES: Final = ("ephemeral", "memory", "disk", "fsync")
-_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _WRITE_ID: Final = re.compile(r"[\x20-\x7e]{1,128}")
 _MOST_RECORDS: Final = 10_000  # what the server takes in one append
 _MOST_BYTES: Final = 60 << 20  # the same, less room for what is around the records
@@ -128,10 +128,10 @@ def _milliseconds(options: Mapping[str, str], name: str) -> int | None:
     value = text(options, name)
     if value is None:
         return None
-    match = re.fullmatch(r"(\d{1,9})(ms|s|m|h|d)", value.strip().lower(), re.ASCII)
-    if match is None:
-        raise OptionError(f"option {name} is a time such as 90s, 30m, 12h or 7d, not {value!r}")
-    return int(match[1]) * _UNITS_MS[match[2]]
+    try:
+        return units.milliseconds(value.strip(), bare=None)
+    except ValueError as error:
+        raise OptionError(f"option {name} is {error}, not {value!r}") from None
 
 
 def _write_id(options: Mapping[str, str]) -> str | None:

@@ -10,6 +10,7 @@ from pyspark_topics.write_options import WriteOptions
 from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import ConflictError, NotFoundError, TopicsError
+from topics_client.units import shown_ms
 
 _MARGIN: Final = 2  # windows are to be so many times the time for which one append is retried
 
@@ -52,7 +53,7 @@ class Topics:
         if seconds * 1e3 > info.idempotency_window_ms:
             raise ShortWindowError(
                 "window_passed",
-                f"{target}: the topic remembers idempotency keys for {_text(info.idempotency_window_ms)} only, and "
+                f"{target}: the topic remembers idempotency keys for {shown_ms(info.idempotency_window_ms)} only, and "
                 f"{seconds:.0f} s have passed ({past}): what is stored can't be told any more, and would be appended "
                 f"twice. {_ADVICE}",
             )
@@ -80,9 +81,9 @@ class Topics:
             return self._raised(topic, least)
         raise ShortWindowError(
             "window_too_short",
-            f"topic {topic} remembers idempotency keys for {_text(info.idempotency_window_ms)}, and this write needs "
-            f"{_text(least)}: a repeat that comes later would be appended twice. {_ADVICE}, or accept a shorter one "
-            "(options idempotencyWindow and retrySeconds)",
+            f"topic {topic} remembers idempotency keys for {shown_ms(info.idempotency_window_ms)}, and this write "
+            f"needs {shown_ms(least)}: a repeat that comes later would be appended twice. {_ADVICE}, or accept a "
+            "shorter one (options idempotencyWindow and retrySeconds)",
         )
 
     def _raised(self, topic: str, window_ms: int) -> TopicInfo:
@@ -99,10 +100,3 @@ class Topics:
 _ADVICE: Final = (
     "Raise idempotency_window_ms of the topic (option raiseWindow=true does it, with a key that has scope admin)"
 )
-
-
-def _text(ms: int) -> str:
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
-        if ms >= size and ms % size == 0:
-            return f"{ms // size}{unit}"
-    return f"{ms}ms"

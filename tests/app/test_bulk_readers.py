@@ -366,5 +366,5 @@ def test_they_ask_for_the_same_keys(tmp_path: Path) -> None:
 def test_the_setting() -> None:
     assert load({"TOPICS_BULK_READERS": "2"}, {}).bulk_readers == 2
     assert load({}, {}).bulk_readers == 0
-    with pytest.raises(SettingsError, match="bulk_readers must be at most 64"):
+    with pytest.raises(SettingsError, match="TOPICS_BULK_READERS='65' is not a number from 0 to 64"):
         load({"TOPICS_BULK_READERS": "65"}, {})

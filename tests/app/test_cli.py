@@ -11,7 +11,7 @@ import pytest
 
 from support.http import Api
 from support.server import TOPICS, ServerProcess
-from topics_service.app.settings import Settings
+from topics_service.app.settings import Settings, shown_default
 
 WEBHOOKS = Path(__file__).parents[3] / "shared" / "data" / "github-webhooks.ndjson"
 
@@ -32,7 +32,7 @@ def test_help_of_serve_names_every_setting_with_its_default() -> None:
         if not setting.metadata["flag"]:
             assert f"--{setting.name.replace('_', '-')}" not in text
             continue
-        default = setting.default if setting.default != "" else "none"
+        default = shown_default(setting) or "none"
         assert f"--{setting.name.replace('_', '-')}" in text
         assert f"(default: {default}; {setting.metadata['env']})" in text
 

@@ -12,7 +12,7 @@ def test_a_public_address_needs_keys(host: str) -> None:
     with pytest.raises(SettingsError, match="no API keys"):
         load({"TOPICS_HOST": host}, {})
     with pytest.raises(SettingsError, match="no API keys"):
-        load({"TOPICS_HOST": host, "TOPICS_API_KEYS": " , ", "TOPICS_ALLOW_INSECURE_NO_AUTH": "yes"}, {})
+        load({"TOPICS_HOST": host, "TOPICS_API_KEYS": " , ", "TOPICS_ALLOW_INSECURE_NO_AUTH": "false"}, {})
     assert load({"TOPICS_HOST": host, "TOPICS_API_KEYS": "k"}, {}).api_keys is not None
     assert load({"TOPICS_HOST": host, "TOPICS_API_KEYS": ":read"}, {}).api_keys is not None
     assert load({"TOPICS_HOST": host, "TOPICS_ALLOW_INSECURE_NO_AUTH": "1"}, {}).api_keys is None
@@ -31,7 +31,7 @@ def test_keys_never_show() -> None:
     assert "s3cret" not in str(error.value)
 
 
-@pytest.mark.parametrize(("text", "on"), [("1", True), ("true", True), ("TRUE", False), ("yes", False), ("0", False)])
+@pytest.mark.parametrize(("text", "on"), [("1", True), ("true", True), ("false", False), ("0", False), ("", False)])
 def test_probe_auth_is_on_for_exactly_two_words(text: str, on: bool) -> None:
     assert load({"TOPICS_PROBE_AUTH": text}, {}).probe_auth is on
 

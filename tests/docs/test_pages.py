@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from topics.v1 import errors_pb2
-from topics_service.app.settings import Settings
+from topics_service.app.settings import Settings, shown_default
 from topics_service.engine.errors import Reason
 from topics_service.engine.model import TopicConfig
 
@@ -25,9 +25,8 @@ def test_every_setting_is_documented_with_its_default_and_meaning() -> None:
     documented = {row[0].strip("`"): row[1:] for row in _rows("configuration.md") if row[0].startswith("`TOPICS_")}
     expected = {}
     for setting in fields(Settings):
-        default = "" if setting.default in ("", None) else f"`{setting.default}`"
-        if setting.default is False:
-            default = "off"
+        default = shown_default(setting)
+        default = default if default in ("", "off") else f"`{default}`"
         expected[setting.metadata["env"]] = [default, setting.metadata["help"]]
     assert documented == expected
 

@@ -181,7 +181,7 @@ def test_a_line_can_not_be_forged() -> None:
 def test_the_format_is_text_or_json() -> None:
     assert load({}, {}).log_format == "text"
     assert load({"TOPICS_LOG_FORMAT": "json"}, {}).log_format == "json"
-    with pytest.raises(SettingsError, match="TOPICS_LOG_FORMAT must be one of text, json, not 'xml'"):
+    with pytest.raises(SettingsError, match="TOPICS_LOG_FORMAT='xml' is not one of text, json"):
         load({"TOPICS_LOG_FORMAT": "xml"}, {})
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -68,9 +69,11 @@ class StartError(Exception):
     """The server can't start; the message is for the operator."""
 
 
-def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. Raises StartError."""
+def run(settings: Settings, warnings: Sequence[str] = ()) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; `warnings` go to the log first. Raises StartError."""
     logs.configure(settings.log_level, settings.log_format)
+    for text in warnings:
+        log.warning("%s", text)
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     hangups = Hangups() if is_useful(settings) else None
     try:

@@ -4,12 +4,14 @@
 """
 
 import ipaddress
-import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+from topics_client import units
+from topics_client.environment import VARIABLES, is_service_link
 from topics_kafka.settings import KafkaSettings
 from topics_service.api.budget import MemoryBudget
 from topics_service.api.hosts import Hosts, parse_authority, read_names
@@ -20,21 +22,140 @@ from topics_service.app.logs import FORMATS
 from topics_service.engine.limits import Limits
 from topics_service.engine.names import Place
 
-log = logging.getLogger("topics.settings")
+_SWITCH: Final = {"1": True, "true": True, "0": False, "false": False}
+_LEVELS: Final = ("debug", "info", "warning", "error")
+_MAX_I32: Final = (1 << 31) - 1
+_MAX_I64: Final = (1 << 63) - 1
+_MAX_PORT: Final = 65535
+_MAX_BULK_READERS: Final = 64
+_MAX_DIGITS: Final = 20
+_MAX_SHOWN: Final = 80  # characters of a value in an error
 
-_TRUE = ("1", "true")
-_MAX_I32 = (1 << 31) - 1
-_MAX_PORT = 65535
-_MAX_BULK_READERS = 64
-_MAX_DIGITS = 20
+UNUSED: Final = frozenset(
+    f"TOPICS_{name}"
+    for name in (
+        "COLD_DIR",
+        "HOT_RETAIN_BYTES",
+        "HOT_RETAIN_SEGMENTS",
+        "SEGMENT_MAX_AGE_MS",
+        "SEGMENT_MAX_BYTES",
+        "SEGMENT_MAX_EVENTS",
+        "WAL_SHARDS",
+    )
+)
+"""Variables of the `/v0` contract that mean nothing here: this storage has no segments, shards or cold folder."""
 
 
 class SettingsError(Exception):
     """The settings can't be served with: the server refuses to start and says why."""
 
 
-def _setting(env: str, default: Any, meaning: str, *, flag: bool = True) -> Any:
-    return field(default=default, metadata={"env": env, "help": meaning, "flag": flag})
+Read = Callable[[str], Any]
+"""Makes a value of a text. Raises ValueError with what is expected, as it stands behind "is not"."""
+
+
+def _number(text: str, most: int) -> int:
+    value = int(text) if _is_number(text) else -1
+    if not 0 <= value <= most:
+        raise ValueError("a number of at least 0" if most == _MAX_I64 else f"a number from 0 to {most}")
+    return value
+
+
+def _port(text: str) -> int:
+    if not (_is_number(text) and int(text) <= _MAX_PORT):
+        raise ValueError(f"a port, a number from 0 to {_MAX_PORT}")
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text not in _SWITCH:
+        raise ValueError("1 or true (on), 0 or false (off)")
+    return _SWITCH[text]
+
+
+def _one_of(*words: str) -> Read:
+    def read(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(f"one of {', '.join(words)}")
+        return text.lower()
+
+    return read
+
+
+def _address(text: str) -> str:
+    host, port = split_host(text)
+    is_cut = text.endswith(":") and (text.count(":") == 1 or text.startswith("["))
+    if "/" in text or not host or is_cut:
+        raise ValueError("an address: a host or host:port, without a scheme such as http://")
+    if port:
+        try:
+            _port(port)
+        except ValueError as error:
+            raise ValueError(f"an address: its port must be {error}") from None
+    return text
+
+
+def _within_i64(read: Callable[[str], int]) -> Read:
+    def bounded(text: str) -> int:
+        value = read(text)
+        if value > _MAX_I64:
+            raise ValueError("below 2**63")
+        return value
+
+    return bounded
+
+
+class _Unit(NamedTuple):
+    """How the value of a setting is read, shown, and called in the help of its flag."""
+
+    read: Read
+    shown: Callable[[int], str]
+    what: str
+
+
+_UNITS: Final = {
+    "_BYTES": _Unit(_within_i64(units.size), units.shown_size, "SIZE"),
+    "_MS": _Unit(_within_i64(units.milliseconds), units.shown_ms, "TIME"),
+    "_SECONDS": _Unit(_within_i64(units.whole_seconds), lambda seconds: units.shown_ms(seconds * 1000), "TIME"),
+}
+"""By a part of the setting's name: what its plain number is."""
+
+
+def _unit(env: str) -> _Unit | None:
+    return next((unit for part, unit in _UNITS.items() if f"{part}_" in f"{env}_"), None)
+
+
+def _setting(
+    env: str,
+    default: Any,
+    meaning: str,
+    *,
+    flag: bool = True,
+    most: int = _MAX_I64,
+    read: Read | None = None,
+    what: str = "",
+) -> Any:
+    """One setting. What stands in its environment variable or behind its flag goes through `read`; without one it is a
+    number up to `most`, with a unit where its name says so, or a switch, or any text. `what` names it in the help."""
+    unit = _unit(env) if isinstance(default, int) else None
+    if isinstance(default, bool):
+        read = read or _switch
+    elif isinstance(default, int):
+        read = read or (unit.read if unit is not None else lambda text: _number(text, most))
+        what = what or (unit.what if unit is not None else "N")
+    details = {"env": env, "help": meaning, "flag": flag, "read": read or str, "what": what or "TEXT"}
+    return field(default=default, metadata=details)
+
+
+def shown_default(setting: Field[Any]) -> str:
+    """The default of a setting as people write it: `1GiB`, `30s`, `off`; empty where there is none."""
+    default: Any = setting.default
+    if default is False:
+        return "off"
+    if default in ("", None):
+        return ""
+    unit = _unit(setting.metadata["env"])
+    return unit.shown(default) if unit is not None and default else str(default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +166,33 @@ class Settings:
     would be short for it.
     """
 
-    host: str = _setting("TOPICS_HOST", "127.0.0.1", "address to listen on, for HTTP and gRPC; host:port sets both")
-    port: int = _setting("TOPICS_PORT", 4000, "HTTP port (HTTP/1.1 and cleartext HTTP/2); 0 picks a free one")
+    host: str = _setting(
+        "TOPICS_HOST",
+        "127.0.0.1",
+        "address to listen on, for HTTP and gRPC; host:port sets both",
+        read=_address,
+    )
+    port: int = _setting(
+        "TOPICS_PORT", 4000, "HTTP port (HTTP/1.1 and cleartext HTTP/2); 0 picks a free one", read=_port, what="PORT"
+    )
     port_file: str = _setting("TOPICS_PORT_FILE", "", "file that receives host:port of HTTP once it is bound")
-    grpc_port: int = _setting("TOPICS_GRPC_PORT", 4001, "gRPC port; 0 picks a free one")
+    grpc_port: int = _setting("TOPICS_GRPC_PORT", 4001, "gRPC port; 0 picks a free one", read=_port, what="PORT")
     grpc_port_file: str = _setting("TOPICS_GRPC_PORT_FILE", "", "file that receives host:port of gRPC once it is bound")
-    kafka_port: str = _setting("TOPICS_KAFKA_PORT", "", "Kafka port; 0 picks a free one, none: no Kafka")
+    kafka_port: str = _setting(
+        "TOPICS_KAFKA_PORT",
+        "",
+        "Kafka port; 0 picks a free one, none: no Kafka",
+        read=lambda text: str(_port(text)),
+        what="PORT",
+    )
     kafka_port_file: str = _setting(
         "TOPICS_KAFKA_PORT_FILE", "", "file that receives host:port of Kafka once it takes connections"
     )
     kafka_advertised: str = _setting(
-        "TOPICS_KAFKA_ADVERTISED", "", "host or host:port that Kafka clients are told to connect to; none: as bound"
+        "TOPICS_KAFKA_ADVERTISED",
+        "",
+        "host or host:port that Kafka clients are told to connect to; none: as bound",
+        read=_address,
     )
     kafka_tls_cert: str = _setting(
         "TOPICS_KAFKA_TLS_CERT",
@@ -105,13 +242,20 @@ class Settings:
     org: str = _setting("TOPICS_ORG", "topics", "first part of a topic's rrl")
     env: str = _setting("TOPICS_ENV", "dev", "second part of a topic's rrl")
     cluster: str = _setting("TOPICS_CLUSTER", "local", "third part of a topic's rrl")
-    log_level: str = _setting("TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr")
-    log_format: str = _setting("TOPICS_LOG_FORMAT", "text", "text or json: how a line of the log is written")
+    log_level: str = _setting(
+        "TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr", read=_one_of(*_LEVELS)
+    )
+    log_format: str = _setting(
+        "TOPICS_LOG_FORMAT", "text", "text or json: how a line of the log is written", read=_one_of(*FORMATS)
+    )
     tracing: bool = _setting(
         "TOPICS_TRACING", False, "send OpenTelemetry traces, by the variables OTEL_*; see tracing.md"
     )
     bulk_readers: int = _setting(
-        "TOPICS_BULK_READERS", 0, "processes beside the server that serve BulkDiff to long reads, at most 64"
+        "TOPICS_BULK_READERS",
+        0,
+        "processes beside the server that serve BulkDiff to long reads, at most 64",
+        most=_MAX_BULK_READERS,
     )
     drain_seconds: int = _setting("TOPICS_DRAIN_SECONDS", 10, "how long a stop waits for running requests")
     header_timeout_seconds: int = _setting(
@@ -190,7 +334,10 @@ class Settings:
         "TOPICS_KAFKA_MAX_BATCH_BYTES", 1_048_588, "largest record batch of a topic without its own max.message.bytes"
     )
     kafka_auto_create: int = _setting(
-        "TOPICS_KAFKA_AUTO_CREATE", 1, "whether a Kafka client's Metadata may create the topics it asks for: 1 or 0"
+        "TOPICS_KAFKA_AUTO_CREATE",
+        1,
+        "whether a Kafka client's Metadata may create the topics it asks for: 1 or 0",
+        most=1,
     )
     kafka_num_partitions: int = _setting(
         "TOPICS_KAFKA_NUM_PARTITIONS", 1, "partitions of a topic that a Kafka client creates without saying how many"
@@ -317,32 +464,59 @@ class MemoryShares:
 
 
 def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
-    """Settings from flags (which win), then the environment, then the defaults.
+    """Settings from flags (which win, and are values already), then the environment, then the defaults.
 
-    A number that can't be read counts as not set, with a warning (contract.md 14). Raises SettingsError for what must
-    not be guessed: keys that can't be read, a public address without authentication.
+    An empty variable counts as not set, and so does a port that Kubernetes has set (`unheeded` tells). Raises
+    SettingsError for what can't be read, naming the setting, its value and what is expected, and for what must not be
+    served with: keys that can't be read, a public address without authentication.
     """
     values: dict[str, Any] = {}
     for setting in fields(Settings):
         if setting.name == "api_keys":
             continue
+        env = setting.metadata["env"]
         if flags.get(setting.name) is not None:
             values[setting.name] = flags[setting.name]
-        elif (text := environ.get(setting.metadata["env"])) is not None:
-            value = _parse(text, setting.default)
-            if value is None:
-                env, default = setting.metadata["env"], setting.default
-                log.warning("%s=%r is not a number of at least 0, using %s", env, text, default)
-            else:
-                values[setting.name] = value
+        elif (text := environ.get(env, "")) and not is_service_link(env, text):
+            values[setting.name] = _value(setting, text)
     values["api_keys"] = _keys(environ.get("TOPICS_API_KEYS", ""), values.get("api_keys_file", ""))
-    host = values.get("host", "")
-    if (host.count(":") == 1 or host.startswith("[")) and _is_number((parts := host.rpartition(":"))[2]):
-        values["host"], values["port"] = parts[0], int(parts[2])
-    values["host"] = values.get("host", Settings.__dataclass_fields__["host"].default).strip("[]")
+    host, port = split_host(values.get("host", Settings.__dataclass_fields__["host"].default))
+    values["host"] = host
+    if port:
+        values["port"] = int(port)
     settings = Settings(**values)
     _check(settings)
     return settings
+
+
+def unheeded(environ: Mapping[str, str]) -> list[str]:
+    """What to warn of: a line for each variable TOPICS_* that changes nothing although somebody may think so."""
+    own = {setting.metadata["env"] for setting in fields(Settings)}
+    known = {name.removeprefix("TOPICS_") for name in own | VARIABLES.keys()}
+    lines = []
+    for name in sorted(environ):
+        if not name.startswith("TOPICS_") or name in VARIABLES or name in UNUSED:
+            continue
+        if is_service_link(name, environ[name]):
+            if name in own:
+                lines.append(
+                    f"{name}={environ[name][:_MAX_SHOWN]} is ignored: Kubernetes sets it for a service of that name, "
+                    "and no longer with enableServiceLinks: false in the pod's spec"
+                )
+        elif name not in own:
+            near = get_close_matches(name.removeprefix("TOPICS_"), known, 1)
+            hint = f"did you mean TOPICS_{near[0]}?" if near else "topics serve --help lists all settings"
+            lines.append(f"{name} is no setting and is ignored: {hint}")
+    return lines
+
+
+def _value(setting: Field[Any], text: str) -> Any:
+    read: Read = setting.metadata["read"]
+    try:
+        return read(text if read is str else text.strip())
+    except ValueError as error:
+        shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+        raise SettingsError(f"{setting.metadata['env']}={shown!r} is not {error}") from None
 
 
 def _keys(text: str, path: str) -> Keys | None:
@@ -352,14 +526,6 @@ def _keys(text: str, path: str) -> Keys | None:
         return from_file(path) if path else from_text(text)
     except KeysError as error:
         raise SettingsError(str(error)) from None
-
-
-def _parse(text: str, default: object) -> Any:
-    if isinstance(default, bool):
-        return text in _TRUE
-    if isinstance(default, int):
-        return int(text) if _is_number(text.strip()) else None
-    return text
 
 
 def _is_number(text: str) -> bool:
@@ -379,16 +545,6 @@ def _check(settings: Settings) -> None:
         raise SettingsError(
             f"TOPICS_ALLOWED_HOSTS: {str(error)!r} is no host name; give names without scheme and port, or * for any"
         ) from None
-    if settings.log_format not in FORMATS:
-        raise SettingsError(f"TOPICS_LOG_FORMAT must be one of {', '.join(FORMATS)}, not {settings.log_format!r}")
-    for name in ("port", "grpc_port"):
-        if getattr(settings, name) > _MAX_PORT:
-            raise SettingsError(f"{name} must be at most {_MAX_PORT}")
-    if settings.bulk_readers > _MAX_BULK_READERS:
-        raise SettingsError(f"bulk_readers must be at most {_MAX_BULK_READERS}")
-    for name, text in (("port", settings.kafka_port), ("advertised port", split_host(settings.kafka_advertised)[1])):
-        if text and not (_is_number(text) and int(text) <= _MAX_PORT):
-            raise SettingsError(f"the Kafka {name} must be a number of at most {_MAX_PORT}, not {text!r}")
     if settings.kafka_tls_key and not settings.kafka_tls_cert:
         raise SettingsError("TOPICS_KAFKA_TLS_KEY needs TOPICS_KAFKA_TLS_CERT")
     if settings.tls_key_file and not settings.tls_cert_file:

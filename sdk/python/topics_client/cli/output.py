@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TextIO
 
+from topics_client.units import counted as counted  # for all commands
+
 _UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would move the cursor, or worse
 _COLORS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 
@@ -107,11 +109,6 @@ def title(arguments: argparse.Namespace, heading: str) -> str:
 def note(text: str) -> None:
     """One line on stderr for a person, beside the output."""
     print(clean(text), file=sys.stderr)
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with what it counts: `1 record`, `2,000 records`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 class Measure(str):

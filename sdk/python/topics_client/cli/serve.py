@@ -3,8 +3,9 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from topics_client.cli.types import Commands
@@ -15,26 +16,27 @@ def add_parser(commands: "Commands") -> None:
     parser = commands.add_parser(
         "serve",
         help="run the server",
-        description="Run the server. Each flag has an environment variable; the flag wins.",
+        description="Run the server. Each flag has an environment variable; the flag wins. A SIZE is written as 500MB "
+        "or 1GiB, a TIME as 250ms, 30s or 7d; a plain number has the unit that the name of its variable says.",
     )
     parser.set_defaults(run=run)
     try:
-        from topics_service.app.settings import Settings
+        from topics_service.app.settings import Settings, shown_default
     except ModuleNotFoundError:
+        # Whatever is set, `run` says what is missing.
+        parser.add_argument("settings", nargs=argparse.REMAINDER, help="settings, once the server is installed")
         return
     for setting in fields(Settings):
         if not setting.metadata["flag"]:
             continue
         env, meaning = setting.metadata["env"], setting.metadata["help"]
-        default = setting.default if setting.default != "" else "none"
-        text = f"{meaning} (default: {default}; {env})".replace("%", "%%")
+        text = f"{meaning} (default: {shown_default(setting) or 'none'}; {env})".replace("%", "%%")
         flag = f"--{setting.name.replace('_', '-')}"
         if isinstance(setting.default, bool):
             parser.add_argument(flag, action="store_true", default=None, help=text)
-        elif isinstance(setting.default, int):
-            parser.add_argument(flag, type=_natural, metavar="N", help=text)
         else:
-            parser.add_argument(flag, metavar="TEXT", help=text)
+            read, what = _argument(setting.metadata["read"]), setting.metadata["what"]
+            parser.add_argument(flag, type=read, metavar=what, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,22 +46,25 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from topics_service.app.server import StartError
         from topics_service.app.server import run as run_server
-        from topics_service.app.settings import SettingsError, load
+        from topics_service.app.settings import SettingsError, load, unheeded
     except ModuleNotFoundError as error:
         print(f"topics serve needs the server: pip install 'topics-engine[server]' ({error})", file=sys.stderr)
         return 1
     try:
         settings = load(os.environ, vars(arguments))
         os.environ.pop("TOPICS_API_KEYS", None)  # from here on the server holds digests only
-        run_server(settings)
+        run_server(settings, unheeded(os.environ))
     except (SettingsError, StartError) as error:
         print(f"topics: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _natural(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError("must be 0 or more")
-    return value
+def _argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    def argument(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {error}") from None
+
+    return argument

@@ -3,11 +3,13 @@
 import argparse
 import re
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
-_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
-_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+from topics_client import units
+
+_AGO: Final = re.compile(r"[\d.]+ ?[A-Za-z]+", re.ASCII)
 
 
 def moment(text: str, now_ms: int) -> int:
@@ -16,8 +18,9 @@ def moment(text: str, now_ms: int) -> int:
     `15m` (ms, s, m, h, d, w) is so long ago; digits alone are milliseconds since the epoch; else ISO 8601, in the
     timezone of this machine unless it names one. Raises ValueError.
     """
-    if ago := _AGO.fullmatch(text):
-        return max(0, now_ms - round(float(ago[1]) * _MS[ago[2]]))
+    if _AGO.fullmatch(text):
+        with suppress(ValueError):
+            return max(0, now_ms - units.milliseconds(text))
     if text.isascii() and text.isdigit():
         return int(text)
     try:

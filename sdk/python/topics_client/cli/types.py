@@ -1,21 +1,16 @@
 """The parser that all commands have, names for types that argparse keeps private, and values of arguments."""
 
 import argparse
-import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+
+from topics_client import units
 
 if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_UNITS_MS: Final = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_UNITS_BYTES: Final = {"": 1, "b": 1} | {
-    prefix + suffix: base**power
-    for power, prefix in enumerate("kmgt", 1)
-    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
-}
 _U64: Final = 1 << 64
 
 
@@ -74,33 +69,28 @@ def prefix(text: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """A time in seconds: above 0, and not longer than gRPC can count."""
+    """A time in seconds, a plain number of them or one with a unit: above 0, and not longer than gRPC can count."""
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
+        value = _read(units.milliseconds, text) / 1000
     if not (isfinite(value) and 0 < value <= 1e7):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time above 0: 10 (seconds), 500ms, 30s, 5m")
     return value
 
 
 def milliseconds(text: str) -> int:
     """A length of time in ms: a plain number of ms, or one with a unit: 500ms, 30s, 5m, 2h, 7d, 2w."""
-    return _scaled(text, _UNITS_MS, "a time such as 500ms, 30s, 5m, 2h or 7d")
+    return _read(units.milliseconds, text)
 
 
 def size(text: str) -> int:
     """A size in bytes: a plain number, or one with a unit: 64KiB, 10MiB, 2GiB (k, m and g mean the same), 5MB."""
-    return _scaled(text, _UNITS_BYTES, "a size such as 65536, 64KiB, 10MiB or 2GiB")
+    return _read(units.size, text)
 
 
-def _scaled(text: str, units: dict[str, int], what: str) -> int:
-    found = re.fullmatch(r"(\d{1,20}(?:\.\d{1,9})?) ?([A-Za-z]*)", text, re.ASCII)
-    unit = units.get(found[2].lower()) if found else None
-    if found is None or unit is None or ("." in found[1] and unit == 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-    whole, _, part = found[1].partition(".")
-    value = int(whole) * unit + (int(part) * unit // 10 ** len(part) if part else 0)
-    if value >= _U64:
-        raise argparse.ArgumentTypeError(f"{text!r} is too much")
-    return value
+def _read(read: Callable[[str], int], text: str) -> int:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {error}") from None
