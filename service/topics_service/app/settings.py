@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from topics_client import units
 from topics_client.environment import VARIABLES, is_service_link
+from topics_client.environment import split_host as split_host
 from topics_kafka.settings import KafkaSettings
 from topics_service.api.budget import MemoryBudget
 from topics_service.api.hosts import Hosts, parse_authority, read_names
@@ -551,14 +552,6 @@ def _check(settings: Settings) -> None:
         raise SettingsError("TOPICS_TLS_KEY_FILE needs TOPICS_TLS_CERT_FILE")
     if settings.tls_client_ca_file and not settings.tls_cert_file:
         raise SettingsError("TOPICS_TLS_CLIENT_CA_FILE needs TOPICS_TLS_CERT_FILE")
-
-
-def split_host(text: str) -> tuple[str, str]:
-    """Host and port of `host`, `host:port` or `[v6 address]:port`; the port is empty where there is none."""
-    if text.count(":") == 1 or (text.startswith("[") and not text.endswith("]")):
-        host, _, port = text.rpartition(":")
-        return host.strip("[]"), port
-    return text.strip("[]"), ""
 
 
 def _is_loopback(host: str) -> bool:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 from topics_client.cli import output, server
 
 if TYPE_CHECKING:
+    from topics_client.cli.probe import Probe
     from topics_client.cli.types import Commands
 
 _POLL_SECONDS: Final = 0.1
-_REFUSED: Final = {401: "unauthorized", 403: "forbidden"}
 
 
 def add_parser(commands: "Commands") -> None:
@@ -20,15 +20,17 @@ def add_parser(commands: "Commands") -> None:
         "wait-ready",
         help="wait until a server is ready",
         description="Wait until the server takes calls: exit status 0, or 3 when the time is up. With --server or "
-        "TOPICS_URL its gRPC port is asked, otherwise GET /v0/ready of its HTTP port.",
+        "TOPICS_URL its gRPC port is asked, otherwise GET /v0/ready of an HTTP port: that of --url, else of the server "
+        "on this machine that has the same environment (TOPICS_HOST, TOPICS_PORT, and with TLS TOPICS_TLS_CERT_FILE: "
+        "it must show that certificate, whatever name it is for). One that wants certificates of clients "
+        "(TOPICS_TLS_CLIENT_CA_FILE) counts as ready once it has shown its own, unless there is a --cert.",
     )
-    parser.add_argument(
-        "--url",
-        help="ask this HTTP port instead (default without --server and TOPICS_URL: http://127.0.0.1 with the port of "
-        "TOPICS_PORT, or 4000)",
-    )
+    parser.add_argument("--url", help="ask this HTTP port, as http://HOST:PORT or https://HOST:PORT")
+    parser.add_argument("--ca", metavar="FILE", help="with https: authorities to trust (default: those of the system)")
+    parser.add_argument("--cert", metavar="FILE", help="certificate to show to the HTTP port, if it wants one")
+    parser.add_argument("--key", metavar="FILE", help="key of --cert, if it is not in the same file")
     output.add_arguments(parser, table=False)
-    server.add_arguments(parser, timeout="seconds to wait")
+    server.add_arguments(parser, timeout="time to wait")
     parser.set_defaults(run=run)
 
 
@@ -40,16 +42,22 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     if arguments.url is None and (arguments.server or os.environ.get("TOPICS_URL")):
+        if arguments.ca or arguments.cert or arguments.key:
+            raise server.UsageError(
+                "--ca, --cert and --key are for the HTTP port; topics+tls://HOST:PORT?ca=FILE&cert=FILE"
+            )
         where = str(server.address(arguments))
         problem = _wait_grpc(arguments, began + arguments.timeout)
     else:
-        where = arguments.url or f"http://127.0.0.1:{os.environ.get('TOPICS_PORT') or 4000}"
-        problem = _wait_http(where, os.environ.get(arguments.key_env), began + arguments.timeout)
+        probe = _probe(arguments)
+        problem = _wait_http(probe, began + arguments.timeout)
+        where = probe.url
     if arguments.json:
         output.line({"ready": problem is None, "server": where, "seconds": round(time.monotonic() - began, 3)})
     if problem is None:
         return 0
-    return server.complain("wait-ready", f"not ready after {arguments.timeout:g} s: {problem}", server.UNAVAILABLE)
+    text = problem if problem.startswith(where) else f"{where}: {problem}"
+    return server.complain("wait-ready", f"not ready after {arguments.timeout:g} s: {text}", server.UNAVAILABLE)
 
 
 def _wait_grpc(arguments: argparse.Namespace, deadline: float) -> str | None:
@@ -70,30 +78,23 @@ def _wait_grpc(arguments: argparse.Namespace, deadline: float) -> str | None:
             time.sleep(_POLL_SECONDS)
 
 
-def _wait_http(url: str, key: str | None, deadline: float) -> str | None:
-    """The same of the HTTP port. Raises UsageError for a URL that is none, AuthError for a key that won't do."""
-    import urllib.error
-    import urllib.request
+def _probe(arguments: argparse.Namespace) -> "Probe":
+    """What asks the HTTP port that is meant. Raises UsageError."""
+    from topics_client.cli.probe import Probe, own_server
 
-    if not url.startswith(("http://", "https://")):
-        raise server.UsageError(f"--url is the HTTP port, as http://HOST:PORT, not {url!r}; --server is the gRPC port")
-    request = urllib.request.Request(f"{url.rstrip('/')}/v0/ready")
-    if key:  # needed where the probes ask for one
-        request.add_header("Authorization", f"Bearer {key}")
+    key = os.environ.get(arguments.key_env)
+    try:
+        if arguments.url is None:
+            return own_server(os.environ, key=key, cert_file=arguments.cert, key_file=arguments.key)
+        return Probe(arguments.url, key=key, ca_file=arguments.ca, cert_file=arguments.cert, key_file=arguments.key)
+    except ValueError as error:
+        raise server.UsageError(str(error)) from None
+
+
+def _wait_http(probe: "Probe", deadline: float) -> str | None:
+    """The same of the HTTP port. Raises AuthError."""
     while True:
-        try:
-            with urllib.request.urlopen(request, timeout=max(_POLL_SECONDS, deadline - time.monotonic())):
-                return None
-        except urllib.error.HTTPError as error:
-            if error.code in _REFUSED:
-                from topics_client.errors import AuthError
-
-                raise AuthError(_REFUSED[error.code], f"{url} wants another key") from None
-            problem = f"{url}: {error.code} {error.reason}"
-        except urllib.error.URLError as error:
-            problem = f"{url}: {getattr(error.reason, 'strerror', None) or error.reason}"
-        except OSError as error:
-            problem = f"{url}: {error.strerror or error}"
-        if time.monotonic() + _POLL_SECONDS > deadline:
+        problem = probe.ask(max(_POLL_SECONDS, deadline - time.monotonic()))
+        if problem is None or time.monotonic() + _POLL_SECONDS > deadline:
             return problem
         time.sleep(_POLL_SECONDS)
