@@ -221,7 +221,6 @@ def test_a_full_disk_leaves_what_was_written_before(topics: Cli, tmp_path: Path)
     [
         (("nope", "-"), 5, "topic_not_found"),
         (("t", "x.parquet", "--with-meta"), 2, "--with-meta is for ndjson"),
-        (("t", "-", "--format", "parquet"), 2, "Parquet goes to a file"),
         (("t",), 2, "FILE"),
     ],
 )

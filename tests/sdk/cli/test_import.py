@@ -93,9 +93,9 @@ def test_columns_of_a_parquet_file_are_parts_of_records(topics: Cli, api: Api, t
     topics("import", file, "--topic", topic, "--rows")
     assert json.loads(topics("read", topic, "--last", 1).out) == {"tag": None, "data": "null", "other": 3}
     pq.write_table(pa.table({"data": ["1", "x"]}), file)
-    assert "line 2, column 1: expecting value" in topics("import", file, "--topic", topic, code=1).err
+    assert "row 2, column 1: expecting value" in topics("import", file, "--topic", topic, code=1).err
     pq.write_table(pa.table({"data": ["1", None]}), file)
-    assert "line 2: its data is null" in topics("import", file, "--topic", topic, code=1).err
+    assert "row 2: its data is null" in topics("import", file, "--topic", topic, code=1).err
     file.write_text("no")
     (tmp_path / "a").write_text("1\n")
     ran = topics("import", tmp_path / "a", file, "--topic", topic, code=1)
@@ -107,7 +107,6 @@ def test_columns_of_a_parquet_file_are_parts_of_records(topics: Cli, api: Api, t
     [
         (("a.parquet", "--with-meta", "--format", "parquet"), 2, "--with-meta is for ndjson"),
         (("a", "--tag-field", "x", "--with-meta"), 2, "not allowed with"),
-        (("-", "--format", "parquet"), 2, "Parquet is read from a file"),
         (("/nowhere",), 1, "No such file"),
         (("-",), 1, "- holds no records"),
         (("-", "-"), 2, "read once"),

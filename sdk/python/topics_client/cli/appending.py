@@ -94,7 +94,9 @@ class Appending:
             self._finish()
         except StoppedError as earlier:
             return self._stopped(earlier)
-        return Stop(str(error), server.FAILED)
+        file, line = self._sender.last or ("", 0)
+        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        return Stop(text, server.FAILED, file, line + 1)
 
     def _finish(self) -> None:
         if not self._keyed:

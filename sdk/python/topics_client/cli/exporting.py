@@ -4,12 +4,15 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
-from topics_client.cli import output, ranges, server
+from topics_client.cli import formats, output, ranges, server
+from topics_client.cli.csvtext import HEADER as CSV_HEADER
+from topics_client.cli.csvtext import csv_lines
 from topics_client.cli.progress import Progress
 from topics_client.cli.recordtext import changed, value_lines, whole_line
 from topics_client.cli.types import whole
@@ -20,9 +23,13 @@ if TYPE_CHECKING:
     from topics_client.models import Record
 
 _FORMATS = """\
-formats: ndjson writes the data of each record as a line; with --with-meta the whole record, with its seq, time, tag,
-node and meta, which `topics import --with-meta` takes back to the byte. parquet writes the columns partition, seq, ts,
-tag, node, meta, kind and data, and needs pyarrow.
+formats: the ending of FILE says which: .ndjson or .jsonl, .csv, .parquet; of NDJSON and CSV also with .gz or .zst
+behind it. Other names, and standard output, are NDJSON. --format overrides it. Parquet needs pyarrow, .zst
+backports.zstd.
+
+NDJSON writes the data of each record as a line; with --with-meta the whole record, with its seq, time, tag, node and
+meta, which `topics import --with-meta` takes back to the byte. CSV and Parquet write the columns partition, seq, ts,
+tag, node, meta, kind and data, which `topics import` takes back to the byte; in CSV bytes are base64.
 
 The file gets its name when it is complete; what there is of it after a failure is FILE.part.
 """
@@ -38,7 +45,7 @@ def add_parser(commands: "Commands") -> None:
     )
     server.add_name(parser, "topic", help="the topic")
     parser.add_argument("file", metavar="FILE", help="the file; - is standard output")
-    parser.add_argument("--format", choices=("ndjson", "parquet"), help="(default: parquet for *.parquet, else ndjson)")
+    parser.add_argument("--format", choices=formats.CHOICES, metavar="FORMAT", help=formats.HELP)
     parser.add_argument("--with-meta", action="store_true", help="ndjson: whole records instead of their data")
     parser.add_argument("--force", action="store_true", help="write over a file that is there")
     ranges.add_range(parser)
@@ -68,11 +75,12 @@ class Writer(Protocol):
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    how = arguments.format or ("parquet" if arguments.file.endswith(".parquet") else "ndjson")
-    if how == "parquet" and arguments.with_meta:
-        raise server.UsageError("--with-meta is for ndjson; Parquet has everything anyway")
-    if how == "parquet" and arguments.file == "-":
-        raise server.UsageError("Parquet goes to a file")
+    kind, packing = formats.of_name(arguments.file, arguments.format)
+    kind = kind or "ndjson"
+    if kind != "ndjson" and arguments.with_meta:
+        raise server.UsageError(f"--with-meta is for ndjson; {formats.spoken(kind)} has everything anyway")
+    if arguments.file == "-" and (kind == "parquet" or packing) and sys.stdout.isatty():
+        raise server.UsageError(f"{formats.spoken(packing or kind)} is no text for a terminal: name a FILE")
     with server.client(arguments) as client:
         count = client.get_topic(arguments.topic, touch=False).partition_count
         if arguments.partition is not None:
@@ -87,12 +95,16 @@ def _run(arguments: argparse.Namespace) -> int:
             )
         with _target(arguments) as target:
             writer: Writer
-            if how == "parquet":
+            if kind == "parquet":
                 from topics_client.cli.parquet import ParquetRecords
 
                 writer = ParquetRecords(target)
+            elif kind == "csv":
+                writer = _Text(target, packing, csv_lines, CSV_HEADER)
+            elif arguments.with_meta:
+                writer = _Text(target, packing, partial(_whole_lines, partition=count > 1))
             else:
-                writer = _Lines(target, whole=arguments.with_meta, partition=count > 1)
+                writer = _Values(target, packing, value_lines)
             exporting = _Exporting(arguments, client, partitions)
             exporting.run(writer)
     exporting.tell(writer)
@@ -157,11 +169,11 @@ class _Exporting:
     def tell(self, writer: Writer) -> None:
         """What was done."""
         arguments, seconds = self._arguments, time.monotonic() - self._began
-        changed = writer.changed if isinstance(writer, _Lines) else 0
+        changed = writer.changed if isinstance(writer, _Values) else 0
         if changed:
             output.note(
                 f"topics export: {changed:,} records are not there to the byte: bytes became base64, or line ends "
-                "between values of JSON became spaces; --with-meta and Parquet keep both"
+                "between values of JSON became spaces; --with-meta, CSV and Parquet keep both"
             )
         single = len(self._partitions) == 1
         if arguments.json:
@@ -196,39 +208,66 @@ class _Exporting:
             print(f"{text} ({seconds:.2f} s)")
 
 
-class _Lines:
-    """NDJSON. `changed` counts the records whose bytes are not in the lines."""
+def _whole_lines(records: "Sequence[Record]", *, partition: bool) -> bytes:
+    return b"".join([whole_line(record, partition=partition, exact=True) + b"\n" for record in records])
 
-    def __init__(self, target: IO[bytes], *, whole: bool, partition: bool) -> None:
-        self.changed = 0
-        self._good = 0  # bytes
+
+class _Text:
+    """A format of lines, packed or not."""
+
+    def __init__(
+        self,
+        target: IO[bytes],
+        packing: str | None,
+        render: "Callable[[Sequence[Record]], bytes]",
+        header: bytes = b"",
+    ) -> None:
+        """`render` makes the lines of records."""
+        self._good = 0  # bytes that are whole
         self._target = target
-        self._whole = whole
-        self._partition = partition
+        self._packing = packing
+        self._render = render
+        self._stream = formats.packed(target, packing)
+        self._put(header)
 
     def write(self, records: "Sequence[Record]") -> None:
         """Take in records."""
-        if self._whole:
-            lines = [whole_line(record, partition=self._partition, exact=True) + b"\n" for record in records]
-            self._write(b"".join(lines))
-            return
-        self.changed += changed(records)
-        self._write(value_lines(records))
+        self._put(self._render(records))
 
-    def _write(self, text: bytes) -> None:
-        self._target.write(text)
+    def _put(self, text: bytes) -> None:
+        self._stream.write(text)
         self._good += len(text)
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Write the end of what packs it."""
+        if self._packing:
+            self._stream.close()
         self._target.flush()
 
     def rescue(self, error: BaseException) -> bool:
         """Without what was being written."""
         if not self._target.seekable():
             return False
-        self._target.truncate(self._good)
+        if self._packing is None:
+            self._target.truncate(self._good)
+            return True
+        if isinstance(error, OSError):  # the disk takes no end, without which the rest is hard to read
+            self._target.seek(0)
+            self._target.truncate(0)
+            return False
+        self.close()
         return True
+
+
+class _Values(_Text):
+    """NDJSON of the data alone. `changed` counts the records whose bytes are not in the lines."""
+
+    changed = 0
+
+    def write(self, records: "Sequence[Record]") -> None:
+        """Take in records."""
+        self.changed += changed(records)
+        super().write(records)
 
 
 @contextmanager
@@ -247,6 +286,8 @@ def _target(arguments: argparse.Namespace) -> "Iterator[IO[bytes]]":
     try:
         with part.open("wb") as stream:
             yield stream
+            stream.flush()
+            os.fsync(stream.fileno())  # before the name says that it is all there
     except BaseException:
         if part.exists() and not part.stat().st_size:
             part.unlink()

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from topics_client.cli import asking, output, server
+from topics_client.cli.times import point
 from topics_client.cli.types import whole
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def add_parser(commands: "Commands") -> None:
         "--reset",
         type=_place,
         metavar="TO",
-        help="move its positions: earliest, latest, or a seq up to which all is dealt with",
+        help="move its positions: earliest, latest, a seq up to which all is dealt with, or a time: 15m (ago), or "
+        "2026-11-28T14:30Z",
     )
     parser.add_argument("--delete", action="store_true", help="delete the group and all its positions; asks first")
     asking.add_arguments(parser)
@@ -35,13 +37,21 @@ def add_parser(commands: "Commands") -> None:
     parser.set_defaults(run=run)
 
 
+class _Moment(int):
+    """Milliseconds since 1970."""
+
+
 def _place(text: str) -> str | int:
     if text in _ENDS:
         return text
-    try:
+    if text.isdigit():
         return whole(text)
+    try:
+        return _Moment(point(text))
     except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError("takes earliest, latest or a seq") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither earliest, latest, a seq nor a time: 15m (so long ago), 2026-11-28T14:30Z"
+        ) from None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -89,6 +99,8 @@ def _rows(client: "TopicsClient", arguments: argparse.Namespace) -> Iterable[dic
         return _groups(client)
     if arguments.reset is not None:
         topics = [arguments.topic] if arguments.topic else []
+        if isinstance(arguments.reset, _Moment):
+            return map(position, client.reset_positions(group, to_ts_ms=arguments.reset, topics=topics))
         return map(position, client.reset_positions(group, arguments.reset, topics=topics))
     return map(position, client.fetch_positions(group, arguments.topic or ""))
 

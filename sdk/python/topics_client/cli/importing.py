@@ -3,10 +3,10 @@
 import argparse
 from typing import TYPE_CHECKING, Any, Final
 
-from topics_client.cli import output, server
+from topics_client.cli import formats, output, server
 from topics_client.cli.appending import Appending
 from topics_client.cli.comparing import Comparison
-from topics_client.cli.inputs import Inputs
+from topics_client.cli.inputs import FileInputs
 from topics_client.cli.intermixed import intermixed
 from topics_client.cli.sending import MOST_RECORDS, Options, Sender
 from topics_client.cli.types import positive, whole
@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
 _READ_SECONDS: Final = 60.0  # how long the comparison waits for a server that restarts
 _FORMATS = """\
-formats: ndjson takes each line as the data of a record, or with --with-meta as a whole record with its tag, node and
-meta, as `topics export --with-meta` writes it. parquet takes each row of a file with a column data (text or bytes) as a
-record, with the columns kind (json or binary), tag, node, meta and partition if they are there; each row of any other
-file as a JSON object.
+formats: the ending of FILE says which: .ndjson or .jsonl, .csv, .parquet; of NDJSON and CSV also with .gz or .zst
+behind it. Other names, and standard input, are NDJSON, or Parquet if they begin like it. What is packed is unpacked,
+whatever its name. --format overrides the name.
+
+NDJSON: each line is the data of a record, or with --with-meta a whole record with its tag, node and meta, as `topics
+export --with-meta` writes it. CSV (with a header, separated by commas) and Parquet: each row of a file with a column
+data is a record, data being JSON unless the column kind says binary, with the columns tag, node, meta and partition if
+they are there; each row of any other file is a JSON object, whose values are texts if it comes from CSV.
 """
 
 
@@ -34,17 +38,17 @@ def add_parser(commands: "Commands") -> None:
     )
     parser.add_argument("file", nargs="+", metavar="FILE", help="the file; - is standard input")
     parser.add_argument("--topic", required=True, help="the topic; made if it is not there")
-    parser.add_argument("--format", choices=("ndjson", "parquet"), help="(default: parquet for *.parquet, else ndjson)")
+    parser.add_argument("--format", choices=formats.CHOICES, metavar="FORMAT", help=formats.HELP)
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--tag-field", metavar="NAME", help="tag each record with this top-level string field")
     kinds.add_argument("--with-meta", action="store_true", help="ndjson: each line is a whole record")
-    parser.add_argument("--rows", action="store_true", help="parquet: each row as a JSON object, whatever its columns")
+    parser.add_argument("--rows", action="store_true", help="csv, parquet: rows as JSON objects, whatever the columns")
     parser.add_argument(
         "--partition", type=whole, metavar="N", help="the partition (default: 0, or that of the record)"
     )
-    parser.add_argument("--skip-invalid", action="store_true", help="pass over lines that are no JSON or too large")
+    parser.add_argument("--skip-invalid", action="store_true", help="pass over lines and rows that are no records")
     parser.add_argument(
-        "--start-line", type=positive, default=1, metavar="N", help="begin with line N of the first FILE"
+        "--start-line", type=positive, default=1, metavar="N", help="begin with line (Parquet: row) N of the first FILE"
     )
     parser.add_argument("--batch", type=positive, default=500, metavar="N", help="records in a write (default: 500)")
     parser.add_argument("--no-compare", action="store_true", help="don't read back")
@@ -62,16 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from topics_client.retry import Retry
 
-    kind = arguments.format
-    if arguments.with_meta:
-        if kind == "parquet":
-            raise server.UsageError("--with-meta is for ndjson; Parquet has everything anyway")
-        kind = "records"
-    elif arguments.rows:
-        kind = "rows"
-    inputs = Inputs(
+    inputs = FileInputs(
         arguments.file,
-        kind=kind,
+        chosen=arguments.format,
+        whole=arguments.with_meta,
+        as_rows=arguments.rows,
         skip_invalid=arguments.skip_invalid,
         start_line=arguments.start_line,
         partition=arguments.partition,

@@ -1,18 +1,20 @@
 """Where records come from: arguments, files, standard input."""
 
 import errno
+import io
 import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
-from topics_client.cli import server
+from topics_client.cli import formats, server
+from topics_client.cli.csvtext import csv_rows
 from topics_client.cli.lines import JSON_SPACE, LONGEST_LINE, BadTextError, all_json, chunks, json_value
 from topics_client.cli.recordtext import Parsed, parsed, text
+from topics_client.cli.rows import tag_of
 from topics_client.cli.sending import Batch
 
-_TAG_BYTES: Final = 256
 _STDIN: Final = "standard input"
 _KEPT: Final = 5
 _GATHERED_RECORDS: Final = 2000
@@ -24,12 +26,18 @@ _Add = Callable[[Batch, Any, int], Batch | None]  # puts an item into a batch
 class InvalidLineError(ValueError):
     """A line that can't be a record."""
 
-    def __init__(self, file: str, line: int, column: int, what: str) -> None:
-        """`file` is empty for a value among the arguments, the `line` of which is its number. `column` 0 is none."""
+    def __init__(self, file: str, line: int, column: int, what: str, *, unit: str = "line") -> None:
+        """`file` is empty for a value among the arguments, the `line` of which is its number. `column` 0 is none.
+        `unit` is row for files whose rows are no lines."""
         self.file = file
         self.line = line
-        where = f"{file}: line {line}" if file else f"value {line}"
+        where = f"{file}: {unit} {line}" if file else f"value {line}"
         super().__init__(f"invalid_request: {where}{f', column {column}' if column else ''}: {what}")
+
+    def hinted(self, hint: str) -> Self:
+        """Itself, with what to do about it."""
+        self.args = (f"{self} ({hint})",)
+        return self
 
 
 class Inputs:
@@ -44,7 +52,7 @@ class Inputs:
         files: Sequence[str],
         values: Sequence[str] = (),
         *,
-        kind: str | None = "ndjson",
+        kind: str = "ndjson",
         skip_invalid: bool = False,
         start_line: int = 1,
         partition: int | None = None,
@@ -52,8 +60,7 @@ class Inputs:
         tag_field: str | None = None,
         meta: str | None = None,
     ) -> None:
-        """The `kind` of files and values is ndjson, text, binary, and for files also records (`export --with-meta`),
-        parquet or rows (of Parquet files, as JSON). None goes by the names of the files.
+        """The `kind` of files and values is ndjson, text or binary. Files of any format: `FileInputs`.
 
         Raises UsageError for what doesn't fit together, OSError for a file that is not there.
         """
@@ -75,12 +82,9 @@ class Inputs:
         self._meta = _meta(meta)
         sizes = [_size(name) for name in self.files]
         self.total = None if None in sizes else sum(size or 0 for size in sizes)
-        kinds = {self._kind_of(name) for name in self.files} or {kind or "ndjson"}
-        if tag_field is not None and kinds != {"ndjson"}:
+        if tag_field is not None and kind != "ndjson":
             raise server.UsageError("--tag-field is for lines of JSON")
-        if "-" in self.files and kind in ("parquet", "rows"):
-            raise server.UsageError("Parquet is read from a file")
-        if start_line > 1 and (values or "binary" in kinds):
+        if start_line > 1 and (values or kind == "binary"):
             raise server.UsageError("--start-line is for files of lines")
 
     def batches(self) -> Iterator[Batch]:
@@ -88,27 +92,30 @@ class Inputs:
         if self.values:
             yield from self._of_values()
         for number, name in enumerate(self.files):
-            kind, start = self._kind_of(name), self._start if number == 0 else 1
-            label = _STDIN if name == "-" else name
-            if kind in ("parquet", "rows"):
-                yield from self._of_parquet(name, start, as_rows=kind == "rows")
-                continue
-            add = {"ndjson": self._add_json, "records": self._add_record, "text": self._add_text}.get(kind)
-            with open(0 if name == "-" else name, "rb", closefd=name != "-") as stream:
-                if add is None:
-                    yield from self._of_whole(stream, label)
-                    continue
-                for first, group in chunks(stream):
-                    self.consumed += sum(map(_length, group))
-                    plain = kind == "ndjson" and first >= start
-                    batches = self._of_good_lines(label, first, group) if plain else None
-                    yield from batches or self._gathered(label, enumerate(group, first), add, start)
+            start = self._start if number == 0 else 1
+            yield from self._of_file(name, _STDIN if name == "-" else name, start)
 
-    def _kind_of(self, name: str) -> str:
-        return self._kind or ("parquet" if name.endswith(".parquet") else "ndjson")
+    def _of_file(self, name: str, label: str, start: int) -> Iterator[Batch]:
+        if self._kind == "binary":
+            with open(0 if name == "-" else name, "rb", closefd=name != "-") as stream:
+                yield from self._of_whole(stream, label)
+            return
+        with io.FileIO(0 if name == "-" else name, closefd=name != "-") as raw:
+            source = formats.Source(raw, label)
+            wanted = "text" if self._kind == "text" else "lines of JSON"
+            formats.refuse_other(source.head(), label, wanted, "topics import reads files of other formats")
+            yield from self._of_lines(source, label, start, self._add_text if self._kind == "text" else self._add_json)
+
+    def _of_lines(self, source: formats.Source, label: str, start: int, add: "_Add") -> Iterator[Batch]:
+        before = self.consumed
+        for first, group in chunks(source):
+            self.consumed = before + source.consumed
+            plain = add == self._add_json and first >= start
+            batches = self._of_good_lines(label, first, group) if plain else None
+            yield from batches or self._gathered(label, enumerate(group, first), add, start)
 
     def _of_values(self) -> Iterator[Batch]:
-        add: _Add = {"ndjson": self._add_json, "text": self._add_text}.get(self._kind or "", self._add_binary)
+        add: _Add = {"ndjson": self._add_json, "text": self._add_text}.get(self._kind, self._add_binary)
         items = enumerate(map(os.fsencode, self.values), 1)
         yield from list(self._gathered("", items, add, 1))  # one that is not good leaves the others unsent
 
@@ -137,13 +144,9 @@ class Inputs:
         item = data if len(data) <= LONGEST_LINE else None
         yield from self._gathered(label, [(1, item)], self._add_binary, 1)
 
-    def _of_parquet(self, name: str, start: int, *, as_rows: bool) -> Iterator[Batch]:
-        from topics_client.cli.parquet import parquet_rows
-
-        yield from self._gathered(name, parquet_rows(name, as_rows=as_rows), self._add_parsed, start)
-        self.consumed += _size(name) or 0
-
-    def _gathered(self, label: str, items: "Iterable[tuple[int, Any]]", add: "_Add", start: int) -> Iterator[Batch]:
+    def _gathered(
+        self, label: str, items: "Iterable[tuple[int, Any]]", add: "_Add", start: int, *, unit: str = "line"
+    ) -> Iterator[Batch]:
         """Items with their lines as batches."""
         batch = Batch(label, self._partition or 0)
         for line, item in items:
@@ -154,7 +157,7 @@ class Inputs:
                     raise BadTextError(0, f"it is longer than {LONGEST_LINE >> 20} MiB")
                 other = add(batch, item, line)
             except BadTextError as bad:
-                error = InvalidLineError(label, line, bad.column, bad.what)
+                error = InvalidLineError(label, line, bad.column, bad.what, unit=unit)
                 if not self._skip:
                     yield batch
                     raise error from None
@@ -212,18 +215,61 @@ class Inputs:
         return other
 
 
-def tag_of(value: Any, field: str) -> str | None:
-    """The tag of a record by a field of its own; None where that is no text. Raises BadTextError."""
-    tag = value.get(field) if isinstance(value, dict) else None
-    if not isinstance(tag, str):
-        return None
-    if len(tag) > _TAG_BYTES // 4 and len(tag.encode()) > _TAG_BYTES:
-        raise BadTextError(0, f"its {field} is too long for a tag, which has {_TAG_BYTES} bytes at most")
-    return tag
+class FileInputs(Inputs):
+    """Records of files whose format their names say, or what they begin with."""
 
+    def __init__(
+        self,
+        files: Sequence[str],
+        *,
+        chosen: str | None,
+        whole: bool,
+        as_rows: bool,
+        tag_field: str | None = None,
+        **options: Any,
+    ) -> None:
+        """`chosen` is `--format`. With `whole` lines of JSON are records (`export --with-meta`), with `as_rows` rows
+        are objects whatever their columns are. `options` are those of Inputs."""
+        self._chosen = chosen
+        self._whole = whole
+        self._as_rows = as_rows
+        for name in files:
+            self._check(formats.of_name(name, chosen).kind)
+        super().__init__(files, tag_field=tag_field, **options)
 
-def _length(line: bytes | None) -> int:
-    return 1 if line is None else len(line) + 1
+    def _check(self, kind: str | None) -> None:
+        if self._whole and kind in ("csv", "parquet"):
+            raise server.UsageError(f"--with-meta is for ndjson; {formats.spoken(kind)} has everything anyway")
+        if self._as_rows and kind == "ndjson":
+            raise server.UsageError("--rows is for csv and parquet; a line of ndjson is an object already")
+
+    def _of_file(self, name: str, label: str, start: int) -> Iterator[Batch]:
+        with formats.opened(name, label, self._chosen) as (source, kind, guessed):
+            self._check(kind)
+            if kind == "ndjson":
+                yield from self._of_json(source, label, start, guessed=guessed)
+                return
+            before = self.consumed
+            if kind == "csv":
+                rows = csv_rows(source, label, as_rows=self._as_rows, tag_field=self._tag_field)
+                for batch in self._gathered(label, rows, self._add_parsed, start):
+                    self.consumed = before + source.consumed
+                    yield batch
+                return
+            from topics_client.cli.parquet import parquet_rows
+
+            with source.as_file(name) as file:
+                rows = parquet_rows(file, label, as_rows=self._as_rows, tag_field=self._tag_field)
+                yield from self._gathered(label, rows, self._add_parsed, start, unit="row")
+            self.consumed = before + (_size(name) or 0)
+
+    def _of_json(self, source: formats.Source, label: str, start: int, *, guessed: bool) -> Iterator[Batch]:
+        try:
+            yield from self._of_lines(source, label, start, self._add_record if self._whole else self._add_json)
+        except InvalidLineError as error:
+            if guessed and error.line == 1:
+                raise error.hinted("--format csv reads CSV") from None
+            raise
 
 
 def _meta(given: str | None) -> bytes:

@@ -1,16 +1,10 @@
 """Records in Parquet files. Needs pyarrow."""
 
-import base64
-import json
 from collections.abc import Iterator, Sequence
-from datetime import date, datetime, timedelta
-from datetime import time as clock_time
-from decimal import Decimal
-from math import isfinite
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from topics_client.cli.lines import JSON_SPACE, BadTextError, json_value
-from topics_client.cli.recordtext import Parsed
+from topics_client.cli import rows
+from topics_client.cli.lines import BadTextError
 
 try:
     import pyarrow as pa
@@ -24,6 +18,7 @@ if TYPE_CHECKING:
 _GROUP_RECORDS: Final = 100_000
 _GROUP_BYTES: Final = 64 << 20
 _BATCH_ROWS: Final = 1000
+_READ_BYTES: Final = 1 << 20  # of a column at a time, however large its row group is
 _SCHEMA: Final = pa.schema(
     [
         pa.field("partition", pa.int32(), nullable=False),
@@ -36,7 +31,6 @@ _SCHEMA: Final = pa.schema(
         pa.field("data", pa.binary(), nullable=False),
     ]
 )
-_OF_RECORDS: Final = ("data", "kind", "tag", "node", "meta", "partition")
 
 
 class ParquetRecords:
@@ -51,7 +45,7 @@ class ParquetRecords:
     def write(self, records: "Sequence[Record]") -> None:
         """Take in records."""
         self._group += records
-        self._bytes += sum(len(record.data) for record in records)
+        self._bytes += sum(len(record.data) + len(record.meta_data) for record in records)
         if len(self._group) >= _GROUP_RECORDS or self._bytes >= _GROUP_BYTES:
             self._write_group()
 
@@ -87,74 +81,37 @@ class ParquetRecords:
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=_SCHEMA))
 
 
-def parquet_rows(file: str, *, as_rows: bool) -> Iterator[tuple[int, Parsed | BadTextError]]:
-    """The rows with their numbers from 1, as records, or what is wrong with them.
+def parquet_rows(
+    file: str | IO[bytes], label: str, *, as_rows: bool, tag_field: str | None
+) -> Iterator[tuple[int, Any]]:
+    """The rows with their numbers from 1, as records, or the BadTextError of one.
 
     With a column `data` of texts or bytes each row is a record as `topics export` writes it; kind (json where there
     is none), tag, node, meta and partition are optional. Without, or with `as_rows`, it is the row as a JSON object.
-    Raises OSError, and ValueError for a file that is none of Parquet.
+    Raises OSError, and ValueError for a file that is damaged.
     """
-    with pq.ParquetFile(file) as source:
-        schema = source.schema_arrow
-        records = not as_rows and "data" in schema.names and _is_text(schema.field("data").type)
-        columns = [name for name in _OF_RECORDS if name in schema.names] if records else None
-        number = 0
-        for batch in source.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
-            for row in batch.to_pylist():
-                number += 1
-                try:
-                    yield number, _record(row) if records else Parsed(_json(row), False, None, None, b"", None)
-                except BadTextError as bad:
-                    yield number, bad
+    try:
+        with pq.ParquetFile(file, buffer_size=_READ_BYTES) as source:
+            schema = source.schema_arrow
+            records = not as_rows and "data" in schema.names and _is_text(schema.field("data").type)
+            if records:
+                rows.check_tag_field(tag_field, label)
+            columns = [name for name in rows.OF_RECORDS if name in schema.names] if records else None
+            number = 0
+            for batch in source.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    try:
+                        found = rows.record(row) if records else rows.row_object(row, tag_field)
+                    except BadTextError as bad:
+                        yield number, bad
+                    else:
+                        yield number, found
+    except pa.ArrowException as error:
+        what = "it is cut off or damaged" if "footer" in str(error) else f"it can't be read: {error}"
+        raise ValueError(f"{label}: {what}") from error
 
 
 def _is_text(kind: Any) -> bool:
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     return any(test(kind) for test in tests)
-
-
-def _record(row: dict[str, Any]) -> Parsed:
-    data, meta = (_bytes(row.get(name)) for name in ("data", "meta"))
-    if row["data"] is None:
-        raise BadTextError(0, "its data is null")
-    binary = row.get("kind") == "binary"
-    if not binary:
-        data = data.strip(JSON_SPACE)
-        json_value(data)
-    partition = row.get("partition")
-    return Parsed(data, binary, _text(row, "tag"), _text(row, "node"), meta, partition)
-
-
-def _bytes(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else value or b""
-
-
-def _text(row: dict[str, Any], name: str) -> str | None:
-    value = row.get(name)
-    if value is not None and not isinstance(value, str):
-        raise BadTextError(0, f"its {name} is no text")
-    return value
-
-
-def _json(row: dict[str, Any]) -> bytes:
-    return json.dumps(_plain(row), ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has no form for in the form that is customary: times as ISO 8601, bytes as base64, decimals as texts,
-    and null for numbers that are none."""
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, datetime | date | clock_time):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, Decimal):
-        return str(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return value

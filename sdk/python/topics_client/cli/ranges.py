@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from topics_client import TopicsClient
     from topics_client.models import Gap, Record
 
+TIME_HELP: Final = "15m (ago), 2026-11-28T14:30Z, or ms since 1970"
 BREAK_SECONDS: Final = 60.0  # how long a read waits for a server that it was reading from
 
 
@@ -35,11 +36,10 @@ def add_range(parser: argparse.ArgumentParser) -> None:
     start = group.add_mutually_exclusive_group()
     start.add_argument("--from-start", action="store_true", help="from the first that is there (default)")
     start.add_argument("--from-seq", type=whole, metavar="N", help="those behind seq N")
-    start.add_argument(
-        "--from-time", type=point, metavar="TIME", help="from TIME on: 15m (ago), 2026-11-28T14:30Z, or ms since 1970"
-    )
+    start.add_argument("--from-time", "--since", type=point, metavar="TIME", help=f"from TIME on: {TIME_HELP}")
     start.add_argument("--last", type=whole, metavar="N", help="the newest N")
     group.add_argument("--to-seq", type=whole, metavar="N", help="up to seq N, which is the last")
+    group.add_argument("--to-time", "--until", type=point, metavar="TIME", help="those before TIME")
     group.add_argument("--limit", type=whole, metavar="N", help="N at most")
     add_tags(group)
 
@@ -72,14 +72,16 @@ class Read:
         self._stream = client.read(
             topic,
             arguments.from_seq or 0,
-            end_seq=arguments.to_seq,
+            end_seq=_end(client, arguments, topic, partition),
             from_ts_ms=arguments.from_time,
             last=arguments.last,
             tag=arguments.tag,
             tag_prefix=arguments.tag_prefix,
             partition=partition,
             gaps="yield",
+            follow=getattr(arguments, "follow", False),
         )
+        self.position: int | None = None  # behind what has come
         self._name = arguments.command
 
     def batches(self) -> "Iterator[tuple[Gap | None, Sequence[Record]]]":
@@ -100,12 +102,16 @@ class Read:
                     self.gaps.append(gap)
                     if self._fail:
                         raise GapFoundError(gap)
+                self.position = self._stream.position
                 if left is not None:
                     records = records[:left]
                     left -= len(records)
+                if left == 0:
+                    self.position = records[-1].seq
                 yield gap, records
                 if left == 0:
                     return
+            self.position = self._stream.position  # and what was filtered out at the end
 
     @property
     def lost(self) -> int:
@@ -117,6 +123,15 @@ class Read:
             self._name,
             f"{error}; read up to seq {self._stream.position}, waiting for the server for up to {BREAK_SECONDS:.0f} s",
         )
+
+
+def _end(client: "TopicsClient", arguments: argparse.Namespace, topic: str, partition: int) -> int | None:
+    """The last seq that is wanted."""
+    to_seq: int | None = arguments.to_seq
+    if arguments.to_time is None:
+        return to_seq
+    before = client.locate_time(topic, arguments.to_time, partition=partition) - 1
+    return before if to_seq is None else min(before, to_seq)
 
 
 def tell_gap(name: str, gap: "Gap", arguments: argparse.Namespace, *, topic: bool = False) -> None:

@@ -4,13 +4,14 @@ import argparse
 import heapq
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from topics_client.cli import output, ranges, server
+from topics_client.cli import output, ranges, server, template
 from topics_client.cli.intermixed import intermixed
 from topics_client.cli.recordtext import gap_object, value_line, whole_line
-from topics_client.cli.times import shown
+from topics_client.cli.times import point, shown
 from topics_client.cli.types import whole
 
 if TYPE_CHECKING:
@@ -30,15 +31,22 @@ def add_parser(commands: "Commands") -> None:
         description="Print the newest records of each TOPIC, those of several topics in order of time. A TOPIC may be "
         "NAME@N, which is partition N of it, or PREFIX*, which stands for every topic whose name begins so; with "
         "--follow also for those that are made later.",
+        epilog=template.HELP,
     )
     server.add_name(parser, "topic", nargs="+", metavar="TOPIC", help="topics")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C")
-    parser.add_argument("-n", "--lines", type=whole, default=10, metavar="N", help="records of each (default: 10)")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument("-n", "--lines", type=whole, default=10, metavar="N", help="records of each (default: 10)")
+    start.add_argument(
+        "--from-time", "--since", type=point, metavar="TIME", help=f"all from TIME on: {ranges.TIME_HELP}"
+    )
     ranges.add_tags(parser)
     parser.add_argument(
         "--format",
-        choices=("record", "value", "json"),
-        help="record: time, topic, seq, tag, data; value: the data; json: as /v0 shows it (default: record)",
+        type=template.argument(("record", "value", "json")),
+        metavar="FORMAT",
+        help="record: time, topic, seq, tag, data; value: the data; json: as /v0 shows it; or a format such as "
+        "'{topic} {seq} {value}\\n' (default: record)",
     )
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)
@@ -53,14 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.json and arguments.format not in (None, "json"):
-        raise server.UsageError(f"--json and --format {arguments.format} exclude each other")
+        raise server.UsageError("--json and another --format exclude each other")
     if arguments.lines > _MOST:
         raise server.UsageError(f"-n is at most {_MOST}; topics read --last N takes any number")
     names = list(dict.fromkeys(arguments.topic))
     with server.client(arguments) as client:
         printer = _Printer(arguments, several=len(names) > 1 or names[0].endswith("*"))
-        cursor = {}
-        newest = []
+        cursor: dict[str, int] = {}
+        newest: list[Iterable[Record]] = []
         places = _places(client, names)
         if not places:
             printer.note(f"no topic begins so yet: {' '.join(names)}")
@@ -68,8 +76,11 @@ def _run(arguments: argparse.Namespace) -> int:
         if wide:
             printer.note(f"only partition 0 of {', '.join(wide)}; NAME@N is another")
         for place in places:
-            found, cursor[place] = _newest(client, place, arguments, printer)
-            newest.append(found)
+            if arguments.from_time is not None:
+                newest.append(_since(client, place, arguments, printer, cursor))
+            else:
+                found, cursor[place] = _newest(client, place, arguments, printer)
+                newest.append(found)
         printer.records(heapq.merge(*newest, key=lambda record: record.ts_ms))
         if arguments.follow:
             _follow(client, names, cursor, arguments, printer)
@@ -113,6 +124,34 @@ def _newest(
             else:
                 records.append(item)
         return records, stream.position or 0
+
+
+def _since(
+    client: "TopicsClient",
+    place: str,
+    arguments: argparse.Namespace,
+    printer: "_Printer",
+    cursor: dict[str, int],
+) -> "Iterator[Record]":
+    """The records of a topic from a time on, as they are read; at the end the cursor behind them is in `cursor`."""
+    from topics_client.models import Gap
+    from topics_client.requests import place as parsed
+
+    topic, partition = parsed(place)
+    with client.read(
+        topic,
+        from_ts_ms=arguments.from_time,
+        tag=arguments.tag,
+        tag_prefix=arguments.tag_prefix,
+        partition=partition,
+        gaps="yield",
+    ) as stream:
+        for item in stream:
+            if isinstance(item, Gap):
+                printer.gap(item)
+            else:
+                yield item
+        cursor[place] = stream.position or 0
 
 
 def _follow(
@@ -160,10 +199,13 @@ class _Printer:
 
     def records(self, records: "Iterable[Record]") -> None:
         """Print records, each on a line."""
-        line: Any = {"record": self._for_people, "value": self._value, "json": self._whole}[self._how]
-        text = b"".join([line(record) + b"\n" for record in records])
-        if text:
-            sys.stdout.buffer.write(text)
+        line: Any
+        if isinstance(self._how, template.Template):
+            line, end = partial(self._how, clean=self._terminal), b""
+        else:
+            line, end = {"record": self._for_people, "value": self._value, "json": self._whole}[self._how], b"\n"
+        for record in records:
+            sys.stdout.buffer.write(line(record) + end)
 
     def flush(self) -> None:
         """Whatever was printed is to be seen."""
