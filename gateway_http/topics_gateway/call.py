@@ -12,12 +12,12 @@ from topics_gateway.reply import EventStream, Reply
 from topics_gateway.stalls import StallWatch
 from topics_service.api.auth import NOBODY
 from topics_service.api.budget import MemoryBudget
+from topics_service.api.patience import wait_for
 from topics_service.api.quota import Held
 from topics_service.engine.errors import invalid
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS: Final = 10.0
 _MOST_PARAMETERS: Final = 1000
 
 ON_ROUTED: Final = "topics.on_routed"
@@ -107,7 +107,7 @@ class Call:
         return chunk
 
     async def hold(self, nbytes: int) -> None:
-        """The body is to hold so much memory: wait for it, at most `PATIENCE_SECONDS`. Raises `throttled`.
+        """The body is to hold so much memory: wait for it (`patience`). Raises `throttled`.
 
         Meanwhile nothing is read, so that the client has to wait as well.
         """
@@ -116,11 +116,7 @@ class Call:
             held = self.held = Held(None, self.memory)
         room = asyncio.Event()
         if not held.ask(nbytes, room.set):
-            try:
-                async with asyncio.timeout(PATIENCE_SECONDS):
-                    await room.wait()
-            except TimeoutError:
-                held.give_up()
+            await wait_for(room, held)
 
     async def unless_gone(self, work: Awaitable[T]) -> T:
         """The outcome of `work`, which is cancelled as soon as the client goes away. Only after the body was read."""

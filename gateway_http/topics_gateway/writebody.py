@@ -1,5 +1,6 @@
 """From the body of a write to a batch of columns, without parsing what the records hold (SPEC API 2)."""
 
+import codecs
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar, cast
 
@@ -18,6 +19,8 @@ from topics_service.engine.model import AppendRequest, Batch, ConfigInput
 T = TypeVar("T")
 
 _BODY: Final = msgspec.json.Decoder(Body)
+_UTF8: Final = codecs.getincrementaldecoder("utf-8")
+_STEP_BYTES: Final = 1 << 20
 
 
 class Options(NamedTuple):
@@ -43,14 +46,25 @@ def decode_body(text: bytes, decoder: msgspec.json.Decoder[T], what: str = "the 
     """What `decoder` makes of the JSON `text`, which is called `what` in errors. Raises `invalid_request`."""
     try:
         if not text.isascii():
-            text.decode()  # msgspec skips over the string bytes inside a Raw
+            _check_utf8(text, what)  # msgspec skips over the string bytes inside a Raw
         return decoder.decode(text)
-    except UnicodeDecodeError as error:
-        raise invalid(f"{what} is not valid UTF-8 (byte {error.start})") from None
     except RecursionError:
         raise invalid(f"{what} is nested too deeply") from None
     except msgspec.DecodeError as error:
         raise invalid(f"{what} is malformed: {error}") from None
+
+
+def _check_utf8(text: bytes, what: str) -> None:
+    """Raise `invalid_request` unless `text` is UTF-8. In steps: one character beyond the BMP makes all of a str of four
+    bytes each."""
+    decoder, view = _UTF8(), memoryview(text)
+    for at in range(0, len(text), _STEP_BYTES):
+        step = view[at : at + _STEP_BYTES]
+        try:
+            decoder.decode(step, at + len(step) == len(text))
+        except UnicodeDecodeError as error:
+            begin = at + len(step) - len(error.object)  # it may begin with the rest of the step before
+            raise invalid(f"{what} is not valid UTF-8 (byte {begin + error.start})") from None
 
 
 def read_options(body: Body) -> Options:

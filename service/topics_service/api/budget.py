@@ -60,6 +60,11 @@ class MemoryBudget:
         """Whether somebody waits."""
         return bool(self._waiting)
 
+    @property
+    def waiting(self) -> int:
+        """Bytes that others wait for."""
+        return sum(size for _, size in self._waiting)
+
     def take(self, waiter: Waiter, size: int) -> bool:
         """Take `size` bytes now; or False, and `waiter.granted` is called when they are taken."""
         share = waiter.share

@@ -88,11 +88,13 @@ class Held:
     the oldest gets it all the same (see MemoryBudget), until it is released.
     """
 
-    __slots__ = ("_asked", "_memory", "_nbytes", "_usage", "_wake")
+    __slots__ = ("_asked", "_memory", "_nbytes", "_times", "_usage", "_wake")
 
-    def __init__(self, usage: Usage | None, memory: MemoryBudget | None) -> None:
+    def __init__(self, usage: Usage | None, memory: MemoryBudget | None, times: int = 1) -> None:
+        """Each byte takes `times` as many of the memory, once the request is decoded."""
         self._usage = usage
         self._memory = memory
+        self._times = times
         self._nbytes = 0
         self._asked = 0  # waits for so much
         self._wake: Callable[[], None] = _nothing
@@ -106,6 +108,11 @@ class Held:
     def is_short(self) -> bool:
         """True while others wait for memory."""
         return self._memory is not None and self._memory.is_short
+
+    @property
+    def is_crowded(self) -> bool:
+        """True while all that wait for memory want more than there is."""
+        return self._memory is not None and self._memory.waiting > self._memory.most
 
     @property
     def most(self) -> int:
@@ -132,7 +139,7 @@ class Held:
             if most and usage.nbytes + more > most and usage.nbytes > self._nbytes:
                 raise exceeded("requests of this API key hold as many bytes as they may", BYTES, most)
         self._asked, self._wake = more, wake
-        if self._memory is None or self._memory.take(self, more):
+        if self._memory is None or self._memory.take(self, more * self._times):
             self._take()
             return True
         return False
@@ -154,7 +161,7 @@ class Held:
         if self._usage is not None:
             self._usage.nbytes -= nbytes
         if self._memory is not None and (nbytes or self._asked):
-            self._memory.release(nbytes)
+            self._memory.release(nbytes * self._times)
             self._leave(self._memory)
 
     def _take(self) -> None:

@@ -2,9 +2,10 @@
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
+from operator import attrgetter
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.statistics import CacheStatistics
@@ -17,6 +18,7 @@ from topics_service.storage.store import Family, Store, StoreError
 _LARGE = 1 << 20
 _TOLD = 1000
 _REMEMBERED = 64
+_base_seq = attrgetter("base_seq")
 
 
 class UnreadableError(TopicsError):
@@ -145,7 +147,7 @@ class LogBlocks:
         self._memory = memory
         self._bad: dict[int, tuple[int | None, int | None, str]] = {}
         self.place: tuple[str, int] | None = None  # topic and partition, for who is told of damage
-        self.staged: StoredBlock | None = None
+        self.staged: Sequence[StoredBlock] = ()  # ascending
         self.marked: bool | None = None  # whether sealed blocks are marked as not indexed; None: not looked yet
         self.marks_from = 0  # marks below are those of blocks that can't be indexed
 
@@ -176,8 +178,8 @@ class LogBlocks:
         Raises UnreadableError, naming the range, when it is damaged or missing: never a wrong record.
         """
         staged = self.staged
-        if staged is not None and staged.base_seq <= seq:
-            return staged
+        if staged and staged[0].base_seq <= seq:
+            return staged[bisect_right(staged, seq, key=_base_seq) - 1]
         block = self._cache.find(self.log_id, seq, scan=scan)
         return block if block is not None else self._load(seq, scan=scan)
 

@@ -13,11 +13,13 @@ from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
-from topics_service.storage.block import StoredBlock, build
+from topics_service.storage.block import Outline, StoredBlock, build
 from topics_service.storage.kafkablock import encode
 from topics_service.storage.store import Family, Store, WriteBatch
 
 CEILING_STEP = 1 << 14
+BLOCK_BYTES = 1 << 20
+"""A larger append becomes several blocks, which are encoded, compacted and read one at a time."""
 _LARGE_APPEND = 1000  # records, beyond which the ceiling is raised further than by a step
 _ROWS_OF_A_LOG = (
     Family.BLOCKS, Family.TAGS, Family.DELETES, Family.GAPS, Family.IDEMPOTENCY,
@@ -159,47 +161,60 @@ class Log:
 
         `remember` is an idempotency key and its expiry.
         """
-        block = build(
-            self.log_id,
-            s.head + 1,
-            max(now, s.last_ts),
-            records.datas,
-            records.tags,
-            records.nodes,
-            records.metas,
-            records.kinds,
-            s.cum_bytes,
-            records.sizes,
-        )
-        home = self.append_block(tx, s, block, config)
+        first_seq, count = s.head + 1, len(records.datas)
+        home = self._append(tx, s, self._built(s, records, max(now, s.last_ts)), config)
         if remember is not None:
-            outcome = idempotency.Outcome(block.base_seq, block.count, s.head, now, remember[1])
+            outcome = idempotency.Outcome(first_seq, count, s.head, now, remember[1])
             idempotency.remember(home, self.log_id, remember[0], outcome)
             if home is not tx.batch:  # written in memory: from before the log was `ephemeral` one can be on disk
                 idempotency.supersede(self._writer.store, tx.batch, self.log_id, remember[0])
-        return block.base_seq
+        return first_seq
 
     def append_block(self, tx: Transaction, s: Snapshot, block: StoredBlock, config: TopicConfig) -> WriteBatch:
         """Stage a block that begins at `s.head + 1`, is not older than `s.last_ts` and counts from `s.cum_bytes`.
 
         The caller has checked limits and caps; `old` topics evict. Returns the batch that the log's rows belong in.
         """
-        s.head += block.count
-        s.count += block.count
-        s.bytes += block.nbytes
-        s.cum_bytes += block.nbytes
-        s.last_ts = block.last_ts
-        s.max_ts = block.max_ts = max(s.max_ts, block.max_ts)
+        return self._append(tx, s, (block,), config)
+
+    def _built(self, s: Snapshot, records: Batch, ts: int) -> Iterator[StoredBlock]:
+        """The records as blocks, each on top of `s` as it is by then."""
+        for piece in records.pieces(BLOCK_BYTES):
+            yield build(
+                self.log_id,
+                s.head + 1,
+                ts,
+                piece.datas,
+                piece.tags,
+                piece.nodes,
+                piece.metas,
+                piece.kinds,
+                s.cum_bytes,
+                piece.sizes,
+            )
+
+    def _append(self, tx: Transaction, s: Snapshot, blocks: Iterable[StoredBlock], config: TopicConfig) -> WriteBatch:
+        """See `append_block`. Of several blocks only one at a time is in memory beside the batch."""
         home = tx.batch
-        change = _Change(self, s, config, block)
+        change = _Change(self, s, config)
         if config.durability == "ephemeral":
-            s.volatile_from = s.volatile_from or block.base_seq
+            s.volatile_from = s.volatile_from or s.head + 1
             home = change.volatile = self._memory.batch()
-        self.blocks.staged = block
         tx.stage(change)
+        staged = self.blocks.staged = change.blocks
+        for block in blocks:
+            s.head += block.count
+            s.count += block.count
+            s.bytes += block.nbytes
+            s.cum_bytes += block.nbytes
+            s.last_ts = block.last_ts
+            s.max_ts = block.max_ts = max(s.max_ts, block.max_ts)
+            home.put(Family.BLOCKS, keys.pair(self.log_id, block.base_seq), encode(block))
+            if len(staged) == 1:
+                staged[0] = Outline(staged[0])
+            staged.append(Outline(block) if staged else block)
         if config.discard == "old":
             retention.evict(s, self.blocks, config, self.hold)
-        home.put(Family.BLOCKS, keys.pair(self.log_id, block.base_seq), encode(block))
         self._stage(tx, change)
         return home
 
@@ -392,12 +407,13 @@ class Log:
 
     def _written(self, change: "_Change", ticket: int) -> int:
         """The change is in the store: make it the newest state, and publish it as soon as its class allows."""
-        s, block = change.s, change.block
-        if block is not None:
+        s, blocks = change.s, change.blocks
+        if blocks:
             if change.volatile is not None:
                 self._memory.write(change.volatile)
-            self.cache.put(block)
-            self.unsealed_blocks += 1
+            if len(blocks) == 1:
+                self.cache.put(blocks[0])
+            self.unsealed_blocks += len(blocks)
         self._account(s)
         self.state = s
         if change.reserve:
@@ -448,17 +464,15 @@ class Log:
 class _Change:
     """A log's part of a transaction: the state `s` on its way to become `Log.state`."""
 
-    __slots__ = ("block", "config", "hold", "log", "reserve", "s", "volatile")
+    __slots__ = ("blocks", "config", "hold", "log", "reserve", "s", "volatile")
 
-    def __init__(
-        self, log: Log, s: Snapshot, config: TopicConfig, block: StoredBlock | None = None, *, hold: bool = False
-    ) -> None:
+    def __init__(self, log: Log, s: Snapshot, config: TopicConfig, *, hold: bool = False) -> None:
         self.log = log
         self.s = s
         self.config = config
-        self.block = block
+        self.blocks: list[StoredBlock] = []  # appended; of more than one the outlines
         self.hold = hold
-        self.volatile: WriteBatch | None = None  # the rows of a block that is kept in memory
+        self.volatile: WriteBatch | None = None  # the rows of blocks that are kept in memory
         self.reserve = 0  # the new ceiling, if it has to be raised
 
     def publish(self, ticket: int) -> int:
@@ -467,4 +481,4 @@ class _Change:
 
     def undo(self) -> None:
         """See Change."""
-        self.log.blocks.staged = None
+        self.log.blocks.staged = ()

@@ -3,13 +3,15 @@
 Sequence numbers are u64, `*_ts` and `*_ms` are integer milliseconds, text inside records is UTF-8 bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import add
 from typing import Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics_service.storage.block import Block
 from topics_service.storage.recordbatch import jsonvalue
+from topics_service.storage.texts import lengths
 
 TopicType = Literal["log", "queue"]
 Discard = Literal["old", "reject"]
@@ -93,6 +95,27 @@ class Batch(Struct):
     def __post_init__(self) -> None:
         if not self.sizes:
             self.sizes = list(map(len, self.datas))
+
+    def pieces(self, most: int) -> "Iterable[Batch]":
+        """The records in order, in batches of at most `most` bytes of data and meta each, or of one record."""
+        sizes = self.sizes if self.metas is None else list(map(add, self.sizes, lengths(self.metas, 0)))
+        return (self,) if len(sizes) == 1 or sum(sizes) <= most else self._pieces(sizes, most)
+
+    def _pieces(self, sizes: Sequence[int], most: int) -> "Iterator[Batch]":
+        start = nbytes = 0
+        for i, size in enumerate(sizes):
+            if nbytes + size > most and i > start:
+                yield self._part(slice(start, i))
+                start, nbytes = i, 0
+            nbytes += size
+        yield self._part(slice(start, len(sizes)))
+
+    def _part(self, part: slice) -> "Batch":
+        tags, nodes, metas = (
+            None if column is None else column[part] for column in (self.tags, self.nodes, self.metas)
+        )
+        kinds = None if self.kinds is None else self.kinds[part]
+        return Batch(datas=self.datas[part], tags=tags, nodes=nodes, metas=metas, kinds=kinds, sizes=self.sizes[part])
 
 
 def joined(batches: Sequence[Batch]) -> Batch:

@@ -16,6 +16,7 @@ from topics_service.storage.store import Family, Store, StoreError, WriteBatch
 
 SEAL_BLOCKS = 256  # appended blocks that make a seal worth it
 SEAL_RECORDS = 1 << 14  # and the most records that a tag look-up has to walk
+_SEAL_BYTES = 8 << 20  # of records that one slice has in memory
 _SMALL_RECORDS = 64  # a block of less than both is merged with its small neighbours: rewriting a larger one costs
 _SMALL_BYTES = 16 << 10  # more (its bytes again) than it saves readers (2 us for each block that a page touches)
 _FULL_RECORDS = 1000  # merging stops here
@@ -42,7 +43,10 @@ def run(log: Log, writer: Writer, memory: Store) -> bool:
 
 
 def _seal(log: Log, writer: Writer, memory: Store) -> bool:
-    """Merge and index the visible blocks after `sealed_to`, up to `SEAL_RECORDS` records, in one atomic batch."""
+    """Merge and index the visible blocks after `sealed_to` in one atomic batch.
+
+    So many that they have about `SEAL_RECORDS` records, or `_SEAL_BYTES` of them: all are in memory.
+    """
     s = log.view
     at = max(s.sealed_to + 1, s.earliest)
     volatile_from = log.state.volatile_from  # where the rows are now, which the view may not know yet
@@ -50,8 +54,8 @@ def _seal(log: Log, writer: Writer, memory: Store) -> bool:
     store = memory if volatile else writer.store
     stop = s.head if volatile or not volatile_from else min(s.head, volatile_from - 1)
     run_blocks: list[StoredBlock] = []
-    records = 0
-    while at <= stop and records < SEAL_RECORDS:
+    records = nbytes = 0
+    while at <= stop and records < SEAL_RECORDS and nbytes < _SEAL_BYTES:
         gap = s.gap_at(at)
         if gap is not None:
             if run_blocks:
@@ -63,6 +67,7 @@ def _seal(log: Log, writer: Writer, memory: Store) -> bool:
             break
         run_blocks.append(block)
         records += block.count
+        nbytes += block.nbytes
         at = block.end_seq
     if not run_blocks:
         log.unsealed_blocks = 0

@@ -1,8 +1,8 @@
 """A block: the records of one or more appends, as immutable columns, and its byte form.
 
-One append becomes one block; sealing merges runs of small blocks into larger ones. A block is found by its first seq
-and holds `count` records with contiguous seqs. What came from Kafka clients is kept as it came, in a block kind of its
-own (`kafkablock`); `StoredBlock` is what both have in common. Layout (little-endian):
+One append becomes one block, a large one several; sealing merges runs of small blocks into larger ones. A block is
+found by its first seq and holds `count` records with contiguous seqs. What came from Kafka clients is kept as it came,
+in a block kind of its own (`kafkablock`); `StoredBlock` is what both have in common. Layout (little-endian):
 
     header   see `_HEADER`; the checksum is xxh3-64 over the header (with a zero checksum) and the body
     ts       if the records differ in time: u32 runs, then per run u32 count, i64 ts
@@ -281,6 +281,30 @@ class Block(StoredBlock):
             ends = accumulate(lengths(metas, 0)) if isinstance(metas, list) else texts.pack(metas, self.count).ends
             self._prefix = array("Q", map(int.__add__, self.ends, ends))
         return self._prefix
+
+
+class Outline(StoredBlock):
+    """A block that is written but not kept in memory: all of it but the records."""
+
+    __slots__ = ("_sizes",)
+
+    def __init__(self, block: StoredBlock) -> None:
+        """Of a block that is whole."""
+        for name in StoredBlock.__slots__:
+            setattr(self, name, getattr(block, name))
+        self._sizes = array("Q", map(block.sizes_upto, range(block.count + 1)))
+
+    def sizes_upto(self, i: int) -> int:
+        """See StoredBlock."""
+        return self._sizes[i]
+
+    def fit(self, start: int, budget: int) -> int:
+        """See StoredBlock."""
+        return bisect_right(self._sizes, self._sizes[start] + budget, lo=start + 1) - 1
+
+    def columns(self) -> Block:
+        """See StoredBlock. They are in the store only."""
+        raise LookupError("an outline has no records")
 
 
 def build(

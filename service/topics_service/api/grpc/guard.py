@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from topics_service.api.access import Gate, authorize, rule_of
 from topics_service.api.auth import Principal
 from topics_service.api.grpc.status import failure
+from topics_service.api.patience import wait_for
 from topics_service.api.quota import SMALL_BYTES, Held, Usage, count_refusal
 from topics_service.engine.errors import Reason, TopicsError, invalid
 
@@ -29,6 +30,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 # The call has its status, or its client left while it got one: nothing more can be sent.
 _OVER: Final = (grpc.aio.AbortError, grpc.aio.InternalError)
 
+# A large message takes its size as it came, as a message and as columns.
+_DECODED: Final = 3
+
 _caller: ContextVar[Principal] = ContextVar("caller")
 
 
@@ -38,12 +42,11 @@ def caller() -> Principal:
 
 
 class _Way:
-    """One call's way in, past no gate. `size` are the bytes of its newest message."""
+    """One call's way in, past no gate."""
 
     def __init__(self, method: str, refusals: Refusals) -> None:
         self.method = method
         self.refusals = refusals
-        self.size = 0
 
     def slot(self) -> AbstractContextManager[None]:
         """What the call passes while it runs."""
@@ -53,8 +56,9 @@ class _Way:
         """Raise `invalid_request` for a request that is no message."""
         _check(request)
 
-    def hold(self) -> None:
-        """The newest message is here, in place of the one before. Raises `throttled`."""
+    def parsed(self, data: bytes, parse: Callable[[bytes], Any]) -> Any:
+        """What stands for the newest message, which is `data`, in place of the one before."""
+        return _parsed(data, parse)
 
     def leave(self) -> None:
         """The call is over. Idempotent."""
@@ -78,13 +82,13 @@ class _Pass(_Way):
             authorization = authorization.encode()
         self._principal = gate.identify(self._rpc, authorization)
         self._usage: Usage | None = None
-        self._held = Held(None, gate.quotas.memory)
+        self._held = Held(None, gate.quotas.memory, _DECODED)
         if self._principal.key_id:
             usage = gate.quotas.of(self._principal.key_id)
             if rule_of(self._rpc).slot:
                 usage.take_request()
                 self._usage = usage
-            self._held = Held(usage, gate.quotas.memory)
+            self._held = Held(usage, gate.quotas.memory, _DECODED)
             task = asyncio.current_task()
             assert task is not None, "each call has its task"
             task.add_done_callback(self._end)  # a client that leaves before its message has come calls no handler
@@ -92,9 +96,9 @@ class _Pass(_Way):
     def slot(self) -> AbstractContextManager[None]:
         return self._gate.while_known(self._principal)
 
-    def hold(self) -> None:
+    def parsed(self, data: bytes, parse: Callable[[bytes], Any]) -> Any:
         self._held.release()
-        self._held.grow(self.size)
+        return _parsed(data, parse) if len(data) <= SMALL_BYTES else _Large(data, parse, self._held)
 
     def leave(self) -> None:
         usage, self._usage = self._usage, None
@@ -118,6 +122,46 @@ class _Undecodable:
 
     def __init__(self, error: DecodeError) -> None:
         self.error = error
+
+
+class _Large:
+    """Stands for a message that is decoded only once there is memory for that, until a handler takes it.
+
+    It has the message's fields as soon as that is decoded. What is `taken` is not kept here: gRPC holds this object,
+    and the message's bytes, until the call is over.
+    """
+
+    def __init__(self, data: bytes, parse: Callable[[bytes], Any], held: Held) -> None:
+        self._held = held
+        self._data = data
+        self._parse = parse
+        self._room = asyncio.Event()
+        self._message: Any = None
+        self._error: TopicsError | None = None
+        try:
+            if held.ask(len(data), self._room.set):
+                self._decode()
+            elif held.is_crowded:
+                held.give_up()
+        except TopicsError as error:
+            self._error, self._data = error, b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    async def taken(self) -> Any:
+        """The message. Waits for memory. Raises `throttled`."""
+        if self._error is not None:
+            raise self._error
+        if self._message is None:
+            await wait_for(self._room, self._held)
+            self._decode()
+        message, self._message = self._message, None
+        return message
+
+    def _decode(self) -> None:
+        self._message = _parsed(self._data, self._parse)
+        self._data = b""
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -187,13 +231,16 @@ def _guarded(handler: "grpc.RpcMethodHandler[Any, Any]", way: _Way) -> "grpc.Rpc
 
 def _parse(parse: Callable[[bytes], Any], way: _Way) -> Callable[[bytes], Any]:
     def parsed(data: bytes) -> Any:
-        way.size = len(data)
-        try:
-            return parse(data)
-        except DecodeError as error:
-            return _Undecodable(error)
+        return way.parsed(data, parse)
 
     return parsed
+
+
+def _parsed(data: bytes, parse: Callable[[bytes], Any]) -> Any:
+    try:
+        return parse(data)
+    except DecodeError as error:
+        return _Undecodable(error)
 
 
 def _serialize(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
@@ -207,10 +254,12 @@ def _unary(inner: Callable[[Any, Context], Awaitable[Any]], way: _Way) -> Callab
     async def call(request: Any, context: Context) -> Any:
         try:
             with way.slot():
+                if type(request) is _Large:
+                    request = await request.taken()
                 way.check(request)
-                if way.size > SMALL_BYTES:
-                    way.hold()
-                return await inner(request, context)
+                answer = inner(request, context)
+                del request  # the handler's alone: it may be large
+                return await answer
         except _OVER:
             raise
         except Exception as error:
@@ -225,9 +274,9 @@ def _stream(inner: Callable[[Any, Context], AsyncGenerator[Any, None]], way: _Wa
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
             with way.slot():
+                if type(request) is _Large:
+                    request = await request.taken()
                 way.check(request)
-                if way.size > SMALL_BYTES:
-                    way.hold()
                 async with aclosing(inner(request, context)) as replies:
                     async for reply in replies:
                         yield reply
@@ -244,13 +293,14 @@ def _stream(inner: Callable[[Any, Context], AsyncGenerator[Any, None]], way: _Wa
 def _stream_stream(
     inner: Callable[[Any, Context], AsyncGenerator[Any, None]], way: _Way
 ) -> Callable[[Any, Context], Any]:
-    return _stream(lambda requests, context: inner(_decoded(requests, way), context), way)
+    return _stream(lambda requests, context: inner(_decoded(requests), context), way)
 
 
-async def _decoded(requests: AsyncIterator[Any], way: _Way) -> AsyncIterator[Any]:
+async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for request in requests:
+        if type(request) is _Large:
+            request = await request.taken()
         _check(request)
-        way.hold()
         yield request
 
 

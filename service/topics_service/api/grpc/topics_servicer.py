@@ -74,7 +74,9 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
     async def Append(self, request: pb.AppendRequest, context: Context) -> pb.AppendResponse:
         started = time.perf_counter()
         return_seqs = request.return_seqs if request.HasField("return_seqs") else True
-        reply = await self._api.append(convert.append_request(request, self._api.limits), principal=caller())
+        append = convert.append_request(request, self._api.limits)
+        del request  # its records take as much memory once more
+        reply = await self._api.append(append, principal=caller())
         return _timed(convert.append_response(reply, return_seqs=return_seqs), started)
 
     async def Diff(self, request: pb.DiffRequest, context: Context) -> pb.DiffResponse:

@@ -13,6 +13,7 @@ _VALUE: Final = msgspec.json.Decoder(Raw)
 _VALUES: Final = msgspec.json.Decoder(list[Raw])
 _STARTS: Final = frozenset(b'{["-0123456789tfn \t\r\n')
 _RUN: Final = 64
+_RUN_BYTES: Final = 1 << 20  # that are joined: the copy takes no more memory than that, as text four times as much
 # msgspec reports bad text as any of these, depending on where it stumbles.
 MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -52,9 +53,23 @@ def kinds_of(values: Sequence[bytes]) -> bytes | None:
 def all_json(values: Sequence[bytes]) -> bool:
     """Whether every value is one JSON text in UTF-8 without white space around it.
 
-    One pass over all of them, several times cheaper than a call for each. False says nothing about which value is the
-    reason; `is_json` tells.
+    One pass over a megabyte of them, several times cheaper than a call for each. False says nothing about which value
+    is the reason; `is_json` tells.
     """
+    sizes = list(map(len, values))
+    if sum(sizes) <= _RUN_BYTES:
+        return _all_json(values, sizes)
+    start = nbytes = 0
+    for i, size in enumerate(sizes):
+        if nbytes + size > _RUN_BYTES and i > start:
+            if not _all_json(values[start:i], sizes[start:i]):
+                return False
+            start, nbytes = i, 0
+        nbytes += size
+    return _all_json(values[start:], sizes[start:])
+
+
+def _all_json(values: Sequence[bytes], sizes: list[int]) -> bool:
     joined = b"[%b]" % b",".join(values)
     try:
         if not joined.isascii():
@@ -64,4 +79,4 @@ def all_json(values: Sequence[bytes]) -> bool:
         return False
     # `1,2` + `[3` + `4]` is three values too, only not these three. Equal lengths leave no byte for white space
     # between the values and so put each of them where its text is.
-    return list(map(len, texts)) == list(map(len, values))
+    return list(map(len, texts)) == sizes
