@@ -1,6 +1,7 @@
 """Handlers of the probes and metrics (SPEC API 8)."""
 
 import time
+from typing import Any
 
 from topics_gateway.call import Call
 from topics_gateway.reply import Reply, json_reply
@@ -24,10 +25,16 @@ class ProbeEndpoints:
         return json_reply(200, {"status": "ok", "version": self._version, "uptime_ms": uptime_ms})
 
     async def ready(self, call: Call) -> Reply:
-        """GET /v0/ready: the server takes work. Raises `not_ready` or `shutting_down`."""
+        """GET /v0/ready: the server takes work; `writes_refused` tells of a disk that has no room for writes.
+
+        Raises `not_ready` or `shutting_down`.
+        """
         state = self._api.ready()
         if state.ready:
-            return json_reply(200, {"status": "ready", "wal_replay_complete": True, "topics": state.topics})
+            body: dict[str, Any] = {"status": "ready", "wal_replay_complete": True, "topics": state.topics}
+            if (shortage := self._api.shortage()) is not None:
+                body["writes_refused"] = shortage._asdict()
+            return json_reply(200, body)
         if state.reason == "shutting_down":
             raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
         message = f"the server does not take work: {state.reason}"

@@ -168,6 +168,7 @@ ANSWERS: Final[Mapping[str, Form]] = {
     "TopicSummary.type": _OMIT,
     "TopicSummary.topic_id": _OMIT,
     "TopicSummary.partition_count": _PLACE,
+    "GetReadyResponse.writes_refused": _ABSENT,
     "ListTopicsResponse.next_cursor": _ABSENT,
     "AppendResponse.seqs": _ABSENT,
     "AppendResponse.partition": _PLACE,

@@ -55,6 +55,9 @@ class FakeApi:
         assert isinstance(reply, DiffReply)
         return reply
 
+    def shortage(self) -> None:
+        """See TopicsApi."""
+
     def ready(self) -> ReadyState:
         return self.state
 

@@ -88,6 +88,8 @@ def test_before_the_disk_is_full_writes_are_throttled(make: Callable[..., Server
         )
         assert (error["code"], error["detail"]["limit"]) == ("throttled", "min_free_bytes")
         assert ok(api.send("GET", "/v0/ready")), "it is not read-only"
+        assert ok(api.send("GET", "/v0/ready"))["writes_refused"]["max"] == 4 << 20
+        poll(lambda: "WARNING topics.space: writes are refused until there is room" in server.log, 10, "the warning")
         assert len(api.read_all("t")) >= 3
         assert api.rm("t", before_seq=2)["deleted"] == 1, "deletes make room"
         # A backup does not make it worse: what it would have to write out has no room.
@@ -100,6 +102,8 @@ def test_before_the_disk_is_full_writes_are_throttled(make: Callable[..., Server
         assert ok(api.send("GET", "/v0/ready")), "still not"
         disk.empty()
         poll(lambda: api.write("t", [{"data": 5}]).status_code == 200, 10, "room again")
+        poll(lambda: "WARNING topics.space: writes are taken again" in server.log, 20, "the end of it")
+        poll(lambda: "writes_refused" not in ok(api.send("GET", "/v0/ready")), 10, "the end of it")
         done = subprocess.run([*command, "--to", str(disk.inside.parent / "backup")], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert server.stop() == 0

@@ -63,6 +63,16 @@ def _largest(value: int, units: tuple[tuple[str, int], ...]) -> str | None:
     return next((f"{value // unit}{name}" for name, unit in units if value and value % unit == 0), None)
 
 
+def human_size(nbytes: int) -> str:
+    """Bytes for people, to two digits or three: 512B, 1.5KiB, 20MiB."""
+    value, unit = float(nbytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 999.5 or unit == "PiB":
+            break
+        value /= 1024
+    return f"{value:.0f}{unit}" if unit == "B" or value >= 9.95 else f"{value:.1f}{unit}"
+
+
 def counted(number: int, noun: str) -> str:
     """A number with what it counts: `1 record`, `2,000 records`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -8,17 +8,27 @@ server gets better. Watchers are paced while the loop lags (api.dispatch).
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.statistics import SpaceStatistics
 
 T = TypeVar("T")
 
+_LIMIT = "min_free_bytes"
 _PATIENCE_SECONDS = 10.0  # how long a loader that opted out of throttling is held at most
 _STEP_SECONDS = 0.02
 _LARGEST_WRITE = 128 << 20
 _WRITTEN_TIMES = 3  # a byte: to the log, to a table, and by the compaction after that
+
+
+class Shortage(NamedTuple):
+    """Why all writes are refused: the limit that is met (as in `detail` of their errors), its value, and bytes that are
+    free."""
+
+    limit: str
+    max: int
+    free_bytes: int
 
 
 class FreeBytes:
@@ -29,6 +39,13 @@ class FreeBytes:
         self._least = least
         self._statistics = statistics
 
+    def shortage(self) -> Shortage | None:
+        """What has every write refused, or None."""
+        free = self._free_bytes() if self._least else 0
+        if not self._least or (free >= self._least and not self._statistics.short):
+            return None
+        return Shortage(_LIMIT, self._least, max(0, free))
+
     def is_scarce(self) -> bool:
         """See Space."""
         return bool(self._least) and self._free_bytes() - self._least < _LARGEST_WRITE * _WRITTEN_TIMES
@@ -37,9 +54,7 @@ class FreeBytes:
         """See Space."""
         if self._least and self._free_bytes() - nbytes * _WRITTEN_TIMES < self._least:
             self._statistics.refused += 1
-            raise TopicsError(
-                Reason.THROTTLED, "the disk is nearly full", {"limit": "min_free_bytes", "max": self._least}
-            )
+            raise TopicsError(Reason.THROTTLED, "the disk is nearly full", {"limit": _LIMIT, "max": self._least})
 
 
 class Pressure:

@@ -14,7 +14,7 @@ from topics_service.api.auth import Principal
 from topics_service.api.commit import GroupCommit
 from topics_service.api.groups import GroupsApi
 from topics_service.api.metrics import Metrics
-from topics_service.api.pressure import Pressure
+from topics_service.api.pressure import Pressure, Shortage
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.together import Together
@@ -375,6 +375,10 @@ class TopicsApi:
     def ready(self) -> ReadyState:
         """Whether the server takes work now, and if not, why."""
         return self._engine.ready()
+
+    def shortage(self) -> Shortage | None:
+        """Why a ready server refuses all writes, or None."""
+        return self._pressure.space.shortage()
 
     def _admit(self) -> Engine:
         """The engine, unless the server is still starting or already stopping."""

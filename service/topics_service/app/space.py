@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from topics_client.units import human_size
 from topics_service.app.disk import FreeSpace
 from topics_service.statistics import SpaceStatistics
 from topics_service.storage import properties
@@ -22,6 +23,9 @@ _TICK_SECONDS: Final = 0.02
 _CALM_SECONDS: Final = 0.2  # of a disk with room: writes count in between, so only other programs go unseen so long
 _AGAIN_SECONDS: Final = 0.25
 _RETRY_SECONDS: Final = 1.0
+_NEWS_SECONDS: Final = 1.0
+_SETTLED_SECONDS: Final = 10.0
+_AMPLE: Final = 8  # so many parts of the reserve, one of them free beyond it, are ample room
 _NEAR_BYTES: Final = 512 << 20  # so much above what is refused nothing has to be looked at
 _LEAST_FLUSH_BYTES: Final = 1 << 20
 _SPARE_BYTES: Final = 2 << 20
@@ -53,8 +57,7 @@ class DiskSpace:
         self._compaction = 0  # what the next compaction may need
         self._next_round = 0.0
         self._refused = 0
-        self._short_since: float | None = None
-        self._is_told = False
+        self._news = Crossings()
 
     def left(self) -> int:
         """The free bytes, less what is written of what was taken in and what the next compaction needs beyond the
@@ -107,10 +110,21 @@ class DiskSpace:
             if not is_low and not (spare < self._reserve and self._reclaim.is_due):
                 return
         if now >= self._next_round and self._can_flush(unflushed):
-            await asyncio.to_thread(self._make_room)
+            await self._room_made()
             if self.left() < self._reserve:
                 pause = _AGAIN_SECONDS if self._reclaim.is_due else _RETRY_SECONDS
                 self._next_round = asyncio.get_running_loop().time() + pause
+
+    async def _room_made(self) -> None:
+        """Make room in a thread. That may take long, and somebody may ask meanwhile why nothing is written."""
+        making = asyncio.ensure_future(asyncio.to_thread(self._make_room))
+        try:
+            while not (await asyncio.wait((making,), timeout=_RETRY_SECONDS))[0]:
+                self._tell(asyncio.get_running_loop().time(), short=self.left() < self._reserve)
+            making.result()
+        except asyncio.CancelledError:
+            making.cancel()
+            raise
 
     def _make_room(self) -> None:
         written = self._written()
@@ -133,15 +147,43 @@ class DiskSpace:
         return self._disk.free_bytes > self._reserve * 4 + self._compaction
 
     def _tell(self, now: float, *, short: bool) -> None:
-        """Say so, but not of the moments in which a burst waits for a flush."""
-        self._statistics.short = short
-        if short:
-            self._short_since = now if self._short_since is None else self._short_since
-            if not self._is_told and now - self._short_since > _RETRY_SECONDS:
-                self._is_told = True
-                log.warning("the disk has %d bytes left: writes are refused until there is room", self._disk.free_bytes)
+        """Say so where writes begin to be refused, and where they are taken again."""
+        before = self._news.is_told
+        self._news.look(now, short=short, ample=self.left() - self._reserve >= self._reserve // _AMPLE)
+        self._statistics.short = short or self._news.is_told
+        if self._news.is_told == before:
+            return
+        free, reserve = human_size(max(0, self._disk.free_bytes)), human_size(self._reserve)
+        if self._news.is_told:
+            log.warning(
+                "writes are refused until there is room: the disk has %s left, and TOPICS_MIN_FREE_BYTES keeps %s free "
+                "(reads and deletes go on)",
+                free,
+                reserve,
+            )
         else:
-            self._short_since = None
-            if self._is_told:
-                self._is_told = False
-                log.info("the disk has room again")
+            log.warning("writes are taken again: the disk has %s left, TOPICS_MIN_FREE_BYTES is %s", free, reserve)
+
+
+class Crossings:
+    """Tells when it is news that the disk is short, and that it no longer is. Pure.
+
+    The moments in which a burst waits for a flush are no news, so it has to be short for a second; but also when a
+    client is refused now and then. It is over a second later where there is ample room, else after ten.
+    """
+
+    def __init__(self) -> None:
+        self.is_told = False
+        """Whether the newest news is that it is short."""
+        self._since: float | None = None
+        self._last = 0.0
+
+    def look(self, now: float, *, short: bool, ample: bool) -> None:
+        """Take in what is so at a time, in seconds."""
+        if short:
+            if self._since is None or now - self._last > _SETTLED_SECONDS:
+                self._since = now
+            self._last = now
+            self.is_told = self.is_told or now - self._since > _NEWS_SECONDS
+        elif self.is_told and now - self._last > (_NEWS_SECONDS if ample else _SETTLED_SECONDS):
+            self.is_told, self._since = False, None

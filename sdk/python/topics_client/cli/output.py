@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from topics_client.units import counted as counted  # for all commands
+from topics_client.units import human_size
 
 _UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would move the cursor, or worse
 _COLORS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
@@ -119,14 +120,7 @@ class Measure(str):
 
 def size(count: int | None) -> Measure | None:
     """Bytes for people: 512B, 1.5KiB, 20MiB."""
-    if count is None:
-        return None
-    value, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        if value < 999.5 or unit == "PiB":
-            break
-        value /= 1024
-    return Measure(f"{value:.0f}{unit}" if unit == "B" or value >= 9.95 else f"{value:.1f}{unit}")
+    return None if count is None else Measure(human_size(count))
 
 
 def duration(ms: float | None) -> Measure | None:

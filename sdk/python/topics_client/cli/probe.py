@@ -7,11 +7,13 @@ import http.client
 import json
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from topics_client.environment import own_http
+from topics_client.units import human_size
 
 _REFUSED: Final = {401: "unauthorized", 403: "forbidden"}
 _MOST_BYTES: Final = 1 << 16  # of an answer
@@ -40,6 +42,8 @@ class Probe:
     ) -> None:
         """Reads the files. Raises ValueError for a URL that is none or a file that can't be used."""
         self.url = url
+        self.refused = ""
+        """Why the server refuses writes though it is ready, if it does."""
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._is_handshake_enough = is_handshake_enough
         self._remedy = "if that port has TLS, ask it as https://"
@@ -117,6 +121,8 @@ class Probe:
 
     def _meaning(self, status: int, body: bytes) -> str | None:
         if status == 200:
+            with suppress(ValueError, TypeError, KeyError):
+                self.refused = shortage(**json.loads(body)["writes_refused"])
             return None
         if status in _REFUSED:
             from topics_client.errors import AuthError  # loads gRPC, which takes a while
@@ -127,6 +133,11 @@ class Probe:
             return f"{error['code']}: {error['message']}"
         except (ValueError, TypeError, KeyError):
             return f"it answers with status {status}"
+
+
+def shortage(limit: str, max: int, free_bytes: int) -> str:  # noqa: A002  # the names that the server has
+    """Why writes are refused, for people."""
+    return f"the disk has {human_size(free_bytes)} free, TOPICS_{limit.upper()} is {human_size(max)}"
 
 
 def own_server(

@@ -47,34 +47,41 @@ def _run(arguments: argparse.Namespace) -> int:
                 "--ca, --cert and --key are for the HTTP port; topics+tls://HOST:PORT?ca=FILE&cert=FILE"
             )
         where = str(server.address(arguments))
-        problem = _wait_grpc(arguments, began + arguments.timeout)
+        problem, refused = _wait_grpc(arguments, began + arguments.timeout)
     else:
         probe = _probe(arguments)
-        problem = _wait_http(probe, began + arguments.timeout)
+        problem, refused = _wait_http(probe, began + arguments.timeout), probe.refused
         where = probe.url
     if arguments.json:
         output.line({"ready": problem is None, "server": where, "seconds": round(time.monotonic() - began, 3)})
     if problem is None:
+        if refused:
+            output.note(f"topics wait-ready: ready, but writes are refused: {refused}")
         return 0
     text = problem if problem.startswith(where) else f"{where}: {problem}"
     return server.complain("wait-ready", f"not ready after {arguments.timeout:g} s: {text}", server.UNAVAILABLE)
 
 
-def _wait_grpc(arguments: argparse.Namespace, deadline: float) -> str | None:
-    """None when the server is ready, or what it lacked when the time was up. Raises AuthError."""
+def _wait_grpc(arguments: argparse.Namespace, deadline: float) -> tuple[str | None, str]:
+    """None when the server is ready, or what it lacked when the time was up; and why it refuses writes, if it does.
+    Raises AuthError."""
     from topics.v1 import admin_service_pb2 as pb
+    from topics_client.cli.probe import shortage
     from topics_client.errors import UnavailableError
 
     with server.connected(arguments) as connection:
         while True:
             left = max(_POLL_SECONDS, deadline - time.monotonic())
             try:
-                connection.unary(connection.admin.GetReady, pb.GetReadyRequest(), timeout=left)
-                return None
+                reply = connection.unary(connection.admin.GetReady, pb.GetReadyRequest(), timeout=left)
+                if not reply.HasField("writes_refused"):
+                    return None, ""
+                refused = reply.writes_refused
+                return None, shortage(refused.limit, refused.max, refused.free_bytes)
             except UnavailableError as error:
                 problem = server.explained(error) if error.reason == "unavailable" else f"{connection.address}: {error}"
             if time.monotonic() + _POLL_SECONDS > deadline:
-                return problem
+                return problem, ""
             time.sleep(_POLL_SECONDS)
 
 
@@ -92,7 +99,7 @@ def _probe(arguments: argparse.Namespace) -> "Probe":
 
 
 def _wait_http(probe: "Probe", deadline: float) -> str | None:
-    """The same of the HTTP port. Raises AuthError."""
+    """None when the HTTP port says so, or what it lacked when the time was up. Raises AuthError."""
     while True:
         problem = probe.ask(max(_POLL_SECONDS, deadline - time.monotonic()))
         if problem is None or time.monotonic() + _POLL_SECONDS > deadline:

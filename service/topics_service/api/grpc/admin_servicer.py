@@ -50,7 +50,13 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         if not state.ready:
             reason = Reason.SHUTTING_DOWN if state.reason == Reason.SHUTTING_DOWN.code else Reason.NOT_READY
             raise TopicsError(reason, f"the server is {state.reason}", {"replay_progress": state.replay_progress})
-        return pb.GetReadyResponse(status="ready", wal_replay_complete=True, topics=state.topics)
+        shortage = self._api.shortage()
+        return pb.GetReadyResponse(
+            status="ready",
+            wal_replay_complete=True,
+            topics=state.topics,
+            writes_refused=None if shortage is None else pb.WritesRefused(**shortage._asdict()),
+        )
 
     async def GetMetrics(self, request: pb.GetMetricsRequest, context: Context) -> pb.GetMetricsResponse:
         metrics = self._api.metrics

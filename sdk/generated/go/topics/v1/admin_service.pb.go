@@ -224,7 +224,9 @@ type GetReadyResponse struct {
 	// True: recovery from the write-ahead log is complete.
 	WalReplayComplete bool `protobuf:"varint,2,opt,name=wal_replay_complete,json=walReplayComplete,proto3" json:"wal_replay_complete,omitempty"`
 	// Topics that exist.
-	Topics        uint64 `protobuf:"varint,3,opt,name=topics,proto3" json:"topics,omitempty"`
+	Topics uint64 `protobuf:"varint,3,opt,name=topics,proto3" json:"topics,omitempty"`
+	// Present while every write is refused, with throttled, though the server is ready: reads and deletes go on.
+	WritesRefused *WritesRefused `protobuf:"bytes,4,opt,name=writes_refused,json=writesRefused,proto3" json:"writes_refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -280,6 +282,77 @@ func (x *GetReadyResponse) GetTopics() uint64 {
 	return 0
 }
 
+func (x *GetReadyResponse) GetWritesRefused() *WritesRefused {
+	if x != nil {
+		return x.WritesRefused
+	}
+	return nil
+}
+
+// Why writes are refused. The fields are those in the detail of the error that they get.
+type WritesRefused struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The limit that is met: min_free_bytes, the free space of the disk (TOPICS_MIN_FREE_BYTES).
+	Limit string `protobuf:"bytes,1,opt,name=limit,proto3" json:"limit,omitempty"`
+	// The value of that limit.
+	Max uint64 `protobuf:"varint,2,opt,name=max,proto3" json:"max,omitempty"`
+	// Bytes of the disk that are free for writes.
+	FreeBytes     uint64 `protobuf:"varint,3,opt,name=free_bytes,json=freeBytes,proto3" json:"free_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WritesRefused) Reset() {
+	*x = WritesRefused{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WritesRefused) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WritesRefused) ProtoMessage() {}
+
+func (x *WritesRefused) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WritesRefused.ProtoReflect.Descriptor instead.
+func (*WritesRefused) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *WritesRefused) GetLimit() string {
+	if x != nil {
+		return x.Limit
+	}
+	return ""
+}
+
+func (x *WritesRefused) GetMax() uint64 {
+	if x != nil {
+		return x.Max
+	}
+	return 0
+}
+
+func (x *WritesRefused) GetFreeBytes() uint64 {
+	if x != nil {
+		return x.FreeBytes
+	}
+	return 0
+}
+
 // Asks for GetMetrics.
 type GetMetricsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -291,7 +364,7 @@ type GetMetricsRequest struct {
 
 func (x *GetMetricsRequest) Reset() {
 	*x = GetMetricsRequest{}
-	mi := &file_topics_v1_admin_service_proto_msgTypes[4]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -303,7 +376,7 @@ func (x *GetMetricsRequest) String() string {
 func (*GetMetricsRequest) ProtoMessage() {}
 
 func (x *GetMetricsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_admin_service_proto_msgTypes[4]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -316,7 +389,7 @@ func (x *GetMetricsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMetricsRequest.ProtoReflect.Descriptor instead.
 func (*GetMetricsRequest) Descriptor() ([]byte, []int) {
-	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{4}
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GetMetricsRequest) GetFormat() MetricsFormat {
@@ -339,7 +412,7 @@ type GetMetricsResponse struct {
 
 func (x *GetMetricsResponse) Reset() {
 	*x = GetMetricsResponse{}
-	mi := &file_topics_v1_admin_service_proto_msgTypes[5]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -351,7 +424,7 @@ func (x *GetMetricsResponse) String() string {
 func (*GetMetricsResponse) ProtoMessage() {}
 
 func (x *GetMetricsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_admin_service_proto_msgTypes[5]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -364,7 +437,7 @@ func (x *GetMetricsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMetricsResponse.ProtoReflect.Descriptor instead.
 func (*GetMetricsResponse) Descriptor() ([]byte, []int) {
-	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{5}
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetMetricsResponse) GetContentType() string {
@@ -390,7 +463,7 @@ type ListBulkReadersRequest struct {
 
 func (x *ListBulkReadersRequest) Reset() {
 	*x = ListBulkReadersRequest{}
-	mi := &file_topics_v1_admin_service_proto_msgTypes[6]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -402,7 +475,7 @@ func (x *ListBulkReadersRequest) String() string {
 func (*ListBulkReadersRequest) ProtoMessage() {}
 
 func (x *ListBulkReadersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_admin_service_proto_msgTypes[6]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -415,7 +488,7 @@ func (x *ListBulkReadersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBulkReadersRequest.ProtoReflect.Descriptor instead.
 func (*ListBulkReadersRequest) Descriptor() ([]byte, []int) {
-	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{6}
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{7}
 }
 
 // Answers ListBulkReaders.
@@ -429,7 +502,7 @@ type ListBulkReadersResponse struct {
 
 func (x *ListBulkReadersResponse) Reset() {
 	*x = ListBulkReadersResponse{}
-	mi := &file_topics_v1_admin_service_proto_msgTypes[7]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -441,7 +514,7 @@ func (x *ListBulkReadersResponse) String() string {
 func (*ListBulkReadersResponse) ProtoMessage() {}
 
 func (x *ListBulkReadersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_admin_service_proto_msgTypes[7]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -454,7 +527,7 @@ func (x *ListBulkReadersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBulkReadersResponse.ProtoReflect.Descriptor instead.
 func (*ListBulkReadersResponse) Descriptor() ([]byte, []int) {
-	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{7}
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListBulkReadersResponse) GetReaders() []*BulkReader {
@@ -479,7 +552,7 @@ type BulkReader struct {
 
 func (x *BulkReader) Reset() {
 	*x = BulkReader{}
-	mi := &file_topics_v1_admin_service_proto_msgTypes[8]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -491,7 +564,7 @@ func (x *BulkReader) String() string {
 func (*BulkReader) ProtoMessage() {}
 
 func (x *BulkReader) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_admin_service_proto_msgTypes[8]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -504,7 +577,7 @@ func (x *BulkReader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BulkReader.ProtoReflect.Descriptor instead.
 func (*BulkReader) Descriptor() ([]byte, []int) {
-	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{8}
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *BulkReader) GetHost() string {
@@ -533,7 +606,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_topics_v1_admin_service_proto_msgTypes[9]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -545,7 +618,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_admin_service_proto_msgTypes[9]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -558,7 +631,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{9}
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CreateCheckpointRequest) GetTtlMs() uint64 {
@@ -589,7 +662,7 @@ type CreateCheckpointResponse struct {
 
 func (x *CreateCheckpointResponse) Reset() {
 	*x = CreateCheckpointResponse{}
-	mi := &file_topics_v1_admin_service_proto_msgTypes[10]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -601,7 +674,7 @@ func (x *CreateCheckpointResponse) String() string {
 func (*CreateCheckpointResponse) ProtoMessage() {}
 
 func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_admin_service_proto_msgTypes[10]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -614,7 +687,7 @@ func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{10}
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CreateCheckpointResponse) GetCheckpointId() string {
@@ -670,7 +743,7 @@ type ReleaseCheckpointRequest struct {
 
 func (x *ReleaseCheckpointRequest) Reset() {
 	*x = ReleaseCheckpointRequest{}
-	mi := &file_topics_v1_admin_service_proto_msgTypes[11]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -682,7 +755,7 @@ func (x *ReleaseCheckpointRequest) String() string {
 func (*ReleaseCheckpointRequest) ProtoMessage() {}
 
 func (x *ReleaseCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_admin_service_proto_msgTypes[11]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -695,7 +768,7 @@ func (x *ReleaseCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{11}
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReleaseCheckpointRequest) GetCheckpointId() string {
@@ -716,7 +789,7 @@ type ReleaseCheckpointResponse struct {
 
 func (x *ReleaseCheckpointResponse) Reset() {
 	*x = ReleaseCheckpointResponse{}
-	mi := &file_topics_v1_admin_service_proto_msgTypes[12]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -728,7 +801,7 @@ func (x *ReleaseCheckpointResponse) String() string {
 func (*ReleaseCheckpointResponse) ProtoMessage() {}
 
 func (x *ReleaseCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_admin_service_proto_msgTypes[12]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -741,7 +814,7 @@ func (x *ReleaseCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{12}
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReleaseCheckpointResponse) GetReleased() bool {
@@ -761,11 +834,17 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\x06status\x18\x01 \x01(\tR\x06status\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ms\x18\x03 \x01(\x04R\buptimeMs\"\x11\n" +
-	"\x0fGetReadyRequest\"r\n" +
+	"\x0fGetReadyRequest\"\xb3\x01\n" +
 	"\x10GetReadyResponse\x12\x16\n" +
 	"\x06status\x18\x01 \x01(\tR\x06status\x12.\n" +
 	"\x13wal_replay_complete\x18\x02 \x01(\bR\x11walReplayComplete\x12\x16\n" +
-	"\x06topics\x18\x03 \x01(\x04R\x06topics\"E\n" +
+	"\x06topics\x18\x03 \x01(\x04R\x06topics\x12?\n" +
+	"\x0ewrites_refused\x18\x04 \x01(\v2\x18.topics.v1.WritesRefusedR\rwritesRefused\"V\n" +
+	"\rWritesRefused\x12\x14\n" +
+	"\x05limit\x18\x01 \x01(\tR\x05limit\x12\x10\n" +
+	"\x03max\x18\x02 \x01(\x04R\x03max\x12\x1d\n" +
+	"\n" +
+	"free_bytes\x18\x03 \x01(\x04R\tfreeBytes\"E\n" +
 	"\x11GetMetricsRequest\x120\n" +
 	"\x06format\x18\x01 \x01(\x0e2\x18.topics.v1.MetricsFormatR\x06format\"K\n" +
 	"\x12GetMetricsResponse\x12!\n" +
@@ -823,43 +902,45 @@ func file_topics_v1_admin_service_proto_rawDescGZIP() []byte {
 }
 
 var file_topics_v1_admin_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_topics_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_topics_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_topics_v1_admin_service_proto_goTypes = []any{
 	(MetricsFormat)(0),                // 0: topics.v1.MetricsFormat
 	(*GetHealthRequest)(nil),          // 1: topics.v1.GetHealthRequest
 	(*GetHealthResponse)(nil),         // 2: topics.v1.GetHealthResponse
 	(*GetReadyRequest)(nil),           // 3: topics.v1.GetReadyRequest
 	(*GetReadyResponse)(nil),          // 4: topics.v1.GetReadyResponse
-	(*GetMetricsRequest)(nil),         // 5: topics.v1.GetMetricsRequest
-	(*GetMetricsResponse)(nil),        // 6: topics.v1.GetMetricsResponse
-	(*ListBulkReadersRequest)(nil),    // 7: topics.v1.ListBulkReadersRequest
-	(*ListBulkReadersResponse)(nil),   // 8: topics.v1.ListBulkReadersResponse
-	(*BulkReader)(nil),                // 9: topics.v1.BulkReader
-	(*CreateCheckpointRequest)(nil),   // 10: topics.v1.CreateCheckpointRequest
-	(*CreateCheckpointResponse)(nil),  // 11: topics.v1.CreateCheckpointResponse
-	(*ReleaseCheckpointRequest)(nil),  // 12: topics.v1.ReleaseCheckpointRequest
-	(*ReleaseCheckpointResponse)(nil), // 13: topics.v1.ReleaseCheckpointResponse
+	(*WritesRefused)(nil),             // 5: topics.v1.WritesRefused
+	(*GetMetricsRequest)(nil),         // 6: topics.v1.GetMetricsRequest
+	(*GetMetricsResponse)(nil),        // 7: topics.v1.GetMetricsResponse
+	(*ListBulkReadersRequest)(nil),    // 8: topics.v1.ListBulkReadersRequest
+	(*ListBulkReadersResponse)(nil),   // 9: topics.v1.ListBulkReadersResponse
+	(*BulkReader)(nil),                // 10: topics.v1.BulkReader
+	(*CreateCheckpointRequest)(nil),   // 11: topics.v1.CreateCheckpointRequest
+	(*CreateCheckpointResponse)(nil),  // 12: topics.v1.CreateCheckpointResponse
+	(*ReleaseCheckpointRequest)(nil),  // 13: topics.v1.ReleaseCheckpointRequest
+	(*ReleaseCheckpointResponse)(nil), // 14: topics.v1.ReleaseCheckpointResponse
 }
 var file_topics_v1_admin_service_proto_depIdxs = []int32{
-	0,  // 0: topics.v1.GetMetricsRequest.format:type_name -> topics.v1.MetricsFormat
-	9,  // 1: topics.v1.ListBulkReadersResponse.readers:type_name -> topics.v1.BulkReader
-	1,  // 2: topics.v1.AdminService.GetHealth:input_type -> topics.v1.GetHealthRequest
-	3,  // 3: topics.v1.AdminService.GetReady:input_type -> topics.v1.GetReadyRequest
-	5,  // 4: topics.v1.AdminService.GetMetrics:input_type -> topics.v1.GetMetricsRequest
-	7,  // 5: topics.v1.AdminService.ListBulkReaders:input_type -> topics.v1.ListBulkReadersRequest
-	10, // 6: topics.v1.AdminService.CreateCheckpoint:input_type -> topics.v1.CreateCheckpointRequest
-	12, // 7: topics.v1.AdminService.ReleaseCheckpoint:input_type -> topics.v1.ReleaseCheckpointRequest
-	2,  // 8: topics.v1.AdminService.GetHealth:output_type -> topics.v1.GetHealthResponse
-	4,  // 9: topics.v1.AdminService.GetReady:output_type -> topics.v1.GetReadyResponse
-	6,  // 10: topics.v1.AdminService.GetMetrics:output_type -> topics.v1.GetMetricsResponse
-	8,  // 11: topics.v1.AdminService.ListBulkReaders:output_type -> topics.v1.ListBulkReadersResponse
-	11, // 12: topics.v1.AdminService.CreateCheckpoint:output_type -> topics.v1.CreateCheckpointResponse
-	13, // 13: topics.v1.AdminService.ReleaseCheckpoint:output_type -> topics.v1.ReleaseCheckpointResponse
-	8,  // [8:14] is the sub-list for method output_type
-	2,  // [2:8] is the sub-list for method input_type
-	2,  // [2:2] is the sub-list for extension type_name
-	2,  // [2:2] is the sub-list for extension extendee
-	0,  // [0:2] is the sub-list for field type_name
+	5,  // 0: topics.v1.GetReadyResponse.writes_refused:type_name -> topics.v1.WritesRefused
+	0,  // 1: topics.v1.GetMetricsRequest.format:type_name -> topics.v1.MetricsFormat
+	10, // 2: topics.v1.ListBulkReadersResponse.readers:type_name -> topics.v1.BulkReader
+	1,  // 3: topics.v1.AdminService.GetHealth:input_type -> topics.v1.GetHealthRequest
+	3,  // 4: topics.v1.AdminService.GetReady:input_type -> topics.v1.GetReadyRequest
+	6,  // 5: topics.v1.AdminService.GetMetrics:input_type -> topics.v1.GetMetricsRequest
+	8,  // 6: topics.v1.AdminService.ListBulkReaders:input_type -> topics.v1.ListBulkReadersRequest
+	11, // 7: topics.v1.AdminService.CreateCheckpoint:input_type -> topics.v1.CreateCheckpointRequest
+	13, // 8: topics.v1.AdminService.ReleaseCheckpoint:input_type -> topics.v1.ReleaseCheckpointRequest
+	2,  // 9: topics.v1.AdminService.GetHealth:output_type -> topics.v1.GetHealthResponse
+	4,  // 10: topics.v1.AdminService.GetReady:output_type -> topics.v1.GetReadyResponse
+	7,  // 11: topics.v1.AdminService.GetMetrics:output_type -> topics.v1.GetMetricsResponse
+	9,  // 12: topics.v1.AdminService.ListBulkReaders:output_type -> topics.v1.ListBulkReadersResponse
+	12, // 13: topics.v1.AdminService.CreateCheckpoint:output_type -> topics.v1.CreateCheckpointResponse
+	14, // 14: topics.v1.AdminService.ReleaseCheckpoint:output_type -> topics.v1.ReleaseCheckpointResponse
+	9,  // [9:15] is the sub-list for method output_type
+	3,  // [3:9] is the sub-list for method input_type
+	3,  // [3:3] is the sub-list for extension type_name
+	3,  // [3:3] is the sub-list for extension extendee
+	0,  // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_topics_v1_admin_service_proto_init() }
@@ -873,7 +954,7 @@ func file_topics_v1_admin_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topics_v1_admin_service_proto_rawDesc), len(file_topics_v1_admin_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   13,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

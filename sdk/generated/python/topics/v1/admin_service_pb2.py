@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtopics/v1/admin_service.proto\x12\ttopics.v1\x1a\x1cgoogle/api/annotations.proto\"\x12\n\x10GetHealthRequest\"b\n\x11GetHealthResponse\x12\x16\n\x06status\x18\x01 \x01(\tR\x06status\x12\x18\n\x07version\x18\x02 \x01(\tR\x07version\x12\x1b\n\tuptime_ms\x18\x03 \x01(\x04R\x08uptimeMs\"\x11\n\x0fGetReadyRequest\"r\n\x10GetReadyResponse\x12\x16\n\x06status\x18\x01 \x01(\tR\x06status\x12.\n\x13wal_replay_complete\x18\x02 \x01(\x08R\x11walReplayComplete\x12\x16\n\x06topics\x18\x03 \x01(\x04R\x06topics\"E\n\x11GetMetricsRequest\x12\x30\n\x06\x66ormat\x18\x01 \x01(\x0e\x32\x18.topics.v1.MetricsFormatR\x06\x66ormat\"K\n\x12GetMetricsResponse\x12!\n\x0c\x63ontent_type\x18\x01 \x01(\tR\x0b\x63ontentType\x12\x12\n\x04\x62ody\x18\x02 \x01(\x0cR\x04\x62ody\"\x18\n\x16ListBulkReadersRequest\"J\n\x17ListBulkReadersResponse\x12/\n\x07readers\x18\x01 \x03(\x0b\x32\x15.topics.v1.BulkReaderR\x07readers\"4\n\nBulkReader\x12\x12\n\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n\x04port\x18\x02 \x01(\rR\x04port\"0\n\x17\x43reateCheckpointRequest\x12\x15\n\x06ttl_ms\x18\x01 \x01(\x04R\x05ttlMs\"\xbf\x01\n\x18\x43reateCheckpointResponse\x12#\n\rcheckpoint_id\x18\x01 \x01(\tR\x0c\x63heckpointId\x12\x12\n\x04path\x18\x02 \x01(\tR\x04path\x12\x1d\n\ncreated_ms\x18\x03 \x01(\x04R\tcreatedMs\x12\x1d\n\nexpires_ms\x18\x04 \x01(\x04R\texpiresMs\x12\x16\n\x06topics\x18\x05 \x01(\x04R\x06topics\x12\x14\n\x05\x62ytes\x18\x06 \x01(\x04R\x05\x62ytes\"?\n\x18ReleaseCheckpointRequest\x12#\n\rcheckpoint_id\x18\x01 \x01(\tR\x0c\x63heckpointId\"7\n\x19ReleaseCheckpointResponse\x12\x1a\n\x08released\x18\x01 \x01(\x08R\x08released*a\n\rMetricsFormat\x12\x1e\n\x1aMETRICS_FORMAT_UNSPECIFIED\x10\x00\x12\x17\n\x13METRICS_FORMAT_TEXT\x10\x01\x12\x17\n\x13METRICS_FORMAT_JSON\x10\x02\x32\xe3\x04\n\x0c\x41\x64minService\x12i\n\tGetHealth\x12\x1b.topics.v1.GetHealthRequest\x1a\x1c.topics.v1.GetHealthResponse\"!\x90\x02\x01\x82\xd3\xe4\x93\x02\x18\x12\n/v0/healthZ\n\x12\x08/healthz\x12\x64\n\x08GetReady\x12\x1a.topics.v1.GetReadyRequest\x1a\x1b.topics.v1.GetReadyResponse\"\x1f\x90\x02\x01\x82\xd3\xe4\x93\x02\x16\x12\t/v0/readyZ\t\x12\x07/readyz\x12\x61\n\nGetMetrics\x12\x1c.topics.v1.GetMetricsRequest\x1a\x1d.topics.v1.GetMetricsResponse\"\x16\x90\x02\x01\x82\xd3\xe4\x93\x02\r\x12\x0b/v0/metrics\x12]\n\x0fListBulkReaders\x12!.topics.v1.ListBulkReadersRequest\x1a\".topics.v1.ListBulkReadersResponse\"\x03\x90\x02\x01\x12[\n\x10\x43reateCheckpoint\x12\".topics.v1.CreateCheckpointRequest\x1a#.topics.v1.CreateCheckpointResponse\x12\x63\n\x11ReleaseCheckpoint\x12#.topics.v1.ReleaseCheckpointRequest\x1a$.topics.v1.ReleaseCheckpointResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtopics/v1/admin_service.proto\x12\ttopics.v1\x1a\x1cgoogle/api/annotations.proto\"\x12\n\x10GetHealthRequest\"b\n\x11GetHealthResponse\x12\x16\n\x06status\x18\x01 \x01(\tR\x06status\x12\x18\n\x07version\x18\x02 \x01(\tR\x07version\x12\x1b\n\tuptime_ms\x18\x03 \x01(\x04R\x08uptimeMs\"\x11\n\x0fGetReadyRequest\"\xb3\x01\n\x10GetReadyResponse\x12\x16\n\x06status\x18\x01 \x01(\tR\x06status\x12.\n\x13wal_replay_complete\x18\x02 \x01(\x08R\x11walReplayComplete\x12\x16\n\x06topics\x18\x03 \x01(\x04R\x06topics\x12?\n\x0ewrites_refused\x18\x04 \x01(\x0b\x32\x18.topics.v1.WritesRefusedR\rwritesRefused\"V\n\rWritesRefused\x12\x14\n\x05limit\x18\x01 \x01(\tR\x05limit\x12\x10\n\x03max\x18\x02 \x01(\x04R\x03max\x12\x1d\n\nfree_bytes\x18\x03 \x01(\x04R\tfreeBytes\"E\n\x11GetMetricsRequest\x12\x30\n\x06\x66ormat\x18\x01 \x01(\x0e\x32\x18.topics.v1.MetricsFormatR\x06\x66ormat\"K\n\x12GetMetricsResponse\x12!\n\x0c\x63ontent_type\x18\x01 \x01(\tR\x0b\x63ontentType\x12\x12\n\x04\x62ody\x18\x02 \x01(\x0cR\x04\x62ody\"\x18\n\x16ListBulkReadersRequest\"J\n\x17ListBulkReadersResponse\x12/\n\x07readers\x18\x01 \x03(\x0b\x32\x15.topics.v1.BulkReaderR\x07readers\"4\n\nBulkReader\x12\x12\n\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n\x04port\x18\x02 \x01(\rR\x04port\"0\n\x17\x43reateCheckpointRequest\x12\x15\n\x06ttl_ms\x18\x01 \x01(\x04R\x05ttlMs\"\xbf\x01\n\x18\x43reateCheckpointResponse\x12#\n\rcheckpoint_id\x18\x01 \x01(\tR\x0c\x63heckpointId\x12\x12\n\x04path\x18\x02 \x01(\tR\x04path\x12\x1d\n\ncreated_ms\x18\x03 \x01(\x04R\tcreatedMs\x12\x1d\n\nexpires_ms\x18\x04 \x01(\x04R\texpiresMs\x12\x16\n\x06topics\x18\x05 \x01(\x04R\x06topics\x12\x14\n\x05\x62ytes\x18\x06 \x01(\x04R\x05\x62ytes\"?\n\x18ReleaseCheckpointRequest\x12#\n\rcheckpoint_id\x18\x01 \x01(\tR\x0c\x63heckpointId\"7\n\x19ReleaseCheckpointResponse\x12\x1a\n\x08released\x18\x01 \x01(\x08R\x08released*a\n\rMetricsFormat\x12\x1e\n\x1aMETRICS_FORMAT_UNSPECIFIED\x10\x00\x12\x17\n\x13METRICS_FORMAT_TEXT\x10\x01\x12\x17\n\x13METRICS_FORMAT_JSON\x10\x02\x32\xe3\x04\n\x0c\x41\x64minService\x12i\n\tGetHealth\x12\x1b.topics.v1.GetHealthRequest\x1a\x1c.topics.v1.GetHealthResponse\"!\x90\x02\x01\x82\xd3\xe4\x93\x02\x18\x12\n/v0/healthZ\n\x12\x08/healthz\x12\x64\n\x08GetReady\x12\x1a.topics.v1.GetReadyRequest\x1a\x1b.topics.v1.GetReadyResponse\"\x1f\x90\x02\x01\x82\xd3\xe4\x93\x02\x16\x12\t/v0/readyZ\t\x12\x07/readyz\x12\x61\n\nGetMetrics\x12\x1c.topics.v1.GetMetricsRequest\x1a\x1d.topics.v1.GetMetricsResponse\"\x16\x90\x02\x01\x82\xd3\xe4\x93\x02\r\x12\x0b/v0/metrics\x12]\n\x0fListBulkReaders\x12!.topics.v1.ListBulkReadersRequest\x1a\".topics.v1.ListBulkReadersResponse\"\x03\x90\x02\x01\x12[\n\x10\x43reateCheckpoint\x12\".topics.v1.CreateCheckpointRequest\x1a#.topics.v1.CreateCheckpointResponse\x12\x63\n\x11ReleaseCheckpoint\x12#.topics.v1.ReleaseCheckpointRequest\x1a$.topics.v1.ReleaseCheckpointResponse\"\x03\x90\x02\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,34 +42,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADMINSERVICE'].methods_by_name['ListBulkReaders']._serialized_options = b'\220\002\001'
   _globals['_ADMINSERVICE'].methods_by_name['ReleaseCheckpoint']._loaded_options = None
   _globals['_ADMINSERVICE'].methods_by_name['ReleaseCheckpoint']._serialized_options = b'\220\002\002'
-  _globals['_METRICSFORMAT']._serialized_start=999
-  _globals['_METRICSFORMAT']._serialized_end=1096
+  _globals['_METRICSFORMAT']._serialized_start=1153
+  _globals['_METRICSFORMAT']._serialized_end=1250
   _globals['_GETHEALTHREQUEST']._serialized_start=74
   _globals['_GETHEALTHREQUEST']._serialized_end=92
   _globals['_GETHEALTHRESPONSE']._serialized_start=94
   _globals['_GETHEALTHRESPONSE']._serialized_end=192
   _globals['_GETREADYREQUEST']._serialized_start=194
   _globals['_GETREADYREQUEST']._serialized_end=211
-  _globals['_GETREADYRESPONSE']._serialized_start=213
-  _globals['_GETREADYRESPONSE']._serialized_end=327
-  _globals['_GETMETRICSREQUEST']._serialized_start=329
-  _globals['_GETMETRICSREQUEST']._serialized_end=398
-  _globals['_GETMETRICSRESPONSE']._serialized_start=400
-  _globals['_GETMETRICSRESPONSE']._serialized_end=475
-  _globals['_LISTBULKREADERSREQUEST']._serialized_start=477
-  _globals['_LISTBULKREADERSREQUEST']._serialized_end=501
-  _globals['_LISTBULKREADERSRESPONSE']._serialized_start=503
-  _globals['_LISTBULKREADERSRESPONSE']._serialized_end=577
-  _globals['_BULKREADER']._serialized_start=579
-  _globals['_BULKREADER']._serialized_end=631
-  _globals['_CREATECHECKPOINTREQUEST']._serialized_start=633
-  _globals['_CREATECHECKPOINTREQUEST']._serialized_end=681
-  _globals['_CREATECHECKPOINTRESPONSE']._serialized_start=684
-  _globals['_CREATECHECKPOINTRESPONSE']._serialized_end=875
-  _globals['_RELEASECHECKPOINTREQUEST']._serialized_start=877
-  _globals['_RELEASECHECKPOINTREQUEST']._serialized_end=940
-  _globals['_RELEASECHECKPOINTRESPONSE']._serialized_start=942
-  _globals['_RELEASECHECKPOINTRESPONSE']._serialized_end=997
-  _globals['_ADMINSERVICE']._serialized_start=1099
-  _globals['_ADMINSERVICE']._serialized_end=1710
+  _globals['_GETREADYRESPONSE']._serialized_start=214
+  _globals['_GETREADYRESPONSE']._serialized_end=393
+  _globals['_WRITESREFUSED']._serialized_start=395
+  _globals['_WRITESREFUSED']._serialized_end=481
+  _globals['_GETMETRICSREQUEST']._serialized_start=483
+  _globals['_GETMETRICSREQUEST']._serialized_end=552
+  _globals['_GETMETRICSRESPONSE']._serialized_start=554
+  _globals['_GETMETRICSRESPONSE']._serialized_end=629
+  _globals['_LISTBULKREADERSREQUEST']._serialized_start=631
+  _globals['_LISTBULKREADERSREQUEST']._serialized_end=655
+  _globals['_LISTBULKREADERSRESPONSE']._serialized_start=657
+  _globals['_LISTBULKREADERSRESPONSE']._serialized_end=731
+  _globals['_BULKREADER']._serialized_start=733
+  _globals['_BULKREADER']._serialized_end=785
+  _globals['_CREATECHECKPOINTREQUEST']._serialized_start=787
+  _globals['_CREATECHECKPOINTREQUEST']._serialized_end=835
+  _globals['_CREATECHECKPOINTRESPONSE']._serialized_start=838
+  _globals['_CREATECHECKPOINTRESPONSE']._serialized_end=1029
+  _globals['_RELEASECHECKPOINTREQUEST']._serialized_start=1031
+  _globals['_RELEASECHECKPOINTREQUEST']._serialized_end=1094
+  _globals['_RELEASECHECKPOINTRESPONSE']._serialized_start=1096
+  _globals['_RELEASECHECKPOINTRESPONSE']._serialized_end=1151
+  _globals['_ADMINSERVICE']._serialized_start=1253
+  _globals['_ADMINSERVICE']._serialized_end=1864
 # @@protoc_insertion_point(module_scope)

@@ -118,26 +118,62 @@ class GetReadyResponse(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     WAL_REPLAY_COMPLETE_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
+    WRITES_REFUSED_FIELD_NUMBER: _builtins.int
     status: _builtins.str
     """Always `ready`; any other condition is an error."""
     wal_replay_complete: _builtins.bool
     """True: recovery from the write-ahead log is complete."""
     topics: _builtins.int
     """Topics that exist."""
+    @_builtins.property
+    def writes_refused(self) -> Global___WritesRefused:
+        """Present while every write is refused, with throttled, though the server is ready: reads and deletes go on."""
+
     def __init__(
         self,
         *,
         status: _builtins.str = ...,
         wal_replay_complete: _builtins.bool = ...,
         topics: _builtins.int = ...,
+        writes_refused: Global___WritesRefused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["writes_refused", b"writes_refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "topics", b"topics", "wal_replay_complete", b"wal_replay_complete"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "topics", b"topics", "wal_replay_complete", b"wal_replay_complete", "writes_refused", b"writes_refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetReadyResponse: _TypeAlias = GetReadyResponse  # noqa: Y015
+
+@_typing.final
+class WritesRefused(_message.Message):
+    """Why writes are refused. The fields are those in the detail of the error that they get."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    MAX_FIELD_NUMBER: _builtins.int
+    FREE_BYTES_FIELD_NUMBER: _builtins.int
+    limit: _builtins.str
+    """The limit that is met: min_free_bytes, the free space of the disk (TOPICS_MIN_FREE_BYTES)."""
+    max: _builtins.int
+    """The value of that limit."""
+    free_bytes: _builtins.int
+    """Bytes of the disk that are free for writes."""
+    def __init__(
+        self,
+        *,
+        limit: _builtins.str = ...,
+        max: _builtins.int = ...,
+        free_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "limit", b"limit", "max", b"max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WritesRefused: _TypeAlias = WritesRefused  # noqa: Y015
 
 @_typing.final
 class GetMetricsRequest(_message.Message):

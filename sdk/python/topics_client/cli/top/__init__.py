@@ -63,12 +63,15 @@ def _print(client: "TopicsClient", arguments: argparse.Namespace) -> int:
         sleep(arguments.interval)
         after = _reading(client, arguments)
         found = _rows(before, after, arguments, arguments.sort)
+        alerts = rates.alerts(after)
         if arguments.json:
+            for text in alerts:
+                output.note(text)
             for row in found:
                 output.line({"ts": after.ts_ms, **row})
         else:
             facts = rates.server_line(before, after)
-            print("\n".join([*view.summary(facts, None), *view.table(found, None)]))
+            print("\n".join([*alerts, *view.summary(facts, None), *view.table(found, None)]))
         sys.stdout.flush()
         if arguments.once:
             return 0
@@ -88,7 +91,7 @@ def _live(client: "TopicsClient", arguments: argparse.Namespace) -> int:
     with view.Screen(color=output.colored(arguments)) as screen, view.keyboard() as key:
         while True:
             found = _rows(before, after, arguments, sort)
-            screen.show(rates.server_line(before, after), found, sort, note)
+            screen.show(rates.server_line(before, after), found, sort, note, rates.alerts(after))
             due = monotonic() + (0.2 if before is after else arguments.interval)  # something to see at once
             while (left := due - monotonic()) > 0:
                 if (pressed := key(left)) == "quit":

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from topics_client.units import human_size
+
 _SAMPLE: Final = re.compile(r'(\w+)(?:\{((?:\w+="(?:[^"\\]|\\.)*",?)*)\})? (\S+)')
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPE: Final = re.compile(r"\\(.)")
@@ -147,6 +149,18 @@ def ordered(found: Iterable[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
     if key == "topic":
         return sorted(found, key=lambda row: str(row["topic"]))
     return sorted(found, key=lambda row: (-(row[key] or 0), row["topic"]))
+
+
+def alerts(reading: Reading) -> list[str]:
+    """What has the server refuse writes now, a line for each reason."""
+    totals, found = reading.totals, []
+    if totals.get("topics_wal_read_only"):
+        found.append("WRITES ARE REFUSED: the storage has failed, see the server's log")
+    if totals.get("topics_disk_short"):
+        free = human_size(int(totals.get("topics_disk_free_bytes", 0)))
+        least = human_size(int(totals.get("topics_disk_min_free_bytes", 0)))
+        found.append(f"WRITES ARE REFUSED: the disk has {free} free, TOPICS_MIN_FREE_BYTES is {least}")
+    return found
 
 
 def server_line(before: Reading, after: Reading) -> list[tuple[str, Any]]:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from topics_client.cli import output
+from topics_client.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +104,26 @@ class Screen:
         self._console = Console(color_system="standard" if color else None, highlight=False)
         self._live = Live(console=self._console, screen=True, auto_refresh=False)
 
-    def show(self, facts: Sequence[tuple[str, Any]], found: Sequence[dict[str, Any]], sort: str, note: str) -> None:
-        """Draw anew."""
+    def show(
+        self,
+        facts: Sequence[tuple[str, Any]],
+        found: Sequence[dict[str, Any]],
+        sort: str,
+        note: str,
+        alerts: Sequence[str] = (),
+    ) -> None:
+        """Draw anew, `alerts` above everything and `note` below."""
         from rich.text import Text
 
         width, height = self._console.size
         head = summary(facts, width)
         keys = f"sorted by {sort} · keys {' '.join(_KEYS)} sort, q quits"
-        room = max(1, height - len(head) - 3)
-        more = f"{len(found) - room} more topics · " if len(found) > room else ""
+        room = max(1, height - len(alerts) - len(head) - 3)
+        more = f"{counted(len(found) - room, 'more topic')} · " if len(found) > room else ""
         lines = table(found[:room], width)
         text = Text(no_wrap=True, overflow="crop")
+        for line in alerts:
+            text.append(_cut(line, width) + "\n", style="bold red")
         for line in head:
             text.append(line + "\n", style="dim")
         text.append(lines[0] + "\n", style="bold")

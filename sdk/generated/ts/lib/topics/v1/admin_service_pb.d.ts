@@ -101,6 +101,13 @@ export declare type GetReadyResponse = Message<"topics.v1.GetReadyResponse"> & {
    * @generated from field: uint64 topics = 3;
    */
   topics: bigint;
+
+  /**
+   * Present while every write is refused, with throttled, though the server is ready: reads and deletes go on.
+   *
+   * @generated from field: topics.v1.WritesRefused writes_refused = 4;
+   */
+  writesRefused?: WritesRefused | undefined;
 };
 
 /**
@@ -108,6 +115,40 @@ export declare type GetReadyResponse = Message<"topics.v1.GetReadyResponse"> & {
  * Use `create(GetReadyResponseSchema)` to create a new message.
  */
 export declare const GetReadyResponseSchema: GenMessage<GetReadyResponse>;
+
+/**
+ * Why writes are refused. The fields are those in the detail of the error that they get.
+ *
+ * @generated from message topics.v1.WritesRefused
+ */
+export declare type WritesRefused = Message<"topics.v1.WritesRefused"> & {
+  /**
+   * The limit that is met: min_free_bytes, the free space of the disk (TOPICS_MIN_FREE_BYTES).
+   *
+   * @generated from field: string limit = 1;
+   */
+  limit: string;
+
+  /**
+   * The value of that limit.
+   *
+   * @generated from field: uint64 max = 2;
+   */
+  max: bigint;
+
+  /**
+   * Bytes of the disk that are free for writes.
+   *
+   * @generated from field: uint64 free_bytes = 3;
+   */
+  freeBytes: bigint;
+};
+
+/**
+ * Describes the message topics.v1.WritesRefused.
+ * Use `create(WritesRefusedSchema)` to create a new message.
+ */
+export declare const WritesRefusedSchema: GenMessage<WritesRefused>;
 
 /**
  * Asks for GetMetrics.

@@ -12,7 +12,7 @@ import { file_google_api_annotations } from "../../google/api/annotations_pb.js"
  * Describes the file topics/v1/admin_service.proto.
  */
 export const file_topics_v1_admin_service = /*@__PURE__*/
-  fileDesc("Ch10b3BpY3MvdjEvYWRtaW5fc2VydmljZS5wcm90bxIJdG9waWNzLnYxIhIKEEdldEhlYWx0aFJlcXVlc3QiRwoRR2V0SGVhbHRoUmVzcG9uc2USDgoGc3RhdHVzGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSEQoJdXB0aW1lX21zGAMgASgEIhEKD0dldFJlYWR5UmVxdWVzdCJPChBHZXRSZWFkeVJlc3BvbnNlEg4KBnN0YXR1cxgBIAEoCRIbChN3YWxfcmVwbGF5X2NvbXBsZXRlGAIgASgIEg4KBnRvcGljcxgDIAEoBCI9ChFHZXRNZXRyaWNzUmVxdWVzdBIoCgZmb3JtYXQYASABKA4yGC50b3BpY3MudjEuTWV0cmljc0Zvcm1hdCI4ChJHZXRNZXRyaWNzUmVzcG9uc2USFAoMY29udGVudF90eXBlGAEgASgJEgwKBGJvZHkYAiABKAwiGAoWTGlzdEJ1bGtSZWFkZXJzUmVxdWVzdCJBChdMaXN0QnVsa1JlYWRlcnNSZXNwb25zZRImCgdyZWFkZXJzGAEgAygLMhUudG9waWNzLnYxLkJ1bGtSZWFkZXIiKAoKQnVsa1JlYWRlchIMCgRob3N0GAEgASgJEgwKBHBvcnQYAiABKA0iKQoXQ3JlYXRlQ2hlY2twb2ludFJlcXVlc3QSDgoGdHRsX21zGAEgASgEIoYBChhDcmVhdGVDaGVja3BvaW50UmVzcG9uc2USFQoNY2hlY2twb2ludF9pZBgBIAEoCRIMCgRwYXRoGAIgASgJEhIKCmNyZWF0ZWRfbXMYAyABKAQSEgoKZXhwaXJlc19tcxgEIAEoBBIOCgZ0b3BpY3MYBSABKAQSDQoFYnl0ZXMYBiABKAQiMQoYUmVsZWFzZUNoZWNrcG9pbnRSZXF1ZXN0EhUKDWNoZWNrcG9pbnRfaWQYASABKAkiLQoZUmVsZWFzZUNoZWNrcG9pbnRSZXNwb25zZRIQCghyZWxlYXNlZBgBIAEoCCphCg1NZXRyaWNzRm9ybWF0Eh4KGk1FVFJJQ1NfRk9STUFUX1VOU1BFQ0lGSUVEEAASFwoTTUVUUklDU19GT1JNQVRfVEVYVBABEhcKE01FVFJJQ1NfRk9STUFUX0pTT04QAjLjBAoMQWRtaW5TZXJ2aWNlEmkKCUdldEhlYWx0aBIbLnRvcGljcy52MS5HZXRIZWFsdGhSZXF1ZXN0GhwudG9waWNzLnYxLkdldEhlYWx0aFJlc3BvbnNlIiGQAgGC0+STAhhaChIIL2hlYWx0aHoSCi92MC9oZWFsdGgSZAoIR2V0UmVhZHkSGi50b3BpY3MudjEuR2V0UmVhZHlSZXF1ZXN0GhsudG9waWNzLnYxLkdldFJlYWR5UmVzcG9uc2UiH5ACAYLT5JMCFloJEgcvcmVhZHl6EgkvdjAvcmVhZHkSYQoKR2V0TWV0cmljcxIcLnRvcGljcy52MS5HZXRNZXRyaWNzUmVxdWVzdBodLnRvcGljcy52MS5HZXRNZXRyaWNzUmVzcG9uc2UiFpACAYLT5JMCDRILL3YwL21ldHJpY3MSXQoPTGlzdEJ1bGtSZWFkZXJzEiEudG9waWNzLnYxLkxpc3RCdWxrUmVhZGVyc1JlcXVlc3QaIi50b3BpY3MudjEuTGlzdEJ1bGtSZWFkZXJzUmVzcG9uc2UiA5ACARJbChBDcmVhdGVDaGVja3BvaW50EiIudG9waWNzLnYxLkNyZWF0ZUNoZWNrcG9pbnRSZXF1ZXN0GiMudG9waWNzLnYxLkNyZWF0ZUNoZWNrcG9pbnRSZXNwb25zZRJjChFSZWxlYXNlQ2hlY2twb2ludBIjLnRvcGljcy52MS5SZWxlYXNlQ2hlY2twb2ludFJlcXVlc3QaJC50b3BpY3MudjEuUmVsZWFzZUNoZWNrcG9pbnRSZXNwb25zZSIDkAICYgZwcm90bzM", [file_google_api_annotations]);
+  fileDesc("Ch10b3BpY3MvdjEvYWRtaW5fc2VydmljZS5wcm90bxIJdG9waWNzLnYxIhIKEEdldEhlYWx0aFJlcXVlc3QiRwoRR2V0SGVhbHRoUmVzcG9uc2USDgoGc3RhdHVzGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSEQoJdXB0aW1lX21zGAMgASgEIhEKD0dldFJlYWR5UmVxdWVzdCKBAQoQR2V0UmVhZHlSZXNwb25zZRIOCgZzdGF0dXMYASABKAkSGwoTd2FsX3JlcGxheV9jb21wbGV0ZRgCIAEoCBIOCgZ0b3BpY3MYAyABKAQSMAoOd3JpdGVzX3JlZnVzZWQYBCABKAsyGC50b3BpY3MudjEuV3JpdGVzUmVmdXNlZCI/Cg1Xcml0ZXNSZWZ1c2VkEg0KBWxpbWl0GAEgASgJEgsKA21heBgCIAEoBBISCgpmcmVlX2J5dGVzGAMgASgEIj0KEUdldE1ldHJpY3NSZXF1ZXN0EigKBmZvcm1hdBgBIAEoDjIYLnRvcGljcy52MS5NZXRyaWNzRm9ybWF0IjgKEkdldE1ldHJpY3NSZXNwb25zZRIUCgxjb250ZW50X3R5cGUYASABKAkSDAoEYm9keRgCIAEoDCIYChZMaXN0QnVsa1JlYWRlcnNSZXF1ZXN0IkEKF0xpc3RCdWxrUmVhZGVyc1Jlc3BvbnNlEiYKB3JlYWRlcnMYASADKAsyFS50b3BpY3MudjEuQnVsa1JlYWRlciIoCgpCdWxrUmVhZGVyEgwKBGhvc3QYASABKAkSDAoEcG9ydBgCIAEoDSIpChdDcmVhdGVDaGVja3BvaW50UmVxdWVzdBIOCgZ0dGxfbXMYASABKAQihgEKGENyZWF0ZUNoZWNrcG9pbnRSZXNwb25zZRIVCg1jaGVja3BvaW50X2lkGAEgASgJEgwKBHBhdGgYAiABKAkSEgoKY3JlYXRlZF9tcxgDIAEoBBISCgpleHBpcmVzX21zGAQgASgEEg4KBnRvcGljcxgFIAEoBBINCgVieXRlcxgGIAEoBCIxChhSZWxlYXNlQ2hlY2twb2ludFJlcXVlc3QSFQoNY2hlY2twb2ludF9pZBgBIAEoCSItChlSZWxlYXNlQ2hlY2twb2ludFJlc3BvbnNlEhAKCHJlbGVhc2VkGAEgASgIKmEKDU1ldHJpY3NGb3JtYXQSHgoaTUVUUklDU19GT1JNQVRfVU5TUEVDSUZJRUQQABIXChNNRVRSSUNTX0ZPUk1BVF9URVhUEAESFwoTTUVUUklDU19GT1JNQVRfSlNPThACMuMECgxBZG1pblNlcnZpY2USaQoJR2V0SGVhbHRoEhsudG9waWNzLnYxLkdldEhlYWx0aFJlcXVlc3QaHC50b3BpY3MudjEuR2V0SGVhbHRoUmVzcG9uc2UiIZACAYLT5JMCGFoKEggvaGVhbHRoehIKL3YwL2hlYWx0aBJkCghHZXRSZWFkeRIaLnRvcGljcy52MS5HZXRSZWFkeVJlcXVlc3QaGy50b3BpY3MudjEuR2V0UmVhZHlSZXNwb25zZSIfkAIBgtPkkwIWWgkSBy9yZWFkeXoSCS92MC9yZWFkeRJhCgpHZXRNZXRyaWNzEhwudG9waWNzLnYxLkdldE1ldHJpY3NSZXF1ZXN0Gh0udG9waWNzLnYxLkdldE1ldHJpY3NSZXNwb25zZSIWkAIBgtPkkwINEgsvdjAvbWV0cmljcxJdCg9MaXN0QnVsa1JlYWRlcnMSIS50b3BpY3MudjEuTGlzdEJ1bGtSZWFkZXJzUmVxdWVzdBoiLnRvcGljcy52MS5MaXN0QnVsa1JlYWRlcnNSZXNwb25zZSIDkAIBElsKEENyZWF0ZUNoZWNrcG9pbnQSIi50b3BpY3MudjEuQ3JlYXRlQ2hlY2twb2ludFJlcXVlc3QaIy50b3BpY3MudjEuQ3JlYXRlQ2hlY2twb2ludFJlc3BvbnNlEmMKEVJlbGVhc2VDaGVja3BvaW50EiMudG9waWNzLnYxLlJlbGVhc2VDaGVja3BvaW50UmVxdWVzdBokLnRvcGljcy52MS5SZWxlYXNlQ2hlY2twb2ludFJlc3BvbnNlIgOQAgJiBnByb3RvMw", [file_google_api_annotations]);
 
 /**
  * Describes the message topics.v1.GetHealthRequest.
@@ -43,67 +43,74 @@ export const GetReadyResponseSchema = /*@__PURE__*/
   messageDesc(file_topics_v1_admin_service, 3);
 
 /**
+ * Describes the message topics.v1.WritesRefused.
+ * Use `create(WritesRefusedSchema)` to create a new message.
+ */
+export const WritesRefusedSchema = /*@__PURE__*/
+  messageDesc(file_topics_v1_admin_service, 4);
+
+/**
  * Describes the message topics.v1.GetMetricsRequest.
  * Use `create(GetMetricsRequestSchema)` to create a new message.
  */
 export const GetMetricsRequestSchema = /*@__PURE__*/
-  messageDesc(file_topics_v1_admin_service, 4);
+  messageDesc(file_topics_v1_admin_service, 5);
 
 /**
  * Describes the message topics.v1.GetMetricsResponse.
  * Use `create(GetMetricsResponseSchema)` to create a new message.
  */
 export const GetMetricsResponseSchema = /*@__PURE__*/
-  messageDesc(file_topics_v1_admin_service, 5);
+  messageDesc(file_topics_v1_admin_service, 6);
 
 /**
  * Describes the message topics.v1.ListBulkReadersRequest.
  * Use `create(ListBulkReadersRequestSchema)` to create a new message.
  */
 export const ListBulkReadersRequestSchema = /*@__PURE__*/
-  messageDesc(file_topics_v1_admin_service, 6);
+  messageDesc(file_topics_v1_admin_service, 7);
 
 /**
  * Describes the message topics.v1.ListBulkReadersResponse.
  * Use `create(ListBulkReadersResponseSchema)` to create a new message.
  */
 export const ListBulkReadersResponseSchema = /*@__PURE__*/
-  messageDesc(file_topics_v1_admin_service, 7);
+  messageDesc(file_topics_v1_admin_service, 8);
 
 /**
  * Describes the message topics.v1.BulkReader.
  * Use `create(BulkReaderSchema)` to create a new message.
  */
 export const BulkReaderSchema = /*@__PURE__*/
-  messageDesc(file_topics_v1_admin_service, 8);
+  messageDesc(file_topics_v1_admin_service, 9);
 
 /**
  * Describes the message topics.v1.CreateCheckpointRequest.
  * Use `create(CreateCheckpointRequestSchema)` to create a new message.
  */
 export const CreateCheckpointRequestSchema = /*@__PURE__*/
-  messageDesc(file_topics_v1_admin_service, 9);
+  messageDesc(file_topics_v1_admin_service, 10);
 
 /**
  * Describes the message topics.v1.CreateCheckpointResponse.
  * Use `create(CreateCheckpointResponseSchema)` to create a new message.
  */
 export const CreateCheckpointResponseSchema = /*@__PURE__*/
-  messageDesc(file_topics_v1_admin_service, 10);
+  messageDesc(file_topics_v1_admin_service, 11);
 
 /**
  * Describes the message topics.v1.ReleaseCheckpointRequest.
  * Use `create(ReleaseCheckpointRequestSchema)` to create a new message.
  */
 export const ReleaseCheckpointRequestSchema = /*@__PURE__*/
-  messageDesc(file_topics_v1_admin_service, 11);
+  messageDesc(file_topics_v1_admin_service, 12);
 
 /**
  * Describes the message topics.v1.ReleaseCheckpointResponse.
  * Use `create(ReleaseCheckpointResponseSchema)` to create a new message.
  */
 export const ReleaseCheckpointResponseSchema = /*@__PURE__*/
-  messageDesc(file_topics_v1_admin_service, 12);
+  messageDesc(file_topics_v1_admin_service, 13);
 
 /**
  * Describes the enum topics.v1.MetricsFormat.
