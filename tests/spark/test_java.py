@@ -65,7 +65,7 @@ def test_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) 
 
 
 def test_none_at_all() -> None:
-    with pytest.raises(java.JavaMissingError, match=r"there is none: install .*topics-engine\[java\]"):
+    with pytest.raises(java.JavaMissingError, match=r"there is none: install .* -m pip install .*\[java\]"):
         java.ensure_java()
 
 

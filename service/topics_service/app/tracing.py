@@ -12,6 +12,7 @@ from typing import Final
 
 import grpc
 
+from topics_client.installation import needs
 from topics_service.api.commit import GroupCommit
 from topics_service.app.door_calls import App, Make
 from topics_service.engine.engine import Engine
@@ -64,7 +65,7 @@ class Tracing:
 def start(environ: Mapping[str, str] = os.environ, *, asked: bool) -> Tracing:
     """What the server is to be made of; by the variables OTEL_* of the process where traces are `asked` for.
 
-    Raises TracingError when the extra is not installed, or a variable asks for what there is not.
+    Raises TracingError when a variable asks for what there is not, MissingError when the extra is not installed.
     """
     if not asked or environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return Tracing()
@@ -76,12 +77,8 @@ def start(environ: Mapping[str, str] = os.environ, *, asked: bool) -> Tracing:
     for name in _PROTOCOLS:
         if (protocol := environ.get(name, "").strip() or _PROTOCOL) != _PROTOCOL:
             raise TracingError(f"{name} must be {_PROTOCOL}, which is all that the server speaks, not {protocol!r}")
-    try:
+    with needs("tracing", "TOPICS_TRACING is set, but {name} is missing: {install}"):
         from topics_service.app.tracing_on import TracingOn
-    except ModuleNotFoundError as error:
-        raise TracingError(
-            f"TOPICS_TRACING is set, but {error.name} is not installed: pip install 'topics-engine[tracing]'"
-        ) from None
     try:
         return TracingOn(exporter)
     except ValueError as error:

@@ -12,6 +12,7 @@ import pytest
 
 from support.http import Api
 from support.server import TOPICS
+from topics_client.installation import install_line
 
 from .runner import Cli, environment
 
@@ -87,7 +88,8 @@ def test_without_argcomplete_it_says_what_to_install() -> None:
     done = subprocess.run(
         [sys.executable, "-c", check.format(["completion", "bash"])], capture_output=True, timeout=30, check=False
     )
-    message = "topics completion: argcomplete is missing: pip install 'topics-engine[cli]'\n"
+    what = "the extra [cli] is not installed (argcomplete.shell_integration is missing)"
+    message = f"topics completion: {what}: {install_line('cli')}\n"
     assert (done.stdout, done.stderr.decode(), done.returncode) == (b"", message, 1)
     asked = environment(None, {"_ARGCOMPLETE": "1", "COMP_LINE": "topics l", "COMP_POINT": "8"})
     done = subprocess.run(

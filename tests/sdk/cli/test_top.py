@@ -23,6 +23,7 @@ from support.http import Api
 from support.server import TOPICS, ServerProcess
 from topics_client.cli.top.rates import SORTS, Reading, Stand, ordered, read, rows, server_line
 from topics_client.cli.top.view import summary, table
+from topics_client.installation import install_line
 
 from .runner import Cli, environment
 
@@ -143,7 +144,8 @@ def test_the_live_table_takes_rich(topics: Cli) -> None:
     with terminal(topics.url, "-c", without, program=sys.executable) as live:
         assert live.end() == 1
         live.read(1)
-        assert live.shown.strip() == "topics top: rich is missing: pip install 'topics-engine[cli]', or use --once"
+        said = f"topics top: the live table needs rich: {install_line('cli')}, or use --once"
+        assert "".join(live.shown.splitlines()) == said
 
 
 def test_rates_are_measured_over_the_interval(topics: Cli, api: Api) -> None:

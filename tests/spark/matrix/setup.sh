@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 version=$1 directory=$2
-test -x "$directory/bin/python" || "${PYTHON3:-python3.11}" -m venv "$directory"
+test -x "$directory/bin/python" || "${PYTHON3:-python3}" -m venv "$directory"
 pip=("$directory/bin/python" -m pip install --quiet --disable-pip-version-check)
 connect=('pandas<3' grpcio-status zstandard) # with pandas 3 Spark warns that it does not fully support it
 

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from topics_client.installation import MissingError
+
 if TYPE_CHECKING:
     import argparse
 
@@ -141,6 +143,15 @@ def _main(arguments: list[str]) -> int:
     if arguments[0] not in COMMANDS:
         print(_unknown(arguments[0]), file=sys.stderr)
         return 2
+    try:
+        return _run(arguments)
+    except MissingError as error:
+        from topics_client.cli.server import complain
+
+        return complain(arguments[0], str(error))
+
+
+def _run(arguments: list[str]) -> int:
     _, root = _commands(arguments[0])
     try:
         parsed = root.parse_args(arguments)

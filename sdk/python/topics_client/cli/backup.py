@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from topics_client.cli import backup_log, output, server
 from topics_client.cli.times import shown
 from topics_client.cli.types import milliseconds, positive
+from topics_client.installation import needs
 
 if TYPE_CHECKING:
     from topics_client.cli.types import Commands
@@ -105,10 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
     name = f"backup {arguments.action}"
     if arguments.action == "release":
         return server.told(name, lambda: _release(arguments))
-    try:
+    with needs("server"):
+        import topics_service.app.backup.inventory  # noqa: F401  needs what the others need
         from topics_service.app.backup.errors import AbsentError, BackupError
-    except ModuleNotFoundError as error:
-        return server.complain(name, f"needs the server: pip install 'topics-engine[server]' ({error})")
     # As with Ctrl-C the checkpoint goes, and what is half restored.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     work = {

@@ -2,9 +2,11 @@
 
 import argparse
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from topics_client.cli import server
+from topics_client.installation import MissingError, needs
 
 if TYPE_CHECKING:
     from topics_client.cli.types import Commands
@@ -28,11 +30,9 @@ def add_parser(commands: "Commands") -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the script; 1 where argcomplete is not installed."""
-    try:
+    """Print the script."""
+    with needs("cli"):
         import argcomplete.shell_integration
-    except ModuleNotFoundError:
-        return server.complain("completion", "argcomplete is missing: pip install 'topics-engine[cli]'")
     print(argcomplete.shell_integration.shellcode(["topics"], shell=arguments.shell))
     return 0
 
@@ -92,8 +92,9 @@ def _whole_parser() -> argparse.ArgumentParser:
     server.add_arguments(root)
     commands = root.add_subparsers(dest="command", metavar="COMMAND")
     for name, text in COMMANDS.items():
-        if name == used:
-            add_command(name, commands)
-        else:
-            commands.add_parser(name, help=text, add_help=False)
+        with suppress(MissingError):  # then its arguments are not known
+            if name == used:
+                add_command(name, commands)
+                continue
+        commands.add_parser(name, help=text, add_help=False)
     return root

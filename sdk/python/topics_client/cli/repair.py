@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from topics_client.cli import output, server
 from topics_client.cli.verify import facts, sentence
+from topics_client.installation import needs
 
 if TYPE_CHECKING:
     from topics_client.cli.types import Commands
@@ -39,10 +40,8 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show or do; 0 if nothing is wrong any more, 1 if something is, 2 for wrong usage."""
-    try:
+    with needs("server"):
         from topics_service.app import repair
-    except ModuleNotFoundError as error:
-        return server.complain("repair", f"needs the server: pip install 'topics-engine[server]' ({error})")
     return server.told("repair", lambda: _repair(arguments, repair))
 
 

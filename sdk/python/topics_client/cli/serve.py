@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from topics_client.installation import needs
+
 if TYPE_CHECKING:
     from topics_client.cli.types import Commands
 
 
 def add_parser(commands: "Commands") -> None:
-    """Register the subcommand; its flags come from the server's settings, if the server is installed."""
+    """Register the subcommand; its flags come from the server's settings. Raises MissingError without the server."""
     parser = commands.add_parser(
         "serve",
         help="run the server",
@@ -20,12 +22,8 @@ def add_parser(commands: "Commands") -> None:
         "or 1GiB, a TIME as 250ms, 30s or 7d; a plain number has the unit that the name of its variable says.",
     )
     parser.set_defaults(run=run)
-    try:
+    with needs("server"):
         from topics_service.app.settings import Settings, shown_default
-    except ModuleNotFoundError:
-        # Whatever is set, `run` says what is missing.
-        parser.add_argument("settings", nargs=argparse.REMAINDER, help="settings, once the server is installed")
-        return
     for setting in fields(Settings):
         if not setting.metadata["flag"]:
             continue
@@ -43,13 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; 1 if the server refuses to start."""
     # A line for each stranger that speaks no TLS to the gRPC port, and no way to count them. Before gRPC is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    try:
+    with needs("server"):
         from topics_service.app.server import StartError
         from topics_service.app.server import run as run_server
         from topics_service.app.settings import SettingsError, load, unheeded
-    except ModuleNotFoundError as error:
-        print(f"topics serve needs the server: pip install 'topics-engine[server]' ({error})", file=sys.stderr)
-        return 1
     try:
         settings = load(os.environ, vars(arguments))
         os.environ.pop("TOPICS_API_KEYS", None)  # from here on the server holds digests only

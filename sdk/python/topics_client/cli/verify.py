@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topics_client.cli import output, server
+from topics_client.installation import needs
 
 if TYPE_CHECKING:
     from topics_client.cli.types import Commands
@@ -32,10 +33,8 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check; 0 if nothing is wrong, 1 if something is, 2 if there is no data directory."""
-    try:
+    with needs("server"):
         from topics_service.app.verify import verify
-    except ModuleNotFoundError as error:
-        return server.complain("verify", f"needs the server: pip install 'topics-engine[server]' ({error})")
     return server.told("verify", lambda: _verify(arguments, verify))
 
 

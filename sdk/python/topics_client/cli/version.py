@@ -5,6 +5,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from topics_client.cli import output
+from topics_client.installation import DISTRIBUTION
 
 if TYPE_CHECKING:
     from topics_client.cli.types import Commands
@@ -19,7 +20,7 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the version of the installed distribution."""
-    version = metadata.version("topics-engine")
+    version = metadata.version(DISTRIBUTION)
     if arguments.json:
         output.line({"version": version})
     else:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from topics_client.installation import needs
 from topics_service.app.backup.errors import AbsentError, BackupError
 from topics_service.storage.durable import sync
 from topics_service.storage.private import make_private
@@ -168,7 +169,7 @@ class Folder:
 def open_target(text: str) -> Target:
     """The target that an operator names: a folder, `file:///folder`, or the URL of an object store.
 
-    Raises BackupError for a URL that is none, and where the package for object stores is missing.
+    Raises BackupError for a URL that is none, MissingError where the package for object stores is missing.
     """
     if text.startswith("file://"):
         text = text.removeprefix("file://")
@@ -178,12 +179,8 @@ def open_target(text: str) -> Target:
         if not text:
             raise BackupError("the target has no name")
         return Folder(Path(text))
-    try:
+    with needs("backup", "object stores need {name}: {install}"):
         from topics_service.app.backup.objects import open_url
-    except ModuleNotFoundError as error:
-        if error.name != "obstore":
-            raise
-        raise BackupError("object stores need obstore: pip install 'topics-engine[backup]'") from None
     return open_url(text)
 
 

@@ -1,14 +1,14 @@
 """`topics lakehouse`: topics as Iceberg tables. What does the work is loaded when a command is run."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from topics_client.installation import needs
 
 if TYPE_CHECKING:
     from topics_client.cli.types import Commands
 
-_NEEDS = frozenset({"duckdb", "msgspec", "pyarrow", "pyiceberg", "pyspark", "requests", "rich", "sqlalchemy"})
 _CONFIG = """\
 Settings come from a TOML file: server, warehouse, [catalog], [[topics]] and more (docs/lakehouse.md).
 """
@@ -88,15 +88,7 @@ def _seconds(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the action; 1 with one line on stderr if it fails, or if packages of the extra are missing."""
-    try:
+    """Run the action; 1 with one line on stderr if it fails."""
+    with needs("lakehouse"):
         from topics_client.cli.lakehouse.actions import main
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _NEEDS:
-            raise
-        print(
-            f"topics lakehouse: {error.name} is missing: pip install 'topics-engine[lakehouse]'",
-            file=sys.stderr,
-        )
-        return 1
     return main(arguments)

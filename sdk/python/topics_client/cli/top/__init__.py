@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from topics_client.cli import output, server
 from topics_client.cli.types import prefix, seconds, whole
+from topics_client.installation import needs
 
 if TYPE_CHECKING:
     from topics_client import TopicsClient
@@ -44,10 +45,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     live = not (arguments.once or arguments.json) and sys.stdout.isatty()
     if live:
-        try:
+        with needs("cli", "the live table needs {name}: {install}, or use --once"):
             import rich  # noqa: F401
-        except ModuleNotFoundError:
-            return server.complain("top", "rich is missing: pip install 'topics-engine[cli]', or use --once")
     with server.client(arguments) as client:
         return _live(client, arguments) if live else _print(client, arguments)
 

@@ -1,0 +1,94 @@
+"""How topics is installed, and what to type where a package of one of its extras is missing."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+DISTRIBUTION: Final = "topics-engine"
+"""The name of the distribution in pyproject.toml."""
+
+_OURS: Final = frozenset(
+    {
+        "pyspark_topics",
+        "topics",
+        "topics_client",
+        "topics_gateway",
+        "topics_kafka",
+        "topics_lakehouse",
+        "topics_service",
+    }
+)
+
+
+class MissingError(ModuleNotFoundError):
+    """A module is missing. The message says what to do about it; `name` is the module's."""
+
+
+@contextmanager
+def needs(
+    extra: str, text: str = "the extra [{extra}] is not installed ({name} is missing): {install}"
+) -> Iterator[None]:
+    """Guards imports of what only `extra` brings.
+
+    Raises MissingError with `text` for a module of another package; `{install}` in it is the command that adds the
+    extra. For a module of topics itself, which no extra brings, it says so. A module of Python's own is left to Python.
+    """
+    try:
+        yield
+    except MissingError:
+        raise
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if not package or package in sys.stdlib_module_names:
+            raise
+        if package in _OURS:
+            what = f"{error.name} is missing, which is a part of {DISTRIBUTION} itself: the installation is not whole"
+        else:
+            what = text.format(extra=extra, name=error.name, install=install_line(extra))
+        raise MissingError(what, name=error.name) from error
+
+
+def install_line(extra: str) -> str:
+    """The command that adds an extra to this installation, from what that was made of: a clone, a wheel file, an index.
+
+    Paths below the working directory are relative to it. WHEEL stands for a wheel file that is not known, or gone.
+    """
+    import shlex
+
+    return shlex.join([_short(sys.executable or "python3"), "-m", "pip", "install", *_wanted(f"[{extra}]")])
+
+
+def _wanted(extra: str) -> list[str]:
+    """What pip is asked for, with the `[extra]`."""
+    import json
+    import os
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        told = distribution(DISTRIBUTION).read_text("direct_url.json")
+    except PackageNotFoundError:  # it lies in a folder of the path, and is not installed
+        return [f"WHEEL{extra}"]
+    if told is None:
+        return [f"{DISTRIBUTION}{extra}"]
+    origin = json.loads(told)
+    url = urlsplit(origin["url"])
+    if url.scheme != "file":
+        version_control = f"{origin['vcs_info']['vcs']}+" if "vcs_info" in origin else ""
+        return [f"{DISTRIBUTION}{extra} @ {version_control}{origin['url']}"]
+    path = url2pathname(url.path)
+    if not os.path.exists(path):
+        return [f"WHEEL{extra}"]
+    return [*(["-e"] if origin.get("dir_info", {}).get("editable") else []), f"{_short(path)}{extra}"]
+
+
+def _short(path: str) -> str:
+    """A path as it is typed in the working directory: relative if it lies below."""
+    import os
+
+    near = os.path.relpath(path)
+    if near.startswith(os.pardir):
+        return path
+    return near if near == os.curdir or os.sep in near else os.path.join(os.curdir, near)
