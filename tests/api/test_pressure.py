@@ -87,3 +87,19 @@ async def test_patience_ends_and_the_write_is_tried_all_the_same(monkeypatch: py
     reply, waited = await Pressure(lag_ms=Gauge(9999), max_lag_ms=500).push_through(lambda: "written")
     assert reply == "written"
     assert waited >= 50
+
+
+async def test_a_large_write_waits_until_the_buffers_of_those_before_are_in_tables() -> None:
+    flushing = Gauge(4, falling=1)
+    pressure = Pressure(flushing=lambda: int(flushing()))
+    assert not await pressure.flushed(4 << 20), "only a large one asks"
+    assert flushing.value == 4
+    assert await pressure.flushed(5 << 20)
+    assert flushing.value == 0
+
+
+async def test_a_large_write_is_throttled_when_the_buffers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.05)
+    with pytest.raises(TopicsError) as caught:
+        await Pressure(flushing=lambda: 1).flushed(5 << 20)
+    assert (caught.value.reason, caught.value.retry_after_ms) == (Reason.THROTTLED, 1000)

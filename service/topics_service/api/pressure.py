@@ -16,6 +16,8 @@ from topics_service.statistics import SpaceStatistics
 T = TypeVar("T")
 
 _LIMIT = "min_free_bytes"
+_LARGE_BYTES = 4 << 20
+_FLUSH_STEP_SECONDS = 0.005
 _PATIENCE_SECONDS = 10.0  # how long a loader that opted out of throttling is held at most
 _STEP_SECONDS = 0.02
 _LARGEST_WRITE = 128 << 20
@@ -61,7 +63,8 @@ class Pressure:
     """Says whether a write may go on.
 
     `lag_ms` is the event loop's current lag, `free_bytes` the free space of the data directory's disk, less what is
-    as good as taken. A limit of 0 switches its check off.
+    as good as taken. A limit of 0 switches its check off. `flushing` tells how many of the store's write buffers are
+    full and still in memory.
     """
 
     def __init__(
@@ -72,7 +75,9 @@ class Pressure:
         free_bytes: Callable[[], int] = lambda: 0,
         min_free_bytes: int = 0,
         statistics: SpaceStatistics | None = None,
+        flushing: Callable[[], int] = lambda: 0,
     ) -> None:
+        self._flushing = flushing
         self._lag_ms = lag_ms
         self._max_lag_ms = max_lag_ms
         self.space = FreeBytes(free_bytes, min_free_bytes, statistics or SpaceStatistics())
@@ -91,6 +96,22 @@ class Pressure:
             return 0
         lag = self._lag_ms()
         return max(1000, round(lag)) if lag > self._max_lag_ms else 0
+
+    async def flushed(self, nbytes: int) -> bool:
+        """Wait before a large write until the write buffers of those before are in tables, so that few are in memory.
+
+        Returns whether it took any time. Raises `throttled` when it takes more than 10 s.
+        """
+        if nbytes <= _LARGE_BYTES or not self._flushing():
+            return False
+        ends = time.perf_counter() + _PATIENCE_SECONDS
+        while self._flushing():
+            if time.perf_counter() > ends:
+                raise TopicsError(
+                    Reason.THROTTLED, "the storage is catching up", {"retry_after_ms": 1000}, retry_after_ms=1000
+                )
+            await asyncio.sleep(_FLUSH_STEP_SECONDS)
+        return True
 
     async def push_through(self, write: Callable[[], T]) -> tuple[T, float]:
         """Run a write that must not be throttled for load: wait while it would be, at most 10 s, then try all the same.

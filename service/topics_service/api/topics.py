@@ -174,16 +174,17 @@ class TopicsApi:
             return engine.append(request)
 
         check_append(principal, request, exists=engine.has_topic(request.topic))
-        self._together.flush((request.topic, request.partition))
-        started = time.perf_counter()
         try:
+            has_waited = await self._pressure.flushed(sum(request.batch.sizes))
+            self._together.flush((request.topic, request.partition))
+            started = time.perf_counter()
             if request.disable_backpressure:
                 (reply, ticket), waited = await self._pressure.push_through(write)
                 started += waited / 1e3
                 reply.throttle_wait_ms = waited
             else:
                 self._pressure.check()
-                reply, ticket = engine.append(request)
+                reply, ticket = write() if has_waited else engine.append(request)
         except TopicsError as error:
             # A write that is refused for its size may have created its topic, which stays: let it be seen first.
             ticket = engine.creation_ticket(request.topic)

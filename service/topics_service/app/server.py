@@ -167,6 +167,7 @@ async def _serve(
         free_bytes=space.left,
         min_free_bytes=settings.min_free_bytes,
         statistics=space_statistics,
+        flushing=lambda: store.flushing if engine.writer.failure is None else 0,
     )
     engine.room.disk = pressure.space if settings.min_free_bytes else None
     audit = AuditLog(audit_file.write) if audit_file is not None else None

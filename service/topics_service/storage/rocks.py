@@ -48,6 +48,7 @@ _ERRORS = 64  # that are kept with the file that they are of
 _FOR_EVER = 1 << 40  # seconds: what is archived is removed by `walarchive.trim`
 _HELD_BACK = ("rocksdb.is-write-stopped", "rocksdb.actual-delayed-write-rate")
 _COMPACTING = "rocksdb.num-running-compactions"  # in the whole database
+_FLUSHING = "rocksdb.num-immutable-mem-table"
 _LEAST_RESERVE = 4 << 20
 _LARGE = 1 << 40
 _BLOOMED = (Family.IDEMPOTENCY, Family.TAGS)  # looked up by exact key or prefix: a bloom filter pays
@@ -339,6 +340,11 @@ class RocksStore:
     def is_stalled(self) -> bool:
         """Whether RocksDB takes no writes, or delays them, until it has compacted."""
         return any(family.property_int_value(name) for name in _HELD_BACK for family in self._families)
+
+    @property
+    def flushing(self) -> int:
+        """How many memtables of blocks are full and not in tables yet. One more takes what is written."""
+        return int(self._families[Family.BLOCKS].property_int_value(_FLUSHING) or 0) if self._families else 0
 
     @property
     def path(self) -> Path:
