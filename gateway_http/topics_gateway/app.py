@@ -15,6 +15,7 @@ from topics_gateway.call import ON_ROUTED, Call, ClientGoneError, Handler, ms_si
 from topics_gateway.cross_origin import CrossOrigin
 from topics_gateway.errors import error_reply, internal
 from topics_gateway.group_endpoints import GroupEndpoints
+from topics_gateway.grpc_web import GrpcWeb
 from topics_gateway.origins import OriginPolicy
 from topics_gateway.probe_endpoints import ProbeEndpoints
 from topics_gateway.queue_endpoints import QueueEndpoints
@@ -33,12 +34,12 @@ from topics_gateway.websocket import PATH, WebSocketDoor, plain_request
 from topics_gateway.work_endpoint import WorkEndpoint
 from topics_service.api.access import NO_ROUTE, PROBES, Gate, authorize
 from topics_service.api.auth import NOBODY, Principal
+from topics_service.api.grpc.calls import Calls
 from topics_service.api.metrics import Metrics
 from topics_service.api.quota import CONNECTIONS, Held, count_refusal
 from topics_service.api.request_ids import HEADER_BYTES, begin, current_request
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.statistics import RequestStatistics
 
 log: Final = logging.getLogger("topics.http")
 
@@ -50,8 +51,10 @@ _PLAIN: Final = Route(NO_ROUTE, plain_request)
 _TAKES_TOKEN: Final = frozenset({_OPEN_WATCH, "topics.v1.QueueService.Work"})
 
 
-def create_app(api: TopicsApi, settings: GatewaySettings, gate: Gate | None = None) -> Starlette:
-    """The HTTP door to `api`, open to everyone without a `gate`.
+def create_app(
+    api: TopicsApi, settings: GatewaySettings, gate: Gate | None = None, calls: Calls | None = None
+) -> Starlette:
+    """The HTTP door to `api`, open to everyone without a `gate`. `calls` are served as gRPC-Web.
 
     It has no lifespan of its own: the caller starts and stops what is behind `api`.
     """
@@ -61,7 +64,13 @@ def create_app(api: TopicsApi, settings: GatewaySettings, gate: Gate | None = No
     table = RouteTable(_handlers(api, settings, rendered))
     origins = OriginPolicy(settings.hosts, settings.origins)
     sockets = WebSocketDoor(api, settings, gate, rendered, origins)
-    return _Gateway(_Routes(table, settings, gate, api.metrics, origins), sockets, settings.origins, api.metrics.http)
+    http: ASGIApp = _Routes(table, settings, gate, api.metrics, origins).handle
+    if calls is not None:
+        http = GrpcWeb(http, calls, settings, gate, api.metrics, origins)
+    http = _Guard(http)
+    if settings.origins:
+        http = CrossOrigin(http, settings.origins, api.metrics.http)
+    return _Gateway(http, sockets)
 
 
 def _handlers(api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> Mapping[str, Handler]:
@@ -114,30 +123,24 @@ class _Gateway(Starlette):
     Its router gets what is not a plain request; those have routes of their own.
     """
 
-    def __init__(
-        self, http: "_Routes", sockets: BaseRoute, pages: frozenset[bytes], statistics: RequestStatistics
-    ) -> None:
+    def __init__(self, http: ASGIApp, sockets: BaseRoute) -> None:
         super().__init__(routes=[sockets])
         self._http = http
-        self._pages = pages
-        self._statistics = statistics
 
     def build_middleware_stack(self) -> ASGIApp:
-        guard = _Guard(self._http.handle, self.router)
-        return CrossOrigin(guard, self._pages, self._statistics) if self._pages else guard
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            await (self._http if scope["type"] == "http" else self.router)(scope, receive, send)
+
+        return call
 
 
 class _Guard:
     """Answers `internal` for any exception that nothing inside has turned into a reply."""
 
-    def __init__(self, http: ASGIApp, others: ASGIApp) -> None:
+    def __init__(self, http: ASGIApp) -> None:
         self._http = http
-        self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._others(scope, receive, send)
-            return
         arrived = time.perf_counter()
         started = False
 

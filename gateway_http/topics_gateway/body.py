@@ -55,6 +55,14 @@ async def read_json(call: Call, limit: int, *, optional: bool = False, most_byte
     return body
 
 
+async def read_bytes(call: Call, limit: int) -> bytes:
+    """The request's body as it is. Raises `payload_too_large`, `throttled` and ClientGoneError, as `read_json` does."""
+    _check_declared(call, limit)
+    body = await _read(call, limit, limit)
+    assert body is not None, "it is refused above what is kept"
+    return body
+
+
 async def drain(call: Call, budget: int) -> bool:
     """Read and drop what is left of the body, at most about `budget` bytes; whether the end was reached.
 

@@ -16,7 +16,7 @@ _METHODS: Final = ", ".join(sorted({"HEAD", *(method for _, method, _ in annotat
 _REQUEST_HEADERS: Final = ", ".join(
     (
         "Authorization", "Content-Type", "Content-Encoding", "Idempotency-Key", "Last-Event-ID", HEADER, "traceparent",
-        "tracestate",
+        "tracestate", "grpc-timeout", "x-grpc-web", "x-user-agent",
     )
 )  # fmt: skip
 _VARY: Final = (b"vary", b"origin")
@@ -43,9 +43,6 @@ class CrossOrigin:
         self._statistics = statistics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         headers = dict(scope["headers"])
         origin = headers.get(b"origin")
         if origin not in self._pages:

@@ -19,7 +19,7 @@ PREFLIGHT = {
     "access-control-allow-origin": PAGE,
     "access-control-allow-methods": "DELETE, GET, HEAD, POST, PUT",
     "access-control-allow-headers": "Authorization, Content-Type, Content-Encoding, Idempotency-Key, Last-Event-ID, "
-    "x-request-id, traceparent, tracestate",
+    "x-request-id, traceparent, tracestate, grpc-timeout, x-grpc-web, x-user-agent",
     "access-control-max-age": "3600",
     "vary": "origin",
 }

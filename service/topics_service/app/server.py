@@ -192,15 +192,6 @@ async def _serve(
     api.watches.connections.quotas = gate.quotas
     if (memory := gate.quotas.memory) is not None:
         api.metrics.request_bytes = lambda: memory.used
-    app = create_app(api, gateway, gate.cutting())
-    http = HttpServer(
-        traces.app(app if audit is None else audited_app(app, audit)),
-        http_socket,
-        tls=tls.common.context(HTTP_PROTOCOLS) if tls.common else None,
-        header_timeout=settings.header_timeout_seconds,
-        max_connections=settings.max_connections,
-        ws_max_size=settings.max_body_bytes,
-    )
     readers = Readers(settings)
     place, make = settings.data_path / "checkpoints", traces.checkpoint(partial(checkpoint.create, store))
     make = api.metrics.checkpoints.counted(make)
@@ -221,6 +212,15 @@ async def _serve(
         checkpoints=checkpoints,
         credentials=tls.common.grpc_credentials() if tls.common else None,
         interceptors=(*traces.interceptors, *(() if audit is None else (AuditInterceptor(audit),))),
+    )
+    app = create_app(api, gateway, gate.cutting(), grpc.calls)
+    http = HttpServer(
+        traces.app(app if audit is None else audited_app(app, audit)),
+        http_socket,
+        tls=tls.common.context(HTTP_PROTOCOLS) if tls.common else None,
+        header_timeout=settings.header_timeout_seconds,
+        max_connections=settings.max_connections,
+        ws_max_size=settings.max_body_bytes,
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

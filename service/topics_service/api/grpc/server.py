@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -25,6 +25,7 @@ from topics_service.api.access import Gate
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.grpc import health
 from topics_service.api.grpc.admin_servicer import AdminServicer, BulkReaders, no_bulk_readers
+from topics_service.api.grpc.calls import Calls, Services
 from topics_service.api.grpc.group_servicer import GroupServicer
 from topics_service.api.grpc.guard import Guard
 from topics_service.api.grpc.meter import CallMeter
@@ -75,33 +76,23 @@ class GrpcServer:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_connections: int = 0,
     ) -> None:
-        self._api = api
-        self._bulk_readers = bulk_readers
-        self._checkpoints = checkpoints
         self._host = host
         self._port = port
-        self._gate = gate or Gate()
         self._credentials = credentials
-        self._interceptors = interceptors
+        self._services = Services()
+        self._add_services(api, bulk_readers, checkpoints)
+        guard = Guard(gate or Gate(), api.metrics.refusals)
+        self._interceptors = (CallMeter(api.metrics.grpc), *interceptors, guard)
+        self.calls = Calls(self._services, self._interceptors)
+        """The same services, for another way to call them."""
         self._options = server_options(max_message_bytes, max_connections)
         self._health = health.HealthServicer(("", *SERVICE_NAMES))
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
         """Bind, accept calls and return the port, which matters when it was 0. Raises OSError when it is taken."""
-        interceptors = [
-            CallMeter(self._api.metrics.grpc),
-            *self._interceptors,
-            Guard(self._gate, self._api.metrics.refusals),
-        ]
-        server = grpc.aio.server(interceptors=interceptors, options=self._options)
-        topics_service_pb2_grpc.add_TopicsServiceServicer_to_server(TopicsServicer(self._api), server)
-        queue_service_pb2_grpc.add_QueueServiceServicer_to_server(QueueServicer(self._api), server)
-        router_service_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(self._api), server)
-        group_service_pb2_grpc.add_GroupServiceServicer_to_server(GroupServicer(self._api), server)
-        admin = AdminServicer(self._api, self._bulk_readers, self._checkpoints)
-        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
-        WatchServicer(self._api).register(server)
+        server = grpc.aio.server(interceptors=self._interceptors, options=self._options)
+        server.add_generic_rpc_handlers(tuple(self._services.handlers))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -117,6 +108,17 @@ class GrpcServer:
         await server.start()
         self._server = server
         return port
+
+    def _add_services(self, api: TopicsApi, bulk_readers: BulkReaders, checkpoints: Checkpoints | None) -> None:
+        services: Any = self._services
+        topics_service_pb2_grpc.add_TopicsServiceServicer_to_server(TopicsServicer(api), services)
+        queue_service_pb2_grpc.add_QueueServiceServicer_to_server(QueueServicer(api), services)
+        router_service_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(api), services)
+        group_service_pb2_grpc.add_GroupServiceServicer_to_server(GroupServicer(api), services)
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminServicer(api, bulk_readers, checkpoints), services
+        )
+        WatchServicer(api).register(services)
 
     async def stop(self, grace_seconds: float) -> None:
         """Take no new calls, let those under way finish for `grace_seconds`, then cancel them. Idempotent."""
