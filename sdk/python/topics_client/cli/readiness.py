@@ -19,8 +19,8 @@ def add_parser(commands: "Commands") -> None:
     parser = commands.add_parser(
         "wait-ready",
         help="wait until a server is ready",
-        description="Wait until the server takes calls: exit status 0, or 3 when the time is up. With --server or "
-        "TOPICS_URL its gRPC port is asked, otherwise GET /v0/ready of its HTTP port.",
+        description="Wait until the server takes calls: exit status 0, or 3 when the time is up. With --server, "
+        "--profile or TOPICS_URL its gRPC port is asked, otherwise GET /v0/ready of its HTTP port.",
     )
     parser.add_argument(
         "--url",
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
-    if arguments.url is None and (arguments.server or os.environ.get("TOPICS_URL")):
+    if arguments.url is None and server.named(arguments):
         where = str(server.address(arguments))
         problem = _wait_grpc(arguments, began + arguments.timeout)
     else:
