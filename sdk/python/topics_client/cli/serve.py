@@ -18,6 +18,13 @@ def add_parser(commands: "Commands") -> None:
         description="Run the server. Each flag has an environment variable; the flag wins.",
     )
     parser.set_defaults(run=run)
+    parser.add_argument(
+        "--print-config",
+        nargs="?",
+        const="text",
+        choices=("text", "json"),
+        help="print every setting as it counts, and where it comes from, instead of starting; keys are not shown",
+    )
     try:
         from topics_service.app.settings import Settings
     except ModuleNotFoundError:
@@ -50,6 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     try:
         settings = load(os.environ, vars(arguments))
+        if arguments.print_config is not None:
+            from topics_client.cli.serveconfig import show
+
+            show(settings, vars(arguments), arguments.print_config)
+            return 0
         os.environ.pop("TOPICS_API_KEYS", None)  # from here on the server holds digests only
         run_server(settings)
     except (SettingsError, StartError) as error:
