@@ -36,6 +36,7 @@ def environment(url: str | None, env: dict[str, str]) -> dict[str, str]:
     """The environment of a command: none of the caller's own settings, `url` as TOPICS_URL, and `env`."""
     own = ("NO_COLOR", "PYTHONUNBUFFERED")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_") and name not in own}
+    kept["XDG_CONFIG_HOME"] = "/nowhere"  # of profiles
     return kept | ({} if url is None else {"TOPICS_URL": url}) | env
 
 

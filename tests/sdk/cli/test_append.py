@@ -1,6 +1,7 @@
 """`topics append`: values, lines and files become records, to the byte, or it is said which did not and why."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,10 @@ def test_values_are_records(topics: Cli, api: Api) -> None:
     assert [record["data"] for record in records] == [{"n": 1.0}, 2, None]
     assert [(each["$tag"], each["$node"], each["meta"]) for each in records] == [("t", "here", {"k": 1})] * 3
     assert stored(topics, topic) == [b'{"n": 1.0}', b"2", b"null"]
-    assert topics("append", topic, "4").out.startswith(f"1 record appended to {topic}: seq 4 (")
+    told = topics("append", topic, "4").out
+    assert re.fullmatch(
+        rf"1 record appended to {topic}: seq 4 \(1 B in [\d.]+ s, [\d,]+ records/s, [\d.]+ k?B/s\)\n", told
+    )
 
 
 def test_json_tells_what_happened(topics: Cli) -> None:
@@ -49,9 +53,10 @@ def test_json_tells_what_happened(topics: Cli) -> None:
     row = topics("append", topic, "1", "2", "--json").row
     assert row.pop("seconds") >= 0
     assert row.pop("records_per_s") > 0
+    assert row.pop("bytes_per_s") > 0
     assert row == {
         "topic": topic, "partition": 0, "count": 2, "first_seq": 1, "last_seq": 2, "deduped": False, "skipped": 0,
-        "next_line": None,
+        "next_line": None, "bytes": 2,
     }  # fmt: skip
     ran = topics("append", topic, "--json", stdin="3\n[\n4\n", code=1)
     assert (ran.row["count"], ran.row["last_seq"], ran.row["next_line"]) == (1, 3, 2)

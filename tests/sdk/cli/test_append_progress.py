@@ -35,8 +35,9 @@ def test_it_draws_on_a_terminal_only_and_takes_its_line_away(monkeypatch: pytest
     for to in (pipe, terminal):
         with Progress("append", 10, unit="B", to=to) as shown:
             for _ in range(3):
-                shown.advance(3)
+                shown.advance(3, "7 records, 14/s")
         assert shown.done == 9
     assert pipe.getvalue() == ""
     assert "90%" in terminal.getvalue()
+    assert "append  7 records, 14/s  [" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")

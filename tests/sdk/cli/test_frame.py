@@ -68,6 +68,7 @@ def test_commands_that_call_a_server_take_the_same_arguments_before_and_behind(t
         "serve",
         "lakehouse",
         "completion",
+        "profile",
         "version",
         "backup archive",
         "backup list",

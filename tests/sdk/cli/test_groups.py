@@ -56,5 +56,5 @@ def test_positions_move_and_go(topics: Cli, api: Api) -> None:
 def test_wrong_usage(topics: Cli) -> None:
     for arguments in (["--reset", "1"], ["--reset", "0"], ["--delete"], ["--topic", "a"]):
         assert "which GROUP?" in topics("groups", *arguments, code=2).err
-    assert "takes earliest, latest or a seq" in topics("groups", "g", "--reset", "x", code=2).err
+    assert "'x' is neither earliest, latest, a seq nor a time" in topics("groups", "g", "--reset", "x", code=2).err
     assert "exclude each other" in topics("groups", "g", "--reset", "0", "--delete", code=2).err

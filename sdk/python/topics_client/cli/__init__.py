@@ -49,6 +49,8 @@ _GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "repair": ("repair", "save what is intact of a damaged data directory"),
     },
     "Other": {
+        "profile": ("profile", "keep servers under names of their own"),
+        "shell": ("shell", "run commands one after the other, with completion"),
         "bench": ("bench", "measure a server"),
         "completion": ("completion", "print the completion script of a shell"),
         "version": ("version", "print the version"),
@@ -62,7 +64,7 @@ COMMANDS: Final[Mapping[str, str]] = {name: text for group in _GROUPS.values() f
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {heading: tuple(group) for heading, group in _GROUPS.items()}
 """The headings of `topics --help`, each with the names of its commands."""
 
-_GLOBAL_VALUES: Final = ("--server", "--key-env", "--timeout", "--color")
+_GLOBAL_VALUES: Final = ("--server", "--profile", "--key-env", "--timeout", "--color")
 _GLOBAL_FLAGS: Final = ("--json",)
 # What people type who come from nats, rpk, kafka-topics, redis-cli or kubectl.
 _ELSEWHERE: Final = {
@@ -79,13 +81,15 @@ _ELSEWHERE: Final = {
     **dict.fromkeys(("group", "consumer", "consumers", "lag"), "groups"),
     **dict.fromkeys(("server", "start", "run", "up"), "serve"),
     **dict.fromkeys(("benchmark", "perf"), "bench"),
+    **dict.fromkeys(("profiles", "context", "contexts", "login"), "profile"),
+    **dict.fromkeys(("repl", "interactive", "cli", "console"), "shell"),
 }
 _USAGE: Final = "usage: topics COMMAND [ARGUMENTS]"
 _DESCRIPTION: Final = "A persistent event engine: durable log, pub/sub and job queue in one process."
 _EPILOG: Final = """\
 `topics COMMAND --help` tells more. Commands that call a server take --server,
---key-env and --timeout, before or behind the command; without them TOPICS_URL
-and TOPICS_API_KEY count.
+--profile, --key-env and --timeout, before or behind the command; without them
+TOPICS_URL and TOPICS_API_KEY count, then the profile in use.
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 3 server unavailable, 4 no or
 insufficient key, 5 not found, 130 interrupted."""
@@ -122,6 +126,11 @@ def overview() -> str:
     for heading, group in _GROUPS.items():
         lines += ["", f"{heading}:", *(f"  {name:<12}{text}" for name, (_, text) in group.items())]
     return "\n".join([*lines, "", _EPILOG, ""])
+
+
+def run_line(words: Sequence[str]) -> int:
+    """Run one command in a process that goes on afterwards, and return its exit code."""
+    return _main(_command_first(words))
 
 
 def _main(arguments: list[str]) -> int:

@@ -9,6 +9,7 @@ from topics_client.cli import output, server
 from topics_client.cli.appending import Appending
 from topics_client.cli.inputs import Inputs
 from topics_client.cli.intermixed import intermixed
+from topics_client.cli.progress import amount
 from topics_client.cli.sending import MOST_RECORDS, Batch, Options, Sender
 from topics_client.cli.types import milliseconds, positive, whole
 
@@ -124,6 +125,8 @@ def _row(arguments: argparse.Namespace, appending: Appending, sender: Sender) ->
         "next_line": appending.stop.line if appending.stop else None,
         "seconds": round(appending.seconds, 3),
         "records_per_s": round(sender.count / appending.seconds),
+        "bytes": sender.bytes,
+        "bytes_per_s": round(sender.bytes / appending.seconds),
     }
 
 
@@ -134,7 +137,8 @@ def _text(arguments: argparse.Namespace, appending: Appending, sender: Sender) -
         text += f": seq {sender.first_seq} to {sender.last_seq}" if sender.count > 1 else f": seq {sender.last_seq}"
     if appending.skipped:
         text += f", {appending.skipped:,} skipped"
-    return f"{text} ({appending.seconds:.2f} s, {sender.count / appending.seconds:,.0f} records/s)"
+    speed = f"{sender.count / appending.seconds:,.0f} records/s, {amount(sender.bytes / appending.seconds, 'B')}/s"
+    return f"{text} ({amount(sender.bytes, 'B')} in {appending.seconds:.2f} s, {speed})"
 
 
 def _one(inputs: Inputs) -> Iterator[Batch]:

@@ -44,7 +44,9 @@ class Appending:
                 for batch in batches:
                     if len(batch):
                         self._sender.put(batch)
-                    progress.advance(self._inputs.consumed - progress.done)
+                    rate = self._sender.count / max(time.monotonic() - began, 1e-3)
+                    beside = f"{self._sender.count:,} records, {rate:,.0f}/s"
+                    progress.advance(self._inputs.consumed - progress.done, beside)
                 self._sender.finish()
             except KeyboardInterrupt:
                 self.stop = self._interrupted()

@@ -51,6 +51,7 @@ def known_names(kind: str, prefix: str, arguments: argparse.Namespace) -> list[s
     """Names on the server that start so; none if it does not tell in time. `kind`: topics, queues, routers, groups."""
     given = argparse.Namespace(
         server=getattr(arguments, "server", None),
+        profile=getattr(arguments, "profile", None),
         key_env=getattr(arguments, "key_env", None) or "TOPICS_API_KEY",
         timeout=_SECONDS,
     )

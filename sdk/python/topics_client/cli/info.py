@@ -61,10 +61,10 @@ def _show(arguments: argparse.Namespace, found: "TopicInfo") -> None:
         facts |= {
             "head_seq": found.head_seq,
             "earliest_seq": found.earliest_seq,
-            "written": _ago(found.last_write_ts_ms),
+            "written": output.ago(found.last_write_ts_ms),
         }
     facts |= {
-        "read": _ago(found.last_read_ts_ms),
+        "read": output.ago(found.last_read_ts_ms),
         "priority": found.effective_priority,
         "topic_id": found.topic_id,
     }
@@ -87,16 +87,12 @@ def _show(arguments: argparse.Namespace, found: "TopicInfo") -> None:
                     each.earliest_seq,
                     each.count,
                     output.size(each.bytes),
-                    output.age(each.last_write_ts_ms),
+                    output.ago(each.last_write_ts_ms),
                 )
                 for each in found.partitions
             ],
             headers=not arguments.no_headers,
         )
-
-
-def _ago(ts_ms: int | None) -> str:
-    return "never" if ts_ms is None else f"{output.age(ts_ms)} ago"
 
 
 def _config_text(name: str, value: object) -> str:

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,8 @@ from topics_client.units import counted as counted  # for all commands
 from topics_client.units import human_size
 
 _UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would move the cursor, or worse
+_BETWEEN: Final = "  "  # the columns of a table
+_LEAST: Final = 10  # characters of a text that is cut
 _COLORS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 
 
@@ -69,27 +72,62 @@ def rows(
 def table(
     names: Sequence[str], cells: Sequence[Sequence[object]], *, headers: bool = True, color: bool = False
 ) -> None:
-    """Cells under their names: text to the left, numbers to the right. Nothing where there is no row."""
-    for text in table_lines(names, cells, headers=headers, color=color):
+    """Cells under their names: text to the left, numbers to the right. Nothing where there is no row.
+
+    A terminal gets lines as wide as it is (COLUMNS says otherwise), with the longest texts cut; pipes and files get
+    all of it.
+    """
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for text in table_lines(names, cells, headers=headers, color=color, width=width):
         print(text)
 
 
 def table_lines(
-    names: Sequence[str], cells: Sequence[Sequence[object]], *, headers: bool = True, color: bool = False
+    names: Sequence[str],
+    cells: Sequence[Sequence[object]],
+    *,
+    headers: bool = True,
+    color: bool = False,
+    width: int | None = None,
 ) -> Iterable[str]:
-    """The lines of `table`."""
+    """The lines of `table`, no longer than `width` if texts can be cut so far; numbers are whole always."""
     if not cells:
         return
-    columns = []
+    columns: list[list[str]] = []
+    numeric = []
     for number, name in enumerate(names):
         values = [row[number] for row in cells]
-        right = all(isinstance(value, int | float | Measure | None) for value in values)
-        texts = [name.upper()] * headers + [clean("-" if value is None else str(value)) for value in values]
-        width = max(map(len, texts))
-        columns.append([text.rjust(width) if right else text.ljust(width) for text in texts])
+        numeric.append(all(isinstance(value, int | float | Measure | None) for value in values))
+        columns.append([name.upper()] * headers + [clean("-" if value is None else str(value)) for value in values])
+    widths = [max(map(len, column)) for column in columns]
+    if width is not None:
+        least = [
+            each if right else min(each, max(_LEAST, len(name)))
+            for name, each, right in zip(names, widths, numeric, strict=True)
+        ]
+        widths = _fitting(widths, least, width - len(_BETWEEN) * (len(widths) - 1))
+    columns = [
+        [_cut(text, width).rjust(width) if right else _cut(text, width).ljust(width) for text in column]
+        for column, width, right in zip(columns, widths, numeric, strict=True)
+    ]
     for number, row in enumerate(zip(*columns, strict=True)):
-        text = "  ".join(row).rstrip()
+        text = _BETWEEN.join(row).rstrip()
         yield paint(text, "bold") if color and headers and number == 0 else text
+
+
+def _fitting(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """The widths, the largest of them less, so that they fit into `room`, or as near as `least` allows."""
+    found = list(widths)
+    while sum(found) > room:
+        widest = max(range(len(found)), key=lambda number: (found[number] > least[number], found[number]))
+        if found[widest] <= least[widest]:
+            break
+        found[widest] -= 1
+    return found
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def sections(arguments: argparse.Namespace, found: Mapping[str, Mapping[str, object]]) -> None:
@@ -135,6 +173,20 @@ def duration(ms: float | None) -> Measure | None:
             return Measure(f"{int(value)}{unit}")
         value /= {"s": 60, "m": 60, "h": 24}[unit]
     return Measure(f"{int(value)}d")
+
+
+def ago(ts_ms: int | None) -> str:
+    """How long ago a time was, in words: `2 days ago`, `5 min ago`, `just now`; `never` for none."""
+    if ts_ms is None:
+        return "never"
+    seconds = (time.time() * 1e3 - ts_ms) / 1e3
+    if seconds < 1:
+        return "just now"
+    for name, length, most in (("s", 1, 120), ("min", 60, 7200), ("hour", 3600, 172_800)):
+        if seconds < most:
+            number = int(seconds // length)
+            return f"{number} {name}{'s' if name == 'hour' and number != 1 else ''} ago"
+    return f"{counted(int(seconds // 86_400), 'day')} ago"
 
 
 def age(ts_ms: int | None) -> Measure | None:

@@ -25,6 +25,7 @@ class Progress:
     ) -> None:
         """`total` is in the units of `advance`; None where nobody knows the end. `to` is standard error."""
         self.done = 0
+        self._beside = ""
         self._what = what
         self._total = total or None
         self._unit = unit
@@ -34,9 +35,10 @@ class Progress:
         self._rich: RichProgress | None = None
         self._plain = False  # whether a plain line stands there
 
-    def advance(self, count: int) -> None:
-        """So much more is done."""
+    def advance(self, count: int, beside: str = "") -> None:
+        """So much more is done; `beside` stands in front of it."""
         self.done += count
+        self._beside = beside
         if self._shown:
             now = time.monotonic()
             if now - self._drawn >= _PAUSE:
@@ -54,13 +56,17 @@ class Progress:
         if self._rich is None and not self._plain:
             self._rich = _rich_progress(self._what, self._total, self._unit)
         if self._rich is not None:
-            self._rich.update(self._rich.task_ids[0], completed=self.done)
+            self._rich.update(self._rich.task_ids[0], completed=self.done, description=self._name)
             return
-        line = plain_line(self._what, self.done, self._total, self._unit, now - self._begin)
+        line = plain_line(self._name, self.done, self._total, self._unit, now - self._begin)
         width = shutil.get_terminal_size().columns
         self._to.write(f"\r{line[: width - 1]}\x1b[K")
         self._to.flush()
         self._plain = True
+
+    @property
+    def _name(self) -> str:
+        return f"{self._what}  {self._beside}" if self._beside else self._what
 
     def __enter__(self) -> Self:
         return self

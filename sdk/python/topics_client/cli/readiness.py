@@ -19,8 +19,8 @@ def add_parser(commands: "Commands") -> None:
     parser = commands.add_parser(
         "wait-ready",
         help="wait until a server is ready",
-        description="Wait until the server takes calls: exit status 0, or 3 when the time is up. With --server or "
-        "TOPICS_URL its gRPC port is asked, otherwise GET /v0/ready of an HTTP port: that of --url, else of the server "
+        description="Wait until the server takes calls: exit status 0, or 3 when the time is up. With --server, "
+        "--profile or TOPICS_URL its gRPC port is asked, otherwise GET /v0/ready of an HTTP port: that of --url, else of the server "
         "on this machine that has the same environment (TOPICS_HOST, TOPICS_PORT, and with TLS TOPICS_TLS_CERT_FILE: "
         "it must show that certificate, whatever name it is for). One that wants certificates of clients "
         "(TOPICS_TLS_CLIENT_CA_FILE) counts as ready once it has shown its own, unless there is a --cert.",
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
-    if arguments.url is None and (arguments.server or os.environ.get("TOPICS_URL")):
+    if arguments.url is None and server.named(arguments):
         if arguments.ca or arguments.cert or arguments.key:
             raise server.UsageError(
                 "--ca, --cert and --key are for the HTTP port; topics+tls://HOST:PORT?ca=FILE&cert=FILE"

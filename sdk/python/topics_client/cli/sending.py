@@ -137,6 +137,7 @@ class Sender:
     ) -> None:
         """`connection` makes each call once. `appended` is called with each write and the seq of its first record."""
         self.count = 0
+        self.bytes = 0  # data and meta
         self.too_large: list[Batch] = []  # of one record each, that were passed over
         self.first_seq = self.last_seq = 0
         self.deduped = False
@@ -231,6 +232,7 @@ class Sender:
             self.first_seq = self.first_seq or reply.first_seq
             self.last_seq = reply.last_seq
             self.count += len(batch)
+            self.bytes += batch.size - _RECORD_BYTES * len(batch)
             self.deduped |= reply.deduped and self._options.key is not None
             self.last = (batch.file, batch.lines[-1])
             if self._appended is not None:

@@ -22,6 +22,13 @@ def add_parser(commands: "Commands") -> None:
         "or 1GiB, a TIME as 250ms, 30s or 7d; a plain number has the unit that the name of its variable says.",
     )
     parser.set_defaults(run=run)
+    parser.add_argument(
+        "--print-config",
+        nargs="?",
+        const="text",
+        choices=("text", "json"),
+        help="print every setting as it counts, and where it comes from, instead of starting; keys are not shown",
+    )
     with needs("server"):
         from topics_service.app.settings import Settings, shown_default
     for setting in fields(Settings):
@@ -47,6 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
         from topics_service.app.settings import SettingsError, load, unheeded
     try:
         settings = load(os.environ, vars(arguments))
+        if arguments.print_config is not None:
+            from topics_client.cli.serveconfig import show
+
+            show(settings, vars(arguments), arguments.print_config)
+            return 0
         os.environ.pop("TOPICS_API_KEYS", None)  # from here on the server holds digests only
         run_server(settings, unheeded(os.environ))
     except (SettingsError, StartError) as error:

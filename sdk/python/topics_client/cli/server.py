@@ -6,14 +6,17 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from topics_client.address import DEFAULT_URL, Address
 from topics_client.cli.types import seconds
 
 if TYPE_CHECKING:
     from topics_client import TopicsClient
+    from topics_client.cli.profiles import Profile, Profiles
     from topics_client.connection import Connection
     from topics_client.errors import TopicsError
     from topics_client.retry import Retry
@@ -25,8 +28,11 @@ AUTH: Final = 4
 NOT_FOUND: Final = 5
 
 _CLOSE_SECONDS: Final = 2.0
+_KEY_ENV: Final = "TOPICS_API_KEY"
 
-_SERVER_HELP = f"topics://HOST:PORT or HOST:PORT of its gRPC port (default: TOPICS_URL, or {DEFAULT_URL})"
+_SERVER_HELP = (
+    f"topics://HOST:PORT or HOST:PORT of its gRPC port (default: TOPICS_URL, the profile in use, or {DEFAULT_URL})"
+)
 _KEY_HELP = "environment variable that holds the API key, if the server wants one (default: TOPICS_API_KEY)"
 
 # What to do about an error, by its reason (docs/errors.md). Those that are not here say it themselves.
@@ -61,8 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, timeout: str = "seconds fo
     """The arguments that say which server is called, and how; `timeout` is the help of `--timeout`."""
     group = parser.add_argument_group("server")
     group.add_argument("--server", metavar="URL", help=_SERVER_HELP)
-    group.add_argument("--key-env", default="TOPICS_API_KEY", metavar="NAME", help=_KEY_HELP)
-    group.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help=f"{timeout} (default: 30)")
+    group.add_argument("--profile", metavar="NAME", help="the server that topics profile add has given this name")
+    group.add_argument("--key-env", default=_KEY_ENV, metavar="NAME", help=_KEY_HELP)
+    group.add_argument("--timeout", type=seconds, default=_shell.timeout, metavar="S", help=f"{timeout} (default: 30)")
 
 
 def add_name(parser: argparse.ArgumentParser, name: str, *, kind: str = "topics", **options: Any) -> None:
@@ -80,12 +87,107 @@ def add_name(parser: argparse.ArgumentParser, name: str, *, kind: str = "topics"
     setattr(action, "completer", names)  # noqa: B010  argcomplete's way, which argparse's types don't know
 
 
+class Place(NamedTuple):
+    """A server as somebody named it; `url` is None for the default."""
+
+    url: str | None
+    key: str | None
+    origin: str
+
+
+def place(arguments: argparse.Namespace) -> Place:
+    """Which server is meant, and which key: flags win over the environment, that over the profile in use.
+
+    The key of a profile is given with the URL of that profile only. Raises UsageError for a profile that is not there,
+    OSError and ValueError for a file of profiles that can't be read.
+    """
+    named: str | None = getattr(arguments, "profile", None)
+    key = os.environ.get(arguments.key_env)
+    if arguments.server:
+        if named is not None:
+            raise UsageError("--server and --profile exclude each other")
+        return Place(arguments.server, key, "--server")
+    if named is not None:
+        found = profile(named)
+        own = found.current_key()
+        return Place(found.server, (own or key) if arguments.key_env == _KEY_ENV else (key or own), "--profile")
+    if _shell.place is not None:
+        return _shell.place
+    if url := os.environ.get("TOPICS_URL"):
+        return Place(url, key, "TOPICS_URL")
+    from topics_client.cli import profiles
+
+    known = profiles.load()
+    if known.used is not None:
+        found = known.found[known.used]
+        return Place(found.server, key or found.current_key(), f"profile {known.used}")
+    return Place(None, key, "default")
+
+
+def profile(name: str, known: "Profiles | None" = None) -> "Profile":
+    """A profile. Raises UsageError for one that is not there."""
+    from topics_client.cli import profiles
+
+    known = known or profiles.load()
+    if name not in known.found:
+        raise UsageError(f"there is no profile {name!r}; topics profile list shows those that are there")
+    return known.found[name]
+
+
+def named(arguments: argparse.Namespace) -> bool:
+    """Whether anybody said which server is meant."""
+    return place(arguments).url is not None
+
+
 def address(arguments: argparse.Namespace) -> Address:
     """Where the server is. Raises UsageError for a URL that is none."""
+    return parsed(place(arguments))
+
+
+def parsed(found: Place) -> Address:
+    """The address of a place. Raises UsageError for a URL that is none."""
     try:
-        return Address.parse(arguments.server, key=os.environ.get(arguments.key_env))
+        return Address.parse(found.url or DEFAULT_URL, key=found.key)
     except ValueError as error:
-        raise UsageError(f"--server, TOPICS_URL or key: {error}") from None
+        raise UsageError(f"{found.origin} or key: {error}") from None
+
+
+def without_key(url: str) -> tuple[str, str | None]:
+    """A URL without the key in it, and that key. Raises UsageError for a URL that is none."""
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        found = Address.parse(url, key="none")  # a key of its own, so that none is looked for elsewhere
+        user = urlsplit(url if "://" in url else f"topics://{url}").netloc.rpartition("@")[0]
+        Address.parse(url, key=unquote(user) or "none")
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return str(found), unquote(user) or None
+
+
+@dataclass(slots=True)
+class _Shell:
+    """What commands have in common that one process runs one after the other."""
+
+    place: Place | None = None
+    timeout: float = 30.0
+    kept: "dict[tuple[object, ...], Any] | None" = None  # connections, by how they were made
+
+
+_shell: Final = _Shell()
+
+
+@contextmanager
+def one_process(where: Place | None, timeout: float) -> Iterator[None]:
+    """Keep connections open from one command to the next, and call the server at `where` unless another is said."""
+    _shell.place, _shell.timeout, _shell.kept = where, timeout, {}
+    try:
+        yield
+    finally:
+        kept = _shell.kept
+        _shell.place, _shell.timeout, _shell.kept = None, 30.0, None
+        for each in kept.values():
+            _close(each)
 
 
 @contextmanager
@@ -95,8 +197,9 @@ def connected(arguments: argparse.Namespace) -> "Iterator[Connection]":
     from topics_client.connection import Connection
     from topics_client.retry import Retry
 
-    connection = Connection(address(arguments), timeout=arguments.timeout, retry=Retry(seconds=0))
-    with _ended(connection):
+    found = address(arguments)
+    made = partial(Connection, found, timeout=arguments.timeout, retry=Retry(seconds=0))
+    with _ended(made, ("connection", found, found.key, arguments.timeout)) as connection:
         yield connection
 
 
@@ -107,25 +210,45 @@ def client(arguments: argparse.Namespace, *, retry: "Retry | None" = None) -> "I
     from topics_client import TopicsClient
     from topics_client.retry import Retry
 
-    found = address(arguments)
-    made = TopicsClient(str(found), key=found.key, timeout=arguments.timeout, retry=retry or Retry(seconds=0))
-    with _ended(made):
-        yield made
+    found, retry = address(arguments), retry or Retry(seconds=0)
+    made = partial(TopicsClient, str(found), key=found.key, timeout=arguments.timeout, retry=retry)
+    with _ended(made, ("client", found, found.key, arguments.timeout, retry)) as client:
+        yield client
 
 
 @contextmanager
-def _ended(what: "Connection | TopicsClient") -> Iterator[None]:
-    """Closes it at the end. An interrupt can come while gRPC begins a call, and then nobody reads the events of that
-    call: the end of its channel waits for them for ever. So it isn't waited for, and `main` ends the process."""
+def _ended(make: "Callable[[], Any]", how: tuple[object, ...]) -> Iterator[Any]:
+    """Makes it, and closes it at the end; between the commands of a shell it stays open, unless the server was gone.
+
+    An interrupt can come while gRPC begins a call, and then nobody reads the events of that call: the end of its
+    channel waits for them for ever. So it isn't waited for, and `main` ends the process.
+    """
+    kept = _shell.kept
+    what = make() if kept is None or how not in kept else kept.pop(how)
     try:
-        yield
+        yield what
     except KeyboardInterrupt:
         raise
-    except BaseException:
-        _close(what)
+    except BaseException as error:
+        if kept is None or not _still_good(error):
+            _close(what)
+            raise
+        kept[how] = what
         raise
     else:
-        _close(what)
+        if kept is None:
+            _close(what)
+        else:
+            kept[how] = what
+
+
+def _still_good(error: BaseException) -> bool:
+    """Whether a connection on which a call failed so is one to go on with."""
+    from topics_client.errors import ConnectError, TopicsError, UnavailableError
+
+    return isinstance(error, ValueError) or (
+        isinstance(error, TopicsError) and not isinstance(error, ConnectError | UnavailableError)
+    )
 
 
 def _close(what: "Connection | TopicsClient") -> None:

@@ -1,0 +1,66 @@
+"""What people see: tables as wide as the terminal, times in words, the settings of a server."""
+
+import os
+import pty
+import time
+from pathlib import Path
+
+import pytest
+
+from support.http import Api, fresh
+from topics_client.cli import output
+from topics_client.cli.output import Measure, table_lines
+
+from .runner import Cli
+
+_ROWS = [("a" * 60, "é" * 40, 12345678901234, Measure("1.5KiB")), ("b", None, 1, Measure("9B"))]
+_NAMES = ("topic", "tag", "records", "size")
+
+
+def test_a_table_fits_the_terminal_and_numbers_stay_whole() -> None:
+    lines = list(table_lines(_NAMES, _ROWS, width=80))
+    assert max(map(len, lines)) == 80
+    assert len({len(line) for line in lines}) == 1
+    assert lines[1].endswith("…  12345678901234  1.5KiB")
+    narrow = list(table_lines(_NAMES, _ROWS, width=20))
+    assert narrow[1] == f"{'a' * 9}…  {'é' * 9}…  12345678901234  1.5KiB"
+    whole = list(table_lines(_NAMES, _ROWS))
+    assert "a" * 60 in whole[1]
+    assert whole == list(table_lines(_NAMES, _ROWS, width=500))
+
+
+def test_a_terminal_gets_lines_as_wide_as_it_is_and_a_pipe_all(topics: Cli, api: Api) -> None:
+    name = api.make(fresh("long-" + "x" * 90))
+    ours, theirs = pty.openpty()
+    with topics.start("ls", name, stdout=theirs, env={"TERM": "dumb", "COLUMNS": "70"}) as command:
+        os.close(theirs)
+        assert command.wait(60) == 0
+    lines = os.read(ours, 1 << 16).decode().splitlines()
+    os.close(ours)
+    assert max(map(len, lines)) == 70
+    assert "…" in lines[1]
+    assert name in topics("ls", name, env={"COLUMNS": "70"}).out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.5, "just now"), (7.3, "7 s ago"), (300, "5 min ago"), (7300, "2 hours ago"), (200_000, "2 days ago")],
+)
+def test_times_in_words(seconds: float, words: str) -> None:
+    assert output.ago(round((time.time() - seconds) * 1000)) == words
+    assert output.ago(None) == "never"
+
+
+def test_the_settings_of_a_server_are_printed_without_its_keys(tmp_path: Path) -> None:
+    env = {"TOPICS_API_KEYS": "s3cret:rw", "TOPICS_GRPC_PORT": "4711"}
+    ran = Cli()("serve", "--port", 4712, "--data-dir", tmp_path / "no", "--print-config", env=env)
+    rows = {row[0]: row[1:] for row in ran.cells}
+    assert rows["SETTING"] == ["VALUE", "FROM"]
+    assert rows["TOPICS_PORT"] == ["4712", "--port"]
+    assert rows["TOPICS_GRPC_PORT"] == ["4711", "environment"]
+    assert rows["TOPICS_HOST"] == ["127.0.0.1", "default"]
+    assert rows["TOPICS_API_KEYS"] == ["set,", "and", "not", "shown", "environment"]
+    row = Cli()("serve", "--print-config", "json", env=env).out
+    assert '"TOPICS_GRPC_PORT": {\n    "value": 4711,\n    "from": "environment"\n  }' in row
+    assert "s3cret" not in ran.out + row
+    assert not (tmp_path / "no").exists(), "nothing is started"
