@@ -19,6 +19,8 @@ NAMES = {
     "aio_connection": "connection",
     "aclose": "close",
     "aclosing": "closing",
+    "ag_frame": "gi_frame",
+    "anext": "next",
     "asyncio": "threading",
 }
 _OURS = re.compile(r"\bAsync(?!Iter|Generator)(\w+)")  # Async classes that are not those of the standard library

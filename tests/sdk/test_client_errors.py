@@ -1,6 +1,10 @@
 """What a user is told when a call fails on the way, and that nothing is stored twice."""
 
+import os
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +77,7 @@ def test_an_absent_server_is_named_and_its_key_is_not(clients: Clients) -> None:
             with pytest.raises(UnavailableError) as absent:
                 call()
             assert (absent.value.reason, absent.value.retry_after_ms) == ("unavailable", None)
-            assert str(absent.value).startswith(f"unavailable: topics://{target}: failed to connect")
+            assert str(absent.value).startswith(f"unavailable: topics://{target}: no connection: ")
             assert "s3cret" not in f"{absent.value} {absent.value!r}"
         assert client.ready() is False
 
@@ -111,9 +115,70 @@ def test_tls_and_what_is_none(clients: Clients, shared: ServerProcess, tmp_path:
         with clients(f"topics+tls://localhost:{port}?ca={cert}") as client:
             client.append_many(name, [1, 2])
             assert [record.value for record in client.read(name)] == [1, 2]
-    with pytest.raises(TopicsError) as http:
-        clients(f"127.0.0.1:{shared.http_port}", retry=_ONCE).get_topic(name)
-    assert "http2 header with status" in str(http.value)
+
+
+@pytest.mark.parametrize("call", ["get_topic", "append", "read", "watch", "producer"])
+def test_the_http_port_is_told_from_the_grpc_port(
+    clients: Clients, shared: ServerProcess, name: str, call: str
+) -> None:
+    client = clients(f"127.0.0.1:{shared.http_port}")  # a retry would go on for a minute
+    calls: dict[str, Callable[[], Any]] = {
+        "get_topic": lambda: client.get_topic(name),
+        "append": lambda: client.append(name, 1),
+        "read": lambda: list(client.read(name)),
+        "watch": lambda: list(client.watch(name)),
+        "producer": lambda: _produced(f"127.0.0.1:{shared.http_port}", name),
+    }
+    with pytest.raises(ConnectError, match="that is an HTTP port: give the server's gRPC port, 4001 by default"):
+        calls[call]()
+
+
+def _produced(target: str, name: str) -> int:
+    with TopicsClient(target) as client, client.producer() as producer:
+        return producer.append(name, 1).result(10)
+
+
+def test_nothing_of_grpc_reaches_the_user(shared: ServerProcess) -> None:
+    """No name of its classes, no report of its own behind the error, no line of its core on the terminal."""
+    program = f"""
+    import asyncio, traceback
+    from topics_client import AsyncTopicsClient, Retry, TopicsClient, TopicsError
+
+    async def ask(url):
+        async with AsyncTopicsClient(url, retry=Retry(seconds=0)) as client:
+            await client.get_topic("t")
+
+    for url in ("127.0.0.1:{shared.http_port}", "topics+tls://{shared.grpc_target}", "127.0.0.1:1", "no.such.invalid"):
+        for asked in (lambda: asyncio.run(ask(url)), lambda: TopicsClient(url, retry=Retry(seconds=0)).get_topic("t")):
+            try:
+                asked()
+            except TopicsError:
+                traceback.print_exc()
+    """
+    env = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, env=env
+    )
+    assert ran.stderr.count("topics_client.errors.") == 8, ran.stderr
+    for private in ("RpcError", "debug_error_string", "StatusCode", "ssl_transport", "direct cause", "ipv4:"):
+        assert private not in ran.stderr
+    assert ran.stderr.startswith("Traceback")
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://127.0.0.1:4000", "http://…: .*write topics:// and the gRPC port, 4001 by default"),
+        ("https://s3cret@h", r"https://…: .*write topics\+tls:// and the gRPC port"),
+        ("grpc://h:4001", "grpc://…: .*write topics://$"),
+        ("grpcs://h:4001", r"grpcs://…: .*write topics\+tls://$"),
+        ("s3cret://h", "…://…: the scheme of a server's URL is topics or, with TLS, topics\\+tls$"),
+    ],
+)
+def test_a_scheme_of_another_door_is_told_what_to_write(clients: Clients, url: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told) as refused:
+        clients(url)
+    assert "s3cret" not in str(refused.value)
 
 
 def test_a_url_that_is_none(clients: Clients) -> None:

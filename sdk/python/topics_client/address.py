@@ -8,6 +8,16 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 DEFAULT_URL: Final = "topics://127.0.0.1:4001"
 _DEFAULT_PORT: Final = 4001
 _SCHEMES: Final = {"topics": False, "topics+tls": True}
+_OTHERS: Final = {
+    "grpc": "topics://",
+    "grpcs": "topics+tls://",
+    "http": "topics:// and the gRPC port, 4001 by default",
+    "https": "topics+tls:// and the gRPC port, 4001 by default",
+    "kafka": "topics:// and the gRPC port, 4001 by default",
+    "tcp": "topics://",
+    "tls": "topics+tls://",
+}
+"""What to write in place of schemes that people try: only these are quoted, as what stands there may be a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +49,9 @@ class Address:
         except ValueError:
             raise ValueError(f"{shown}: a server's URL is topics://KEY@HOST:PORT, its port in 0-65535") from None
         if parts.scheme not in _SCHEMES:
-            raise ValueError(f"{shown}: the scheme of a server's URL is {' or '.join(_SCHEMES)}")
+            instead = _OTHERS.get(parts.scheme)
+            shown, hint = (f"{parts.scheme}://…", f": write {instead}") if instead else ("…://…", "")
+            raise ValueError(f"{shown}: the scheme of a server's URL is {' or, with TLS, '.join(_SCHEMES)}{hint}")
         user, _, place = parts.netloc.rpartition("@")
         if not host or parts.path not in ("", "/") or parts.fragment or place.endswith(":"):
             raise ValueError(f"{shown}: a server's URL is topics://KEY@HOST:PORT")

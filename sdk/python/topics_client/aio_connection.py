@@ -54,6 +54,9 @@ class AsyncConnection:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.address)!r})"
+
     @cached_property
     def _channel(self) -> grpc.aio.Channel:
         self._loop = asyncio.get_running_loop()
@@ -160,7 +163,7 @@ class AsyncConnection:
         try:
             yield
         except grpc.RpcError as error:
-            raise from_rpc(error, self.address, timeout) from error
+            raise from_rpc(error, self.address, timeout) from None
         except grpc.aio.UsageError as error:
             if self._closed:  # gRPC's word for it
                 raise closed(self.address) from error

@@ -62,6 +62,9 @@ class Connection:
         self.watches = WatchServiceStub(self._channel)
         self.admin = AdminServiceStub(self._channel)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.address)!r})"
+
     def unary(
         self,
         method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]",
@@ -157,7 +160,7 @@ class Connection:
         try:
             yield
         except grpc.RpcError as error:
-            raise from_rpc(error, self.address, timeout) from error
+            raise from_rpc(error, self.address, timeout) from None  # gRPC's own text says the same, and worse
         except ValueError as error:
             if self._closed:  # gRPC's word for it
                 raise closed(self.address) from error

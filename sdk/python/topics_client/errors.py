@@ -11,11 +11,13 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from topics.v1 import errors_pb2
 from topics_client.address import Address
-from topics_client.handshake import final_failure
+from topics_client.handshake import NOT_GRPC, final_failure, passing_failure
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 # What gRPC says of a call that never went out. No contract: were it to say it otherwise, less would be known for sure.
 _NEVER_SENT: Final = re.compile("failed to connect to all addresses|errors resolving ")
+# Of an answer that is plain HTTP: no gRPC ends so. A proxy tells with 429 and 5xx that another attempt may help.
+_HTTP: Final = re.compile(r"http2 header with status: 4(?!29)|Data frame with END_STREAM flag")
 
 
 class TopicsError(Exception):
@@ -34,6 +36,7 @@ class TopicsError(Exception):
         self.message = message
         self.detail = dict(detail or {})
         self.retry_after_ms = retry_after_ms
+        self._never_sent = False  # whether it is sure that nothing of the call went out
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}"
@@ -110,7 +113,7 @@ def may_be_done(error: TopicsError) -> bool:
     answer."""
     if isinstance(error, ConnectError):
         return False
-    return error.reason in ("unavailable", "deadline_exceeded") and not _NEVER_SENT.search(error.message)
+    return error.reason in ("unavailable", "deadline_exceeded") and not error._never_sent
 
 
 def _details(value: bytes) -> Any:
@@ -135,13 +138,18 @@ def from_rpc(error: grpc.RpcError, server: object = "", timeout: float | None = 
                     reason, detail = info.reason.lower(), dict(info.metadata)
                 elif packed.Unpack(again):
                     retry = again.retry_delay.ToMilliseconds()
-    text = (call and call.details()) or str(error)
+    text = (call and call.details()) or "the call broke off, and nothing was said of why"
     kind = _KINDS.get(code, TopicsError) if retry is None else UnavailableError
     if not reason:
-        if code is grpc.StatusCode.UNAVAILABLE and isinstance(server, Address) and _NEVER_SENT.search(text):
-            why = final_failure(text, server)
+        if _HTTP.search(text):
+            return ConnectError("unavailable", f"{server}: {NOT_GRPC}")
+        if code is grpc.StatusCode.UNAVAILABLE and _NEVER_SENT.search(text):
+            why = final_failure(text, server) if isinstance(server, Address) else None
             if why is not None:
                 return ConnectError("unavailable", f"{server}: {why}")
+            absent = UnavailableError("unavailable", f"{server}: {passing_failure(text)}", retry_after_ms=retry)
+            absent._never_sent = True
+            return absent
         reason = code.name.lower()
         if timeout and code is grpc.StatusCode.DEADLINE_EXCEEDED:
             text = f"no answer within {timeout:g} s; the client's `timeout` allows more"

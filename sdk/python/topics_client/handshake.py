@@ -17,6 +17,11 @@ _UNTRUSTED: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:]+)")
 _WRONG_HOST: Final = "Hostname Verification Check failed"
 _NO_TLS: Final = "WRONG_VERSION_NUMBER"
 _NO_HTTP2: Final = "Failed parsing HTTP/2"
+_GRPC_PORT: Final = "give the server's gRPC port, 4001 by default"
+NOT_GRPC: Final = f"that is an HTTP port: {_GRPC_PORT}"
+_RESOLVING: Final = re.compile(r"lookup failed for [^\]]*: ([^\]:]+)")
+_CONNECTING: Final = re.compile(r"last error: [A-Z_]+: (?:ipv[46]:\S+: |unix:\S+: )?(.*)", re.DOTALL)
+_REMOTE: Final = "Failed to connect to remote host: "
 _UNTRUSTED_CA: Final = ("issuer", "self-signed", "self signed")
 
 
@@ -35,10 +40,21 @@ def final_failure(text: str, address: Address) -> str | None:
     if _NO_TLS in text:
         return "there is no TLS at that port: connect with topics://, or to the port that has it"
     if _NO_HTTP2 in text:
-        return "there is no gRPC at that port: give the server's gRPC port, 4001 by default"
+        return f"there is no gRPC at that port: {_GRPC_PORT}"
     if _CLOSED not in text:
         return None
     return _asked(address)
+
+
+def passing_failure(text: str) -> str:
+    """Tell in the terms of the product, from gRPC's text, why there is no connection yet."""
+    if found := _RESOLVING.search(text):
+        return found[1]
+    found = _CONNECTING.search(text)
+    why = found[1].removeprefix(_REMOTE) if found else text
+    if _CLOSED in why:
+        return "no connection: the other end hung up; is it the server's gRPC port?"
+    return f"no connection: {why}"
 
 
 def _asked(address: Address) -> str | None:

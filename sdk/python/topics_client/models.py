@@ -6,14 +6,26 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
-from topics_client.errors import TopicsError
+from topics_client.errors import InvalidRequestError, TopicsError
+from topics_client.members import unknown_member
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SHOWN: Final = 200  # bytes of data in a repr
+
+
+def place_name(topic: str, partition: int) -> str:
+    """A partition as cursors and positions name it: `topic`, or `topic@N` from partition 1 on."""
+    return f"{topic}@{partition}" if partition else topic
 
 
 def decoded(data: bytes, binary: bool) -> Any:
     """What a record's bytes stand for: the value of their JSON text, or the bytes themselves."""
     return data if binary else json.loads(data)
+
+
+def _shown(data: bytes) -> str:
+    """The beginning of bytes, for a repr."""
+    return repr(data) if len(data) <= _SHOWN else f"{data[:_SHOWN]!r}… {len(data):,} bytes"
 
 
 class RawJson(bytes):
@@ -36,6 +48,16 @@ class NewRecord(NamedTuple):
     tag: str | None = None
     node: str | None = None
     meta: Headers | None = None
+
+    @classmethod
+    def of(cls, members: Mapping[str, Any]) -> "NewRecord":
+        """The record of a mapping with these names, such as a line of a file. Raises InvalidRequestError for a name
+        that is none of them, which tells the nearest, and for one without a value."""
+        if wrong := unknown_member(members, cls._fields):
+            raise InvalidRequestError("invalid_request", wrong)
+        if "value" not in members:
+            raise InvalidRequestError("invalid_request", 'a record has a member "value"')
+        return cls(**members)
 
 
 class Record(NamedTuple):
@@ -66,6 +88,11 @@ class Record(NamedTuple):
         """When it was committed, in UTC."""
         return _EPOCH + timedelta(milliseconds=self.ts_ms)
 
+    def __repr__(self) -> str:
+        tag = "" if self.tag is None else f" tag {self.tag!r}"
+        place, time = place_name(self.topic, self.partition), self.time.isoformat(timespec="milliseconds")
+        return f"<Record {place} seq {self.seq} {time}{tag} {_shown(self.data)}>"
+
 
 class Job(NamedTuple):
     """A record of a queue under a lease: nobody else's until `deadline_ts_ms`, unless the lease is extended."""
@@ -90,6 +117,10 @@ class Job(NamedTuple):
     def meta(self) -> dict[str, Any]:
         """The headers; empty where there are none."""
         return json.loads(self.meta_data) if self.meta_data else {}
+
+    def __repr__(self) -> str:
+        tag = "" if self.tag is None else f" tag {self.tag!r}"
+        return f"<Job {self.queue} seq {self.seq} delivery {self.deliveries}{tag} {_shown(self.data)}>"
 
 
 GapReason = Literal["cap", "ttl", "mixed", "recreated", "source_trim", "from_seq_too_old", "unspecified"]
@@ -199,6 +230,13 @@ class Page:
     earliest_seq: int
     caught_up: bool
     lag: int
+
+    def __repr__(self) -> str:
+        gap = f" gap {self.gap.first_seq} to {self.gap.last_seq}" if self.gap else ""
+        return (
+            f"<Page {place_name(self.topic, self.partition)}{gap} {len(self.records)} records, "
+            f"next_from_seq {self.next_from_seq}, head_seq {self.head_seq}>"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,19 @@ from google.protobuf.message import Message
 
 from topics.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
 from topics_client.decoding import gap_of, records_of_columns
-from topics_client.models import Gap, GapError, Record
+from topics_client.models import Gap, GapError, Record, place_name
 
 Request_co = TypeVar("Request_co", bound=Message, covariant=True)
 Response_contra = TypeVar("Response_contra", bound=Message, contravariant=True)
 Item = TypeVar("Item")
+
+
+class Batch(list[Item]):
+    """Items that came together."""
+
+    def __repr__(self) -> str:
+        shown = f"{self[0]!r}, … {len(self) - 2:,} more …, {self[-1]!r}" if len(self) > 2 else repr(list(self))[1:-1]
+        return f"[{shown}]"
 
 
 class Feed(Protocol[Request_co, Response_contra, Item]):
@@ -56,6 +64,18 @@ class Reading:
         self._head: int | None = None  # where it ends if nobody says where
         self._done = False
 
+    def __str__(self) -> str:
+        """Which topic, and where in it."""
+        request = self._request
+        topic = place_name(request.topic, request.partition)
+        if self.position is not None:
+            return f"{topic} behind seq {self.position}"
+        return (
+            f"{topic} from time {request.from_ts_ms} on"
+            if request.HasField("from_ts_ms")
+            else f"the last {request.last} of {topic}"
+        )
+
     @property
     def done(self) -> bool:
         """Whether the end is reached."""
@@ -86,7 +106,7 @@ class Reading:
 
     def at(self, item: Record | Gap) -> None:
         """Move the cursor behind `item`. Raises GapError if gaps are to be raised."""
-        if type(item) is Record:
+        if isinstance(item, Record):
             self.position = item.seq
         elif isinstance(item, Gap):
             self.position = behind(item)

@@ -8,11 +8,12 @@ from topics.v1.stream_pb2 import Frame, StreamError, Subscribed
 from topics.v1.watch_service_pb2 import WatchRequest, WatchResponse, WatchSubscription
 from topics_client.decoding import gap_of, records_of_rows
 from topics_client.errors import InvalidRequestError, NotFoundError, code_of, error_of
-from topics_client.models import Advice, CaughtUp, Event, Gap, GapError, Record, TopicDeleted
+from topics_client.models import Advice, CaughtUp, Event, Gap, GapError, Record, TopicDeleted, place_name
 from topics_client.reading import behind
 from topics_client.requests import place
 
 Start = int | Literal["tail"]
+_SHOWN: Final = 5
 
 
 def subscribe(
@@ -28,7 +29,7 @@ def subscribe(
     if not starts:
         raise InvalidRequestError("invalid_request", "a watch takes at least one topic")
     for name, start in starts.items():
-        topic = subscription.topics[_place(*place(name))]
+        topic = subscription.topics[place_name(*place(name))]
         if start == "tail":
             topic.tail = True
         elif isinstance(start, int) and start >= 0:
@@ -38,7 +39,7 @@ def subscribe(
                 "invalid_request", f"a watch of {name} begins at a seq or at 'tail', not {start!r}"
             )
     for name, seq in (cursor or {}).items():
-        subscription.cursor[_place(*place(name))] = seq
+        subscription.cursor[place_name(*place(name))] = seq
 
 
 class Watching:
@@ -56,6 +57,11 @@ class Watching:
         self._place = ""  # of the frame at hand
         self._began = False  # whether a stream was open
         self.cursor: dict[str, int] = dict(request.subscription.cursor)
+
+    def __str__(self) -> str:
+        """Which topics, and where in them."""
+        topics = self._request.subscription.topics
+        return f"{_some(sorted(topics))}, cursor {{{_some([f'{n!r}: {seq}' for n, seq in self.cursor.items()])}}}"
 
     @property
     def done(self) -> bool:
@@ -77,7 +83,7 @@ class Watching:
         kind = frame.WhichOneof("kind")
         if kind == "records":
             batch = frame.records
-            self._place = _place(batch.topic, batch.partition)
+            self._place = place_name(batch.topic, batch.partition)
             return records_of_rows(batch.topic, batch.partition, batch.records)
         if kind == "tombstone":
             lost = frame.tombstone
@@ -97,14 +103,14 @@ class Watching:
     def at(self, item: Event) -> None:
         """Move the cursor behind an item. Raises GapError, NotFoundError for a deleted topic and the error of a topic
         that is not followed any more if these are not to be handed out."""
-        if type(item) is Record:
+        if isinstance(item, Record):
             self.cursor[self._place] = item.seq
         elif isinstance(item, Gap):
-            self.cursor[_place(item.topic, item.partition)] = behind(item)
+            self.cursor[place_name(item.topic, item.partition)] = behind(item)
             if not self._events:
                 raise GapError(item)
         elif isinstance(item, TopicDeleted):
-            self._departed(_place(item.topic, item.partition))
+            self._departed(place_name(item.topic, item.partition))
             if not self._events:
                 raise NotFoundError("topic_not_found", f"{item.topic} was deleted", {"topic": item.topic})
         elif isinstance(item, Advice) and not self._events and not _paces(item):
@@ -116,7 +122,7 @@ class Watching:
         self.cursor.update(frame.cursor)
         kind = frame.WhichOneof("kind")
         if kind == "topic_deleted":
-            self.cursor.pop(_place(frame.topic_deleted.topic, frame.topic_deleted.partition), None)
+            self.cursor.pop(place_name(frame.topic_deleted.topic, frame.topic_deleted.partition), None)
         elif kind == "subscribed":
             self._subscribed(frame.subscribed)
 
@@ -157,5 +163,5 @@ def _paces(advice: Advice) -> bool:
     return advice.reason == code_of(ERROR_REASON_THROTTLED) and advice.retry_after_ms is not None
 
 
-def _place(topic: str, partition: int) -> str:
-    return f"{topic}@{partition}" if partition else topic
+def _some(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:_SHOWN]) + (f", and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else "")

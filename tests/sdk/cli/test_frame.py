@@ -229,7 +229,7 @@ def test_a_server_that_does_not_answer_is_given_up() -> None:
 
 
 def test_the_wrong_port_and_tls_that_is_not_there_are_told_apart(server: ServerProcess) -> None:
-    assert "that is an HTTP port" in Cli(f"127.0.0.1:{server.http_port}")("ls", code=1).err
+    assert "that is an HTTP port" in Cli(f"127.0.0.1:{server.http_port}")("ls", code=3).err
     assert "there is no TLS at that port" in Cli(f"topics+tls://{server.grpc_target}")("ls", code=3).err
     assert "No such file" in Cli(f"topics+tls://{server.grpc_target}?ca=/no/such/file")("ls", code=1).err
 

@@ -28,6 +28,9 @@ class AsyncBase:
         """
         self.connection = AsyncConnection(Address.parse(url, key=key), timeout=timeout, retry=retry)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.address)!r})"
+
     @property
     def address(self) -> Address:
         """Where the server is."""

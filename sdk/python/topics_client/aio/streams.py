@@ -9,7 +9,7 @@ from weakref import ref
 
 from topics_client.aio_connection import AsyncConnection
 from topics_client.errors import TopicsError, UnavailableError
-from topics_client.reading import Feed, Reading
+from topics_client.reading import Batch, Feed, Reading
 from topics_client.retry import Patience
 from topics_client.watching import Watching
 
@@ -19,13 +19,9 @@ _SILENT_HEARTBEATS: Final = 3
 Item = TypeVar("Item")
 
 
-class AsyncStream(Generic[Item]):
-    """Items, as they come. When the server is gone for a while, the stream waits for it and goes on without a loss or a
-    repeat; it raises UnavailableError once that took longer than the client's `retry` allows.
-
-    What was handed out counts as dealt with. To iterate again, also after an error, is to go on behind it. One
-    iteration at a time; to leave it ends the call to the server, as does the end of the stream's context.
-    """
+class AsyncFlow(Generic[Item]):
+    """What a stream hands out, whoever holds it: it knows nothing of the stream, so that the call to the server ends
+    with the last who holds an iteration."""
 
     def __init__(
         self,
@@ -34,29 +30,16 @@ class AsyncStream(Generic[Item]):
         feed: Feed[Any, Any, Item],
         silence: float | None,
     ) -> None:
-        """Made by the client. `method` gives the stub's. With `silence` so many seconds without a word from the server
-        are a break."""
+        """See AsyncStream."""
         self._connection = connection
         self._method = method
         self._feed = feed
         self._silence = silence
         self._closed = Event()
         self._cancel: Callable[[], object] = lambda: None
-        # Weak: an iteration that nobody holds any more ends at once.
-        self._iteration: Callable[[], AsyncGenerator[Any, None] | None] = lambda: None
 
-    def __aiter__(self) -> AsyncIterator[Item]:
-        items = self._items()
-        self._iteration = ref(items)
-        return items
-
-    def batches(self) -> AsyncIterator[Sequence[Item]]:
-        """The same items in the groups in which they came, a few thousand at most: the cheapest way to take many."""
-        batches = self._batches()
-        self._iteration = ref(batches)
-        return batches
-
-    async def _items(self) -> AsyncGenerator[Item, None]:
+    async def items(self) -> AsyncGenerator[Item, None]:
+        """One after the other."""
         feed = self._feed
         async with aclosing(self._answers()) as answers:
             async for answer in answers:
@@ -67,7 +50,8 @@ class AsyncStream(Generic[Item]):
                         return
                 feed.passed(answer)
 
-    async def _batches(self) -> AsyncGenerator[Sequence[Item], None]:
+    async def batches(self) -> AsyncGenerator[Sequence[Item], None]:
+        """In the groups in which they came."""
         feed = self._feed
         async with aclosing(self._answers()) as answers:
             async for answer in answers:
@@ -76,7 +60,7 @@ class AsyncStream(Generic[Item]):
                     feed.at(item)
                 feed.passed(answer)
                 if items:
-                    yield items
+                    yield Batch(items)
 
     async def _answers(self) -> AsyncGenerator[Any, None]:
         """Answers of one call after the other, each dealt with before the next is asked for."""
@@ -105,9 +89,60 @@ class AsyncStream(Generic[Item]):
             cancel()
 
     def close(self) -> None:
-        """End the iteration, also one that waits for the next item in another thread or task."""
+        """See AsyncStream."""
         self._closed.set()
         self._cancel()
+
+
+class AsyncStream(Generic[Item]):
+    """Items, as they come. When the server is gone for a while, the stream waits for it and goes on without a loss or a
+    repeat; it raises UnavailableError once that took longer than the client's `retry` allows.
+
+    What was handed out counts as dealt with. It is an iterator, with one iteration at a time: a loop goes on where
+    `next` was, and the other way round. To iterate again, also after an error, is to go on behind what was handed out.
+    To leave a loop ends the call to the server, unless `next` was used; so does the end of the stream's context.
+    """
+
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        method: Callable[[], Any],
+        feed: Feed[Any, Any, Item],
+        silence: float | None,
+    ) -> None:
+        """Made by the client. `method` gives the stub's. With `silence` so many seconds without a word from the server
+        are a break."""
+        self._server = str(connection.address)
+        self._flow = AsyncFlow(connection, method, feed, silence)
+        # Weak: an iteration that nobody holds any more ends at once.
+        self._iteration: Callable[[], Any] = lambda: None
+        self._batches: Callable[[], Any] = lambda: None
+        self._held: AsyncGenerator[Item, None] | None = None  # by `next`
+
+    def __aiter__(self) -> AsyncIterator[Item]:
+        return self._items()  # no call of Python's for each item, as to return itself would cost
+
+    async def __anext__(self) -> Item:
+        self._held = self._items()
+        return await anext(self._held)
+
+    def _items(self) -> AsyncGenerator[Item, None]:
+        current = self._iteration()
+        has_ended = current is None or current.ag_frame is None
+        items: AsyncGenerator[Item, None] = self._flow.items() if has_ended else current
+        self._iteration = ref(items)
+        return items
+
+    def batches(self) -> AsyncIterator[Sequence[Item]]:
+        """The same items in the groups in which they came, a few thousand at most: the cheapest way to take many."""
+        self._held = None
+        batches = self._flow.batches()
+        self._batches = ref(batches)
+        return batches
+
+    def close(self) -> None:
+        """End the iteration, also one that waits for the next item in another thread or task."""
+        self._flow.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -116,10 +151,10 @@ class AsyncStream(Generic[Item]):
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self.close()
-        iteration = self._iteration()
-        if iteration is not None:
-            with suppress(RuntimeError, ValueError):  # another task or thread is in it, for which it ends by itself
-                await iteration.aclose()
+        for iteration in (self._iteration(), self._batches()):
+            if iteration is not None:
+                with suppress(RuntimeError, ValueError):  # another task or thread is in it, for which it ends by itself
+                    await iteration.aclose()
 
 
 class AsyncReadStream(AsyncStream[Item]):
@@ -130,6 +165,9 @@ class AsyncReadStream(AsyncStream[Item]):
         feed = cast("Feed[Any, Any, Item]", reading)
         super().__init__(connection, lambda: connection.topics.BulkDiff, feed, None)
         self._reading = reading
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._reading} at {self._server}>"
 
     @property
     def position(self) -> int | None:
@@ -146,6 +184,9 @@ class AsyncWatchStream(AsyncStream[Item]):
         feed = cast("Feed[Any, Any, Item]", watching)
         super().__init__(connection, lambda: connection.watches.Watch, feed, _SILENT_HEARTBEATS * HEARTBEAT_SECONDS)
         self._watching = watching
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._watching} at {self._server}>"
 
     @property
     def cursor(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ from json.encoder import encode_basestring  # quotes as json.dumps does, without
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from topics_client.cli.lines import BadTextError, json_value
+from topics_client.members import unknown_member
 
 if TYPE_CHECKING:
     from topics_client.models import Gap, Record
@@ -136,9 +137,8 @@ def parsed(line: bytes) -> Parsed | None:
     members = _members(line)
     if members.keys() == {"gap"}:
         return None
-    for name in members:
-        if name not in _KNOWN:
-            raise BadTextError(1, f'a record has no member "{name}"; without --with-meta each line is data')
+    if wrong := unknown_member(members, _KNOWN):
+        raise BadTextError(1, f"{wrong}; without --with-meta each line is data")
     if "data" not in members:
         raise BadTextError(1, 'it has no "data"; without --with-meta each line is data')
     data, binary = members["data"][1], False

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,9 +53,6 @@ _NEXT: Final = {
     "topic_full": "delete or ack records, or raise its caps with topics set",
     "topic_exists_incompatible": "topics info tells what it is",
 }
-_NOT_GRPC: Final = "that is an HTTP port: give the server's gRPC port, 4001 by default"
-_RESOLVING: Final = re.compile(r"(topics\S*): .*address lookup failed for [^\]]*: ([^\]:]+)\]?", re.DOTALL)
-_CONNECTING: Final = re.compile(r"(topics\S*): .*last error: [A-Z_]+: (?:\S+: )?(.*)", re.DOTALL)
 
 
 class UsageError(ValueError):
@@ -193,7 +189,6 @@ def one_process(where: Place | None, timeout: float) -> Iterator[None]:
 @contextmanager
 def connected(arguments: argparse.Namespace) -> "Iterator[Connection]":
     """A connection to the server. A call on it is made once. Raises UsageError for a URL that is none."""
-    _quiet()
     from topics_client.connection import Connection
     from topics_client.retry import Retry
 
@@ -206,7 +201,6 @@ def connected(arguments: argparse.Namespace) -> "Iterator[Connection]":
 @contextmanager
 def client(arguments: argparse.Namespace, *, retry: "Retry | None" = None) -> "Iterator[TopicsClient]":
     """A client of the server. Without `retry` a call is made once. Raises UsageError for a URL that is none."""
-    _quiet()
     from topics_client import TopicsClient
     from topics_client.retry import Retry
 
@@ -305,11 +299,7 @@ def explained(error: "TopicsError") -> str:
     if isinstance(error, ConnectError):
         return str(error)
     text, what = str(error), _NEXT.get(error.reason)
-    if found := _CONNECTING.fullmatch(error.message) or _RESOLVING.fullmatch(error.message):
-        text = f"{error.reason}: {found[1]}: {found[2]}"
-    if "http2 header with status" in text:
-        what = _NOT_GRPC
-    elif "limit" in error.detail:
+    if "limit" in error.detail:
         what = f"the server's limit {error.detail['limit']} is {error.detail.get('max', 'reached')}"
     elif error.reason == "topic_not_found" and "@" in error.detail.get("topic", ""):
         what = "--partition N names a partition here"
@@ -318,8 +308,3 @@ def explained(error: "TopicsError") -> str:
     elif error.retry_after_ms:
         what = f"try again in {error.retry_after_ms} ms"
     return f"{text} ({what})" if what else text
-
-
-def _quiet() -> None:
-    """gRPC's own log stays off the terminal: what goes wrong is told once, in the terms of the product."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -52,6 +52,14 @@ class ProducerCore:
         self._lock = self._sender.lock
         ending.opened(self)
 
+    def __str__(self) -> str:
+        """Its server, and what it holds and has done."""
+        held = self.statistics()
+        return (
+            f"{self._connection.address}: {held.buffered_records} records buffered, "
+            f"{held.in_flight} appends in flight, {held.delivered} delivered, {held.failed} failed"
+        )
+
     def offer(
         self, topic: str, value: Any, tag: str | None, node: str | None, meta: Headers | None, partition: int
     ) -> Delivery | None:

@@ -70,6 +70,9 @@ class Producer:
         self._core = ProducerCore(connection, limits, retry, owns_connection=owns_connection)
         self._offer = self._core.offer
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} at {self._core}>"
+
     def append(
         self,
         topic: str,
@@ -138,6 +141,9 @@ class AsyncProducer:
         """As Producer, which also has the defaults."""
         self._producer = Producer(connection, owns_connection=owns_connection, **options)
         self._core = self._producer._core
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} at {self._core}>"
 
     async def append(
         self,

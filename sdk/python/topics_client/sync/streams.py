@@ -10,7 +10,7 @@ from weakref import ref
 
 from topics_client.connection import Connection
 from topics_client.errors import TopicsError, UnavailableError
-from topics_client.reading import Feed, Reading
+from topics_client.reading import Batch, Feed, Reading
 from topics_client.retry import Patience
 from topics_client.watching import Watching
 
@@ -20,13 +20,9 @@ _SILENT_HEARTBEATS: Final = 3
 Item = TypeVar("Item")
 
 
-class Stream(Generic[Item]):
-    """Items, as they come. When the server is gone for a while, the stream waits for it and goes on without a loss or a
-    repeat; it raises UnavailableError once that took longer than the client's `retry` allows.
-
-    What was handed out counts as dealt with. To iterate again, also after an error, is to go on behind it. One
-    iteration at a time; to leave it ends the call to the server, as does the end of the stream's context.
-    """
+class Flow(Generic[Item]):
+    """What a stream hands out, whoever holds it: it knows nothing of the stream, so that the call to the server ends
+    with the last who holds an iteration."""
 
     def __init__(
         self,
@@ -35,29 +31,16 @@ class Stream(Generic[Item]):
         feed: Feed[Any, Any, Item],
         silence: float | None,
     ) -> None:
-        """Made by the client. `method` gives the stub's. With `silence` so many seconds without a word from the server
-        are a break."""
+        """See AsyncStream."""
         self._connection = connection
         self._method = method
         self._feed = feed
         self._silence = silence
         self._closed = Event()
         self._cancel: Callable[[], object] = lambda: None
-        # Weak: an iteration that nobody holds any more ends at once.
-        self._iteration: Callable[[], Generator[Any, None] | None] = lambda: None
 
-    def __iter__(self) -> Iterator[Item]:
-        items = self._items()
-        self._iteration = ref(items)
-        return items
-
-    def batches(self) -> Iterator[Sequence[Item]]:
-        """The same items in the groups in which they came, a few thousand at most: the cheapest way to take many."""
-        batches = self._batches()
-        self._iteration = ref(batches)
-        return batches
-
-    def _items(self) -> Generator[Item, None]:
+    def items(self) -> Generator[Item, None]:
+        """One after the other."""
         feed = self._feed
         with closing(self._answers()) as answers:
             for answer in answers:
@@ -68,7 +51,8 @@ class Stream(Generic[Item]):
                         return
                 feed.passed(answer)
 
-    def _batches(self) -> Generator[Sequence[Item], None]:
+    def batches(self) -> Generator[Sequence[Item], None]:
+        """In the groups in which they came."""
         feed = self._feed
         with closing(self._answers()) as answers:
             for answer in answers:
@@ -77,7 +61,7 @@ class Stream(Generic[Item]):
                     feed.at(item)
                 feed.passed(answer)
                 if items:
-                    yield items
+                    yield Batch(items)
 
     def _answers(self) -> Generator[Any, None]:
         """Answers of one call after the other, each dealt with before the next is asked for."""
@@ -106,19 +90,70 @@ class Stream(Generic[Item]):
             cancel()
 
     def close(self) -> None:
-        """End the iteration, also one that waits for the next item in another thread or task."""
+        """See AsyncStream."""
         self._closed.set()
         self._cancel()
+
+
+class Stream(Generic[Item]):
+    """Items, as they come. When the server is gone for a while, the stream waits for it and goes on without a loss or a
+    repeat; it raises UnavailableError once that took longer than the client's `retry` allows.
+
+    What was handed out counts as dealt with. It is an iterator, with one iteration at a time: a loop goes on where
+    `next` was, and the other way round. To iterate again, also after an error, is to go on behind what was handed out.
+    To leave a loop ends the call to the server, unless `next` was used; so does the end of the stream's context.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        method: Callable[[], Any],
+        feed: Feed[Any, Any, Item],
+        silence: float | None,
+    ) -> None:
+        """Made by the client. `method` gives the stub's. With `silence` so many seconds without a word from the server
+        are a break."""
+        self._server = str(connection.address)
+        self._flow = Flow(connection, method, feed, silence)
+        # Weak: an iteration that nobody holds any more ends at once.
+        self._iteration: Callable[[], Any] = lambda: None
+        self._batches: Callable[[], Any] = lambda: None
+        self._held: Generator[Item, None] | None = None  # by `next`
+
+    def __iter__(self) -> Iterator[Item]:
+        return self._items()  # no call of Python's for each item, as to return itself would cost
+
+    def __next__(self) -> Item:
+        self._held = self._items()
+        return next(self._held)
+
+    def _items(self) -> Generator[Item, None]:
+        current = self._iteration()
+        has_ended = current is None or current.gi_frame is None
+        items: Generator[Item, None] = self._flow.items() if has_ended else current
+        self._iteration = ref(items)
+        return items
+
+    def batches(self) -> Iterator[Sequence[Item]]:
+        """The same items in the groups in which they came, a few thousand at most: the cheapest way to take many."""
+        self._held = None
+        batches = self._flow.batches()
+        self._batches = ref(batches)
+        return batches
+
+    def close(self) -> None:
+        """End the iteration, also one that waits for the next item in another thread or task."""
+        self._flow.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-        iteration = self._iteration()
-        if iteration is not None:
-            with suppress(RuntimeError, ValueError):  # another task or thread is in it, for which it ends by itself
-                iteration.close()
+        for iteration in (self._iteration(), self._batches()):
+            if iteration is not None:
+                with suppress(RuntimeError, ValueError):  # another task or thread is in it, for which it ends by itself
+                    iteration.close()
 
 
 class ReadStream(Stream[Item]):
@@ -129,6 +164,9 @@ class ReadStream(Stream[Item]):
         feed = cast("Feed[Any, Any, Item]", reading)
         super().__init__(connection, lambda: connection.topics.BulkDiff, feed, None)
         self._reading = reading
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._reading} at {self._server}>"
 
     @property
     def position(self) -> int | None:
@@ -145,6 +183,9 @@ class WatchStream(Stream[Item]):
         feed = cast("Feed[Any, Any, Item]", watching)
         super().__init__(connection, lambda: connection.watches.Watch, feed, _SILENT_HEARTBEATS * HEARTBEAT_SECONDS)
         self._watching = watching
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._watching} at {self._server}>"
 
     @property
     def cursor(self) -> dict[str, int]:

@@ -23,6 +23,10 @@ def passes(error: Exception) -> UnavailableError | None:
     if isinstance(error, UnavailableError):
         return error
     # An error that no call is the cause of tells of a client that was closed.
-    if not isinstance(error, TopicsError) or isinstance(error, _PERMANENT) or not isinstance(error.__cause__, RpcError):
+    if (
+        not isinstance(error, TopicsError)
+        or isinstance(error, _PERMANENT)
+        or not isinstance(error.__context__, RpcError)
+    ):
         return None
     return UnavailableError(error.reason, error.message, error.detail, error.retry_after_ms)

@@ -69,6 +69,7 @@ class _Worker:
         if not callable(handler):
             raise TypeError(f"a handler is a function of a job, not {handler!r}")
         self.queue = queue
+        self._server = str(connection.blocking().address)
         self._handler = handler
         self._install_signals = install_signals
         self._options = Options(
@@ -83,6 +84,13 @@ class _Worker:
         )
         self._core = Core(connection.blocking(), queue, self._options)
         self._begins = Lock()
+
+    def __repr__(self) -> str:
+        done = self.statistics()
+        return (
+            f"<{type(self).__name__} of {self.queue} at {self._server} as {self.node}: "
+            f"{done.running} jobs running, {done.acked} acked, {done.retried} retried>"
+        )
 
     @property
     def node(self) -> str:
