@@ -20,10 +20,10 @@ def add_parser(commands: "Commands") -> None:
         "wait-ready",
         help="wait until a server is ready",
         description="Wait until the server takes calls: exit status 0, or 3 when the time is up. With --server, "
-        "--profile or TOPICS_URL its gRPC port is asked, otherwise GET /v0/ready of an HTTP port: that of --url, else of the server "
-        "on this machine that has the same environment (TOPICS_HOST, TOPICS_PORT, and with TLS TOPICS_TLS_CERT_FILE: "
-        "it must show that certificate, whatever name it is for). One that wants certificates of clients "
-        "(TOPICS_TLS_CLIENT_CA_FILE) counts as ready once it has shown its own, unless there is a --cert.",
+        "--profile or TOPICS_URL its gRPC port is asked, otherwise GET /v0/ready of an HTTP port: that of --url, else "
+        "of the server on this machine that has the same environment (TOPICS_HOST, TOPICS_PORT, and with TLS "
+        "TOPICS_TLS_CERT_FILE: it must show that certificate, whatever name it is for). One that wants certificates of "
+        "clients (TOPICS_TLS_CLIENT_CA_FILE) counts as ready once it has shown its own, unless there is a --cert.",
     )
     parser.add_argument("--url", help="ask this HTTP port, as http://HOST:PORT or https://HOST:PORT")
     parser.add_argument("--ca", metavar="FILE", help="with https: authorities to trust (default: those of the system)")
