@@ -1,7 +1,7 @@
 """From a running server to a chart: GitHub webhooks in a topic, counted with Spark, and kept as an Iceberg table.
 
 Each `# %%` is a cell: editors and Jupyter (jupytext) run them one by one, `python examples/spark_webhooks.py` all of
-them. `make run` is to run beside it. Needs `pip install 'topics-engine[lakehouse]' matplotlib`.
+them. `make run` is to run beside it. Needs `pip install -e '.[lakehouse]' matplotlib`, in the clone of the repository.
 """
 
 # %% Where things are

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# smoke.sh: a newcomer's first minutes on Debian. From a clone, with Debian's Python and no program but those of its essential
-# packages, make, python3 and python3-venv: `make run` to the first answer, a record written and read, an extra added as a
-# hint says, the end. And every line of constraints.txt has to install on that Python.
+# smoke.sh: a newcomer's first minutes on Debian, in a clone, with no programs but those of the essential packages, make and
+# python3 (with python3-venv): `make run` to the first answer, a record written and read, an extra added as a hint says, the
+# end. And every line of constraints.txt has to install on Debian's Python.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-limit=180 # seconds for all of it
+limit=150 # seconds to the first answer; on an idle machine with a warm cache it takes less than 30
 work=$(mktemp -d)
 group=
 trap 'test -z "$group" || kill -KILL -- "-$group" 2>/dev/null || true; rm -rf "$work"' EXIT
@@ -19,7 +19,7 @@ die() {
 mkdir "$work/bin"
 packages=$(dpkg-query -W -f '${Essential} ${Package}\n' | sed -n 's/^yes //p')
 for package in $packages make; do
-  dpkg -L "$package" | grep -E '^/(usr/)?s?bin/[^/]+$' | xargs -r ln -sf -t "$work/bin"
+  dpkg -L "$package" | sed -nE '/^\/(usr\/)?s?bin\/[^/]+$/p' | xargs -r ln -sf -t "$work/bin"
 done
 printf '#!/bin/sh\nexec /usr/bin/python3 "$@"\n' >"$work/bin/python3"
 chmod +x "$work/bin/python3"
@@ -54,8 +54,8 @@ grep -qF '{"text": "from the shell"}' <<<"$read" || die "topics read printed: $r
 
 # What a hint says can be typed: afterwards the extra is there, and so the bucket is what is wrong.
 hint=$(.venv/bin/topics backup list --from s3://bucket 2>&1) && die "topics backup needs no extra"
-line=${hint##*is missing: } line=${line##*obstore: }
-test "$line" = ".venv/bin/python3 -m pip install -e '.[backup]'" || die "the hint is: $hint"
+line=${hint#topics backup: object stores need obstore: }
+test "$line" = ".venv/bin/python -m pip install -e '.[backup]'" || die "the hint is: $hint"
 eval "$line --quiet --disable-pip-version-check --constraint constraints.txt"
 .venv/bin/python -c 'import obstore'
 
@@ -64,7 +64,6 @@ wait "$group" || true
 ! answers || die "the server runs on after the end of make"
 group=
 
-# Without a cache of what was built, and without installing: what pip says about versions and wheels.
-.venv/bin/python -m pip install --dry-run --quiet --ignore-installed --disable-pip-version-check --requirement constraints.txt
-((SECONDS < limit)) || die "it took $SECONDS s, more than $limit"
+# Every line of the constraints, also of what is not installed here.
+.venv/bin/python -m pip install --dry-run --quiet --disable-pip-version-check --requirement constraints.txt
 echo "smoke: all of it in $SECONDS s"
