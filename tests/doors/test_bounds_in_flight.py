@@ -2,23 +2,28 @@
 
 import gzip
 import json
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
 from support.http import Api, ok
 from support.server import ServerProcess
 from support.waiting import poll
+from topics.v1 import topics_service_pb2 as pb
+from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
 
 MIB = 1 << 20
 BODY = 64 * MIB
@@ -79,6 +84,12 @@ def resident(server: ServerProcess) -> int:
     return int(Path(f"/proc/{server.pid}/statm").read_text().split()[1]) * 4096
 
 
+def most_resident(server: ServerProcess) -> int:
+    """The most that it ever had."""
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
+
+
 _PROBE = """
 import http.client, sys, threading, time
 door, over = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1])), threading.Event()
@@ -136,6 +147,72 @@ def test_bodies_in_flight_are_bounded_together(narrow: ServerProcess, near: Api)
         assert list(statuses) == [200] * 6
     assert near.state(topic)["count"] == 6 * 54
     assert largest < MEMORY // 4 + 64 * MIB + 40 * MIB, largest / MIB
+
+
+def test_six_large_writes_at_once_take_a_bounded_memory(tmp_path: Path) -> None:
+    """324 MiB of bodies: the memory for requests and one body more, one write of them and what is not in tables yet."""
+    with ServerProcess(tmp_path, env={"TOPICS_MEMORY_BYTES": MEMORY}) as server, Api(server.base) as api:
+        topic, began = api.make(), resident(server)
+
+        def write(_: int) -> int:
+            body = Body(server, topic, 54)
+            body.send()
+            try:
+                return body.status()
+            finally:
+                body.close()
+
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(write, range(6))) == [200] * 6
+        grown = most_resident(server) - began
+        server.signal(signal.SIGKILL)
+        server.wait(10)
+        with Api(server.start().base) as again:
+            assert again.state(topic)["count"] == 6 * 54
+            assert again.state(topic)["bytes"] == 6 * 54 * MIB
+    assert grown < MEMORY // 4 + 5 * 54 * MIB + 40 * MIB, grown / MIB  # was 530 MiB
+
+
+def test_six_large_grpc_messages_at_once_take_a_bounded_memory(tmp_path: Path) -> None:
+    """gRPC has received all of them when it tells their size: 324 MiB. They are decoded one after the other."""
+    with ServerProcess(tmp_path, env={"TOPICS_MEMORY_BYTES": MEMORY}) as server, Api(server.base) as api:
+        topic, began = api.make(), resident(server)
+        request = pb.AppendRequest(topic=topic, return_seqs=False)
+        for _ in range(54):
+            request.records.add(data=b'"%b"' % (b"x" * (MIB - 2)))
+
+        def write(_: int) -> grpc.StatusCode:
+            options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
+            with grpc.insecure_channel(server.grpc_target, options=options) as channel:
+                try:
+                    TopicsServiceStub(channel).Append(request, timeout=120)
+                except grpc.RpcError as error:
+                    return error.code()
+            return grpc.StatusCode.OK
+
+        with ThreadPoolExecutor(6) as pool:
+            codes = Counter(pool.map(write, range(6)))
+        assert set(codes) <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+        grown = most_resident(server) - began
+        server.signal(signal.SIGKILL)
+        server.wait(10)
+        with Api(server.start().base) as again:
+            assert again.state(topic)["count"] == codes[grpc.StatusCode.OK] * 54 > 0
+    assert grown < 6 * 54 * MIB + 8 * 54 * MIB, grown / MIB  # was 1150 MiB
+
+
+def test_a_write_of_the_largest_size_passes_alone(server: ServerProcess, api: Api) -> None:
+    topic = api.make()
+    body = Body(server, topic, 63)
+    body.send()
+    assert body.status() == 200
+    body.close()
+    request = pb.AppendRequest(topic=topic, return_seqs=False)
+    for _ in range(64):
+        request.records.add(data=b'"%b"' % (b"x" * (MIB - 2)))
+    with grpc.insecure_channel(server.grpc_target, options=[("grpc.max_send_message_length", -1)]) as channel:
+        assert TopicsServiceStub(channel).Append(request, timeout=60).last_seq == 63 + 64
+    assert api.state(topic)["count"] == 63 + 64
 
 
 def test_who_finds_no_memory_is_told_to_come_back(narrow: ServerProcess, near: Api) -> None:

@@ -50,6 +50,10 @@ READ_BYTES: Final = 16384
 # After a slice that had more events than this in it, smaller ones.
 MANY_EVENTS: Final = 64
 BUSY_BYTES: Final = 1024
+# A connection may have so many unread bytes of bodies however many there are in all.
+UNREAD_BYTES: Final = 65536
+# Smaller pieces of a body are put together: each by itself takes many times its size.
+SMALL_PIECE_BYTES: Final = 1024
 # Frames of this much are joined into one write.
 WRITE_BYTES: Final = 65536
 # A peer that makes us answer (PING, SETTINGS, RST_STREAM) but does not read is cut off beyond this.
@@ -87,6 +91,8 @@ class Http2Protocol(asyncio.Protocol):
         self._draining = False
         self._closed = False
         self._backlog = bytearray()
+        self._unread = 0  # bytes of bodies that the streams have
+        self._held = False  # not read, since all connections have too many
         self._slice = READ_BYTES
         self._idle_left = IDLE_BURST
         self._idle_at = self.loop.time()
@@ -166,7 +172,7 @@ class Http2Protocol(asyncio.Protocol):
             return
         if self._backlog:
             background.call_soon(self._feed_backlog)
-        else:
+        elif not self._held:
             self.transport.resume_reading()
 
     def _feed(self, data: bytes) -> None:
@@ -229,6 +235,14 @@ class Http2Protocol(asyncio.Protocol):
         size = event.flow_controlled_length
         if stream is None or not stream.feed(event.data, size):
             self.acknowledge(event.stream_id, size)
+            return
+        unread = self.registry.unread
+        self._unread += size
+        unread.nbytes += size
+        if unread.is_full and self._unread > UNREAD_BYTES and not self._held:
+            self._held = True
+            unread.hold(self)
+            self.transport.pause_reading()
 
     def _on_trailers(self, event: TrailersReceived) -> None:
         try:
@@ -284,6 +298,22 @@ class Http2Protocol(asyncio.Protocol):
             self._end()
         else:
             self._timer.start()
+
+    def go_on(self) -> None:
+        """Read again, if nothing that came before has to be looked at first."""
+        if self._held:
+            self._held = False
+            self.registry.unread.leave(self)
+            if not self._backlog and not self._closed:
+                self.transport.resume_reading()
+
+    def taken(self, stream_id: int, size: int) -> None:
+        """A stream does not have `size` received bytes any more."""
+        self._unread -= size
+        self.registry.unread.take(size)
+        if self._unread <= UNREAD_BYTES:
+            self.go_on()
+        self.acknowledge(stream_id, size)
 
     def acknowledge(self, stream_id: int, size: int) -> None:
         """Give `size` received bytes back to the client's windows."""
@@ -342,6 +372,7 @@ class Http2Protocol(asyncio.Protocol):
         self._timer.cancel()
         for stream in list(self._streams.values()):
             stream.disconnect()
+        self.registry.unread.leave(self)
         self._wake_blocked()
 
     def _wake_blocked(self) -> None:
@@ -361,7 +392,7 @@ class Stream:
         self._senders: list[asyncio.Future[None]] = []
         self._waits = False
         # The request.
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | bytearray] = []
         self._unacknowledged = 0
         self._ended = False
         self._body_read = False
@@ -446,7 +477,13 @@ class Stream:
         self._unacknowledged += size
         self._expects_continue = False  # it does not wait
         if data:
-            self._chunks.append(data)
+            chunks = self._chunks
+            if len(data) >= SMALL_PIECE_BYTES or not chunks:
+                chunks.append(data)
+            elif isinstance(last := chunks[-1], bytearray):
+                last += data
+            else:
+                chunks.append(bytearray(data))
             self._event.set()
         return True
 
@@ -514,7 +551,7 @@ class Stream:
                 self._chunks = []
                 self._body_read = self._ended
                 size, self._unacknowledged = self._unacknowledged, 0
-                self._protocol.acknowledge(self.id, size)
+                self._protocol.taken(self.id, size)
                 return {"type": "http.request", "body": body, "more_body": not self._ended}
             if self._expects_continue and not self._started:
                 self._expects_continue = False
@@ -654,4 +691,4 @@ class Stream:
         """Give the bytes that nobody will read back to the connection's window."""
         self._chunks = []
         size, self._unacknowledged = self._unacknowledged, 0
-        self._protocol.acknowledge(self.id, size)
+        self._protocol.taken(self.id, size)

@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from uvicorn.server import ServerState
 
@@ -25,6 +25,7 @@ class Limits:
     `max_streams` bounds the requests of one HTTP/2 connection that run at the same time.
     `stream_window` and `connection_window` (bytes) bound the request body bytes that the application has not read
     yet, of one HTTP/2 stream and of all streams of one connection.
+    `unread` (bytes) bounds those of all HTTP/2 connections together, beyond 64 KiB of each.
     `send_timeout` (seconds) bounds the time in which a client that a response waits for takes not one byte.
     `max_connections` bounds how many there are of all this; 0 does not.
     """
@@ -34,8 +35,45 @@ class Limits:
     max_streams: int = 256
     stream_window: int = 1 << 20
     connection_window: int = 16 << 20
+    unread: int = 64 << 20
     send_timeout: float = 30.0
     max_connections: int = 0
+
+
+class Holdable(Protocol):
+    """A connection that can be made to wait."""
+
+    def go_on(self) -> None:
+        """There is room again."""
+
+
+class Unread:
+    """Body bytes that have arrived on HTTP/2 connections and that the application has not read yet."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: set[Holdable] = set()
+        self.nbytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many as may be."""
+        return self.nbytes > self._most
+
+    def hold(self, connection: Holdable) -> None:
+        """Tell the connection once there is room."""
+        self._held.add(connection)
+
+    def leave(self, connection: Holdable) -> None:
+        """Undo `hold`."""
+        self._held.discard(connection)
+
+    def take(self, size: int) -> None:
+        """The application has read so many, or nobody will."""
+        self.nbytes -= size
+        if self._held and not self.is_full:
+            for connection in list(self._held):
+                connection.go_on()
 
 
 class Registry(ServerState):
@@ -51,6 +89,7 @@ class Registry(ServerState):
         self.connections: set[Any] = set()
         self.slow = SlowClients(limits.send_timeout)
         self.draining = False
+        self.unread = Unread(limits.unread)
         self._log = QuietLog(logger)
         self._emptied = asyncio.Event()
         self._date = b""

@@ -46,7 +46,8 @@ class HttpServer:
       waits in `receive` and may set its own limit.
     - `max_streams`: running requests per HTTP/2 connection; more are refused with REFUSED_STREAM (safe to retry).
     - `stream_window`, `connection_window` (bytes): received body bytes that the application has not read yet, per
-      HTTP/2 stream and connection. On HTTP/1.1 reading stops at 64 KiB.
+      HTTP/2 stream and connection; `unread` those of all connections together, beyond 64 KiB of each: then they are not
+      read. On HTTP/1.1 reading stops at 64 KiB.
     - `send_timeout` (seconds): a response that goes on is ended when its client takes not one byte of it for this
       long (on HTTP/1.1 after `scope["state"]["last_words"]`, bytes that the application may leave there for it).
     - `max_connections`: further ones are closed at once, since each takes a file descriptor; 0 is unlimited.
@@ -78,6 +79,7 @@ class HttpServer:
         max_streams: int = 256,
         stream_window: int = 1 << 20,
         connection_window: int = 16 << 20,
+        unread: int = 64 << 20,
         send_timeout: float = 30.0,
         max_connections: int = 0,
         websockets: bool = True,
@@ -97,6 +99,7 @@ class HttpServer:
             max_streams,
             stream_window,
             connection_window,
+            unread,
             send_timeout,
             max_connections,
         )

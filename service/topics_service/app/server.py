@@ -219,6 +219,7 @@ async def _serve(
         http_socket,
         tls=tls.common.context(HTTP_PROTOCOLS) if tls.common else None,
         header_timeout=settings.header_timeout_seconds,
+        unread=settings.memory_bytes // 16,
         max_connections=settings.max_connections,
         ws_max_size=settings.max_body_bytes,
     )

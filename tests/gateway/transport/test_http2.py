@@ -516,3 +516,73 @@ def test_stop_limit_resets_the_streams(run: Any, serve: Any, h2_connect: Any, ca
             caplog.clear()
 
     run(main())
+
+
+def test_unread_bodies_of_all_connections_are_bounded_together(run: Any, serve: Any, h2_connect: Any) -> None:
+    """Beyond the bound a connection is not read once it has 64 KiB; in the end every body is whole."""
+
+    async def main() -> None:
+        async with serve(unread=100_000) as service:
+            body = random.Random(2).randbytes(600_000)
+            clients = [await h2_connect(service) for _ in range(6)]
+            streams = []
+            for client in clients:
+                await client.until(h2.events.RemoteSettingsChanged)
+                streams.append(await client.request("/hold-unread", "POST", end=False))
+                for at in range(0, len(body), 16384):
+                    part = body[at : at + 16384]
+                    client.h2.send_data(streams[-1], part, end_stream=at + len(part) == len(body))
+                await client.flush()
+                await service.app.started.acquire()
+            unread, seen = service.server._registry.unread, []
+            while len(seen) < 20 or seen[-1] != seen[-20]:  # until no more comes
+                await asyncio.sleep(0.01)
+                seen.append(unread.nbytes)
+            assert 100_000 < seen[-1] < 100_000 + 6 * (65536 + 262_144), seen[-1]
+            service.app.release.set()
+            for client, stream_id in zip(clients, streams, strict=True):
+                await client.until(h2.events.StreamEnded, stream_id)
+                assert client.body(stream_id) == body
+            assert unread.nbytes == 0
+
+    run(main())
+
+
+def test_a_stop_does_not_wait_for_a_connection_that_is_held(run: Any, serve: Any, h2_connect: Any, caplog: Any) -> None:
+    async def main() -> None:
+        async with serve(unread=0) as service:
+            client = await h2_connect(service)
+            await client.until(h2.events.RemoteSettingsChanged)
+            held = await client.request("/hold-unread", "POST", end=False)
+            for _ in range(6):
+                client.h2.send_data(held, b"x" * 16384)
+            await client.flush()
+            await service.app.started.acquire()
+            unread = service.server._registry.unread
+            while unread.nbytes <= 65536:
+                await asyncio.sleep(0.01)
+            await service.server.stop(0.05)
+            assert unread.nbytes == 0
+            assert ["unfinished" in record.getMessage() for record in caplog.records] == [True]
+            caplog.clear()
+
+    run(main())
+
+
+def test_a_body_in_tiny_frames_is_whole(run: Any, serve: Any, h2_connect: Any) -> None:
+    async def main() -> None:
+        async with serve() as service:
+            client = await h2_connect(service)
+            await client.until(h2.events.RemoteSettingsChanged)
+            stream_id = await client.request("/hold-unread", "POST", end=False)
+            numbers = random.Random(3)
+            parts = [numbers.randbytes(numbers.choice((1, 2, 3, 3000))) for _ in range(300)]
+            for part in parts:
+                client.h2.send_data(stream_id, part)
+            client.h2.end_stream(stream_id)
+            await client.flush()
+            service.app.release.set()
+            await client.until(h2.events.StreamEnded, stream_id)
+            assert client.body(stream_id) == b"".join(parts)
+
+    run(main())
