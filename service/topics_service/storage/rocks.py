@@ -33,7 +33,7 @@ from topics_service.storage import (
     walcheck,
     walmark,
 )
-from topics_service.storage.holding import Hold, is_held
+from topics_service.storage.holding import Hold, in_use, is_held
 from topics_service.storage.private import make_private
 from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError, WriteBatch
 from topics_service.storage.walbatches import MOMENT_KEY
@@ -168,7 +168,7 @@ class RocksStore:
         try:
             self._db = Rdict(str(path), whole, column_families=families)
         except Exception as error:  # rocksdict raises bare Exception
-            why = damagedfiles.named(path, str(error))
+            why = in_use(path) if "While lock file" in str(error) else damagedfiles.named(path, str(error))
             raise StoreOpenError(f"can't open the data directory {path}: {why}") from error
         self._families = [self._db.get_column_family(_name(family)) for family in Family]
         self._handles: list[ColumnFamily] = [self._db.get_column_family_handle(_name(family)) for family in Family]
@@ -213,11 +213,11 @@ class RocksStore:
         try:
             self._hold = Hold(path)
         except BlockingIOError:
-            raise StoreOpenError("the lock is held: it is open already") from None
+            raise StoreOpenError(in_use(path)) from None
         except OSError:
             pass  # a file system without such locks
         if is_held(path):
-            raise StoreOpenError("the lock is held by another process")
+            raise StoreOpenError(in_use(path))
 
     def _let_go(self) -> None:
         if self._ends is not None:

@@ -41,8 +41,6 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; 1 if the server refuses to start."""
-    # A line for each stranger that speaks no TLS to the gRPC port, and no way to count them. Before gRPC is imported.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         from topics_service.app.server import StartError
         from topics_service.app.server import run as run_server

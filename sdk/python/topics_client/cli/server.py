@@ -91,7 +91,6 @@ def address(arguments: argparse.Namespace) -> Address:
 @contextmanager
 def connected(arguments: argparse.Namespace) -> "Iterator[Connection]":
     """A connection to the server. A call on it is made once. Raises UsageError for a URL that is none."""
-    _quiet()
     from topics_client.connection import Connection
     from topics_client.retry import Retry
 
@@ -103,7 +102,6 @@ def connected(arguments: argparse.Namespace) -> "Iterator[Connection]":
 @contextmanager
 def client(arguments: argparse.Namespace, *, retry: "Retry | None" = None) -> "Iterator[TopicsClient]":
     """A client of the server. Without `retry` a call is made once. Raises UsageError for a URL that is none."""
-    _quiet()
     from topics_client import TopicsClient
     from topics_client.retry import Retry
 
@@ -195,8 +193,3 @@ def explained(error: "TopicsError") -> str:
     elif error.retry_after_ms:
         what = f"try again in {error.retry_after_ms} ms"
     return f"{text} ({what})" if what else text
-
-
-def _quiet() -> None:
-    """gRPC's own log stays off the terminal: what goes wrong is told once, in the terms of the product."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
