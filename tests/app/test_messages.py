@@ -7,6 +7,8 @@ import re
 import signal
 import socket
 import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from support.server import TOPICS, ServerProcess
 from topics_client.cli import COMMANDS, parser
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreOpenError
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_directory_in_use_names_the_server_that_has_it(tmp_path: Path) -> None:
@@ -106,3 +110,29 @@ def test_lines_of_grpc_do_not_reach_the_terminal(tmp_path: Path) -> None:
                     pass
         assert server.stop() == 0
         assert all(re.match(r"\d{4}-\d\d-\d\d ", line) for line in server.log.splitlines()), server.log
+
+
+def test_a_base_install_lists_the_settings_and_says_what_is_missing() -> None:
+    """Without the packages of the extra `server`."""
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["server"]
+    named = {re.split(r"[<>=;]", each)[0].strip() for each in extra}
+    assert {"msgspec", "uvloop"} <= named
+    code = f"""
+import sys
+from importlib.metadata import packages_distributions
+missing = {{name for name, found in packages_distributions().items() if {named!r} & set(found)}} - {{"google"}}
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+from topics_client.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+    listed = subprocess.run([sys.executable, "-c", code, "serve", "--help"], capture_output=True, text=True, timeout=60)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert "--memory-bytes SIZE" in listed.stdout
+    refused = [sys.executable, "-c", code, "serve", "--port", "0", "--memory-bytes", "1GiB"]
+    done = subprocess.run(refused, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("topics serve needs the server: ")

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 DEFAULT_URL: Final = "topics://127.0.0.1:4001"
 _DEFAULT_PORT: Final = 4001
 _SCHEMES: Final = {"topics": False, "topics+tls": True}
+_ELSEWHERE: Final = {"http": "topics", "https": "topics+tls", "grpc": "topics", "grpcs": "topics+tls"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,11 @@ class Address:
         except ValueError:
             raise ValueError(f"{shown}: a server's URL is topics://KEY@HOST:PORT, its port in 0-65535") from None
         if parts.scheme not in _SCHEMES:
-            raise ValueError(f"{shown}: the scheme of a server's URL is {' or '.join(_SCHEMES)}")
+            wanted = f"the scheme of a server's URL is {' or '.join(_SCHEMES)}"
+            if (meant := _ELSEWHERE.get(parts.scheme)) is not None:
+                wanted += f", and its port that of gRPC: {meant}://HOST:{_DEFAULT_PORT}"
+                shown = f"{parts.scheme}://…"
+            raise ValueError(f"{shown}: {wanted}")
         user, _, place = parts.netloc.rpartition("@")
         if not host or parts.path not in ("", "/") or parts.fragment or place.endswith(":"):
             raise ValueError(f"{shown}: a server's URL is topics://KEY@HOST:PORT")

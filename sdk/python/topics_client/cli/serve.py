@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: "Commands") -> None:
-    """Register the subcommand; its flags come from the server's settings, if the server is installed."""
+    """Register the subcommand; its flags come from the server's settings, whether its packages are installed or not."""
+    from topics_service.app.settings import Settings, shown_default
+
     parser = commands.add_parser(
         "serve",
         help="run the server",
@@ -20,12 +22,6 @@ def add_parser(commands: "Commands") -> None:
         "or 1GiB, a TIME as 250ms, 30s or 7d; a plain number has the unit that the name of its variable says.",
     )
     parser.set_defaults(run=run)
-    try:
-        from topics_service.app.settings import Settings, shown_default
-    except ModuleNotFoundError:
-        # Whatever is set, `run` says what is missing.
-        parser.add_argument("settings", nargs=argparse.REMAINDER, help="settings, once the server is installed")
-        return
     for setting in fields(Settings):
         if not setting.metadata["flag"]:
             continue
