@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from errno import EADDRINUSE, EADDRNOTAVAIL
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -91,9 +92,11 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> None:
         traces = tracing.start(asked=settings.tracing)
     except tracing.TracingError as error:
         raise StartError(str(error)) from None
-    http_socket = _bind(settings.host, settings.port)
+    http_socket = _bind(settings.host, settings.port, "TOPICS_PORT")
     try:
-        kafka_socket = _bind(settings.host, int(settings.kafka_port)) if settings.kafka_port else None
+        kafka_socket = (
+            _bind(settings.host, int(settings.kafka_port), "TOPICS_KAFKA_PORT") if settings.kafka_port else None
+        )
     except StartError:
         http_socket.close()
         raise
@@ -243,7 +246,8 @@ async def _serve(
         try:
             grpc_port = await grpc.start()
         except OSError as error:
-            raise StartError(str(error)) from error
+            where = f"{settings.host}:{settings.grpc_port}"
+            raise StartError(f"can't listen on {where} for gRPC: {_unheard(error, 'TOPICS_GRPC_PORT')}") from error
         await http.start()
         _announce(settings, http.port, grpc_port)
         began = time.monotonic()
@@ -448,7 +452,7 @@ def _write_atomically(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, setting: str) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, proto)
@@ -456,5 +460,13 @@ def _bind(host: str, port: int) -> socket.socket:
         sock.bind(address)
         sock.setblocking(False)
     except OSError as error:
-        raise StartError(f"can't listen on {host}:{port}: {error}") from error
+        raise StartError(f"can't listen on {host}:{port}: {_unheard(error, setting)}") from error
     return sock
+
+
+def _unheard(error: OSError, setting: str) -> str:
+    """Why an address can't be listened on, and what to do about it."""
+    why = error.strerror or str(error)
+    if error.errno == EADDRINUSE:
+        return f"{why}; is another server running? {setting} sets another port"
+    return f"{why}; TOPICS_HOST must be an address of this machine" if error.errno == EADDRNOTAVAIL else why

@@ -152,7 +152,7 @@ class RocksStore:
             damage, unknown = closing.known_damage(path), closing.damaged_list(path)
             keep_log = walarchive.line_of(path) is not None if keep_log is None else keep_log
         except (OSError, ValueError) as error:
-            raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
+            raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
         except StoreOpenError as error:
             raise StoreOpenError(f"can't open the data directory {path}: {error}") from None
         if unknown is not None:
@@ -180,7 +180,7 @@ class RocksStore:
             self._mark_begin(path, boot_id)
         except OSError as error:
             self._release()
-            raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
+            raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
         self._check_format(path, fresh=fresh)
         try:
             closing.forget(path)
@@ -190,7 +190,7 @@ class RocksStore:
                 walarchive.end(path)
         except (OSError, ValueError) as error:
             self._release()
-            raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
+            raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
         self.wal_switches = WalFiles(path).switches
 
     def _check_format(self, path: Path, *, fresh: bool) -> None:
@@ -422,6 +422,13 @@ def _prepare(path: Path, boot_id: str) -> None:
     if mark is not None:
         mark.starting = walcheck.starting(path, mark)
         walmark.write(path, mark)
+
+
+def _why(error: OSError | ValueError) -> str:
+    """An error without its number, and with the file that it is about."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def _name(family: Family) -> str:
