@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
+from topics_client.units import counted
 from topics_kafka.apis import all_handlers
 from topics_kafka.cluster import cluster_id
 from topics_kafka.connection import Connection
@@ -104,7 +105,7 @@ class KafkaServer:
                 async with asyncio.timeout(drain_seconds):
                     await self._emptied.wait()
         except TimeoutError:
-            log.warning("cutting %d Kafka connections after %g s", len(self._open()), drain_seconds)
+            log.warning("cutting %s after %g s", counted(len(self._open()), "Kafka connection"), drain_seconds)
         finally:
             for each in self._open():
                 each.abort()

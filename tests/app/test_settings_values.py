@@ -85,7 +85,8 @@ def test_what_kubernetes_sets_is_ignored_with_a_warning(name: str) -> None:
     assert load(env, {}) == load({}, {})
     (line,) = unheeded(env)
     assert line.startswith(f"TOPICS_{name}=tcp://10.0.0.1:4000 is ignored")
-    assert "enableServiceLinks: false" in line
+    service = {"PORT": "topics", "GRPC_PORT": "topics-grpc", "KAFKA_PORT": "topics-kafka"}[name]
+    assert f"beside a service named {service}; enableServiceLinks: false in the pod's spec switches that off" in line
 
 
 def test_only_what_somebody_may_rely_on_is_warned_of() -> None:

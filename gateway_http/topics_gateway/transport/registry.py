@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 from uvicorn.server import ServerState
 
+from topics_client.units import counted
 from topics_service.api.quiet import QuietLog
 from topics_service.api.slow import SlowClients
 
@@ -148,7 +149,7 @@ class Registry(ServerState):
                 await self._empty()
         except TimeoutError:
             if self.tasks:
-                logger.warning("closing with %d requests unfinished after %g s", len(self.tasks), seconds)
+                logger.warning("closing after %g s with %s unfinished", seconds, counted(len(self.tasks), "request"))
             self._cancel_tasks()
             # Before the sockets are cut, so that HTTP/2 clients learn by RST_STREAM which requests are lost.
             with contextlib.suppress(TimeoutError):
@@ -164,7 +165,7 @@ class Registry(ServerState):
                 await self._empty()
         except TimeoutError:
             if self.tasks:
-                logger.error("%d requests ignore their cancellation", len(self.tasks))
+                logger.error("still running although cancelled: %s", counted(len(self.tasks), "request"))
 
     def _cancel_tasks(self) -> None:
         for task in self.tasks:

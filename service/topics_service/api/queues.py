@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from topics_client.units import counted
 from topics_service.api import background
 from topics_service.api.access import check_names
 from topics_service.api.auth import Principal
@@ -263,7 +264,7 @@ class QueuesApi:
         try:
             engine.queues.release(name, leases)
         except TopicsError as error:  # the store fails: they end by themselves
-            log.warning("%d leases of %s could not be given back: %s", len(leases), name, error.message)
+            log.warning("%s of %s could not be given back: %s", counted(len(leases), "lease"), name, error.message)
         self._changed(name, leases)
 
     def _changed(self, name: str, seqs: Iterable[int]) -> None:

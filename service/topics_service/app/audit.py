@@ -9,6 +9,8 @@ import time
 from collections import deque
 from typing import Final
 
+from topics_client.units import counted
+
 log = logging.getLogger("topics.audit")
 
 _MOST_LINES: Final = 10_000
@@ -61,7 +63,7 @@ class AuditFile:
             self._news.notify()
         self._thread.join(_CLOSE_SECONDS)
         if lost := len(self._waiting) + self._lost:
-            log.error("the audit log %s takes no more: %d lines are lost", self._path, lost)
+            log.error("the audit log %s takes no more, and lost %s", self._path, counted(lost, "line"))
 
     def _open(self) -> int:
         if self._path == "-":

@@ -61,8 +61,10 @@ class BulkReaders:
             started = loop.time()
             try:
                 how = f"ended with {await self._run(number)}"
+            except TimeoutError:
+                how = f"did not start within {_START_SECONDS:g} s"
             except Exception as error:
-                how = f"failed: {error!r}"
+                how = f"failed: {error}"
             if self._stopping.is_set():
                 return
             if loop.time() - started >= _STEADY_SECONDS:

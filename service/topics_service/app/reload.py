@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import replace
 
+from topics_client.units import counted
 from topics_service.api import background
 from topics_service.api.access import Gate
 from topics_service.api.audit import AuditLog
@@ -154,8 +155,8 @@ class Reload:
         if self._settings.bulk_readers and (gone or new or keys.limits != old.limits):
             self._readers.renew(self._settings)
         log.info(
-            "SIGHUP: %d API keys, %d of them new, %d removed, %d changed",
-            len(keys), len(new - gone), len(gone - new), len(new & gone),
+            "SIGHUP: %s, %d of them new, %d removed, %d changed",
+            counted(len(keys), "API key"), len(new - gone), len(gone - new), len(new & gone),
         )  # fmt: skip
         self._audit(
             "keys.reload",

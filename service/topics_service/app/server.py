@@ -10,11 +10,14 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from errno import EADDRINUSE, EADDRNOTAVAIL
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import uvloop
 
+from topics_client.units import counted
 from topics_gateway.app import create_app
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.transport.server import HttpServer
@@ -89,9 +92,11 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> None:
         traces = tracing.start(asked=settings.tracing)
     except tracing.TracingError as error:
         raise StartError(str(error)) from None
-    http_socket = _bind(settings.host, settings.port)
+    http_socket = _bind(settings.host, settings.port, "TOPICS_PORT")
     try:
-        kafka_socket = _bind(settings.host, int(settings.kafka_port)) if settings.kafka_port else None
+        kafka_socket = (
+            _bind(settings.host, int(settings.kafka_port), "TOPICS_KAFKA_PORT") if settings.kafka_port else None
+        )
     except StartError:
         http_socket.close()
         raise
@@ -111,23 +116,21 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> None:
         for sock in sockets:
             sock.close()
         raise StartError(str(error)) from error
-    is_sound = True
+    ended: _End | None = None
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            is_sound = runner.run(_serve(settings, store, http_socket, kafka_socket, tls, audit, hangups, traces))
+            ended = runner.run(_serve(settings, store, http_socket, kafka_socket, tls, audit, hangups, traces))
     except (StoreError, TopicsError) as error:
         raise StartError(str(error)) from error
     finally:
         for sock in sockets:
             sock.close()
-        with contextlib.suppress(StoreError):
-            if is_sound:
-                store.close()
-            else:  # a flush would only fail, or write to a directory that is not there any more
-                store.abandon()
+        unwritten = _close(store, is_sound=ended is None or ended.is_sound)
         traces.stop()
         if audit is not None:
             audit.close()
+        if ended is not None:
+            _tell_end(ended, unwritten)
 
 
 async def _serve(
@@ -139,8 +142,8 @@ async def _serve(
     audit_file: AuditFile | None,
     hangups: Hangups | None,
     traces: tracing.Tracing,
-) -> bool:
-    """Serve until a signal. Returns False after a storage failure: then the store must not be written any more."""
+) -> "_End":
+    """Serve until a signal. After a storage failure the store must not be written any more."""
     engine = traces.engine(
         store,
         SystemClock(),
@@ -246,7 +249,8 @@ async def _serve(
         try:
             grpc_port = await grpc.start()
         except OSError as error:
-            raise StartError(str(error)) from error
+            where = f"{settings.host}:{settings.grpc_port}"
+            raise StartError(f"can't listen on {where} for gRPC: {_unheard(error, 'TOPICS_GRPC_PORT')}") from error
         await http.start()
         _announce(settings, http.port, grpc_port)
         began = time.monotonic()
@@ -277,6 +281,7 @@ async def _serve(
                 raise StartError(f"Kafka: {error}") from error
             _announce_kafka(settings, kafka_socket.getsockname()[1], f"{host}:{port}")
         await stop.wait()
+        stopped_at = time.monotonic()
         log.info("stopping: draining for up to %d s", settings.drain_seconds)
     finally:
         grpc.set_serving(False)
@@ -291,9 +296,48 @@ async def _serve(
         await asyncio.to_thread(commit.stop)
         await asyncio.to_thread(tidy.stop)
         await asyncio.to_thread(reclaim.stop)
+        recovered, by_class = engine.recovered >= 1, dict(engine.catalog.census.by_class)
         with contextlib.suppress(StoreError):
             engine.close()
-    return engine.writer.failure is None
+    forgotten = by_class.pop("ephemeral", 0)
+    return _End(stopped_at, engine.writer.failure is None, recovered, sum(by_class.values()), forgotten)
+
+
+class _End(NamedTuple):
+    """How serving ended: when the signal came, whether the storage still worked, whether recovery was complete, and how
+    many topics keep their records and how many, the ephemeral ones, do not."""
+
+    since: float
+    is_sound: bool
+    is_recovered: bool
+    kept: int
+    forgotten: int
+
+
+def _close(store: RocksStore, *, is_sound: bool) -> StoreError | None:
+    """Write out what is in memory, after a storage failure nothing. Returns why that failed."""
+    try:
+        if is_sound:
+            store.close()
+        else:  # a flush would only fail, or write to a directory that is not there any more
+            store.abandon()
+    except StoreError as error:
+        return error
+    return None
+
+
+def _tell_end(ended: _End, unwritten: StoreError | None) -> None:
+    """Say how long the stop took, and what the next start finds."""
+    seconds = time.monotonic() - ended.since
+    if not ended.is_sound:
+        log.warning("stopped after %.1f s, read-only: what was acknowledged is in the write-ahead log", seconds)
+    elif unwritten is not None:
+        log.warning("stopped after %.1f s: the next start replays the write-ahead log (%s)", seconds, unwritten)
+    elif not ended.is_recovered:
+        log.info("stopped after %.1f s, before recovery was complete: the next start begins it anew", seconds)
+    else:
+        lost = f"; the records of {counted(ended.forgotten, 'ephemeral topic')} are gone" if ended.forgotten else ""
+        log.info("stopped after %.1f s: %s saved%s", seconds, counted(ended.kept, "topic"), lost)
 
 
 async def _upkeep(engine: Engine, disk: FreeSpace, grpc: GrpcServer) -> None:
@@ -343,7 +387,7 @@ async def _recover(engine: Engine, stop: asyncio.Event) -> None:
         if time.monotonic() >= slice_ends:
             await asyncio.sleep(0)
             slice_ends = time.monotonic() + _RECOVERY_SLICE_SECONDS
-    log.info("ready with %d topics", engine.ready().topics)
+    log.info("ready with %s", counted(engine.ready().topics, "topic"))
 
 
 def _tune_collector() -> None:
@@ -365,7 +409,7 @@ def _announce(settings: Settings, http_port: int, grpc_port: int) -> None:
     if settings.api_keys is None:
         log.warning("authentication is OFF: whoever reaches the server may do everything")
     else:
-        log.info("authentication is on, with %d API keys", len(settings.api_keys))
+        log.info("authentication is on, with %s", counted(len(settings.api_keys), "API key"))
 
 
 def _warn_of_readers(settings: Settings) -> None:
@@ -411,7 +455,7 @@ def _write_atomically(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, setting: str) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, proto)
@@ -419,5 +463,13 @@ def _bind(host: str, port: int) -> socket.socket:
         sock.bind(address)
         sock.setblocking(False)
     except OSError as error:
-        raise StartError(f"can't listen on {host}:{port}: {error}") from error
+        raise StartError(f"can't listen on {host}:{port}: {_unheard(error, setting)}") from error
     return sock
+
+
+def _unheard(error: OSError, setting: str) -> str:
+    """Why an address can't be listened on, and what to do about it."""
+    why = error.strerror or str(error)
+    if error.errno == EADDRINUSE:
+        return f"{why}; is another server running? {setting} sets another port"
+    return f"{why}; TOPICS_HOST must be an address of this machine" if error.errno == EADDRNOTAVAIL else why

@@ -1,6 +1,7 @@
 """Every setting of the server, once: environment variable, command-line flag, default and meaning.
 
-`docs/configuration.md` lists the same table; a test keeps them in step.
+`docs/configuration.md` lists the same table; a test keeps them in step. Importing this module needs no package of the
+server, so `topics serve --help` lists the settings in a base install too: what does is imported where it is used.
 """
 
 import ipaddress
@@ -8,20 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from topics_client import units
 from topics_client.environment import VARIABLES, is_service_link
 from topics_client.environment import split_host as split_host
 from topics_kafka.settings import KafkaSettings
-from topics_service.api.budget import MemoryBudget
 from topics_service.api.hosts import Hosts, parse_authority, read_names, read_origins
-from topics_service.api.quota import KeyLimits, Quotas
-from topics_service.api.watch import WatchCaps
-from topics_service.app.keys import Keys, KeysError, from_file, from_text
 from topics_service.app.logs import FORMATS
-from topics_service.engine.limits import Limits
-from topics_service.engine.names import Place
+
+if TYPE_CHECKING:
+    from topics_service.api.quota import KeyLimits, Quotas
+    from topics_service.api.watch import WatchCaps
+    from topics_service.app.keys import Keys
+    from topics_service.engine.limits import Limits
+    from topics_service.engine.names import Place
 
 _SWITCH: Final = {"1": True, "true": True, "0": False, "false": False}
 _LEVELS: Final = ("debug", "info", "warning", "error")
@@ -215,7 +217,7 @@ class Settings:
         "authorities whose certificates clients must show on all ports with TLS, a PEM file; none: no client needs one",
     )
     data_dir: str = _setting("TOPICS_DATA_DIR", "./topics-data", "directory of the database; one process at a time")
-    api_keys: Keys | None = _setting(  # noqa: RUF009  # they do not change
+    api_keys: "Keys | None" = _setting(  # noqa: RUF009  # they do not change
         "TOPICS_API_KEYS",
         None,
         "API keys with scopes and prefixes, see security.md; none: no authentication",
@@ -375,8 +377,10 @@ class Settings:
         )
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> "Limits":
         """The engine's limits."""
+        from topics_service.engine.limits import Limits
+
         return Limits(
             max_batch_records=self.max_batch_records,
             max_record_bytes=self.max_record_bytes,
@@ -397,8 +401,10 @@ class Settings:
         )
 
     @property
-    def watch_caps(self) -> WatchCaps:
+    def watch_caps(self) -> "WatchCaps":
         """The bounds of sessions and streams."""
+        from topics_service.api.watch import WatchCaps
+
         return WatchCaps(
             max_sessions=self.max_watch_sessions,
             max_connections=self.max_sse_connections,
@@ -408,8 +414,10 @@ class Settings:
         )
 
     @property
-    def key_limits(self) -> KeyLimits:
+    def key_limits(self) -> "KeyLimits":
         """What one API key may hold, unless its entry says otherwise."""
+        from topics_service.api.quota import KeyLimits
+
         return KeyLimits(
             connections=self.max_connections_per_key,
             streams=self.max_sse_connections_per_key,
@@ -418,8 +426,11 @@ class Settings:
         )
 
     @property
-    def quotas(self) -> Quotas:
+    def quotas(self) -> "Quotas":
         """New ones, with nothing held."""
+        from topics_service.api.budget import MemoryBudget
+        from topics_service.api.quota import Quotas
+
         own = self.api_keys.limits if self.api_keys is not None else None
         return Quotas(self.key_limits, own, MemoryBudget(self.memory_bytes // 4))
 
@@ -453,8 +464,10 @@ class Settings:
         return read_origins(self.cors_origins)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> "Place":
         """What the rrl begins with."""
+        from topics_service.engine.names import Place
+
         return Place(org=self.org, env=self.env, cluster=self.cluster)
 
     @property
@@ -511,9 +524,10 @@ def unheeded(environ: Mapping[str, str]) -> list[str]:
             continue
         if is_service_link(name, environ[name]):
             if name in own:
+                service = name.removesuffix("_PORT").lower().replace("_", "-")
                 lines.append(
-                    f"{name}={environ[name][:_MAX_SHOWN]} is ignored: Kubernetes sets it for a service of that name, "
-                    "and no longer with enableServiceLinks: false in the pod's spec"
+                    f"{name}={environ[name][:_MAX_SHOWN]} is ignored: Kubernetes sets it in pods beside a service "
+                    f"named {service}; enableServiceLinks: false in the pod's spec switches that off"
                 )
         elif name not in own:
             near = get_close_matches(name.removeprefix("TOPICS_"), known, 1)
@@ -531,7 +545,9 @@ def _value(setting: Field[Any], text: str) -> Any:
         raise SettingsError(f"{setting.metadata['env']}={shown!r} is not {error}") from None
 
 
-def _keys(text: str, path: str) -> Keys | None:
+def _keys(text: str, path: str) -> "Keys | None":
+    from topics_service.app.keys import KeysError, from_file, from_text
+
     if text and path:
         raise SettingsError("TOPICS_API_KEYS and TOPICS_API_KEYS_FILE are both set: leave one of them out")
     try:

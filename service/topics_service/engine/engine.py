@@ -11,6 +11,7 @@ from itertools import islice
 from msgspec import Struct
 from ulid import ULID
 
+from topics_client.units import counted
 from topics_service.engine import checks, config, idempotency, names, reader, recovery, retention, upkeep
 from topics_service.engine.batches import Batches
 from topics_service.engine.blocks import BlockCache
@@ -277,7 +278,9 @@ class Engine:
             count = sum(log.state.count for log in topic.logs)
             if count:
                 raise TopicsError(
-                    Reason.TOPIC_NOT_EMPTY, f'topic "{name}" holds {count} records', {"topic": name, "count": count}
+                    Reason.TOPIC_NOT_EMPTY,
+                    f'topic "{name}" holds {counted(count, "record")}',
+                    {"topic": name, "count": count},
                 )
         routers = self.routers.touching(name)
         with Transaction(self.writer) as tx:
@@ -525,7 +528,7 @@ class Engine:
         if count < len(topic.logs):
             raise TopicsError(
                 Reason.TOPIC_EXISTS_INCOMPATIBLE,
-                f'topic "{topic.name}" has {len(topic.logs)} partitions; they can\'t be removed',
+                f'topic "{topic.name}" has {counted(len(topic.logs), "partition")}; they can\'t be removed',
                 {"topic": topic.name, "partition_count": len(topic.logs)},
             )
         if self.routers.touching(topic.name):

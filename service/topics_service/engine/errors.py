@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from topics_client.units import counted
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorSpec:
@@ -104,4 +106,4 @@ def group_not_found(name: str) -> TopicsError:
 def partition_not_found(name: str, partition: int, count: int) -> TopicsError:
     """The topic has no partition of this number: 404 `partition_not_found`."""
     detail = {"topic": name, "partition": partition, "partition_count": count}
-    return TopicsError(Reason.PARTITION_NOT_FOUND, f'topic "{name}" has {count} partitions, from 0', detail)
+    return TopicsError(Reason.PARTITION_NOT_FOUND, f'topic "{name}" has {counted(count, "partition")}, from 0', detail)

@@ -26,6 +26,34 @@ def is_held(path: Path) -> bool:
         os.close(handle)
 
 
+def in_use(path: Path) -> str:
+    """Say that somebody else has the directory, naming the process where the system tells."""
+    pid = _holder(path)
+    if pid == os.getpid():
+        return "this process has it open already"
+    return f"it is in use by another server{'' if pid is None else f' (process {pid})'}, and takes one at a time"
+
+
+def _holder(path: Path) -> int | None:
+    """The process that has a lock on the directory or the file LOCK in it, by /proc/locks. Takes no lock."""
+    try:
+        files = {_identity(each) for each in (path, path / "LOCK") if each.exists()}
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:  # no Linux
+        return None
+    for line in lines:
+        # 1: POSIX  ADVISORY  WRITE 28984 fe:00:10372839 0 EOF
+        fields = line.split()
+        if len(fields) == 8 and fields[5] in files and fields[4].isdigit() and int(fields[4]):  # 0: in a container
+            return int(fields[4])
+    return None
+
+
+def _identity(path: Path) -> str:
+    status = path.stat()
+    return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+
+
 class Hold:
     """A lock on a directory that one object has, in this process or another, for as long as it lives."""
 

@@ -33,7 +33,7 @@ from topics_service.storage import (
     walcheck,
     walmark,
 )
-from topics_service.storage.holding import Hold, is_held
+from topics_service.storage.holding import Hold, in_use, is_held
 from topics_service.storage.private import make_private
 from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError, WriteBatch
 from topics_service.storage.walbatches import MOMENT_KEY
@@ -153,7 +153,7 @@ class RocksStore:
             damage, unknown = closing.known_damage(path), closing.damaged_list(path)
             keep_log = walarchive.line_of(path) is not None if keep_log is None else keep_log
         except (OSError, ValueError) as error:
-            raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
+            raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
         except StoreOpenError as error:
             raise StoreOpenError(f"can't open the data directory {path}: {error}") from None
         if unknown is not None:
@@ -169,7 +169,7 @@ class RocksStore:
         try:
             self._db = Rdict(str(path), whole, column_families=families)
         except Exception as error:  # rocksdict raises bare Exception
-            why = damagedfiles.named(path, str(error))
+            why = in_use(path) if "While lock file" in str(error) else damagedfiles.named(path, str(error))
             raise StoreOpenError(f"can't open the data directory {path}: {why}") from error
         self._families = [self._db.get_column_family(_name(family)) for family in Family]
         self._handles: list[ColumnFamily] = [self._db.get_column_family_handle(_name(family)) for family in Family]
@@ -181,7 +181,7 @@ class RocksStore:
             self._mark_begin(path, boot_id)
         except OSError as error:
             self._release()
-            raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
+            raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
         self._check_format(path, fresh=fresh)
         try:
             closing.forget(path)
@@ -191,7 +191,7 @@ class RocksStore:
                 walarchive.end(path)
         except (OSError, ValueError) as error:
             self._release()
-            raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
+            raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
         self.wal_switches = WalFiles(path).switches
 
     def _check_format(self, path: Path, *, fresh: bool) -> None:
@@ -214,11 +214,11 @@ class RocksStore:
         try:
             self._hold = Hold(path)
         except BlockingIOError:
-            raise StoreOpenError("the lock is held: it is open already") from None
+            raise StoreOpenError(in_use(path)) from None
         except OSError:
             pass  # a file system without such locks
         if is_held(path):
-            raise StoreOpenError("the lock is held by another process")
+            raise StoreOpenError(in_use(path))
 
     def _let_go(self) -> None:
         if self._ends is not None:
@@ -428,6 +428,13 @@ def _prepare(path: Path, boot_id: str) -> None:
     if mark is not None:
         mark.starting = walcheck.starting(path, mark)
         walmark.write(path, mark)
+
+
+def _why(error: OSError | ValueError) -> str:
+    """An error without its number, and with the file that it is about."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def _name(family: Family) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from rocksdict import BottommostLevelCompaction, CompactOptions
 
+from topics_client.units import counted
 from topics_service.storage import closing
 from topics_service.storage.rocks import RocksStore
 
@@ -56,7 +57,7 @@ class Tidy:
                         return done
                     family.compact_range(start, stop, self._options)
                     done += 1
-            log.debug("%d tables that held only deletions are compacted", done)
+            log.debug("compacted %s that held only deletions", counted(done, "table"))
             return done
 
     def stop(self) -> None:

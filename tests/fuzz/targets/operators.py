@@ -147,7 +147,7 @@ TARGETS = (
             "x:\u00b2".encode(),
         ],
         growth=20_000,
-        covers=(f"{_APP}.settings:load", f"{_APP}.settings:_value", f"{_APP}.settings:split_host"),
+        covers=(f"{_APP}.settings:load", f"{_APP}.settings:_value", "topics_client.environment:split_host"),
     ),
     Target(
         name="manifest of a backup",

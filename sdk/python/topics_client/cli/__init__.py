@@ -134,6 +134,9 @@ def run_line(words: Sequence[str]) -> int:
 
 
 def _main(arguments: list[str]) -> int:
+    # gRPC's core writes to stderr, past all that is told in the terms of the product. A server has no other way to tell
+    # of errors there; below them is a line for each stranger that speaks no TLS. It is read when gRPC is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR" if arguments[:1] == ["serve"] else "NONE")
     if "_ARGCOMPLETE" in os.environ:
         from topics_client.cli.completion import complete
 

@@ -149,8 +149,8 @@ def _create(arguments: argparse.Namespace) -> int:
         output.line(facts)
     else:
         print(
-            f"{made.id}: {len(made.topics)} topics, {facts['records']:,} records, {output.size(made.bytes)}, of which "
-            f"{output.size(made.new_bytes)} were copied"
+            f"{made.id}: {output.counted(len(made.topics), 'topic')}, {output.counted(facts['records'], 'record')}, "
+            f"{output.size(made.bytes)}, of which {output.size(made.new_bytes)} were copied"
         )
     if made.log is not None:
         try:
@@ -235,15 +235,15 @@ def _verify(arguments: argparse.Namespace) -> int:
         elif each.damage:
             print(output.clean(each.damage))
         else:
-            read = "" if each.records is None else f", {each.records:,} records read"
+            read = "" if each.records is None else f", {output.counted(each.records, 'record')} read"
             print(f"{each.id}: intact{read}")
     bad = sum(1 for each in found if each.damage)
     if not bad:
         return 0
     return server.complain(
         "backup verify",
-        f"{bad} of {len(found)} backups can't be relied on: remove the files named above from the target, lest the "
-        "next backup rely on them too, and make a new one",
+        f"{bad} of {output.counted(len(found), 'backup')} can't be relied on: remove the files named above from "
+        "the target, lest the next backup rely on them too, and make a new one",
     )
 
 
@@ -284,7 +284,8 @@ def _prune(arguments: argparse.Namespace) -> int:
         output.line({"backups": done.backups, "files": done.files, "bytes": done.bytes, "waiting": done.waiting})
     else:
         later = f"; {done.waiting} more go with a prune after the grace" if done.waiting else ""
-        print(f"removed {len(done.backups)} backups and {done.files} files ({output.size(done.bytes)}){later}")
+        backups, files = output.counted(len(done.backups), "backup"), output.counted(done.files, "file")
+        print(f"removed {backups} and {files} ({output.size(done.bytes)}){later}")
     return 0
 
 

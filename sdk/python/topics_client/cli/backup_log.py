@@ -100,7 +100,8 @@ def restore_point(arguments: argparse.Namespace) -> int:
         output.line(facts | {"topics": len(made.topics), "records": records, "data_dir": str(arguments.to)})
     else:
         print(
-            f"{made.backup.id} and {output.size(made.log_bytes)} of log: {len(made.topics)} topics, {records:,} "
-            f"records, as of {shown(made.written_ms)}; topics serve --data-dir {arguments.to} serves it"
+            f"{made.backup.id} and {output.size(made.log_bytes)} of log: {output.counted(len(made.topics), 'topic')}, "
+            f"{output.counted(records, 'record')}, as of {shown(made.written_ms)}; "
+            f"topics serve --data-dir {arguments.to} serves it"
         )
     return 0

@@ -162,7 +162,7 @@ class _Exporting:
             return
         where = f"--partition {partition} " if len(self._partitions) > 1 else ""
         output.note(
-            f"topics export: {self._arguments.file}.part holds the first {self._count:,} records; "
+            f"topics export: {self._arguments.file}.part holds the first {output.counted(self._count, 'record')}; "
             f"{where}--from-seq {self._last_seq} goes on behind them, into another file"
         )
 
@@ -170,9 +170,10 @@ class _Exporting:
         """What was done."""
         arguments, seconds = self._arguments, time.monotonic() - self._began
         changed = writer.changed if isinstance(writer, _Values) else 0
+        are = f"{output.counted(changed, 'record')} {'is' if changed == 1 else 'are'}"
         if changed:
             output.note(
-                f"topics export: {changed:,} records are not there to the byte: bytes became base64, or line ends "
+                f"topics export: {are} not there to the byte: bytes became base64, or line ends "
                 "between values of JSON became spaces; --with-meta, CSV and Parquet keep both"
             )
         single = len(self._partitions) == 1

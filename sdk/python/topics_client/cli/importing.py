@@ -111,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
         output.line(row)
     if comparison.different:
         raise ValueError(
-            f"{comparison.different} records did not read back as they were, the first is seq "
+            f"{output.counted(comparison.different, 'record')} did not read back as they were, the first is seq "
             f"{comparison.first_different}"
         )
     if not (arguments.json or arguments.no_compare):

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: "Commands") -> None:
-    """Register the subcommand; its flags come from the server's settings. Raises MissingError without the server."""
+    """Register the subcommand; its flags come from the server's settings, whether its packages are installed or not."""
+    with needs("server"):
+        from topics_service.app.settings import Settings, shown_default
+
     parser = commands.add_parser(
         "serve",
         help="run the server",
@@ -29,8 +32,6 @@ def add_parser(commands: "Commands") -> None:
         choices=("text", "json"),
         help="print every setting as it counts, and where it comes from, instead of starting; keys are not shown",
     )
-    with needs("server"):
-        from topics_service.app.settings import Settings, shown_default
     for setting in fields(Settings):
         if not setting.metadata["flag"]:
             continue
@@ -46,8 +47,6 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; 1 if the server refuses to start."""
-    # A line for each stranger that speaks no TLS to the gRPC port, and no way to count them. Before gRPC is imported.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     with needs("server"):
         from topics_service.app.server import StartError
         from topics_service.app.server import run as run_server

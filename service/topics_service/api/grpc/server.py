@@ -1,6 +1,7 @@
 """The gRPC server: services, health and reflection."""
 
 import logging
+import socket
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -90,13 +91,15 @@ class GrpcServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
-        """Bind, accept calls and return the port, which matters when it was 0. Raises OSError when it is taken."""
+        """Bind, accept calls and return the port, which matters when it was 0. Raises OSError when it is taken, and for
+        an address that is none of this machine."""
         server = grpc.aio.server(interceptors=self._interceptors, options=self._options)
         server.add_generic_rpc_handlers(tuple(self._services.handlers))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host = f"[{self._host}]" if ":" in self._host else self._host
         address = f"{host}:{self._port}"
+        _check(self._host, self._port)
         try:
             if self._credentials is None:
                 port = server.add_insecure_port(address)
@@ -130,3 +133,14 @@ class GrpcServer:
     def set_serving(self, serving: bool) -> None:
         """Set the health of every service, and of the server as a whole (the empty name)."""
         self._health.set_serving(serving)
+
+
+def _check(host: str, port: int) -> None:
+    """Raise what the system has against an address: gRPC does not say it, and writes lines of its own to stderr."""
+    family, kind, proto, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(place)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, f"{host}:{port}") from None

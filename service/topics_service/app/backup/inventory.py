@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from topics_client.units import counted
 from topics_service.app.backup.errors import BackupError
 from topics_service.app.backup.manifest import Partition, Topic
 from topics_service.engine import recovery, snapshot
@@ -163,7 +164,7 @@ def _read(engine: Engine, topic: Topic) -> int:
                     break
                 from_seq = page.next_from_seq
         if count != state.count:
-            raise BackupError(f"{where} has {count} records, and its counter says {state.count}")
+            raise BackupError(f"{where} has {counted(count, 'record')}, and its counter says {state.count}")
         there = Partition(state.head_seq, state.earliest_seq, state.count, expected.log_id)
         if topic.durability != "ephemeral" and there != expected:
             raise BackupError(f"{where} is {there}, and the manifest says {expected}")

@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from topics_client.units import counted
 from topics_service.engine import snapshot
 from topics_service.engine.deletes import CHUNK_BITS, Chunk, Deletes, decode_chunk
 from topics_service.engine.model import GapReason
@@ -114,6 +115,6 @@ def _check_state(findings: Findings, part: Part, s: Snapshot) -> None:
             wrong(f"seqs above the head {s.head} are marked as deleted", first, first + (1 << CHUNK_BITS) - 1)
     live = s.live_between(s.earliest, s.head + 1)
     if live != s.count:
-        wrong(f"it counts {s.count} records, {live} are alive")
+        wrong(f"it counts {counted(s.count, 'record')}, and {live} are alive")
     if s.first_live(s.earliest) != s.earliest:
         wrong(f"its first seq {s.earliest} is not alive")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from operator import lt
 from typing import Final
 
+from topics_client.units import counted
 from topics_service.engine.blocks import BlockCache
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.verify.findings import DECODING, Findings, Part
@@ -51,7 +52,7 @@ class TagIndex:
             known = self._known(tag, seqs[0])
             absent = [seq for seq in seqs if seq not in known]
             if absent:
-                text = f"the tag index does not know {len(absent)} records with the tag {_shown(tag)}"
+                text = f"the tag index does not know {counted(len(absent), 'record')} with the tag {_shown(tag)}"
                 self._findings.tell("missing", text, self._part, absent[0], absent[-1])
                 self._whole = False
 
@@ -119,7 +120,7 @@ class TagIndex:
             ]
             if strays:
                 told += 1
-                text = f"the tag index is wrong about {len(strays)} records: they have not the tag {_shown(tag)}"
+                text = f"the tag index is wrong about {counted(len(strays), 'record')} without the tag {_shown(tag)}"
                 self._findings.tell("mismatch", text, self._part, strays[0], strays[-1])
                 if told == _TOLD:
                     return
