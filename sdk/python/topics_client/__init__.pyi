@@ -5,6 +5,10 @@ from .aio.streams import (
     AsyncReadStream as AsyncReadStream,
     AsyncWatchStream as AsyncWatchStream,
 )
+from .codecs import (
+    Codec as Codec,
+    JsonCodec as JsonCodec,
+)
 from .producer.delivery import Delivery as Delivery
 from .errors import (
     AuthError as AuthError,
@@ -19,6 +23,7 @@ from .models import (
     Advice as Advice,
     Appended as Appended,
     CaughtUp as CaughtUp,
+    DecodeError as DecodeError,
     Deleted as Deleted,
     Event as Event,
     Gap as Gap,
@@ -51,12 +56,14 @@ from .producer.faces import (
     ProducerOptions as ProducerOptions,
 )
 from .producer.core import ProducerStatistics as ProducerStatistics
+from .reading import ReadOptions as ReadOptions
 from .retry import Retry as Retry
 from .sync.client import TopicsClient as TopicsClient
 from .sync.streams import (
     ReadStream as ReadStream,
     WatchStream as WatchStream,
 )
+from .watching import WatchOptions as WatchOptions
 from .worker.faces import (
     AsyncWorker as AsyncWorker,
     Backoff as Backoff,

@@ -11,7 +11,8 @@ from topics.v1 import topics_service_pb2 as topics
 from topics.v1.group_pb2 import LOG_END_EARLIEST, LOG_END_LATEST, PositionCommit
 from topics.v1.group_service_pb2 import ResetPositionsRequest
 from topics.v1.record_pb2 import TagMatch
-from topics_client.encoding import column_batch, encode, encode_meta
+from topics_client.codecs import Encode
+from topics_client.encoding import column_batch, encode_meta
 from topics_client.enums import number_of
 from topics_client.errors import InvalidRequestError
 from topics_client.models import Job, NewRecord, RouterConfig, TopicConfig
@@ -48,6 +49,7 @@ def append_request(
     topic: str,
     values: Iterable[object],
     *,
+    encode: Encode,
     partition: int,
     idempotency_key: str | None,
     create: bool | None,
