@@ -1,5 +1,6 @@
 # The public names, each from where it is defined: what `__init__.py` loads, and what type checkers see.
 from .address import Address as Address
+from .aio.arrow import AsyncArrowStream as AsyncArrowStream
 from .aio.client import AsyncTopicsClient as AsyncTopicsClient
 from .aio.streams import (
     AsyncReadStream as AsyncReadStream,
@@ -58,6 +59,7 @@ from .producer.faces import (
 from .producer.core import ProducerStatistics as ProducerStatistics
 from .reading import ReadOptions as ReadOptions
 from .retry import Retry as Retry
+from .sync.arrow import ArrowStream as ArrowStream
 from .sync.client import TopicsClient as TopicsClient
 from .sync.streams import (
     ReadStream as ReadStream,

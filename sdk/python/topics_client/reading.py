@@ -132,13 +132,16 @@ class Reading(Resuming):
 
     def take(self, response: BulkDiffResponse) -> Sequence[Record | Gap]:
         """The gap, if there is one, and the records behind it."""
-        if self._head is None:
-            self._head = response.head_seq
+        self._began_at(response)
         topic, partition = self._request.topic, response.partition
         records = records_of_columns(topic, partition, response.records) if response.HasField("records") else []
         if response.HasField("tombstone"):
             return [gap_of(topic, partition, response.tombstone), *records]
         return records
+
+    def _began_at(self, response: BulkDiffResponse) -> None:
+        if self._head is None:
+            self._head = response.head_seq
 
     def at(self, item: Record | Gap) -> None:
         """Move the cursor behind `item`. Raises GapError if gaps are to be raised."""

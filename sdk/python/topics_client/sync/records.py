@@ -11,11 +11,13 @@ from topics.v1.watch_service_pb2 import (
     WatchRequest,
     WatchSubscription,
 )
+from topics_client.arrow import ArrowReading
 from topics_client.codecs import Codec, codec_of
 from topics_client.decoding import page_of
 from topics_client.models import Deleted, Gap, Of, Page, Record, Told
 from topics_client.reading import Reading, ReadOptions, Undecodable
-from topics_client.requests import nodes, tag_match
+from topics_client.requests import bulk_request, nodes, tag_match
+from topics_client.sync.arrow import ArrowStream
 from topics_client.sync.base import Base
 from topics_client.sync.streams import HEARTBEAT_SECONDS, ReadStream, WatchStream
 from topics_client.watching import Start, Watching, WatchOptions, subscribe
@@ -128,20 +130,55 @@ class Records(Base):
         DecodeError where it is; with `undecodable="yield"` it comes all the same, and raises for its `value`; with a
         function it is left out, and the function is called with the error.
         """
-        request = pb.BulkDiffRequest(
-            topic=topic,
-            from_seq=from_seq,
+        request = bulk_request(
+            topic,
+            from_seq,
+            end_seq=end_seq,
             from_ts_ms=from_ts_ms,
             last=last,
-            end_seq=end_seq,
             follow=follow,
-            node=nodes(node),
-            include_tags=True,
+            tag=tag,
+            tag_prefix=tag_prefix,
+            node=node,
             partition=partition,
-            filter=tag_match(tag, tag_prefix),
         )
         reading = Reading(request, raise_gaps=gaps == "raise")
         return ReadStream(self.connection, reading, codec_of(of, codec, self.codec), undecodable)
+
+    def read_arrow(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        *,
+        end_seq: int | None = None,
+        from_ts_ms: int | None = None,
+        last: int | None = None,
+        tag: str | None = None,
+        tag_prefix: str | None = None,
+        node: str | Sequence[str] = (),
+        partition: int = 0,
+        gaps: Literal["raise", "report"] = "raise",
+    ) -> ArrowStream:
+        """The same records as batches of Arrow, in the bytes that came from the server: to iterate over, or all in one
+        table by `read_all`. Takes pyarrow.
+
+        The columns are `seq` (int64), `ts` (timestamp[us, UTC]), `kind` (int8: 1 for JSON, 2 for bytes), `node`, `tag`,
+        `meta` (texts, or null) and `data` (binary). Records lost to retention raise GapError where they were; with
+        `gaps="report"` the stream's `gaps` has them. Raises ModuleNotFoundError without pyarrow.
+        """
+        request = bulk_request(
+            topic,
+            from_seq,
+            end_seq=end_seq,
+            from_ts_ms=from_ts_ms,
+            last=last,
+            tag=tag,
+            tag_prefix=tag_prefix,
+            node=node,
+            partition=partition,
+            arrow=True,
+        )
+        return ArrowStream(self.connection, ArrowReading(request, raise_gaps=gaps == "raise"))
 
     @overload
     def watch(
