@@ -9,13 +9,70 @@ import pytest
 
 RIGHT = """
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from topics_client import (
-    Advice, Appended, AsyncTopicsClient, AsyncReadStream, CaughtUp, Event, Gap, GapError, Job, NewRecord, Page,
-    RawJson, ReadStream, Record, Retry, RouterConfig, TopicConfig, TopicDeleted, TopicsClient, TopicsError,
-    TopicSummary, WatchStream,
+    Advice, Appended, AsyncProducer, AsyncTopicsClient, AsyncReadStream, CaughtUp, Codec, DecodeError, Event, Gap,
+    GapError, Job, JsonCodec, NewRecord, Page, Producer, RawJson, ReadStream, Record, Retry, RouterConfig, TopicConfig,
+    TopicDeleted, TopicsClient, TopicsError, TopicSummary, WatchStream,
 )
+
+
+@dataclass
+class Order:
+    id: int
+
+
+class Shout:
+    def encode(self, value: str) -> tuple[bytes, bool]:
+        return value.upper().encode(), True
+
+    def decode(self, data: bytes, binary: bool) -> str:
+        return data.decode()
+
+
+def resize(job: Job[Order]) -> None:
+    print(job.value.id + 1)
+
+
+def typed(client: TopicsClient) -> None:
+    for record in client.read("orders", of=Order):
+        number: int = record.value.id
+    typed: ReadStream[Record[Order]] = client.read("orders", of=Order, follow=True, undecodable="yield")
+    first: Record[Order] = next(typed)
+    for item in client.read("orders", of=Order, gaps="yield"):
+        number = item.first_seq if isinstance(item, Gap) else item.value.id
+    for batch in client.read("orders", codec=Shout()).batches():
+        words: list[str] = [each.value for each in batch]
+    watch: WatchStream[Record[Order]] = client.watch(["orders"], of=Order)
+    for event in client.watch("orders", codec=JsonCodec(Order), events=True):
+        if isinstance(event, Record):
+            number = event.value.id
+    codec: Codec[Order] = JsonCodec(Order)
+    client.worker("jobs", resize, of=Order, concurrency=2).run()
+    client.worker("jobs", resize, codec=codec).run()
+    client.worker("jobs", lambda job: print(job.value), until_empty=True).run()
+    with client.producer(of=Order, linger_ms=1) as producer:
+        producer.append("orders", Order(1))
+        producer.append("orders", RawJson(b"{}"))
+    plain: Producer = client.producer()
+    plain.append("orders", {"id": 1})
+    order: Order = client.claim("jobs", "me")[0].decode(Order)
+    text: str = first.decode(Shout())
+    client.read("orders", of=Order, undecodable=lambda error: print(error.record.seq, error.why))
+    try:
+        next(typed)
+    except DecodeError as error:
+        print(error.record.data)
+
+
+async def typed_async(client: AsyncTopicsClient) -> None:
+    async for record in client.read("orders", of=Order):
+        number: int = record.value.id
+    number = (await anext(client.watch("orders", of=Order))).value.id
+    producer: AsyncProducer[Order] = client.producer(of=Order)
+    await producer.append("orders", Order(1))
 
 
 def use() -> None:
@@ -73,7 +130,28 @@ async def use_async() -> None:
 """
 
 WRONG = """
-from topics_client import AsyncTopicsClient, Record, TopicConfig, TopicsClient
+from dataclasses import dataclass
+
+from topics_client import AsyncTopicsClient, Job, JsonCodec, Record, TopicConfig, TopicsClient
+
+
+@dataclass
+class Order:
+    id: int
+
+
+def resize(job: Job[Order]) -> None: ...
+
+
+def typed(client: TopicsClient) -> None:
+    for record in client.read("orders", of=Order):
+        print(record.value.nothing)  # E
+    next(client.watch("orders", of=Order)).value + 1  # E
+    client.producer(of=Order).append("orders", {"id": 1})  # E
+    client.read("orders", of=Order, codec=JsonCodec(Order))  # E
+    client.read("orders", of=Order, undecodable="skip")  # E
+    client.worker("jobs", resize, of=int)  # E
+    text: str = next(client.read("orders")).decode(Order)  # E
 
 
 def use(client: TopicsClient) -> None:

@@ -1,9 +1,14 @@
 # The public names, each from where it is defined: what `__init__.py` loads, and what type checkers see.
 from .address import Address as Address
+from .aio.arrow import AsyncArrowStream as AsyncArrowStream
 from .aio.client import AsyncTopicsClient as AsyncTopicsClient
 from .aio.streams import (
     AsyncReadStream as AsyncReadStream,
     AsyncWatchStream as AsyncWatchStream,
+)
+from .codecs import (
+    Codec as Codec,
+    JsonCodec as JsonCodec,
 )
 from .producer.delivery import Delivery as Delivery
 from .errors import (
@@ -19,6 +24,7 @@ from .models import (
     Advice as Advice,
     Appended as Appended,
     CaughtUp as CaughtUp,
+    DecodeError as DecodeError,
     Deleted as Deleted,
     Event as Event,
     Gap as Gap,
@@ -51,12 +57,15 @@ from .producer.faces import (
     ProducerOptions as ProducerOptions,
 )
 from .producer.core import ProducerStatistics as ProducerStatistics
+from .reading import ReadOptions as ReadOptions
 from .retry import Retry as Retry
+from .sync.arrow import ArrowStream as ArrowStream
 from .sync.client import TopicsClient as TopicsClient
 from .sync.streams import (
     ReadStream as ReadStream,
     WatchStream as WatchStream,
 )
+from .watching import WatchOptions as WatchOptions
 from .worker.faces import (
     AsyncWorker as AsyncWorker,
     Backoff as Backoff,

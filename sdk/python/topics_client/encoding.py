@@ -7,11 +7,12 @@ from typing import Any, Final
 from topics.v1.record_pb2 import RECORD_KIND_BINARY, RECORD_KIND_JSON, Column, ColumnBatch
 from topics_client.errors import InvalidRequestError
 from topics_client.models import Headers, RawJson
+from topics_client.plain import plain
 
 _JSON: Final = int(RECORD_KIND_JSON)
 _BINARY: Final = int(RECORD_KIND_BINARY)
 _BUFFERS: Final = (bytes, bytearray, memoryview)
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)
 
 
 def _make_chunks() -> Callable[[Any, int], Iterable[str]]:
@@ -36,8 +37,8 @@ _CHUNKS: Final = _make_chunks()
 def encode(value: Any) -> tuple[bytes, bool]:
     """The bytes of a record's value, and whether it is a binary one.
 
-    RawJson goes as it is, other bytes are binary, everything else is encoded as JSON. Raises InvalidRequestError for
-    what has no JSON form (NaN, a set, a lone surrogate).
+    RawJson goes as it is, other bytes are binary, everything else is encoded as JSON, also what `plain` knows. Raises
+    InvalidRequestError for what has no JSON form (NaN, a set, a lone surrogate).
     """
     if isinstance(value, _BUFFERS):
         return value if isinstance(value, bytes) else bytes(value), not isinstance(value, RawJson)

@@ -4,10 +4,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from topics_client.errors import InvalidRequestError, TopicsError
 from topics_client.members import unknown_member
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    from topics_client.codecs import Codec
+
+    Value_co = typing_extensions.TypeVar("Value_co", covariant=True, default=Any)
+else:
+    Value_co = TypeVar("Value_co", covariant=True)
+Of = TypeVar("Of")
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SHOWN: Final = 200  # bytes of data in a repr
@@ -60,8 +70,8 @@ class NewRecord(NamedTuple):
         return cls(**members)
 
 
-class Record(NamedTuple):
-    """A stored record."""
+class Record(NamedTuple, Generic[Value_co]):
+    """A stored record, whose value is a `Value_co`: anything, unless it was read by a codec."""
 
     topic: str
     partition: int
@@ -74,9 +84,16 @@ class Record(NamedTuple):
     meta_data: bytes
 
     @property
-    def value(self) -> Any:
-        """The JSON value, decoded anew at each use; the bytes of a binary record."""
-        return decoded(self.data, self.binary)
+    def value(self) -> Value_co:
+        """The JSON value, decoded anew at each use; the bytes of a binary record; with a codec what that made of it,
+        once. Raises DecodeError for a record that was handed out undecodable."""
+        value: Value_co = decoded(self.data, self.binary)
+        return value
+
+    def decode(self, of: "type[Of] | Codec[Of]") -> Of:
+        """The value as this type, or as this codec has it. Raises DecodeError."""
+        value: Of = _decode(self, of)
+        return value
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -94,7 +111,7 @@ class Record(NamedTuple):
         return f"<Record {place} seq {self.seq} {time}{tag} {_shown(self.data)}>"
 
 
-class Job(NamedTuple):
+class Job(NamedTuple, Generic[Value_co]):
     """A record of a queue under a lease: nobody else's until `deadline_ts_ms`, unless the lease is extended."""
 
     queue: str
@@ -109,9 +126,15 @@ class Job(NamedTuple):
     meta_data: bytes
 
     @property
-    def value(self) -> Any:
-        """The JSON value, decoded anew at each use; the bytes of a binary record."""
-        return decoded(self.data, self.binary)
+    def value(self) -> Value_co:
+        """As that of a Record."""
+        value: Value_co = decoded(self.data, self.binary)
+        return value
+
+    def decode(self, of: "type[Of] | Codec[Of]") -> Of:
+        """As Record.decode."""
+        value: Of = _decode(self, of)
+        return value
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -121,6 +144,26 @@ class Job(NamedTuple):
     def __repr__(self) -> str:
         tag = "" if self.tag is None else f" tag {self.tag!r}"
         return f"<Job {self.queue} seq {self.seq} delivery {self.deliveries}{tag} {_shown(self.data)}>"
+
+
+class DecodeError(TopicsError):
+    """A codec can't make a value of the `record`, which may be a Job; its bytes are `record.data`. Iterate again to go
+    on behind it."""
+
+    def __init__(self, record: Record[Any] | Job[Any], why: str) -> None:
+        place = record.queue if isinstance(record, Job) else place_name(record.topic, record.partition)
+        super().__init__("undecodable", f"{place}, seq {record.seq}: {why}", {"topic": place, "seq": str(record.seq)})
+        self.record = record
+        self.why = why
+
+    def __reduce__(self) -> tuple[type["DecodeError"], tuple[Record[Any] | Job[Any], str]]:
+        return (DecodeError, (self.record, self.why))
+
+
+def _decode(record: Record[Any] | Job[Any], of: Any) -> Any:
+    from topics_client.codecs import value_as
+
+    return value_as(of, record)
 
 
 GapReason = Literal["cap", "ttl", "mixed", "recreated", "source_trim", "from_seq_too_old", "unspecified"]
@@ -188,7 +231,10 @@ class Advice:
     retry_after_ms: int | None
 
 
-Event = Record | Gap | CaughtUp | TopicDeleted | Advice
+Told = Gap | CaughtUp | TopicDeleted | Advice
+"""What a watch tells beside records."""
+
+Event = Record | Told
 
 
 @dataclass(frozen=True, slots=True)

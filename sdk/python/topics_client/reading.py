@@ -1,17 +1,37 @@
 """How far a stream of records has come, and what to ask for to go on. No calls are made here."""
 
-from collections.abc import Sequence
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar
 
 from google.protobuf.message import Message
 
 from topics.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
+from topics_client.codecs import Codec, decoded_record, undecodable_record, why
 from topics_client.decoding import gap_of, records_of_columns
-from topics_client.models import Gap, GapError, Record, place_name
+from topics_client.models import DecodeError, Gap, GapError, Record, place_name
 
 Request_co = TypeVar("Request_co", bound=Message, covariant=True)
 Response_contra = TypeVar("Response_contra", bound=Message, contravariant=True)
 Item = TypeVar("Item")
+
+
+Undecodable = Literal["raise", "yield"] | Callable[[DecodeError], object]
+"""What is to become of records that a codec can't read: DecodeError in their place, or records that raise it for their
+`value`, or they are left out, and the function is called with the error."""
+
+
+class ReadOptions(TypedDict, total=False):
+    """The options of a read, for those who pass them on: see `read`."""
+
+    end_seq: int | None
+    from_ts_ms: int | None
+    last: int | None
+    follow: bool
+    tag: str | None
+    tag_prefix: str | None
+    node: str | Sequence[str]
+    partition: int
+    undecodable: Undecodable
 
 
 class Batch(list[Item]):
@@ -36,7 +56,7 @@ class Feed(Protocol[Request_co, Response_contra, Item]):
     def request(self) -> Request_co:
         """What to ask for."""
 
-    def take(self, response: Response_contra) -> Sequence[Item]:
+    def take(self, response: Response_contra) -> Iterable[Item]:
         """The items of an answer."""
 
     def at(self, item: Item) -> None:
@@ -45,13 +65,29 @@ class Feed(Protocol[Request_co, Response_contra, Item]):
     def passed(self, response: Response_contra) -> None:
         """Count all of an answer as handed out."""
 
+    def groups(self, response: Response_contra) -> Iterator[Sequence[Item]]:
+        """The items of an answer, counted as handed out as `at` and `passed` would, each group right before it is."""
+
+
+class Resuming:
+    """What feeds share."""
+
+    def groups(self: Feed[Any, Any, Any], response: Any) -> Iterator[Sequence[Any]]:
+        """See Feed."""
+        items = Batch(self.take(response))
+        for item in items:
+            self.at(item)
+        self.passed(response)
+        if items:
+            yield items
+
 
 def behind(gap: Gap) -> int:
     """The cursor to go on with behind a gap."""
     return max(gap.earliest_seq - 1, 0) if gap.reason == "recreated" else gap.last_seq
 
 
-class Reading:
+class Reading(Resuming):
     """A read of one partition, from a cursor to an end or for ever."""
 
     def __init__(self, request: BulkDiffRequest, *, raise_gaps: bool) -> None:
@@ -96,13 +132,16 @@ class Reading:
 
     def take(self, response: BulkDiffResponse) -> Sequence[Record | Gap]:
         """The gap, if there is one, and the records behind it."""
-        if self._head is None:
-            self._head = response.head_seq
+        self._began_at(response)
         topic, partition = self._request.topic, response.partition
         records = records_of_columns(topic, partition, response.records) if response.HasField("records") else []
         if response.HasField("tombstone"):
             return [gap_of(topic, partition, response.tombstone), *records]
         return records
+
+    def _began_at(self, response: BulkDiffResponse) -> None:
+        if self._head is None:
+            self._head = response.head_seq
 
     def at(self, item: Record | Gap) -> None:
         """Move the cursor behind `item`. Raises GapError if gaps are to be raised."""
@@ -117,3 +156,64 @@ class Reading:
         """Move the cursor behind the answer, and what was filtered out of it."""
         self.position = response.next_from_seq
         self._done = response.done
+
+
+class Decoding:
+    """Another feed whose records come with their values as a codec reads them."""
+
+    def __init__(self, feed: Feed[Any, Any, Any], codec: Codec[Any], undecodable: Undecodable) -> None:
+        self._feed: Final = feed
+        self._codec: Final = codec
+        self._undecodable: Final = undecodable
+
+    @property
+    def done(self) -> bool:
+        """See Feed."""
+        return self._feed.done
+
+    def request(self) -> Any:
+        """See Feed."""
+        return self._feed.request()
+
+    def take(self, response: Any) -> Iterator[Any]:
+        """The items, each decoded when its turn has come; a DecodeError in place of one that is to be raised for."""
+        decode = self._codec.decode
+        for item in self._feed.take(response):
+            if not isinstance(item, Record):
+                yield item
+                continue
+            try:
+                value = decode(item.data, item.binary)
+            except Exception as error:
+                wrong = DecodeError(item, why(error))
+                wrong.__cause__ = error
+                if callable(self._undecodable):
+                    self._feed.at(item)
+                    self._undecodable(wrong)
+                else:
+                    yield undecodable_record(item, wrong.why) if self._undecodable == "yield" else wrong
+            else:
+                yield decoded_record(item, value)
+
+    def at(self, item: Any) -> None:
+        """See Feed. Raises a DecodeError that is one."""
+        if isinstance(item, DecodeError):
+            self._feed.at(item.record)
+            raise item
+        self._feed.at(item)
+
+    def passed(self, response: Any) -> None:
+        """See Feed."""
+        self._feed.passed(response)
+
+    def groups(self, response: Any) -> Iterator[Sequence[Any]]:
+        """See Feed. What lies in front of a record that is raised for is a group of its own, so that none is lost."""
+        group = Batch[Any]()
+        for item in self.take(response):
+            if isinstance(item, DecodeError) and group:
+                yield group  # and what comes behind it is an error
+            self.at(item)
+            group.append(item)
+        self.passed(response)
+        if group:
+            yield group

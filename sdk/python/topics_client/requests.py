@@ -11,12 +11,14 @@ from topics.v1 import topics_service_pb2 as topics
 from topics.v1.group_pb2 import LOG_END_EARLIEST, LOG_END_LATEST, PositionCommit
 from topics.v1.group_service_pb2 import ResetPositionsRequest
 from topics.v1.record_pb2 import TagMatch
-from topics_client.encoding import column_batch, encode, encode_meta
+from topics_client.codecs import Encode
+from topics_client.encoding import column_batch, encode_meta
 from topics_client.enums import number_of
 from topics_client.errors import InvalidRequestError
 from topics_client.models import Job, NewRecord, RouterConfig, TopicConfig
 
 _ENUMS: Final = frozenset({"type", "discard", "durability"})
+_ARROW_BYTES: Final = 1 << 20  # the largest frames: each is a batch
 
 
 def tag_match(tag: str | None, tag_prefix: str | None) -> TagMatch | None:
@@ -48,6 +50,7 @@ def append_request(
     topic: str,
     values: Iterable[object],
     *,
+    encode: Encode,
     partition: int,
     idempotency_key: str | None,
     create: bool | None,
@@ -77,6 +80,37 @@ def append_request(
         partition=partition,
         delay_ms=delay_ms,
         priority=priority,
+    )
+
+
+def bulk_request(
+    topic: str,
+    from_seq: int,
+    *,
+    end_seq: int | None,
+    from_ts_ms: int | None,
+    last: int | None,
+    tag: str | None,
+    tag_prefix: str | None,
+    node: str | Sequence[str],
+    partition: int,
+    follow: bool = False,
+    arrow: bool = False,
+) -> topics.BulkDiffRequest:
+    """A read of a whole range, in columns or in `arrow`."""
+    return topics.BulkDiffRequest(
+        topic=topic,
+        from_seq=from_seq,
+        from_ts_ms=from_ts_ms,
+        last=last,
+        end_seq=end_seq,
+        follow=follow,
+        node=nodes(node),
+        include_tags=True,
+        partition=partition,
+        filter=tag_match(tag, tag_prefix),
+        format=topics.BULK_FORMAT_ARROW if arrow else topics.BULK_FORMAT_COLUMNS,
+        frame_bytes=_ARROW_BYTES if arrow else 0,
     )
 
 

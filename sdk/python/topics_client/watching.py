@@ -1,7 +1,7 @@
 """How far a watch has come in each topic, and what to ask for to go on. No calls are made here."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict
 
 from topics.v1.errors_pb2 import ERROR_REASON_THROTTLED
 from topics.v1.stream_pb2 import Frame, StreamError, Subscribed
@@ -9,10 +9,24 @@ from topics.v1.watch_service_pb2 import WatchRequest, WatchResponse, WatchSubscr
 from topics_client.decoding import gap_of, records_of_rows
 from topics_client.errors import InvalidRequestError, NotFoundError, code_of, error_of
 from topics_client.models import Advice, CaughtUp, Event, Gap, GapError, Record, TopicDeleted, place_name
-from topics_client.reading import behind
+from topics_client.reading import Resuming, Undecodable, behind
 from topics_client.requests import place
 
 Start = int | Literal["tail"]
+
+
+class WatchOptions(TypedDict, total=False):
+    """The options of a watch, for those who pass them on: see `watch`."""
+
+    cursor: Mapping[str, int] | None
+    tag: str | None
+    tag_prefix: str | None
+    node: str | Sequence[str]
+    strong: bool
+    lenient: bool
+    undecodable: Undecodable
+
+
 _SHOWN: Final = 5
 
 
@@ -42,7 +56,7 @@ def subscribe(
         subscription.cursor[place_name(*place(name))] = seq
 
 
-class Watching:
+class Watching(Resuming):
     """A watch of many topics.
 
     `cursor` names for each the last seq that was handed out: what was handed out counts as dealt with. Given back to

@@ -7,6 +7,7 @@ from typing import Any
 from topics.v1 import topics_service_pb2 as pb
 from topics_client import window
 from topics_client.aio.base import AsyncBase
+from topics_client.codecs import encoder_of
 from topics_client.decoding import appended_of
 from topics_client.errors import AuthError, NotFoundError, UnavailableError
 from topics_client.models import Appended, Headers, NewRecord, TopicConfig
@@ -32,8 +33,8 @@ class AsyncAppends(AsyncBase):
         delay_ms: int = 0,
         priority: int = 0,
     ) -> Appended:
-        """Append one record: any JSON value, RawJson, or bytes for a binary one. See `append_many`, and NewRecord for
-        `tag`, `node` and `meta`."""
+        """Append one record: any JSON value, a dataclass and the like, RawJson, or bytes for a binary one. See
+        `append_many`, and NewRecord for `tag`, `node` and `meta`."""
         return await self.append_many(
             topic,
             (NewRecord(value, tag, node, meta),),
@@ -69,6 +70,7 @@ class AsyncAppends(AsyncBase):
         request = append_request(
             topic,
             values,
+            encode=encoder_of(self.codec),
             partition=partition,
             idempotency_key=idempotency_key,
             create=create,

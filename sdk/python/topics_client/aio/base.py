@@ -1,10 +1,11 @@
 """What every part of the client stands on: its connection."""
 
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from topics_client.address import Address
 from topics_client.aio_connection import AsyncConnection
+from topics_client.codecs import Codec
 from topics_client.connection import DEFAULT_RETRY
 from topics_client.retry import Retry
 
@@ -19,13 +20,16 @@ class AsyncBase:
         key: str | None = None,
         timeout: float = 30.0,
         retry: Retry = DEFAULT_RETRY,
+        codec: Codec[Any] | None = None,
     ) -> None:
         """`url` is `topics://KEY@HOST:PORT`, `topics+tls://…` or `HOST:PORT`; without it that of TOPICS_URL, else
         `topics://127.0.0.1:4001`. `key` wins over the one in the URL, which wins over TOPICS_API_KEY.
 
         `timeout` is the deadline of each attempt of a call, in seconds. While the server is unavailable, calls that may
-        be made twice are made again as `retry` says. Raises ValueError for a URL that is none.
+        be made twice are made again as `retry` says. `codec` is for all values that are appended, and for records and
+        jobs where nothing else is said: see Codec. Raises ValueError for a URL that is none.
         """
+        self.codec = codec
         self.connection = AsyncConnection(Address.parse(url, key=key), timeout=timeout, retry=retry)
 
     def __repr__(self) -> str:

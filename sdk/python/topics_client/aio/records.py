@@ -1,7 +1,7 @@
 """Records: read, watch, delete."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from topics.v1 import topics_service_pb2 as pb
 from topics.v1.watch_service_pb2 import (
@@ -10,13 +10,16 @@ from topics.v1.watch_service_pb2 import (
     WatchRequest,
     WatchSubscription,
 )
+from topics_client.aio.arrow import AsyncArrowStream
 from topics_client.aio.base import AsyncBase
 from topics_client.aio.streams import HEARTBEAT_SECONDS, AsyncReadStream, AsyncWatchStream
+from topics_client.arrow import ArrowReading
+from topics_client.codecs import Codec, codec_of
 from topics_client.decoding import page_of
-from topics_client.models import Deleted, Event, Gap, Page, Record
-from topics_client.reading import Reading
-from topics_client.requests import nodes, tag_match
-from topics_client.watching import Start, Watching, subscribe
+from topics_client.models import Deleted, Gap, Of, Page, Record, Told
+from topics_client.reading import Reading, ReadOptions, Undecodable
+from topics_client.requests import bulk_request, nodes, tag_match
+from topics_client.watching import Start, Watching, WatchOptions, subscribe
 
 
 class AsyncRecords(AsyncBase):
@@ -58,20 +61,13 @@ class AsyncRecords(AsyncBase):
 
     @overload
     def read(
-        self,
-        topic: str,
-        from_seq: int = 0,
-        *,
-        end_seq: int | None = None,
-        from_ts_ms: int | None = None,
-        last: int | None = None,
-        follow: bool = False,
-        tag: str | None = None,
-        tag_prefix: str | None = None,
-        node: str | Sequence[str] = (),
-        partition: int = 0,
-        gaps: Literal["raise"] = "raise",
+        self, topic: str, from_seq: int = 0, *, gaps: Literal["raise"] = "raise", **options: Unpack[ReadOptions]
     ) -> AsyncReadStream[Record]: ...
+
+    @overload
+    def read(
+        self, topic: str, from_seq: int = 0, *, gaps: Literal["yield"], **options: Unpack[ReadOptions]
+    ) -> AsyncReadStream[Record | Gap]: ...
 
     @overload
     def read(
@@ -79,16 +75,31 @@ class AsyncRecords(AsyncBase):
         topic: str,
         from_seq: int = 0,
         *,
-        end_seq: int | None = None,
-        from_ts_ms: int | None = None,
-        last: int | None = None,
-        follow: bool = False,
-        tag: str | None = None,
-        tag_prefix: str | None = None,
-        node: str | Sequence[str] = (),
-        partition: int = 0,
-        gaps: Literal["yield"],
-    ) -> AsyncReadStream[Record | Gap]: ...
+        of: type[Of],
+        gaps: Literal["raise"] = "raise",
+        **options: Unpack[ReadOptions],
+    ) -> AsyncReadStream[Record[Of]]: ...
+
+    @overload
+    def read(
+        self, topic: str, from_seq: int = 0, *, of: type[Of], gaps: Literal["yield"], **options: Unpack[ReadOptions]
+    ) -> AsyncReadStream[Record[Of] | Gap]: ...
+
+    @overload
+    def read(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        *,
+        codec: Codec[Of],
+        gaps: Literal["raise"] = "raise",
+        **options: Unpack[ReadOptions],
+    ) -> AsyncReadStream[Record[Of]]: ...
+
+    @overload
+    def read(
+        self, topic: str, from_seq: int = 0, *, codec: Codec[Of], gaps: Literal["yield"], **options: Unpack[ReadOptions]
+    ) -> AsyncReadStream[Record[Of] | Gap]: ...
 
     def read(
         self,
@@ -104,39 +115,77 @@ class AsyncRecords(AsyncBase):
         node: str | Sequence[str] = (),
         partition: int = 0,
         gaps: Literal["raise", "yield"] = "raise",
+        of: Any = None,
+        codec: Codec[Any] | None = None,
+        undecodable: Undecodable = "raise",
     ) -> AsyncReadStream[Any]:
         """All records behind a cursor (or from a time, or the `last` ones), to iterate over, up to `end_seq`.
 
         Without `end_seq` it ends at the head of the moment when it begins, or never with `follow`. Records lost to
         retention raise GapError where they were; with `gaps="yield"` a Gap stands in their place.
         Records that one of the `node`s wrote are left out.
+
+        With `of`, a type, or a `codec` each record comes with its value as that. One that can't be decoded raises
+        DecodeError where it is; with `undecodable="yield"` it comes all the same, and raises for its `value`; with a
+        function it is left out, and the function is called with the error.
         """
-        request = pb.BulkDiffRequest(
-            topic=topic,
-            from_seq=from_seq,
+        request = bulk_request(
+            topic,
+            from_seq,
+            end_seq=end_seq,
             from_ts_ms=from_ts_ms,
             last=last,
-            end_seq=end_seq,
             follow=follow,
-            node=nodes(node),
-            include_tags=True,
+            tag=tag,
+            tag_prefix=tag_prefix,
+            node=node,
             partition=partition,
-            filter=tag_match(tag, tag_prefix),
         )
-        return AsyncReadStream(self.connection, Reading(request, raise_gaps=gaps == "raise"))
+        reading = Reading(request, raise_gaps=gaps == "raise")
+        return AsyncReadStream(self.connection, reading, codec_of(of, codec, self.codec), undecodable)
+
+    def read_arrow(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        *,
+        end_seq: int | None = None,
+        from_ts_ms: int | None = None,
+        last: int | None = None,
+        tag: str | None = None,
+        tag_prefix: str | None = None,
+        node: str | Sequence[str] = (),
+        partition: int = 0,
+        gaps: Literal["raise", "report"] = "raise",
+    ) -> AsyncArrowStream:
+        """The same records as batches of Arrow, in the bytes that came from the server: to iterate over, or all in one
+        table by `read_all`. Takes pyarrow.
+
+        The columns are `seq` (int64), `ts` (timestamp[us, UTC]), `kind` (int8: 1 for JSON, 2 for bytes), `node`, `tag`,
+        `meta` (texts, or null) and `data` (binary). Records lost to retention raise GapError where they were; with
+        `gaps="report"` the stream's `gaps` has them. Raises ModuleNotFoundError without pyarrow.
+        """
+        request = bulk_request(
+            topic,
+            from_seq,
+            end_seq=end_seq,
+            from_ts_ms=from_ts_ms,
+            last=last,
+            tag=tag,
+            tag_prefix=tag_prefix,
+            node=node,
+            partition=partition,
+            arrow=True,
+        )
+        return AsyncArrowStream(self.connection, ArrowReading(request, raise_gaps=gaps == "raise"))
 
     @overload
     def watch(
         self,
         topics: str | Iterable[str] | Mapping[str, Start],
         *,
-        cursor: Mapping[str, int] | None = None,
-        tag: str | None = None,
-        tag_prefix: str | None = None,
-        node: str | Sequence[str] = (),
-        strong: bool = False,
-        lenient: bool = False,
         events: Literal[False] = False,
+        **options: Unpack[WatchOptions],
     ) -> AsyncWatchStream[Record]: ...
 
     @overload
@@ -144,14 +193,49 @@ class AsyncRecords(AsyncBase):
         self,
         topics: str | Iterable[str] | Mapping[str, Start],
         *,
-        cursor: Mapping[str, int] | None = None,
-        tag: str | None = None,
-        tag_prefix: str | None = None,
-        node: str | Sequence[str] = (),
-        strong: bool = False,
-        lenient: bool = False,
         events: Literal[True],
-    ) -> AsyncWatchStream[Event]: ...
+        **options: Unpack[WatchOptions],
+    ) -> AsyncWatchStream[Record | Told]: ...
+
+    @overload
+    def watch(
+        self,
+        topics: str | Iterable[str] | Mapping[str, Start],
+        *,
+        of: type[Of],
+        events: Literal[False] = False,
+        **options: Unpack[WatchOptions],
+    ) -> AsyncWatchStream[Record[Of]]: ...
+
+    @overload
+    def watch(
+        self,
+        topics: str | Iterable[str] | Mapping[str, Start],
+        *,
+        of: type[Of],
+        events: Literal[True],
+        **options: Unpack[WatchOptions],
+    ) -> AsyncWatchStream[Record[Of] | Told]: ...
+
+    @overload
+    def watch(
+        self,
+        topics: str | Iterable[str] | Mapping[str, Start],
+        *,
+        codec: Codec[Of],
+        events: Literal[False] = False,
+        **options: Unpack[WatchOptions],
+    ) -> AsyncWatchStream[Record[Of]]: ...
+
+    @overload
+    def watch(
+        self,
+        topics: str | Iterable[str] | Mapping[str, Start],
+        *,
+        codec: Codec[Of],
+        events: Literal[True],
+        **options: Unpack[WatchOptions],
+    ) -> AsyncWatchStream[Record[Of] | Told]: ...
 
     def watch(
         self,
@@ -164,6 +248,9 @@ class AsyncRecords(AsyncBase):
         strong: bool = False,
         lenient: bool = False,
         events: bool = False,
+        of: Any = None,
+        codec: Codec[Any] | None = None,
+        undecodable: Undecodable = "raise",
     ) -> AsyncWatchStream[Any]:
         """Follow many topics at once, to iterate over, without an end.
 
@@ -173,7 +260,8 @@ class AsyncRecords(AsyncBase):
         `lenient` topics that are not there are left out.
 
         Records lost raise GapError, a deleted topic NotFoundError; iterate again to go on with the others. With
-        `events=True` there come Gap, TopicDeleted, CaughtUp and Advice objects instead.
+        `events=True` there come Gap, TopicDeleted, CaughtUp and Advice objects instead. `of`, `codec` and `undecodable`
+        are as in `read`.
         """
         subscription = WatchSubscription(
             node=nodes(node),
@@ -185,7 +273,8 @@ class AsyncRecords(AsyncBase):
         )
         subscribe(subscription, topics, cursor)
         request = WatchRequest(subscription=subscription, lenient=lenient)
-        return AsyncWatchStream(self.connection, Watching(request, events=events))
+        watching = Watching(request, events=events)
+        return AsyncWatchStream(self.connection, watching, codec_of(of, codec, self.codec), undecodable)
 
     async def delete_records(
         self,

@@ -4,12 +4,13 @@ from asyncio import Event
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar, cast
+from typing import Any, Final, Generic, Self, TypeVar
 from weakref import ref
 
 from topics_client.aio_connection import AsyncConnection
+from topics_client.codecs import Codec
 from topics_client.errors import TopicsError, UnavailableError
-from topics_client.reading import Batch, Feed, Reading
+from topics_client.reading import Decoding, Feed, Reading, Undecodable
 from topics_client.retry import Patience
 from topics_client.watching import Watching
 
@@ -55,12 +56,10 @@ class AsyncFlow(Generic[Item]):
         feed = self._feed
         async with aclosing(self._answers()) as answers:
             async for answer in answers:
-                items = feed.take(answer)
-                for item in items:
-                    feed.at(item)
-                feed.passed(answer)
-                if items:
-                    yield Batch(items)
+                for items in feed.groups(answer):
+                    yield items
+                    if self._closed.is_set():
+                        return
 
     async def _answers(self) -> AsyncGenerator[Any, None]:
         """Answers of one call after the other, each dealt with before the next is asked for."""
@@ -160,9 +159,15 @@ class AsyncStream(Generic[Item]):
 class AsyncReadStream(AsyncStream[Item]):
     """The records of one partition, and its gaps if they were asked for as objects."""
 
-    def __init__(self, connection: AsyncConnection, reading: Reading) -> None:
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        reading: Reading,
+        codec: Codec[Any] | None = None,
+        undecodable: Undecodable = "raise",
+    ) -> None:
         """Made by `read`."""
-        feed = cast("Feed[Any, Any, Item]", reading)
+        feed: Feed[Any, Any, Any] = reading if codec is None else Decoding(reading, codec, undecodable)
         super().__init__(connection, lambda: connection.topics.BulkDiff, feed, None)
         self._reading = reading
 
@@ -179,9 +184,15 @@ class AsyncReadStream(AsyncStream[Item]):
 class AsyncWatchStream(AsyncStream[Item]):
     """The records of many topics, and what else happens to them if that was asked for."""
 
-    def __init__(self, connection: AsyncConnection, watching: Watching) -> None:
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        watching: Watching,
+        codec: Codec[Any] | None = None,
+        undecodable: Undecodable = "raise",
+    ) -> None:
         """Made by `watch`."""
-        feed = cast("Feed[Any, Any, Item]", watching)
+        feed: Feed[Any, Any, Any] = watching if codec is None else Decoding(watching, codec, undecodable)
         super().__init__(connection, lambda: connection.watches.Watch, feed, _SILENT_HEARTBEATS * HEARTBEAT_SECONDS)
         self._watching = watching
 

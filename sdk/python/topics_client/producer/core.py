@@ -8,8 +8,9 @@ from copy import copy
 from threading import Event
 from typing import Any, Final, NamedTuple
 
+from topics_client.codecs import Codec, encoder_of
 from topics_client.connection import Connection
-from topics_client.encoding import encode, encode_meta
+from topics_client.encoding import encode_meta
 from topics_client.errors import InvalidRequestError, UnavailableError
 from topics_client.models import Headers
 from topics_client.producer import ending
@@ -42,8 +43,11 @@ class ProducerStatistics(NamedTuple):
 class ProducerCore:
     """A producer without a face. Threads can share it; only `drain` and `close` block."""
 
-    def __init__(self, connection: Connection, limits: Limits, retry: Retry, *, owns_connection: bool) -> None:
+    def __init__(
+        self, connection: Connection, limits: Limits, retry: Retry, *, owns_connection: bool, codec: Codec[Any] | None
+    ) -> None:
         self._connection = connection
+        self._encode = encoder_of(codec)
         self._owns_connection = owns_connection
         self._batches = Batches(
             limits, name=uuid.uuid4().hex, retry=retry, timeout=connection.timeout, clock=time.monotonic
@@ -65,7 +69,7 @@ class ProducerCore:
     ) -> Delivery | None:
         """Take a record in; None if the buffer is full. Raises InvalidRequestError, and RuntimeError once closed."""
         # 250,000 times a second and more: what most records don't have costs one look.
-        data, binary = encode(value)
+        data, binary = self._encode(value)
         parts = _parts(binary, tag, node, meta) if binary or tag is not None or node is not None or meta else None
         if len(data) > _FITS:
             _check_size(data, parts)

@@ -6,14 +6,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Event
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack
 
+from topics_client.codecs import Codec
 from topics_client.connection import DEFAULT_RETRY, Connection
-from topics_client.models import Headers
+from topics_client.models import Headers, RawJson
 from topics_client.producer.batch import Limits
 from topics_client.producer.core import ProducerCore, ProducerStatistics
 from topics_client.producer.delivery import Delivery, on_delivering_thread
 from topics_client.retry import Retry
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    Value = typing_extensions.TypeVar("Value", default=Any)
+else:
+    Value = TypeVar("Value")
 
 _Then = Callable[[], None]
 
@@ -30,7 +38,7 @@ class ProducerOptions(TypedDict, total=False):
     retry: Retry
 
 
-class Producer:
+class Producer(Generic[Value]):
     """Appends records in the background. Threads can share it; signal handlers, which may interrupt it anywhere, can't:
     let them raise, or set a flag.
 
@@ -59,15 +67,17 @@ class Producer:
         max_buffered_bytes: int = 32 << 20,
         block_seconds: float = 60.0,
         retry: Retry = DEFAULT_RETRY,
+        codec: Codec[Value] | None = None,
         owns_connection: bool = False,
     ) -> None:
         """`linger_ms` is how long a record waits for others to go with; those of a partition that has an append under
         way wait for its answer anyway, as there is one at a time. At most `max_in_flight` are under way in all. Records
         without an outcome fill the buffer, each counted with 100 bytes on top; `block_seconds` is how long `append`
-        waits for room in it. With `owns_connection`, `close` closes the connection too. Raises ValueError."""
+        waits for room in it. `codec` encodes the values. With `owns_connection`, `close` closes the connection too.
+        Raises ValueError."""
         limits = Limits(linger_ms, max_batch_records, max_batch_bytes, max_in_flight, max_buffered_bytes)
         self._block_seconds = block_seconds
-        self._core = ProducerCore(connection, limits, retry, owns_connection=owns_connection)
+        self._core = ProducerCore(connection, limits, retry, owns_connection=owns_connection, codec=codec)
         self._offer = self._core.offer
 
     def __repr__(self) -> str:
@@ -76,7 +86,7 @@ class Producer:
     def append(
         self,
         topic: str,
-        value: Any,
+        value: Value | RawJson,
         *,
         tag: str | None = None,
         node: str | None = None,
@@ -129,17 +139,22 @@ class Producer:
         self._core.leave(error)
 
 
-class AsyncProducer:
+class AsyncProducer(Generic[Value]):
     """The producer for asyncio: what would block a thread is awaited. Everything else is as Producer says.
 
     `delivery = await producer.append(...)` waits for room alone; `seq = await delivery` waits for the record.
     """
 
     def __init__(
-        self, connection: Connection, *, owns_connection: bool = False, **options: Unpack[ProducerOptions]
+        self,
+        connection: Connection,
+        *,
+        codec: Codec[Value] | None = None,
+        owns_connection: bool = False,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         """As Producer, which also has the defaults."""
-        self._producer = Producer(connection, owns_connection=owns_connection, **options)
+        self._producer = Producer(connection, codec=codec, owns_connection=owns_connection, **options)
         self._core = self._producer._core
 
     def __repr__(self) -> str:
@@ -148,7 +163,7 @@ class AsyncProducer:
     async def append(
         self,
         topic: str,
-        value: Any,
+        value: Value | RawJson,
         *,
         tag: str | None = None,
         node: str | None = None,

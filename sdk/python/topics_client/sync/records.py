@@ -2,7 +2,7 @@
 """Records: read, watch, delete."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from topics.v1 import topics_service_pb2 as pb
 from topics.v1.watch_service_pb2 import (
@@ -11,13 +11,16 @@ from topics.v1.watch_service_pb2 import (
     WatchRequest,
     WatchSubscription,
 )
+from topics_client.arrow import ArrowReading
+from topics_client.codecs import Codec, codec_of
 from topics_client.decoding import page_of
-from topics_client.models import Deleted, Event, Gap, Page, Record
-from topics_client.reading import Reading
-from topics_client.requests import nodes, tag_match
+from topics_client.models import Deleted, Gap, Of, Page, Record, Told
+from topics_client.reading import Reading, ReadOptions, Undecodable
+from topics_client.requests import bulk_request, nodes, tag_match
+from topics_client.sync.arrow import ArrowStream
 from topics_client.sync.base import Base
 from topics_client.sync.streams import HEARTBEAT_SECONDS, ReadStream, WatchStream
-from topics_client.watching import Start, Watching, subscribe
+from topics_client.watching import Start, Watching, WatchOptions, subscribe
 
 
 class Records(Base):
@@ -59,20 +62,13 @@ class Records(Base):
 
     @overload
     def read(
-        self,
-        topic: str,
-        from_seq: int = 0,
-        *,
-        end_seq: int | None = None,
-        from_ts_ms: int | None = None,
-        last: int | None = None,
-        follow: bool = False,
-        tag: str | None = None,
-        tag_prefix: str | None = None,
-        node: str | Sequence[str] = (),
-        partition: int = 0,
-        gaps: Literal["raise"] = "raise",
+        self, topic: str, from_seq: int = 0, *, gaps: Literal["raise"] = "raise", **options: Unpack[ReadOptions]
     ) -> ReadStream[Record]: ...
+
+    @overload
+    def read(
+        self, topic: str, from_seq: int = 0, *, gaps: Literal["yield"], **options: Unpack[ReadOptions]
+    ) -> ReadStream[Record | Gap]: ...
 
     @overload
     def read(
@@ -80,16 +76,31 @@ class Records(Base):
         topic: str,
         from_seq: int = 0,
         *,
-        end_seq: int | None = None,
-        from_ts_ms: int | None = None,
-        last: int | None = None,
-        follow: bool = False,
-        tag: str | None = None,
-        tag_prefix: str | None = None,
-        node: str | Sequence[str] = (),
-        partition: int = 0,
-        gaps: Literal["yield"],
-    ) -> ReadStream[Record | Gap]: ...
+        of: type[Of],
+        gaps: Literal["raise"] = "raise",
+        **options: Unpack[ReadOptions],
+    ) -> ReadStream[Record[Of]]: ...
+
+    @overload
+    def read(
+        self, topic: str, from_seq: int = 0, *, of: type[Of], gaps: Literal["yield"], **options: Unpack[ReadOptions]
+    ) -> ReadStream[Record[Of] | Gap]: ...
+
+    @overload
+    def read(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        *,
+        codec: Codec[Of],
+        gaps: Literal["raise"] = "raise",
+        **options: Unpack[ReadOptions],
+    ) -> ReadStream[Record[Of]]: ...
+
+    @overload
+    def read(
+        self, topic: str, from_seq: int = 0, *, codec: Codec[Of], gaps: Literal["yield"], **options: Unpack[ReadOptions]
+    ) -> ReadStream[Record[Of] | Gap]: ...
 
     def read(
         self,
@@ -105,39 +116,77 @@ class Records(Base):
         node: str | Sequence[str] = (),
         partition: int = 0,
         gaps: Literal["raise", "yield"] = "raise",
+        of: Any = None,
+        codec: Codec[Any] | None = None,
+        undecodable: Undecodable = "raise",
     ) -> ReadStream[Any]:
         """All records behind a cursor (or from a time, or the `last` ones), to iterate over, up to `end_seq`.
 
         Without `end_seq` it ends at the head of the moment when it begins, or never with `follow`. Records lost to
         retention raise GapError where they were; with `gaps="yield"` a Gap stands in their place.
         Records that one of the `node`s wrote are left out.
+
+        With `of`, a type, or a `codec` each record comes with its value as that. One that can't be decoded raises
+        DecodeError where it is; with `undecodable="yield"` it comes all the same, and raises for its `value`; with a
+        function it is left out, and the function is called with the error.
         """
-        request = pb.BulkDiffRequest(
-            topic=topic,
-            from_seq=from_seq,
+        request = bulk_request(
+            topic,
+            from_seq,
+            end_seq=end_seq,
             from_ts_ms=from_ts_ms,
             last=last,
-            end_seq=end_seq,
             follow=follow,
-            node=nodes(node),
-            include_tags=True,
+            tag=tag,
+            tag_prefix=tag_prefix,
+            node=node,
             partition=partition,
-            filter=tag_match(tag, tag_prefix),
         )
-        return ReadStream(self.connection, Reading(request, raise_gaps=gaps == "raise"))
+        reading = Reading(request, raise_gaps=gaps == "raise")
+        return ReadStream(self.connection, reading, codec_of(of, codec, self.codec), undecodable)
+
+    def read_arrow(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        *,
+        end_seq: int | None = None,
+        from_ts_ms: int | None = None,
+        last: int | None = None,
+        tag: str | None = None,
+        tag_prefix: str | None = None,
+        node: str | Sequence[str] = (),
+        partition: int = 0,
+        gaps: Literal["raise", "report"] = "raise",
+    ) -> ArrowStream:
+        """The same records as batches of Arrow, in the bytes that came from the server: to iterate over, or all in one
+        table by `read_all`. Takes pyarrow.
+
+        The columns are `seq` (int64), `ts` (timestamp[us, UTC]), `kind` (int8: 1 for JSON, 2 for bytes), `node`, `tag`,
+        `meta` (texts, or null) and `data` (binary). Records lost to retention raise GapError where they were; with
+        `gaps="report"` the stream's `gaps` has them. Raises ModuleNotFoundError without pyarrow.
+        """
+        request = bulk_request(
+            topic,
+            from_seq,
+            end_seq=end_seq,
+            from_ts_ms=from_ts_ms,
+            last=last,
+            tag=tag,
+            tag_prefix=tag_prefix,
+            node=node,
+            partition=partition,
+            arrow=True,
+        )
+        return ArrowStream(self.connection, ArrowReading(request, raise_gaps=gaps == "raise"))
 
     @overload
     def watch(
         self,
         topics: str | Iterable[str] | Mapping[str, Start],
         *,
-        cursor: Mapping[str, int] | None = None,
-        tag: str | None = None,
-        tag_prefix: str | None = None,
-        node: str | Sequence[str] = (),
-        strong: bool = False,
-        lenient: bool = False,
         events: Literal[False] = False,
+        **options: Unpack[WatchOptions],
     ) -> WatchStream[Record]: ...
 
     @overload
@@ -145,14 +194,49 @@ class Records(Base):
         self,
         topics: str | Iterable[str] | Mapping[str, Start],
         *,
-        cursor: Mapping[str, int] | None = None,
-        tag: str | None = None,
-        tag_prefix: str | None = None,
-        node: str | Sequence[str] = (),
-        strong: bool = False,
-        lenient: bool = False,
         events: Literal[True],
-    ) -> WatchStream[Event]: ...
+        **options: Unpack[WatchOptions],
+    ) -> WatchStream[Record | Told]: ...
+
+    @overload
+    def watch(
+        self,
+        topics: str | Iterable[str] | Mapping[str, Start],
+        *,
+        of: type[Of],
+        events: Literal[False] = False,
+        **options: Unpack[WatchOptions],
+    ) -> WatchStream[Record[Of]]: ...
+
+    @overload
+    def watch(
+        self,
+        topics: str | Iterable[str] | Mapping[str, Start],
+        *,
+        of: type[Of],
+        events: Literal[True],
+        **options: Unpack[WatchOptions],
+    ) -> WatchStream[Record[Of] | Told]: ...
+
+    @overload
+    def watch(
+        self,
+        topics: str | Iterable[str] | Mapping[str, Start],
+        *,
+        codec: Codec[Of],
+        events: Literal[False] = False,
+        **options: Unpack[WatchOptions],
+    ) -> WatchStream[Record[Of]]: ...
+
+    @overload
+    def watch(
+        self,
+        topics: str | Iterable[str] | Mapping[str, Start],
+        *,
+        codec: Codec[Of],
+        events: Literal[True],
+        **options: Unpack[WatchOptions],
+    ) -> WatchStream[Record[Of] | Told]: ...
 
     def watch(
         self,
@@ -165,6 +249,9 @@ class Records(Base):
         strong: bool = False,
         lenient: bool = False,
         events: bool = False,
+        of: Any = None,
+        codec: Codec[Any] | None = None,
+        undecodable: Undecodable = "raise",
     ) -> WatchStream[Any]:
         """Follow many topics at once, to iterate over, without an end.
 
@@ -174,7 +261,8 @@ class Records(Base):
         `lenient` topics that are not there are left out.
 
         Records lost raise GapError, a deleted topic NotFoundError; iterate again to go on with the others. With
-        `events=True` there come Gap, TopicDeleted, CaughtUp and Advice objects instead.
+        `events=True` there come Gap, TopicDeleted, CaughtUp and Advice objects instead. `of`, `codec` and `undecodable`
+        are as in `read`.
         """
         subscription = WatchSubscription(
             node=nodes(node),
@@ -186,7 +274,8 @@ class Records(Base):
         )
         subscribe(subscription, topics, cursor)
         request = WatchRequest(subscription=subscription, lenient=lenient)
-        return WatchStream(self.connection, Watching(request, events=events))
+        watching = Watching(request, events=events)
+        return WatchStream(self.connection, watching, codec_of(of, codec, self.codec), undecodable)
 
     def delete_records(
         self,

@@ -5,12 +5,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from threading import Event
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar, cast
+from typing import Any, Final, Generic, Self, TypeVar
 from weakref import ref
 
+from topics_client.codecs import Codec
 from topics_client.connection import Connection
 from topics_client.errors import TopicsError, UnavailableError
-from topics_client.reading import Batch, Feed, Reading
+from topics_client.reading import Decoding, Feed, Reading, Undecodable
 from topics_client.retry import Patience
 from topics_client.watching import Watching
 
@@ -56,12 +57,10 @@ class Flow(Generic[Item]):
         feed = self._feed
         with closing(self._answers()) as answers:
             for answer in answers:
-                items = feed.take(answer)
-                for item in items:
-                    feed.at(item)
-                feed.passed(answer)
-                if items:
-                    yield Batch(items)
+                for items in feed.groups(answer):
+                    yield items
+                    if self._closed.is_set():
+                        return
 
     def _answers(self) -> Generator[Any, None]:
         """Answers of one call after the other, each dealt with before the next is asked for."""
@@ -159,9 +158,15 @@ class Stream(Generic[Item]):
 class ReadStream(Stream[Item]):
     """The records of one partition, and its gaps if they were asked for as objects."""
 
-    def __init__(self, connection: Connection, reading: Reading) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        reading: Reading,
+        codec: Codec[Any] | None = None,
+        undecodable: Undecodable = "raise",
+    ) -> None:
         """Made by `read`."""
-        feed = cast("Feed[Any, Any, Item]", reading)
+        feed: Feed[Any, Any, Any] = reading if codec is None else Decoding(reading, codec, undecodable)
         super().__init__(connection, lambda: connection.topics.BulkDiff, feed, None)
         self._reading = reading
 
@@ -178,9 +183,15 @@ class ReadStream(Stream[Item]):
 class WatchStream(Stream[Item]):
     """The records of many topics, and what else happens to them if that was asked for."""
 
-    def __init__(self, connection: Connection, watching: Watching) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        watching: Watching,
+        codec: Codec[Any] | None = None,
+        undecodable: Undecodable = "raise",
+    ) -> None:
         """Made by `watch`."""
-        feed = cast("Feed[Any, Any, Item]", watching)
+        feed: Feed[Any, Any, Any] = watching if codec is None else Decoding(watching, codec, undecodable)
         super().__init__(connection, lambda: connection.watches.Watch, feed, _SILENT_HEARTBEATS * HEARTBEAT_SECONDS)
         self._watching = watching
 

@@ -13,12 +13,13 @@ RetryLater(delay_ms)` names the time. Delivery is at least once: a job may be do
 import asyncio
 from contextlib import suppress
 from threading import Lock, Thread
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+from topics_client.codecs import Codec
 from topics_client.connection import Connection
 from topics_client.models import Job
 from topics_client.worker.core import Core, Wish
-from topics_client.worker.handling import Handler, Handling, LoopHandling, ThreadHandling, is_async
+from topics_client.worker.handling import Handler, Handling, LoopHandling, ThreadHandling, decoding, is_async
 from topics_client.worker.options import DEFAULT_BACKOFF, OnError, Options, WorkerStatistics, default_node
 from topics_client.worker.settling import Backoff, Release, RetryLater
 from topics_client.worker.signals import heeded, heeded_by_loop
@@ -54,6 +55,7 @@ class _Worker:
         until_empty: bool = False,
         on_error: OnError | None = None,
         install_signals: bool = True,
+        codec: Codec[Any] | None = None,
     ) -> None:
         """A worker for one run.
 
@@ -64,13 +66,14 @@ class _Worker:
         A lease is `lease_ms` long (100 ms to 24 h; by default as the queue has it) and extended while the job runs: a
         short one only means that others have the job sooner when this process hangs or its machine dies. `backoff` is
         for jobs that fail. With `until_empty` the run ends when the queue has nothing ready; jobs that rest are left.
-        `on_error(job, error)` is called in place of a log line, where the handler ran. Raises ValueError.
+        `on_error(job, error)` is called in place of a log line, where the handler ran. With a `codec` jobs come with
+        their values as that reads them; one that can't be read fails with DecodeError. Raises ValueError.
         """
         if not callable(handler):
             raise TypeError(f"a handler is a function of a job, not {handler!r}")
         self.queue = queue
         self._server = str(connection.blocking().address)
-        self._handler = handler
+        self._handler = handler if codec is None else decoding(handler, codec)
         self._install_signals = install_signals
         self._options = Options(
             node=node or default_node(),

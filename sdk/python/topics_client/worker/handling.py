@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any, Final, Protocol
 
+from topics_client.codecs import Codec, decoded_job
 from topics_client.models import Job
 from topics_client.worker.leases import Held, Leases
 
@@ -20,6 +21,17 @@ _CANCEL_SECONDS: Final = 1.0
 def is_async(handler: Handler) -> bool:
     """Whether calling it gives a coroutine."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+def decoding(handler: Handler, codec: Codec[Any]) -> Handler:
+    """The handler, called with jobs whose values a codec has read. One that it can't read fails with DecodeError."""
+    if is_async(handler):
+
+        async def awaited(job: Job) -> Any:
+            return await handler(decoded_job(job, codec))
+
+        return awaited
+    return lambda job: handler(decoded_job(job, codec))
 
 
 class Handling(Protocol):
