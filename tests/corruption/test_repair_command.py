@@ -55,10 +55,10 @@ def test_it_shows_what_it_would_do_and_does_it(damaged: Path, tmp_path: Path) ->
     ran = Cli()("repair", "--data-dir", directory, code=1)
     assert "found: damaged: events seq 11..20: records can't be read" in ran.out
     assert "repair: gap: events seq 11..20: can't be read any more" in ran.out
-    assert "would save 1 topics, 1 partitions, 20 records" in ran.out
+    assert "would save 1 topic, 1 partition, 20 records" in ran.out
     assert "nothing was changed: `--apply --copy-to DIR`" in ran.err
     ran = Cli()("repair", "--data-dir", directory, "--apply", "--no-copy", lines=0)
-    assert "saved: 1 topics, 1 partitions, 20 records" in ran.out
+    assert "saved: 1 topic, 1 partition, 20 records" in ran.out
     assert f"the files as they were are in {directory}/quarantine-" in ran.out
     assert verify(directory, "--deep").code == 0
     assert f"nothing to do: {directory} is sound" in Cli()("repair", "--data-dir", directory, lines=0).out

@@ -236,7 +236,7 @@ def test_sync_deletes_tells_what_it_did(
     connection.unary(connection.topics.DeleteRecords, request, repeatable=True)
     code, out, err = run("sync-deletes", orders)
     assert (code, err) == (0, "")
-    assert out == f"{orders}: 5 rows removed from the table, 1 files rewritten\n"
+    assert out == f"{orders}: 5 rows removed from the table, 1 file rewritten\n"
     found = json.loads(run("sync-deletes", "--json", orders)[1])
     assert found == {"topic": orders, "heads": {"0": 20}, "rows": 0, "error_rows": 0, "files": 0}
 

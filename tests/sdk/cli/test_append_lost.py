@@ -45,7 +45,7 @@ def test_an_answer_about_other_records_is_no_success() -> None:
 
     with FakeTopics(answer) as fake:
         ran = Cli(fake.target)("append", "t", stdin="1\n2\n", code=1)
-    assert "its key was used for a write of 1 records, and this one has 2" in ran.err
+    assert "its key was used for a write of 1 record, and this one has 2" in ran.err
     assert "may or may not be there" in ran.err
     assert len(fake.attempts) == 1, "it is not made in parts, which might be there twice"
 

@@ -149,7 +149,7 @@ def test_a_bad_row_is_named_by_its_line_and_the_rest_goes_on_or_not(topics: Cli,
     topic, file = fresh(), tmp_path / "rows.csv"
     file.write_bytes(b'a,b\n1,"2\n3"\n4\n5,\xff\n6,7\n')
     ran = topics("import", file, "--topic", topic, code=1)
-    assert f"{file}: line 4: it has 1 columns, and the header 2; 1 record before it is appended" in ran.err
+    assert f"{file}: line 4: it has 1 column, and the header 2; 1 record before it is appended" in ran.err
     assert "--start-line 4 goes on there" in ran.err
     ran = topics("import", file, "--topic", topic, "--start-line", 4, "--skip-invalid")
     assert "line 5, column 3: byte 0xff is not UTF-8" in ran.err

@@ -108,8 +108,11 @@ def test_a_file_that_is_damaged_or_open_to_others_is_told(
 
 def test_what_makes_no_sense(home: dict[str, str]) -> None:
     for arguments, text in (
-        (("add", "x", "http://k3y@h"), "the scheme of a server's URL"),
-        (("add", "", "h"), "no name for a profile"),
+        (
+            ("add", "x", "http://k3y@h"),
+            "URL: that is the URL of an HTTP port: give that of the gRPC port, topics://HOST:4001",
+        ),
+        (("add", "", "h"), "not a name for a profile"),
         (("use",), "either NAME or --none"),
         (("use", "nope"), "there is no profile 'nope'"),
     ):

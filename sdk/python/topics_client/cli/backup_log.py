@@ -99,8 +99,9 @@ def restore_point(arguments: argparse.Namespace) -> int:
         facts = {"id": made.backup.id, "log_bytes": made.log_bytes, "written_ms": made.written_ms}
         output.line(facts | {"topics": len(made.topics), "records": records, "data_dir": str(arguments.to)})
     else:
+        what = output.listed(topic=len(made.topics), record=records)
         print(
-            f"{made.backup.id} and {output.size(made.log_bytes)} of log: {len(made.topics)} topics, {records:,} "
-            f"records, as of {shown(made.written_ms)}; topics serve --data-dir {arguments.to} serves it"
+            f"{made.backup.id} and {output.size(made.log_bytes)} of log: {what}, as of {shown(made.written_ms)}; "
+            f"topics serve --data-dir {arguments.to} serves it"
         )
     return 0

@@ -80,7 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if kind != "ndjson" and arguments.with_meta:
         raise server.UsageError(f"--with-meta is for ndjson; {formats.spoken(kind)} has everything anyway")
     if arguments.file == "-" and (kind == "parquet" or packing) and sys.stdout.isatty():
-        raise server.UsageError(f"{formats.spoken(packing or kind)} is no text for a terminal: name a FILE")
+        raise server.UsageError(f"{formats.spoken(packing or kind)} is not text for a terminal: name a FILE")
     with server.client(arguments) as client:
         count = client.get_topic(arguments.topic, touch=False).partition_count
         if arguments.partition is not None:
@@ -162,7 +162,7 @@ class _Exporting:
             return
         where = f"--partition {partition} " if len(self._partitions) > 1 else ""
         output.note(
-            f"topics export: {self._arguments.file}.part holds the first {self._count:,} records; "
+            f"topics export: {self._arguments.file}.part holds the first {output.counted(self._count, 'record')}; "
             f"{where}--from-seq {self._last_seq} goes on behind them, into another file"
         )
 
@@ -171,8 +171,9 @@ class _Exporting:
         arguments, seconds = self._arguments, time.monotonic() - self._began
         changed = writer.changed if isinstance(writer, _Values) else 0
         if changed:
+            which = "1 record is" if changed == 1 else f"{changed:,} records are"
             output.note(
-                f"topics export: {changed:,} records are not there to the byte: bytes became base64, or line ends "
+                f"topics export: {which} not there to the byte: bytes became base64, or line ends "
                 "between values of JSON became spaces; --with-meta, CSV and Parquet keep both"
             )
         single = len(self._partitions) == 1
@@ -278,7 +279,7 @@ def _target(arguments: argparse.Namespace) -> "Iterator[IO[bytes]]":
         return
     path = Path(os.path.realpath(arguments.file))
     if path.exists() and not path.is_file():
-        raise ValueError(f"{arguments.file} is no file; - writes to standard output")
+        raise ValueError(f"{arguments.file} is not a file; - writes to standard output")
     part = path.with_name(f"{path.name}.part")
     for each in (path, part):
         if each.exists() and not arguments.force:

@@ -152,6 +152,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def listed(**numbers: int) -> str:
+    """Numbers of several things, each named in the singular: `1 topic, 3 records`."""
+    return ", ".join(counted(number, noun) for noun, number in numbers.items())
+
+
 class Measure(str):
     """A number with its unit, which stands to the right in a table."""
 

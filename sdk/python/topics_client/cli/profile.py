@@ -88,7 +88,7 @@ def _row(name: str, found: profiles.Profile, *, used: bool) -> dict[str, Any]:
 def _add(arguments: argparse.Namespace) -> int:
     name, known = arguments.name, profiles.load()
     if not name or name.startswith("-") or output.clean(name) != name:
-        raise server.UsageError(f"{name!r} is no name for a profile")
+        raise server.UsageError(f"{name!r} is not a name for a profile")
     if name in known.found and not arguments.replace:
         raise ValueError(f"there is a profile {name} already; --replace writes over it")
     url, key = server.without_key(arguments.url)

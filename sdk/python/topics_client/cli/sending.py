@@ -7,6 +7,8 @@ from threading import Condition, Thread
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+from topics_client.cli.output import counted
+
 if TYPE_CHECKING:
     from topics.v1.topics_service_pb2 import AppendRequest, AppendResponse
     from topics_client.connection import Connection
@@ -259,7 +261,7 @@ class Sender:
                 if not isinstance(error, UnavailableError) or not patience.waited(error):
                     raise
         if reply.count != len(batch):  # none is passed over in silence
-            text = f"its key was used for a write of {reply.count} records, and this one has {len(batch)}"
+            text = f"its key was used for a write of {counted(reply.count, 'record')}, and this one has {len(batch)}"
             raise StoppedError(InvalidRequestError("invalid_request", text), batch, unknown=self._options.key is None)
         return reply
 

@@ -125,5 +125,5 @@ def _field(name: str, spec: str, conversion: str | None) -> tuple[str, str]:
             raise ValueError
         format(sample, spec)
     except ValueError:
-        raise ValueError(f"{{{name}:{spec}}}: {spec!r} is no width for {{{name}}}") from None
+        raise ValueError(f"{{{name}:{spec}}}: {spec!r} is not a width for {{{name}}}") from None
     return name, spec

@@ -76,9 +76,9 @@ def _verify(arguments: argparse.Namespace, verify: Any) -> int:
             }
         )
     elif report.opened:
-        what = f"{report.topics:,} topics, {report.partitions:,} partitions, {report.records:,} records"
+        what = output.listed(topic=report.topics, partition=report.partitions, record=report.records)
         found = f"clean: {what}" if not report.problems else f"looked at {what}"
-        print(f"{found}, {report.routers:,} routers, {report.groups:,} groups")
+        print(f"{found}, {output.listed(router=report.routers, group=report.groups)}")
     if not report.problems:
         return 0
     count = "one problem" if report.problems == 1 else f"{report.problems:,} problems"

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from topics_client.cli.types import positive
+
 if TYPE_CHECKING:
     from topics_client.cli.types import Commands
 
@@ -28,7 +30,7 @@ def add_parser(commands: "Commands") -> None:
     status = _action(actions, "status", "where each table stands, and what is wrong; 1 if anything is")
     compact = _action(actions, "compact", "make large files of small ones")
     maintain = _action(actions, "maintain", "drop old snapshots, merge manifests, delete files nothing refers to")
-    maintain.add_argument("--keep", type=_count, metavar="N", help="snapshots to keep (default: keep_snapshots)")
+    maintain.add_argument("--keep", type=positive, metavar="N", help="snapshots to keep (default: keep_snapshots)")
     maintain.add_argument(
         "--grace",
         type=_seconds,
@@ -43,7 +45,9 @@ def add_parser(commands: "Commands") -> None:
     query = _action(actions, "query", "ask the tables and what is not in them yet, in DuckDB's SQL")
     query.add_argument("sql", metavar="SQL", help="the statement; - is standard input")
     query.add_argument("--table-only", action="store_true", help="leave out what is not in the tables yet")
-    query.add_argument("--hot-limit", type=_count, metavar="N", help="most such records of a topic (default: 1000000)")
+    query.add_argument(
+        "--hot-limit", type=positive, metavar="N", help="most such records of a topic (default: 1000000)"
+    )
     formats = query.add_mutually_exclusive_group()
     formats.add_argument("--csv", action="store_true", help="print CSV")
     formats.add_argument("--parquet", metavar="FILE", help="write a Parquet file")
@@ -73,17 +77,10 @@ def _action(actions: "Commands", name: str, what: str) -> argparse.ArgumentParse
     return parser
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return value
-
-
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError("at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
     return value
 
 

@@ -220,7 +220,8 @@ def _sync_deletes(arguments: argparse.Namespace, config: Config) -> int:
         output.line({**asdict(done), "heads": {str(partition): seq for partition, seq in done.heads.items()}})
     else:
         errors = f" and {done.error_rows:,} from that of errors" if done.error_rows else ""
-        print(f"{done.topic}: {done.rows:,} rows removed from the table{errors}, {done.files:,} files rewritten")
+        rows, files = output.counted(done.rows, "row"), output.counted(done.files, "file")
+        print(f"{done.topic}: {rows} removed from the table{errors}, {files} rewritten")
     return 0
 
 
