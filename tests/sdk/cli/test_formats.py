@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from backports import zstd
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.http import Api, fresh, ok
@@ -74,7 +74,7 @@ def _of_lines(records: list[Record]) -> list[Parsed | None]:
 
 
 @pytest.mark.parametrize("back", [_of_csv, _of_parquet, _of_lines])
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_RECORDS)
 def test_whatever_a_record_has_comes_back(back: object, records: list[Record]) -> None:
     assert callable(back)
@@ -177,6 +177,7 @@ pq.write_table(pa.table({"n": [1]}), _PARQUET)
         ("a", b"PK\x03\x04....", 1, "looks like a zip archive or a spreadsheet, not NDJSON"),
         ("a", '{"n":1}'.encode("utf-16"), 1, "looks like UTF-16 text, not NDJSON: iconv -t UTF-8 converts it"),
         ("a", b"n,m\n1,2\n", 1, "line 1, column 1: expecting value, found 'n' (--format csv reads CSV)"),
+        ("a.json", b'[\n{"n":1}\n]', 1, "column 2: expecting value, but it ends here (a document of several lines"),
         ("a.bz2", b"", 2, "bz2 isn't supported: unpack it first"),
         ("a.xlsx", b"", 2, "xlsx isn't supported: convert it to NDJSON, CSV or Parquet"),
         ("a.csv", b"a;b\n1;2\n", 1, "columns are separated by commas here, and its header has ';'"),

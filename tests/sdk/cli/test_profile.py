@@ -34,7 +34,7 @@ def test_a_profile_is_made_used_shown_and_removed(home: dict[str, str], tmp_path
     assert [path.name for path in file.parent.iterdir()] == ["profiles.json"]
     listed = topics("profile", "list", env=home)
     assert listed.cells == [
-        ["PROFILE", "SERVER", "KEY"],
+        ["USED", "PROFILE", "SERVER", "KEY"],
         ["local", "topics://127.0.0.1:9", "$LOCAL_KEY"],
         ["*", "prod", "topics+tls://db:4002?ca=/ca.pem", "stored"],
     ]

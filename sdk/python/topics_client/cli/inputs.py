@@ -104,7 +104,13 @@ class Inputs:
             source = formats.Source(raw, label)
             wanted = "text" if self._kind == "text" else "lines of JSON"
             formats.refuse_other(source.head(), label, wanted, "topics import reads files of other formats")
-            yield from self._of_lines(source, label, start, self._add_text if self._kind == "text" else self._add_json)
+            try:
+                add = self._add_text if self._kind == "text" else self._add_json
+                yield from self._of_lines(source, label, start, add)
+            except InvalidLineError as error:
+                if error.line == 1 and name.lower().endswith(".csv"):
+                    raise error.hinted("topics import reads CSV") from None
+                raise
 
     def _of_lines(self, source: formats.Source, label: str, start: int, add: "_Add") -> Iterator[Batch]:
         before = self.consumed
@@ -264,11 +270,15 @@ class FileInputs(Inputs):
             self.consumed = before + (_size(name) or 0)
 
     def _of_json(self, source: formats.Source, label: str, start: int, *, guessed: bool) -> Iterator[Batch]:
+        begins = source.head().lstrip(JSON_SPACE)[:1]
         try:
             yield from self._of_lines(source, label, start, self._add_record if self._whole else self._add_json)
         except InvalidLineError as error:
             if guessed and error.line == 1:
-                raise error.hinted("--format csv reads CSV") from None
+                document = (
+                    "a document of several lines is not NDJSON: jq -c . puts it on one, jq -c '.[]' each of a list"
+                )
+                raise error.hinted(document if begins in (b"[", b"{") else "--format csv reads CSV") from None
             raise
 
 

@@ -74,7 +74,7 @@ def _list(arguments: argparse.Namespace) -> int:
     known = profiles.load()
     rows = [_row(name, each, used=name == known.used) for name, each in sorted(known.found.items())]
     shown: dict[str, Any] = {"used": lambda used: "*" if used else "", "profile": None, "server": None, "key": None}
-    if not output.rows(arguments, rows, shown, ("", "profile", "server", "key")) and not arguments.json:
+    if not output.rows(arguments, rows, shown, ("used", "profile", "server", "key")) and not arguments.json:
         output.note("there are no profiles; topics profile add NAME URL makes one")
     return 0
 
