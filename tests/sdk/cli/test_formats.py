@@ -134,6 +134,13 @@ def test_pipes_take_every_format(topics: Cli, ugly: str, chosen: str) -> None:
     assert whole(topics, topic) == whole(topics, ugly)
 
 
+def test_whole_records_that_are_taken_for_data_are_told(topics: Cli) -> None:
+    line = '{"$seq":1,"$ts":1700000000123,"data":1}\n'
+    ran = topics("import", "-", "--topic", fresh(), "--no-compare", stdin=line)
+    assert ran.err.startswith("standard input looks like whole records")
+    assert topics("import", "-", "--with-meta", "--topic", fresh(), "--no-compare", stdin=line).err == ""
+
+
 def test_rows_of_any_csv_file_are_objects(topics: Cli, tmp_path: Path) -> None:
     topic, file = fresh(), tmp_path / "rows.csv"
     file.write_bytes(b'\xef\xbb\xbfname,"the city",n\r\n"Ann, B.","a\r\n""b""",1\r\n\r\nBob,,2')
