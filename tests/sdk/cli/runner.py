@@ -65,6 +65,7 @@ class Cli:
         ran = Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
         assert ran.code == code, ran
         assert "Traceback" not in ran.err, ran.err
+        assert "internal error" not in ran.err, ran.err
         if code in (1, 2, 3, 4, 5) and arguments:
             assert ran.err.startswith("topics"), ran.err
             assert ran.err.count("\n") == lines, ran.err

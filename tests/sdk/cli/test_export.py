@@ -120,7 +120,7 @@ def test_a_file_that_is_there_is_not_written_over(topics: Cli, api: Api, tmp_pat
     assert "No such file" in topics("export", topic, tmp_path / "no" / "a", code=1).err
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path, tmp_path / "pipe"):
-        assert "is no file" in topics("export", topic, place, "--force", code=1).err
+        assert "is not a file" in topics("export", topic, place, "--force", code=1).err
     (tmp_path / "link").symlink_to(file)
     topics("append", topic, "2")
     topics("export", topic, tmp_path / "link", "--force")

@@ -91,14 +91,14 @@ def test_many_lines_are_as_one_and_one(datas: list[bytes]) -> None:
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        (b"[1]", "no JSON object"),
+        (b"[1]", "not a JSON object"),
         (b'{"data":1', "but it ends here"),
         (b'{"$tag":"a"}', 'no "data"'),
         (b'{"data":1,"event":2}', 'no member "event"'),
-        (b'{"data":1,"$tag":2}', '"$tag" is no text'),
-        (b'{"data":1,"$partition":true}', '"$partition" is no whole number'),
-        (b'{"data":"!","$encoding":"base64"}', '"data" is no base64'),
-        (b'{"data":1,"$encoding":"base64"}', '"data" is no text'),
+        (b'{"data":1,"$tag":2}', '"$tag" is not text'),
+        (b'{"data":1,"$partition":true}', '"$partition" is not a whole number'),
+        (b'{"data":"!","$encoding":"base64"}', '"data" is not base64'),
+        (b'{"data":1,"$encoding":"base64"}', '"data" is not text'),
         (b'{"data":"AA==","$encoding":"gzip"}', '"$encoding"'),
         (b'{"data":"AA==","$encoding":"base64","$kind":"json"}', "expecting value"),
     ],
@@ -135,7 +135,7 @@ def test_times(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "yesterday", "15x", "-5", "2026-13-01"])
 def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(ValueError, match="is no time"):
+    with pytest.raises(ValueError, match="is not a time"):
         moment(text, 0)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from backports import zstd
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.http import Api, fresh, ok
@@ -74,7 +74,7 @@ def _of_lines(records: list[Record]) -> list[Parsed | None]:
 
 
 @pytest.mark.parametrize("back", [_of_csv, _of_parquet, _of_lines])
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_RECORDS)
 def test_whatever_a_record_has_comes_back(back: object, records: list[Record]) -> None:
     assert callable(back)
@@ -134,6 +134,13 @@ def test_pipes_take_every_format(topics: Cli, ugly: str, chosen: str) -> None:
     assert whole(topics, topic) == whole(topics, ugly)
 
 
+def test_whole_records_that_are_taken_for_data_are_told(topics: Cli) -> None:
+    line = '{"$seq":1,"$ts":1700000000123,"data":1}\n'
+    ran = topics("import", "-", "--topic", fresh(), "--no-compare", stdin=line)
+    assert ran.err.startswith("standard input looks like whole records")
+    assert topics("import", "-", "--with-meta", "--topic", fresh(), "--no-compare", stdin=line).err == ""
+
+
 def test_rows_of_any_csv_file_are_objects(topics: Cli, tmp_path: Path) -> None:
     topic, file = fresh(), tmp_path / "rows.csv"
     file.write_bytes(b'\xef\xbb\xbfname,"the city",n\r\n"Ann, B.","a\r\n""b""",1\r\n\r\nBob,,2')
@@ -149,7 +156,7 @@ def test_a_bad_row_is_named_by_its_line_and_the_rest_goes_on_or_not(topics: Cli,
     topic, file = fresh(), tmp_path / "rows.csv"
     file.write_bytes(b'a,b\n1,"2\n3"\n4\n5,\xff\n6,7\n')
     ran = topics("import", file, "--topic", topic, code=1)
-    assert f"{file}: line 4: it has 1 columns, and the header 2; 1 record before it is appended" in ran.err
+    assert f"{file}: line 4: it has 1 column, and the header 2; 1 record before it is appended" in ran.err
     assert "--start-line 4 goes on there" in ran.err
     ran = topics("import", file, "--topic", topic, "--start-line", 4, "--skip-invalid")
     assert "line 5, column 3: byte 0xff is not UTF-8" in ran.err
@@ -177,6 +184,7 @@ pq.write_table(pa.table({"n": [1]}), _PARQUET)
         ("a", b"PK\x03\x04....", 1, "looks like a zip archive or a spreadsheet, not NDJSON"),
         ("a", '{"n":1}'.encode("utf-16"), 1, "looks like UTF-16 text, not NDJSON: iconv -t UTF-8 converts it"),
         ("a", b"n,m\n1,2\n", 1, "line 1, column 1: expecting value, found 'n' (--format csv reads CSV)"),
+        ("a.json", b'[\n{"n":1}\n]', 1, "column 2: expecting value, but it ends here (a document of several lines"),
         ("a.bz2", b"", 2, "bz2 isn't supported: unpack it first"),
         ("a.xlsx", b"", 2, "xlsx isn't supported: convert it to NDJSON, CSV or Parquet"),
         ("a.csv", b"a;b\n1;2\n", 1, "columns are separated by commas here, and its header has ';'"),

@@ -53,7 +53,8 @@ def test_what_stops_it_names_the_line(topics: Cli, tmp_path: Path) -> None:
     assert "skipped" in ran.err
     assert "read back 3 records" in ran.out
     assert (
-        "line 1, column 1: it is no JSON object" in topics("import", file, "--with-meta", "--topic", topic, code=1).err
+        "line 1, column 1: it is not a JSON object"
+        in topics("import", file, "--with-meta", "--topic", topic, code=1).err
     )
     tagged = topics("import", "-", "--topic", topic, "--tag-field", "t", code=1, stdin=json.dumps({"t": "x" * 300}))
     assert "its t is too long for a tag" in tagged.err

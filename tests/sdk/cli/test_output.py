@@ -3,13 +3,16 @@
 import os
 import pty
 import time
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from support.http import Api, fresh
+from topics_client import cli
 from topics_client.cli import output
 from topics_client.cli.output import Measure, table_lines
+from topics_client.cli.types import Parser
 
 from .runner import Cli
 
@@ -64,3 +67,37 @@ def test_the_settings_of_a_server_are_printed_without_its_keys(tmp_path: Path) -
     assert '"TOPICS_GRPC_PORT": {\n    "value": 4711,\n    "from": "environment"\n  }' in row
     assert "s3cret" not in ran.out + row
     assert not (tmp_path / "no").exists(), "nothing is started"
+
+
+@pytest.mark.parametrize("scheme", ["http", "https", "grpc", "kafka"])
+def test_the_url_of_another_port_is_told_with_what_to_give(scheme: str) -> None:
+    ran = Cli()("ls", "--server", f"{scheme}://k3y@127.0.0.1:4000", code=2)
+    wanted = "topics+tls" if scheme == "https" else "topics"
+    assert f"give that of the gRPC port, {wanted}://HOST:4001; usage: topics ls --help" in ran.err
+    assert "k3y" not in ran.err
+
+
+def test_a_bad_value_is_told_without_names_of_python(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser(prog="topics x")
+    parser.add_argument("--pages", type=int, metavar="N")
+    parser.add_argument("--place", type=Fraction, metavar="PLACE")
+    for name, told in (("--pages", "'x' is not a number"), ("--place", "'x' is not a value for PLACE")):
+        with pytest.raises(SystemExit):
+            parser.parse_args([name, "x"])
+        assert capsys.readouterr().err == f"topics x: argument {name}: {told}; usage: topics x --help\n"
+
+
+def test_what_nobody_thought_of_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: object) -> int:
+        raise KeyError("seq\nnext")
+
+    monkeypatch.setattr(cli, "_main", broken)
+    assert cli.main(["ls"]) == 1
+    text = "topics: internal error, please report it: KeyError: 'seq\\nnext' (PYTHONDEVMODE=1 shows where)\n"
+    assert capsys.readouterr().err == text
+
+
+def test_one_of_a_kind_is_singular() -> None:
+    assert output.listed(topic=1, record=2000) == "1 topic, 2,000 records"

@@ -34,7 +34,7 @@ def test_a_profile_is_made_used_shown_and_removed(home: dict[str, str], tmp_path
     assert [path.name for path in file.parent.iterdir()] == ["profiles.json"]
     listed = topics("profile", "list", env=home)
     assert listed.cells == [
-        ["PROFILE", "SERVER", "KEY"],
+        ["USED", "PROFILE", "SERVER", "KEY"],
         ["local", "topics://127.0.0.1:9", "$LOCAL_KEY"],
         ["*", "prod", "topics+tls://db:4002?ca=/ca.pem", "stored"],
     ]
@@ -108,8 +108,11 @@ def test_a_file_that_is_damaged_or_open_to_others_is_told(
 
 def test_what_makes_no_sense(home: dict[str, str]) -> None:
     for arguments, text in (
-        (("add", "x", "http://k3y@h"), "the scheme of a server's URL"),
-        (("add", "", "h"), "no name for a profile"),
+        (
+            ("add", "x", "http://k3y@h"),
+            "URL: that is the URL of an HTTP port: give that of the gRPC port, topics://HOST:4001",
+        ),
+        (("add", "", "h"), "not a name for a profile"),
         (("use",), "either NAME or --none"),
         (("use", "nope"), "there is no profile 'nope'"),
     ):

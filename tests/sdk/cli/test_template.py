@@ -1,5 +1,6 @@
 """Format strings, times to begin and end at, and reading as a consumer group."""
 
+import argparse
 import signal
 import subprocess
 import time
@@ -9,7 +10,9 @@ import pytest
 
 from support.http import Api, fresh
 from support.waiting import poll
+from topics_client.cli.read import Place
 from topics_client.cli.template import FIELDS, Template
+from topics_client.errors import NotFoundError, UnavailableError
 from topics_client.models import Record
 
 from .runner import Cli
@@ -45,8 +48,8 @@ def test_what_moves_a_terminals_cursor_is_cleaned_for_one() -> None:
         ("{}", "there is no field {}; known are"),
         ("{seq", "written twice"),
         ("{seq} }", "written twice"),
-        ("{seq:zz}", "{seq:zz}: 'zz' is no width for {seq}"),
-        ("{raw:4}", "is no width for {raw}"),
+        ("{seq:zz}", "{seq:zz}: 'zz' is not a width for {seq}"),
+        ("{raw:4}", "is not a width for {raw}"),
         ("{seq!r}", "no conversion"),
         ("{seq}\\q", "there is no \\q; known are \\n"),
         ("{seq}\\", "there is no \\;"),
@@ -127,6 +130,30 @@ def test_a_group_that_follows_commits_what_was_printed(topics: Cli, api: Api, tm
         assert following.communicate(timeout=30)[1] == b""
     assert following.returncode == 130
     assert topics("read", topic, "--group", group).out == ""
+
+
+def test_what_can_not_be_committed_is_told_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    class Gone:
+        calls = 0
+
+        def fetch_positions(self, group: str, topic: str) -> list[object]:
+            raise NotFoundError("group_not_found", "none")
+
+        def commit_positions(self, group: str, positions: dict[str, int]) -> None:
+            self.calls += 1
+            raise UnavailableError("unavailable", "the server is gone")
+
+    client = Gone()
+    arguments = argparse.Namespace(topic="t", group="g", partition=None, from_seq=None, from_time=None, last=None)
+    place = Place(client, arguments)  # type: ignore[arg-type]
+    place.printed(7)
+    place.printed(9)
+    assert capsys.readouterr().err == "", "it may come back"
+    with pytest.raises(UnavailableError):
+        place.leave()
+    place.abandon()
+    assert "up to seq 9 is printed and not committed, g sees some of it again" in capsys.readouterr().err
+    assert client.calls == 4
 
 
 def test_a_group_does_not_commit_what_nobody_could_read(topics: Cli, api: Api) -> None:

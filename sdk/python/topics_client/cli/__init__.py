@@ -105,6 +105,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 141  # as a program that SIGPIPE ends
     except KeyboardInterrupt as error:
         code, interrupt = 130, error  # whose frames hold the connection
+    except Exception as error:
+        if sys.flags.dev_mode or "serve" in (sys.argv[1:2] if argv is None else argv[:1]):  # its log is to have it all
+            raise
+        code = _internal(error)
     if code == 130 and argv is None:
         # Not by the interpreter's way out: where the interrupt came while gRPC began a call, the end of the channel
         # waits for ever for the events of that call, which nobody reads.
@@ -216,6 +220,13 @@ def _unknown(name: str) -> str:
     near = _ELSEWHERE.get(name.lower()) or next(iter(get_close_matches(name, COMMANDS, 1)), None)
     guess = f"did you mean {near}? " if near else ""
     return f"topics: there is no command {name!r}; {guess}usage: topics --help"
+
+
+def _internal(error: Exception) -> int:
+    """What nobody thought of, in one line."""
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    print(f"topics: internal error, please report it: {what} (PYTHONDEVMODE=1 shows where)", file=sys.stderr)
+    return 1
 
 
 def _prepare_output() -> None:

@@ -41,7 +41,7 @@ def add_parser(commands: "Commands") -> None:
         "--file", action="append", metavar="FILE", help="read FILE (- is standard input); can be repeated"
     )
     group.add_argument("--format", choices=("ndjson", "text", "binary"), default="ndjson", help="see below")
-    group.add_argument("--skip-invalid", action="store_true", help="pass over lines that are no JSON or too large")
+    group.add_argument("--skip-invalid", action="store_true", help="pass over lines that are not JSON or too large")
     group.add_argument(
         "--start-line", type=positive, default=1, metavar="N", help="begin with line N of the first file"
     )

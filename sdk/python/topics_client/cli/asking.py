@@ -16,7 +16,7 @@ def needed(arguments: argparse.Namespace) -> bool:
     if arguments.yes:
         return False
     if not (sys.stdin is not None and sys.stdin.isatty()):
-        raise UsageError("this deletes for good: give --yes, there is no terminal to ask at")
+        raise UsageError("this deletes for good, and there is no terminal to ask at: give --yes")
     return True
 
 

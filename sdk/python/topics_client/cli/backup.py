@@ -148,10 +148,8 @@ def _create(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.line(facts)
     else:
-        print(
-            f"{made.id}: {output.counted(len(made.topics), 'topic')}, {output.counted(facts['records'], 'record')}, "
-            f"{output.size(made.bytes)}, of which {output.size(made.new_bytes)} were copied"
-        )
+        what = output.listed(topic=len(made.topics), record=facts["records"])
+        print(f"{made.id}: {what}, {output.size(made.bytes)}, of which {output.size(made.new_bytes)} were copied")
     if made.log is not None:
         try:
             backup_log.tell_holes("create", shipping.ship(target, data_dir).holes)
@@ -242,8 +240,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         return 0
     return server.complain(
         "backup verify",
-        f"{bad} of {output.counted(len(found), 'backup')} can't be relied on: remove the files named above from "
-        "the target, lest the next backup rely on them too, and make a new one",
+        f"{bad} of {output.counted(len(found), 'backup')} can't be relied on: remove the files named above from the "
+        "target, lest the next backup rely on them too, and make a new one",
     )
 
 
@@ -284,8 +282,8 @@ def _prune(arguments: argparse.Namespace) -> int:
         output.line({"backups": done.backups, "files": done.files, "bytes": done.bytes, "waiting": done.waiting})
     else:
         later = f"; {done.waiting} more go with a prune after the grace" if done.waiting else ""
-        backups, files = output.counted(len(done.backups), "backup"), output.counted(done.files, "file")
-        print(f"removed {backups} and {files} ({output.size(done.bytes)}){later}")
+        removed = f"{output.counted(len(done.backups), 'backup')} and {output.counted(done.files, 'file')}"
+        print(f"removed {removed} ({output.size(done.bytes)}){later}")
     return 0
 
 

@@ -99,9 +99,9 @@ def restore_point(arguments: argparse.Namespace) -> int:
         facts = {"id": made.backup.id, "log_bytes": made.log_bytes, "written_ms": made.written_ms}
         output.line(facts | {"topics": len(made.topics), "records": records, "data_dir": str(arguments.to)})
     else:
+        what = output.listed(topic=len(made.topics), record=records)
         print(
-            f"{made.backup.id} and {output.size(made.log_bytes)} of log: {output.counted(len(made.topics), 'topic')}, "
-            f"{output.counted(records, 'record')}, as of {shown(made.written_ms)}; "
+            f"{made.backup.id} and {output.size(made.log_bytes)} of log: {what}, as of {shown(made.written_ms)}; "
             f"topics serve --data-dir {arguments.to} serves it"
         )
     return 0

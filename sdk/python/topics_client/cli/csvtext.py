@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from topics_client.cli import rows
 from topics_client.cli.lines import LONGEST_LINE, BadTextError, Source, chunks
+from topics_client.cli.output import counted
 from topics_client.cli.recordtext import Parsed, base64
 from topics_client.cli.times import shown
 
@@ -70,7 +71,7 @@ def csv_rows(source: Source, label: str, *, as_rows: bool, tag_field: str | None
                 rows.check_tag_field(tag_field, label)
             continue
         if wrong is None and len(row) != len(names):
-            wrong = BadTextError(0, f"it has {len(row)} columns, and the header {len(names)}")
+            wrong = BadTextError(0, f"it has {counted(len(row), 'column')}, and the header {len(names)}")
         if wrong is not None:
             yield line, wrong
             continue
@@ -166,7 +167,7 @@ def _record(found: dict[str, str]) -> Parsed:
         try:
             row["data"] = binascii.a2b_base64(found["data"], strict_mode=True)
         except ValueError as error:
-            raise BadTextError(0, f"its data is no base64: {error}") from None
+            raise BadTextError(0, f"its data is not base64: {error}") from None
     try:
         return rows.record(row)
     except BadTextError as bad:
@@ -183,5 +184,5 @@ def _uncell(text: str, name: str) -> str | None:
     except ValueError:
         found = None
     if not isinstance(found, str):
-        raise BadTextError(0, f"its {name} begins with a quotation mark, and is no JSON string")
+        raise BadTextError(0, f"its {name} begins with a quotation mark, and is not a JSON string")
     return found

@@ -80,7 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if kind != "ndjson" and arguments.with_meta:
         raise server.UsageError(f"--with-meta is for ndjson; {formats.spoken(kind)} has everything anyway")
     if arguments.file == "-" and (kind == "parquet" or packing) and sys.stdout.isatty():
-        raise server.UsageError(f"{formats.spoken(packing or kind)} is no text for a terminal: name a FILE")
+        raise server.UsageError(f"{formats.spoken(packing or kind)} is not text for a terminal: name a FILE")
     with server.client(arguments) as client:
         count = client.get_topic(arguments.topic, touch=False).partition_count
         if arguments.partition is not None:
@@ -279,7 +279,7 @@ def _target(arguments: argparse.Namespace) -> "Iterator[IO[bytes]]":
         return
     path = Path(os.path.realpath(arguments.file))
     if path.exists() and not path.is_file():
-        raise ValueError(f"{arguments.file} is no file; - writes to standard output")
+        raise ValueError(f"{arguments.file} is not a file; - writes to standard output")
     part = path.with_name(f"{path.name}.part")
     for each in (path, part):
         if each.exists() and not arguments.force:

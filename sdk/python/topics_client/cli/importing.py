@@ -46,7 +46,7 @@ def add_parser(commands: "Commands") -> None:
     parser.add_argument(
         "--partition", type=whole, metavar="N", help="the partition (default: 0, or that of the record)"
     )
-    parser.add_argument("--skip-invalid", action="store_true", help="pass over lines and rows that are no records")
+    parser.add_argument("--skip-invalid", action="store_true", help="pass over lines and rows that are not records")
     parser.add_argument(
         "--start-line", type=positive, default=1, metavar="N", help="begin with line (Parquet: row) N of the first FILE"
     )
@@ -111,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
         output.line(row)
     if comparison.different:
         raise ValueError(
-            f"{output.counted(comparison.different, 'record')} did not read back as they were, the first is seq "
+            f"{output.counted(comparison.different, 'record')} did not read back as appended, the first is seq "
             f"{comparison.first_different}"
         )
     if not (arguments.json or arguments.no_compare):

@@ -4,11 +4,12 @@ import errno
 import io
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, Final, Self
 
-from topics_client.cli import formats, server
+from topics_client.cli import formats, output, server
 from topics_client.cli.csvtext import csv_rows
 from topics_client.cli.lines import JSON_SPACE, LONGEST_LINE, BadTextError, all_json, chunks, json_value
 from topics_client.cli.recordtext import Parsed, parsed, text
@@ -17,6 +18,7 @@ from topics_client.cli.sending import Batch
 
 _STDIN: Final = "standard input"
 _KEPT: Final = 5
+_WHOLE: Final = re.compile(rb'\{"\$seq":\d+,"\$ts":\d+,"')  # as `topics export --with-meta` writes them
 _GATHERED_RECORDS: Final = 2000
 _GATHERED_BYTES: Final = 1 << 20
 
@@ -104,7 +106,13 @@ class Inputs:
             source = formats.Source(raw, label)
             wanted = "text" if self._kind == "text" else "lines of JSON"
             formats.refuse_other(source.head(), label, wanted, "topics import reads files of other formats")
-            yield from self._of_lines(source, label, start, self._add_text if self._kind == "text" else self._add_json)
+            try:
+                add = self._add_text if self._kind == "text" else self._add_json
+                yield from self._of_lines(source, label, start, add)
+            except InvalidLineError as error:
+                if error.line == 1 and name.lower().endswith(".csv"):
+                    raise error.hinted("topics import reads CSV") from None
+                raise
 
     def _of_lines(self, source: formats.Source, label: str, start: int, add: "_Add") -> Iterator[Batch]:
         before = self.consumed
@@ -264,11 +272,20 @@ class FileInputs(Inputs):
             self.consumed = before + (_size(name) or 0)
 
     def _of_json(self, source: formats.Source, label: str, start: int, *, guessed: bool) -> Iterator[Batch]:
+        head = source.head()
+        begins = head.lstrip(JSON_SPACE)[:1]
+        if _WHOLE.match(head) and not self._whole:
+            output.note(
+                f"{label} looks like whole records, which are only data here: --with-meta imports them as they were"
+            )
         try:
             yield from self._of_lines(source, label, start, self._add_record if self._whole else self._add_json)
         except InvalidLineError as error:
             if guessed and error.line == 1:
-                raise error.hinted("--format csv reads CSV") from None
+                document = (
+                    "a document of several lines is not NDJSON: jq -c . puts it on one, jq -c '.[]' each of a list"
+                )
+                raise error.hinted(document if begins in (b"[", b"{") else "--format csv reads CSV") from None
             raise
 
 

@@ -150,6 +150,11 @@ def note(text: str) -> None:
     print(clean(text), file=sys.stderr)
 
 
+def listed(**numbers: int) -> str:
+    """Numbers of several things, each named in the singular: `1 topic, 3 records`."""
+    return ", ".join(counted(number, noun) for noun, number in numbers.items())
+
+
 class Measure(str):
     """A number with its unit, which stands to the right in a table."""
 

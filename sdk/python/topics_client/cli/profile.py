@@ -74,7 +74,7 @@ def _list(arguments: argparse.Namespace) -> int:
     known = profiles.load()
     rows = [_row(name, each, used=name == known.used) for name, each in sorted(known.found.items())]
     shown: dict[str, Any] = {"used": lambda used: "*" if used else "", "profile": None, "server": None, "key": None}
-    if not output.rows(arguments, rows, shown, ("", "profile", "server", "key")) and not arguments.json:
+    if not output.rows(arguments, rows, shown, ("used", "profile", "server", "key")) and not arguments.json:
         output.note("there are no profiles; topics profile add NAME URL makes one")
     return 0
 
@@ -88,7 +88,7 @@ def _row(name: str, found: profiles.Profile, *, used: bool) -> dict[str, Any]:
 def _add(arguments: argparse.Namespace) -> int:
     name, known = arguments.name, profiles.load()
     if not name or name.startswith("-") or output.clean(name) != name:
-        raise server.UsageError(f"{name!r} is no name for a profile")
+        raise server.UsageError(f"{name!r} is not a name for a profile")
     if name in known.found and not arguments.replace:
         raise ValueError(f"there is a profile {name} already; --replace writes over it")
     url, key = server.without_key(arguments.url)

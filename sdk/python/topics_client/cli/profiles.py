@@ -90,7 +90,7 @@ def _parsed(text: bytes, file: Path) -> Profiles:
         found = {str(name): _profile(each) for name, each in members["profiles"].items()}
         used = members.get("used")
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"{file} is damaged: mend or remove it ({type(error).__name__}: {error})") from None
+        raise ValueError(f"{file} is damaged: mend or remove it, topics profile add writes it anew") from error
     return Profiles(found, used if used in found else None)
 
 

@@ -85,8 +85,10 @@ def _run(arguments: argparse.Namespace) -> int:
                     sys.stdout.buffer.flush()
                 place.printed(read.position)
             place.printed(read.position)
-        finally:
-            place.leave()
+        except BaseException:
+            place.abandon()
+            raise
+        place.leave()
     return 0
 
 
@@ -131,9 +133,21 @@ class Place:
             self._commit()
 
     def leave(self) -> None:
-        """Commit what is left."""
+        """Commit what is left. Raises TopicsError."""
         if self._printed is not None:
             self._commit()
+
+    def abandon(self) -> None:
+        """Commit what is left, where something else ends the command; tell it if that can't be."""
+        from topics_client.errors import TopicsError
+
+        try:
+            self.leave()
+        except TopicsError as error:
+            output.note(
+                f"topics read: up to seq {self._printed} is printed and not committed, {self._group} sees some of it "
+                f"again: {error}"
+            )
 
     def _commit(self) -> None:
         if self._group is not None and self._printed is not None:

@@ -160,7 +160,7 @@ def _member(members: Mapping[str, tuple[Any, bytes]], name: str, kind: type) -> 
         return None
     value = members[name][0]
     if type(value) is not kind:
-        raise BadTextError(1, f'"{name}" is no {"text" if kind is str else "whole number"}')
+        raise BadTextError(1, f'"{name}" is not {"text" if kind is str else "a whole number"}')
     return value
 
 
@@ -170,13 +170,13 @@ def _from_base64(members: Mapping[str, tuple[Any, bytes]], name: str) -> bytes:
     except ValueError as error:
         if isinstance(error, BadTextError):
             raise
-        raise BadTextError(1, f'"{name}" is no base64: {error}') from None
+        raise BadTextError(1, f'"{name}" is not base64: {error}') from None
 
 
 def _members(line: bytes) -> dict[str, tuple[Any, bytes]]:
     """The members of a JSON object: each value, and its own text."""
     if type(json_value(line)) is not dict:  # from here on the text is known to be good
-        raise BadTextError(1, "it is no JSON object")
+        raise BadTextError(1, "it is not a JSON object")
     found = {}
     whole = line.decode()
     at = _past_space(whole, _past_space(whole, 0) + 1)

@@ -91,27 +91,23 @@ def _repair(arguments: argparse.Namespace, repair: Any) -> int:
     return _end(arguments, report)
 
 
-def _extent(report: Any) -> str:
-    return ", ".join(output.counted(getattr(report, f"{kind}s"), kind) for kind in ("topic", "partition", "record"))
-
-
 def _end(arguments: argparse.Namespace, report: Any) -> int:
     """Say what came of it, and return the exit code."""
     say = (lambda _: None) if arguments.json else print
+    saved = output.listed(topic=report.topics, partition=report.partitions, record=report.records)
     if report.applied:
         if not report.resumed:
-            say(f"saved: {_extent(report)}")
+            say(f"saved: {saved}")
         say(f"repaired; the files as they were are in {arguments.data_dir / report.quarantine}")
         if not report.lost:
             return 0
-        return server.complain(
-            "repair", f"{output.counted(report.lost, 'thing')} could not be saved; docs/repair.md tells what to do"
-        )
+        lost = output.counted(report.lost, "thing")
+        return server.complain("repair", f"{lost} could not be saved; docs/repair.md tells what to do")
     if not report.problems:
         say(f"nothing to do: {arguments.data_dir} is sound")
         return 0
     if not report.quarantine:
-        say(f"would save {_extent(report)}")
+        say(f"would save {saved}")
     return server.complain(
         "repair", f"{arguments.data_dir} is damaged, nothing was changed: `--apply --copy-to DIR` does what is shown"
     )

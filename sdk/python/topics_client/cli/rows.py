@@ -74,7 +74,7 @@ def _bytes(row: Mapping[str, Any], name: str) -> bytes:
 def _text(row: Mapping[str, Any], name: str) -> str | None:
     value = row.get(name)
     if value is not None and not isinstance(value, str):
-        raise BadTextError(0, f"its {name} is no text")
+        raise BadTextError(0, f"its {name} is not text")
     return value
 
 

@@ -142,10 +142,21 @@ def address(arguments: argparse.Namespace) -> Address:
 
 def parsed(found: Place) -> Address:
     """The address of a place. Raises UsageError for a URL that is none."""
+    url = found.url or DEFAULT_URL
+    _check_scheme(found.origin, url)
     try:
-        return Address.parse(found.url or DEFAULT_URL, key=found.key)
+        return Address.parse(url, key=found.key)
     except ValueError as error:
-        raise UsageError(f"{found.origin} or key: {error}") from None
+        raise UsageError(f"{found.origin}: {error}") from None
+
+
+def _check_scheme(origin: str, url: str) -> None:
+    """Raises UsageError for the URL of another port or product, with what to give instead."""
+    scheme, sign, _ = url.partition("://")
+    if sign and scheme not in ("topics", "topics+tls"):
+        wanted = "topics+tls" if scheme.endswith("s") and scheme != "redis" else "topics"
+        what = "the URL of an HTTP port" if scheme in ("http", "https") else f"a URL of {scheme}"
+        raise UsageError(f"{origin}: that is {what}: give that of the gRPC port, {wanted}://HOST:4001")
 
 
 def without_key(url: str) -> tuple[str, str | None]:
@@ -153,9 +164,12 @@ def without_key(url: str) -> tuple[str, str | None]:
     from urllib.parse import unquote, urlsplit
 
     try:
+        _check_scheme("URL", url)
         found = Address.parse(url, key="none")  # a key of its own, so that none is looked for elsewhere
         user = urlsplit(url if "://" in url else f"topics://{url}").netloc.rpartition("@")[0]
         Address.parse(url, key=unquote(user) or "none")
+    except UsageError:
+        raise
     except ValueError as error:
         raise UsageError(str(error)) from None
     return str(found), unquote(user) or None

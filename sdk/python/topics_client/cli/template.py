@@ -3,7 +3,6 @@
 import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -114,6 +113,8 @@ def _literal(text: str) -> bytes:
 
 def _field(name: str, spec: str, conversion: str | None) -> tuple[str, str]:
     if name not in FIELDS:
+        from difflib import get_close_matches
+
         near = _ELSEWHERE.get(name) or next(iter(get_close_matches(name, FIELDS, 1)), None)
         guess = f"did you mean {{{near}}}? " if near else ""
         raise ValueError(f"there is no field {{{name}}}; {guess}known are {' '.join(f'{{{each}}}' for each in FIELDS)}")
@@ -125,5 +126,5 @@ def _field(name: str, spec: str, conversion: str | None) -> tuple[str, str]:
             raise ValueError
         format(sample, spec)
     except ValueError:
-        raise ValueError(f"{{{name}:{spec}}}: {spec!r} is no width for {{{name}}}") from None
+        raise ValueError(f"{{{name}:{spec}}}: {spec!r} is not a width for {{{name}}}") from None
     return name, spec

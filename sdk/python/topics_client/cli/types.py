@@ -30,6 +30,16 @@ class Parser(argparse.ArgumentParser):
             found.refuse(unknown)
         return parsed
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """The value of an argument. What a type of Python's own has against it is told without the name of the type."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            if isinstance(error.__context__, argparse.ArgumentTypeError):
+                raise
+            what = "a number" if action.metavar in ("N", "S") else f"a value for {action.metavar or action.dest}"
+            raise argparse.ArgumentError(action, f"{arg_string!r} is not {what}") from None
+
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Exit code 2 for arguments that are too many, or misspelled."""
         from difflib import get_close_matches

@@ -75,9 +75,9 @@ def _verify(arguments: argparse.Namespace, verify: Any) -> int:
             }
         )
     elif report.opened:
-        kinds = ("topic", "partition", "record", "router", "group")
-        what = ", ".join(output.counted(getattr(report, f"{kind}s"), kind) for kind in kinds)
-        print(f"clean: {what}" if not report.problems else f"looked at {what}")
+        what = output.listed(topic=report.topics, partition=report.partitions, record=report.records)
+        found = f"clean: {what}" if not report.problems else f"looked at {what}"
+        print(f"{found}, {output.listed(router=report.routers, group=report.groups)}")
     if not report.problems:
         return 0
     count = "one problem" if report.problems == 1 else f"{report.problems:,} problems"
