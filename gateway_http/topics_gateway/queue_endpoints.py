@@ -26,7 +26,7 @@ _SETTLE: Final = frozenset({"node", "seqs", "lease_ids"})
 _NACK: Final = _SETTLE | {"delay_ms", "mode"}
 _EXTEND: Final = _SETTLE | {"lease_ms"}
 _REDRIVE: Final = frozenset({"match", "max"})
-_STATES: Final = ("ready", "in_flight", "delayed")
+_STATES: Final = ("ready", "in_flight", "delayed", "exhausted")
 _MODES: Final = ("retry", "release")
 
 

@@ -138,39 +138,40 @@ class QueueModel:
     def visible(self, synced: int) -> list[Job]:
         return [job for seq, job in sorted(self.jobs.items()) if job.ticket <= synced]
 
-    def is_poison(self, job: Job) -> bool:
+    def is_exhausted(self, job: Job) -> bool:
         limit = self.config.limit
         return bool(limit and job.touched and not job.lease and not job.free_at and job.deliveries >= limit)
 
-    def state_of(self, job: Job, now: int) -> str:
+    def state_of(self, job: Job) -> str:
         if job.lease is not None:
             return "in_flight"
-        if not job.due or job.free_at or (self.is_poison(job) and now < self.stuck_until):
-            return "delayed"
-        return "ready"
+        if self.is_exhausted(job):
+            return "exhausted"
+        return "ready" if job.due and not job.free_at else "delayed"
 
     # ------------------------------------------------------------------------ calls
 
-    def bury(self, now: int, *, stalled: bool) -> bool:
-        """What a claim does first: move the poison, or not."""
-        poison = [job for _, job in sorted(self.jobs.items()) if self.is_poison(job)]
-        if not poison or now < self.stuck_until:
-            return False
+    def bury(self, now: int, *, stalled: bool, only: Iterable[int] | None = None) -> list[int]:
+        """What a claim does first, the timer, and a nack with what it gives back: move what is exhausted, or not."""
+        seqs = sorted(self.jobs if only is None else only)
+        exhausted = [job for seq in seqs if (job := self.jobs.get(seq)) and self.is_exhausted(job)]
+        if not exhausted or now < self.stuck_until:
+            return []
         if not self.open or stalled:
             self.stuck_until = now + min(1000 << self.failures, 60_000)
             self.failures += 1
-            return False
+            return []
         self.failures = 0
-        self.dead_lettered += len(poison)
-        for job in poison:
+        self.dead_lettered += len(exhausted)
+        for job in exhausted:
             self.letters.append((job.data, job.tag))
             del self.jobs[job.seq]
-        return True
+        return [job.seq for job in exhausted]
 
     def deal(self, wants: list[int], synced: int) -> list[list[Job]]:
         """Who gets which job; nothing is changed."""
         ready = [job for job in self.visible(synced) if not job.lease and job.due and not job.free_at]
-        order = [job for job in ready if job.touched and not self.is_poison(job)]
+        order = [job for job in ready if job.touched and not self.is_exhausted(job)]
         order += sorted((job for job in ready if not job.touched), key=lambda job: (-job.priority, job.seq))
         hands: list[list[Job]] = [[] for _ in wants]
         while order:
@@ -198,8 +199,9 @@ class QueueModel:
         if job is None:
             del self.gone[seq]
             return
-        job.lease, job.free_at = None, free_at
-        job.deliveries -= released
+        job.lease, job.free_at, job.deliveries = None, 0, job.deliveries - released
+        if not self.is_exhausted(job):
+            job.free_at = free_at
 
     def extend(self, seq: int, deadline: int) -> None:
         job = self.jobs.get(seq)

@@ -98,8 +98,10 @@ def _closed(writer: Writer, _logs: Any) -> None:
     _close(writer, ())
 
 
-def _counted(self: Queues, topic: Any, queue: Queue, found: Any, ready_at: int, *, released: bool) -> int:
-    return _give_back(self, topic, queue, found, ready_at, released=False)
+def _counted(
+    self: Queues, topic: Any, queue: Queue, found: Any, now: int, ready_at: int, *, released: bool
+) -> tuple[int, list[int]]:
+    return _give_back(self, topic, queue, found, now, ready_at, released=False)
 
 
 def _kept_in_memory(self: Log, disk: Any, s: Any) -> None:
@@ -124,6 +126,7 @@ _BUGS: dict[str, Planted] = {
     "a lease that is to be durable, not written": _rows_lost(Family.LEASES, lambda key, _: key[8:] != bytes(8)),
     "a delay forgotten by a start": _rows_lost(Family.JOBS),
     "a dead letter lost": lambda: patch.object(moves, "move", _moved_only_away),
+    "an exhausted job that counts as ready": lambda: patch.object(Queue, "spent", 0),
     "an idempotency key lost": _rows_lost(Family.IDEMPOTENCY, lambda _, value: value[7] % 3 == 0),
     "a commit not written": _rows_lost(Family.POSITIONS),
     "retention that waits for no group": lambda: patch.object(

@@ -80,6 +80,8 @@ class Job(NamedTuple):
     tag: str | None
     deliveries: int
     meta_data: bytes
+    is_last: bool = False
+    """Whether no delivery follows this one: should it fail, the job is dead-lettered."""
 
     @property
     def value(self) -> Any:
@@ -265,11 +267,18 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """Jobs of a queue: to be claimed now, under a lease, set aside so far. Delayed ones are in neither of the first."""
+    """Jobs of a queue: `ready` to be claimed now, `in_flight` under a lease, `dead_lettered` so far.
+
+    `delayed` ones are not due yet; those among them that are `retrying` were delivered before. Nobody gets `exhausted`
+    ones any more, and the dead-letter topic has not taken them yet.
+    """
 
     ready: int
     in_flight: int
     dead_lettered: int
+    delayed: int = 0
+    retrying: int = 0
+    exhausted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,13 +362,19 @@ class RouterSummary:
 @dataclass(frozen=True, slots=True)
 class Settled:
     """The answer to an ack, a nack or an extend: how many jobs it was done for, and the seqs that the worker does not
-    hold (any more)."""
+    hold (any more).
+
+    After a nack nobody gets the jobs `dead_lettered`, nor those `exhausted`, which the dead-letter topic has not taken
+    yet.
+    """
 
     done: int
     skipped: tuple[int, ...]
+    dead_lettered: tuple[int, ...] = ()
+    exhausted: tuple[int, ...] = ()
 
 
-JobState = Literal["ready", "in_flight", "delayed"]
+JobState = Literal["ready", "in_flight", "delayed", "exhausted"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,14 +156,15 @@ def test_stats(topics: Cli, api: Api) -> None:
         "ready": 4,
         "in_flight": 2,
         "delayed": 1,
+        "exhausted": 0,
         "dead_lettered": 0,
         "lease_ms": 20_000,
         "max_deliveries": 3,
         "dead_letter": "set-aside",
     }
     heading, *rows = topics("queue", "stats").cells
-    assert " ".join(heading) == "QUEUE READY IN_FLIGHT DELAYED DEAD_LETTERED LEASE MAX_DELIVERIES DEAD_LETTER"
-    assert [name, "4", "2", "1", "0", "20s", "3", "set-aside"] in rows
+    assert " ".join(heading) == "QUEUE READY IN_FLIGHT DELAYED EXHAUSTED DEAD_LETTERED LEASE MAX_DELIVERIES DEAD_LETTER"
+    assert [name, "4", "2", "1", "0", "0", "20s", "3", "set-aside"] in rows
 
 
 def test_jobs_are_listed_in_each_state(topics: Cli, api: Api) -> None:

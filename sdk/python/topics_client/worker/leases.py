@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from topics_client.models import Job
 
-Fate = Literal["acked", "retried", "released", "lost"]
+Fate = Literal["acked", "retried", "given_up", "released", "lost"]
 _EXTENDED_AT: Final = 1 / 6
 """The age, as a part of its length, from which a lease is extended. The keeper looks as often: none gets past 1/3."""
 

@@ -38,11 +38,13 @@ _STATES: Final[dict[int, JobState]] = {
     job_pb2.JOB_STATE_READY: "ready",
     job_pb2.JOB_STATE_IN_FLIGHT: "in_flight",
     job_pb2.JOB_STATE_DELAYED: "delayed",
+    job_pb2.JOB_STATE_EXHAUSTED: "exhausted",
 }
 _STATES_OUT: Final = {
     "ready": job_pb2.JOB_STATE_READY,
     "in_flight": job_pb2.JOB_STATE_IN_FLIGHT,
     "delayed": job_pb2.JOB_STATE_DELAYED,
+    "exhausted": job_pb2.JOB_STATE_EXHAUSTED,
 }
 _MODES: Final[dict[int, NackMode]] = {
     pb.NACK_MODE_UNSPECIFIED: "retry",
@@ -128,7 +130,13 @@ def nack_request(request: pb.NackRequest) -> SettleRequest:
 def nack_response(reply: SettleReply) -> pb.NackResponse:
     """What was given back."""
     return pb.NackResponse(
-        topic=reply.topic, nacked=reply.done, skipped=reply.skipped, ready=reply.ready, in_flight=reply.in_flight
+        topic=reply.topic,
+        nacked=reply.done,
+        skipped=reply.skipped,
+        ready=reply.ready,
+        in_flight=reply.in_flight,
+        dead_lettered=reply.dead_lettered,
+        exhausted=reply.exhausted,
     )
 
 
@@ -204,6 +212,7 @@ def job_message(job: Job) -> job_pb2.Job:
         deliveries=job.deliveries,
         data=block.record_data(i),
         kind=_kind(block, i),
+        is_last=job.is_last,
     )
     if block.tags is not None and (tag := block.tags[i]) is not None:
         message.tag = tag.decode()

@@ -7,7 +7,7 @@ from msgspec import Struct
 from topics_service.engine.model import TagMatch
 from topics_service.storage.block import Block
 
-JobState = Literal["ready", "in_flight", "delayed"]
+JobState = Literal["ready", "in_flight", "delayed", "exhausted"]
 NackMode = Literal["retry", "release"]
 
 
@@ -30,7 +30,8 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
 class Job(Struct, frozen=True, gc=False):
     """One leased record: position `position` of `block`. `deadline` is in ms since the epoch, still held at it.
 
-    `deliveries` counts this one. The lease id is new for each delivery: a stale one never matches.
+    `deliveries` counts this one; none follows if it `is_last`. The lease id is new for each delivery: a stale one
+    never matches.
     """
 
     block: Block
@@ -38,6 +39,7 @@ class Job(Struct, frozen=True, gc=False):
     lease_id: str
     deadline: int
     deliveries: int
+    is_last: bool = False
 
     @property
     def seq(self) -> int:
@@ -79,7 +81,10 @@ class SettleRequest(Struct, frozen=True, kw_only=True):
 
 
 class SettleReply(Struct, kw_only=True):
-    """`done` is how many seqs were acked, nacked or extended; `skipped` the others, in request order."""
+    """`done` is how many seqs were acked, nacked or extended; `skipped` the others, in request order.
+
+    Of a nack, nobody gets again what is `dead_lettered`, nor what is `exhausted`: its dead letter topic refuses it.
+    """
 
     topic: str
     done: int
@@ -87,6 +92,8 @@ class SettleReply(Struct, kw_only=True):
     ready: int = 0
     in_flight: int = 0
     deadlines: dict[int, int] = {}
+    dead_lettered: list[int] = []
+    exhausted: list[int] = []
     fsync_ms: float = 0.0
 
 
@@ -135,7 +142,7 @@ class ListJobsRequest(Struct, frozen=True, kw_only=True):
 class JobView(Struct, frozen=True, kw_only=True):
     """A job as a browser sees it; `node`, `deadline` only in flight, `ready_at` only delayed (ms).
 
-    Delayed are jobs whose `delay_ms` of append or nack is not over, and those that wait to become dead letters.
+    Delayed are jobs whose `delay_ms` of append or nack is not over, exhausted those that wait to become dead letters.
     """
 
     block: Block

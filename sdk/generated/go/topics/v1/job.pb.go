@@ -35,6 +35,8 @@ const (
 	JobState_JOB_STATE_IN_FLIGHT JobState = 2
 	// Hidden from claims until its delay is over.
 	JobState_JOB_STATE_DELAYED JobState = 3
+	// Its last delivery has ended, and the dead-letter topic has not taken it yet.
+	JobState_JOB_STATE_EXHAUSTED JobState = 4
 )
 
 // Enum value maps for JobState.
@@ -44,12 +46,14 @@ var (
 		1: "JOB_STATE_READY",
 		2: "JOB_STATE_IN_FLIGHT",
 		3: "JOB_STATE_DELAYED",
+		4: "JOB_STATE_EXHAUSTED",
 	}
 	JobState_value = map[string]int32{
 		"JOB_STATE_UNSPECIFIED": 0,
 		"JOB_STATE_READY":       1,
 		"JOB_STATE_IN_FLIGHT":   2,
 		"JOB_STATE_DELAYED":     3,
+		"JOB_STATE_EXHAUSTED":   4,
 	}
 )
 
@@ -103,7 +107,9 @@ type Job struct {
 	// Payload, byte for byte as written.
 	Data []byte `protobuf:"bytes,8,opt,name=data,proto3" json:"data,omitempty"`
 	// What `data` holds. Always set by the server.
-	Kind          RecordKind `protobuf:"varint,9,opt,name=kind,proto3,enum=topics.v1.RecordKind" json:"kind,omitempty"`
+	Kind RecordKind `protobuf:"varint,9,opt,name=kind,proto3,enum=topics.v1.RecordKind" json:"kind,omitempty"`
+	// Whether no delivery follows this one: should it fail, the job moves to the dead-letter topic. Not in JSON.
+	IsLast        bool `protobuf:"varint,10,opt,name=is_last,json=isLast,proto3" json:"is_last,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -199,6 +205,13 @@ func (x *Job) GetKind() RecordKind {
 		return x.Kind
 	}
 	return RecordKind_RECORD_KIND_UNSPECIFIED
+}
+
+func (x *Job) GetIsLast() bool {
+	if x != nil {
+		return x.IsLast
+	}
+	return false
 }
 
 // One job of a listing. It carries no lease_id: looking gives no hold over a job.
@@ -305,7 +318,7 @@ var File_topics_v1_job_proto protoreflect.FileDescriptor
 
 const file_topics_v1_job_proto_rawDesc = "" +
 	"\n" +
-	"\x13topics/v1/job.proto\x12\ttopics.v1\x1a\x16topics/v1/record.proto\"\xff\x01\n" +
+	"\x13topics/v1/job.proto\x12\ttopics.v1\x1a\x16topics/v1/record.proto\"\x98\x02\n" +
 	"\x03Job\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x19\n" +
 	"\blease_id\x18\x02 \x01(\tR\aleaseId\x12$\n" +
@@ -317,7 +330,9 @@ const file_topics_v1_job_proto_rawDesc = "" +
 	"deliveries\x12\x12\n" +
 	"\x04meta\x18\a \x01(\fR\x04meta\x12\x12\n" +
 	"\x04data\x18\b \x01(\fR\x04data\x12)\n" +
-	"\x04kind\x18\t \x01(\x0e2\x15.topics.v1.RecordKindR\x04kindB\x06\n" +
+	"\x04kind\x18\t \x01(\x0e2\x15.topics.v1.RecordKindR\x04kind\x12\x17\n" +
+	"\ais_last\x18\n" +
+	" \x01(\bR\x06isLastB\x06\n" +
 	"\x04_tag\"\xb8\x02\n" +
 	"\aJobView\x12)\n" +
 	"\x06record\x18\x01 \x01(\v2\x11.topics.v1.RecordR\x06record\x12)\n" +
@@ -331,12 +346,13 @@ const file_topics_v1_job_proto_rawDesc = "" +
 	"\x0eready_at_ts_ms\x18\a \x01(\x03H\x02R\vreadyAtTsMs\x88\x01\x01B\a\n" +
 	"\x05_nodeB\x11\n" +
 	"\x0f_deadline_ts_msB\x11\n" +
-	"\x0f_ready_at_ts_ms*j\n" +
+	"\x0f_ready_at_ts_ms*\x83\x01\n" +
 	"\bJobState\x12\x19\n" +
 	"\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fJOB_STATE_READY\x10\x01\x12\x17\n" +
 	"\x13JOB_STATE_IN_FLIGHT\x10\x02\x12\x15\n" +
-	"\x11JOB_STATE_DELAYED\x10\x03B\x82\x01\n" +
+	"\x11JOB_STATE_DELAYED\x10\x03\x12\x17\n" +
+	"\x13JOB_STATE_EXHAUSTED\x10\x04B\x82\x01\n" +
 	"\rcom.topics.v1B\bJobProtoP\x01Z\"topics.test/sdk/topics/v1;topicsv1\xa2\x02\x03TXX\xaa\x02\tTopics.V1\xca\x02\tTopics\\V1\xe2\x02\x15Topics\\V1\\GPBMetadata\xea\x02\n" +
 	"Topics::V1b\x06proto3"
 

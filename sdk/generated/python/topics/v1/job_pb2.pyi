@@ -32,6 +32,8 @@ class _JobStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobState.Val
     """A worker holds it."""
     JOB_STATE_DELAYED: _JobState.ValueType  # 3
     """Hidden from claims until its delay is over."""
+    JOB_STATE_EXHAUSTED: _JobState.ValueType  # 4
+    """Its last delivery has ended, and the dead-letter topic has not taken it yet."""
 
 class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper):
     """Where a job stands."""
@@ -44,6 +46,8 @@ JOB_STATE_IN_FLIGHT: JobState.ValueType  # 2
 """A worker holds it."""
 JOB_STATE_DELAYED: JobState.ValueType  # 3
 """Hidden from claims until its delay is over."""
+JOB_STATE_EXHAUSTED: JobState.ValueType  # 4
+"""Its last delivery has ended, and the dead-letter topic has not taken it yet."""
 Global___JobState: _TypeAlias = JobState  # noqa: Y015
 
 @_typing.final
@@ -63,6 +67,7 @@ class Job(_message.Message):
     META_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """Seq of the job in its queue; names the job in Ack, Nack and Extend. JSON name `$seq`."""
     lease_id: _builtins.str
@@ -85,6 +90,8 @@ class Job(_message.Message):
     """Payload, byte for byte as written."""
     kind: _record_pb2.RecordKind.ValueType
     """What `data` holds. Always set by the server."""
+    is_last: _builtins.bool
+    """Whether no delivery follows this one: should it fail, the job moves to the dead-letter topic. Not in JSON."""
     def __init__(
         self,
         *,
@@ -97,10 +104,11 @@ class Job(_message.Message):
         meta: _builtins.bytes = ...,
         data: _builtins.bytes = ...,
         kind: _record_pb2.RecordKind.ValueType = ...,
+        is_last: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tag", b"_tag", "tag", b"tag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tag", b"_tag", "data", b"data", "deadline_ts_ms", b"deadline_ts_ms", "deliveries", b"deliveries", "kind", b"kind", "lease_id", b"lease_id", "meta", b"meta", "seq", b"seq", "tag", b"tag", "ts_ms", b"ts_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tag", b"_tag", "data", b"data", "deadline_ts_ms", b"deadline_ts_ms", "deliveries", b"deliveries", "is_last", b"is_last", "kind", b"kind", "lease_id", b"lease_id", "meta", b"meta", "seq", b"seq", "tag", b"tag", "ts_ms", b"ts_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tag: _TypeAlias = _typing.Literal["tag"]  # noqa: Y015
     _WhichOneofArgType__tag: _TypeAlias = _typing.Literal["_tag", b"_tag"]  # noqa: Y015

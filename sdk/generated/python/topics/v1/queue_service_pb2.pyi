@@ -322,6 +322,8 @@ class NackResponse(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     PERFORMANCE_FIELD_NUMBER: _builtins.int
+    DEAD_LETTERED_FIELD_NUMBER: _builtins.int
+    EXHAUSTED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the queue."""
     nacked: _builtins.int
@@ -338,6 +340,16 @@ class NackResponse(_message.Message):
     def performance(self) -> _performance_pb2.Performance:
         """Server-side timings."""
 
+    @_builtins.property
+    def dead_lettered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Seqs of the jobs among `nacked` that have moved to the dead-letter topic. Not in JSON."""
+
+    @_builtins.property
+    def exhausted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Seqs of the jobs among `nacked` that nobody gets any more, and that the dead-letter topic has not taken yet: the
+        server goes on trying. Not in JSON.
+        """
+
     def __init__(
         self,
         *,
@@ -347,10 +359,12 @@ class NackResponse(_message.Message):
         ready: _builtins.int = ...,
         in_flight: _builtins.int = ...,
         performance: _performance_pb2.Performance | None = ...,
+        dead_lettered: _abc.Iterable[_builtins.int] | None = ...,
+        exhausted: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["performance", b"performance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "nacked", b"nacked", "performance", b"performance", "ready", b"ready", "skipped", b"skipped", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_lettered", b"dead_lettered", "exhausted", b"exhausted", "in_flight", b"in_flight", "nacked", b"nacked", "performance", b"performance", "ready", b"ready", "skipped", b"skipped", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -667,7 +681,7 @@ class ListJobsRequest(_message.Message):
     topic: _builtins.str
     """Name of the queue; required. Path parameter."""
     state: _job_pb2.JobState.ValueType
-    """State of the jobs to list; on HTTP `ready`, `in_flight` or `delayed`. Default (unspecified): ready."""
+    """State of the jobs to list; on HTTP `ready`, `in_flight`, `delayed` or `exhausted`. Default (unspecified): ready."""
     limit: _builtins.int
     """Jobs per page, clamped to [1, 1000]. Default (absent): 100."""
     after: _builtins.int

@@ -38,12 +38,12 @@ def add_parser(commands: "Commands") -> None:
     _jobs(extend)
     _time(extend, "--lease", "end of the lease from now", required=True)
 
-    stats = _action(actions, "stats", "how many jobs are ready, in flight, delayed and set aside", nargs="*")
+    stats = _action(actions, "stats", "how many jobs are ready, in flight, delayed, exhausted and set aside", nargs="*")
     output.add_arguments(stats)
     jobs = _action(actions, "jobs", "list jobs without touching them")
     jobs.add_argument(
         "--state",
-        choices=("ready", "in_flight", "delayed"),
+        choices=("ready", "in_flight", "delayed", "exhausted"),
         default="ready",
         help="those in this state (default: ready)",
     )

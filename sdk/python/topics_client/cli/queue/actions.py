@@ -128,10 +128,13 @@ def _extend(arguments: argparse.Namespace) -> int:
 
 def _stats(arguments: argparse.Namespace) -> int:
     shown: dict[str, Callable[[Any], object] | None] = dict.fromkeys(
-        ("topic", "ready", "in_flight", "delayed", "dead_lettered", "lease_ms", "max_deliveries", "dead_letter")
-    )
+        (
+            "topic", "ready", "in_flight", "delayed", "exhausted", "dead_lettered", "lease_ms", "max_deliveries",
+            "dead_letter",
+        )
+    )  # fmt: skip
     shown["lease_ms"] = output.duration
-    headings = ("queue", "ready", "in_flight", "delayed", "dead_lettered", "lease", "max_deliveries", "dead_letter")
+    headings = ("queue", *list(shown)[1:6], "lease", "max_deliveries", "dead_letter")
     with server.client(arguments) as client:
         if not output.rows(arguments, _counts(client, arguments), shown, headings) and not arguments.json:
             output.note("there are no queues: topics create NAME --type queue makes one")
@@ -152,12 +155,12 @@ def _counts(client: TopicsClient, arguments: argparse.Namespace) -> Iterator[dic
 def _count(found: TopicInfo) -> dict[str, Any]:
     if found.queue is None:
         raise ConflictError("not_a_queue", f'topic "{found.topic}" is not a queue', {"topic": found.topic})
-    ready, in_flight = found.queue.ready, found.queue.in_flight
     return {
         "topic": found.topic,
-        "ready": ready,
-        "in_flight": in_flight,
-        "delayed": max(0, found.count - ready - in_flight),  # a live job is in one of the three
+        "ready": found.queue.ready,
+        "in_flight": found.queue.in_flight,
+        "delayed": found.queue.delayed,
+        "exhausted": found.queue.exhausted,
         "dead_lettered": found.queue.dead_lettered,
         "lease_ms": found.config.lease_ms,
         "max_deliveries": found.config.max_deliveries,

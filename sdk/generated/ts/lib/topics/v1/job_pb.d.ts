@@ -84,6 +84,13 @@ export declare type Job = Message<"topics.v1.Job"> & {
    * @generated from field: topics.v1.RecordKind kind = 9;
    */
   kind: RecordKind;
+
+  /**
+   * Whether no delivery follows this one: should it fail, the job moves to the dead-letter topic. Not in JSON.
+   *
+   * @generated from field: bool is_last = 10;
+   */
+  isLast: boolean;
 };
 
 /**
@@ -187,6 +194,13 @@ export enum JobState {
    * @generated from enum value: JOB_STATE_DELAYED = 3;
    */
   DELAYED = 3,
+
+  /**
+   * Its last delivery has ended, and the dead-letter topic has not taken it yet.
+   *
+   * @generated from enum value: JOB_STATE_EXHAUSTED = 4;
+   */
+  EXHAUSTED = 4,
 }
 
 /**
