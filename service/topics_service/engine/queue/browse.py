@@ -77,4 +77,5 @@ def _view(queue: Queue, block: Block, position: int, state: JobState) -> JobView
         node=delivery.node,
         deadline=delivery.deadline if state == "in_flight" else None,
         ready_at=delivery.deadline if state == "delayed" else None,
+        attempts=delivery.attempts,
     )
