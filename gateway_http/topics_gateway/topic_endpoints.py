@@ -11,7 +11,7 @@ from topics_gateway.settings import GatewaySettings
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
-from topics_service.engine.model import Identity, ListTopicsRequest, TopicState
+from topics_service.engine.model import Identity, ListTopicsRequest, QueueCounters, TopicState
 
 _PAGE_SIZE: Final = 100
 _PAGE_SIZE_MAX: Final = 1000
@@ -50,7 +50,7 @@ class TopicEndpoints:
         query = call.query()
         partition = _number(query["partition"]) if "partition" in query else 0
         state = await self._api.get_topic(call.name, touch=flag(query, "touch", True), partition=partition)
-        queue = {} if state.queue is None else {"queue": state.queue}
+        queue = {} if state.queue is None else {"queue": _counters(state.queue)}
         several = {"partition": state.partition, "partitions": state.partitions} if state.partitions else {}
         return json_reply(
             200,
@@ -110,6 +110,11 @@ def page_size(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         return _PAGE_SIZE
     return min(max(1, int(text)), _PAGE_SIZE_MAX)
+
+
+def _counters(queue: QueueCounters) -> dict[str, int]:
+    """The members that SPEC API 10.7 names, and no others."""
+    return {"ready": queue.ready, "in_flight": queue.in_flight, "dead_lettered": queue.dead_lettered}
 
 
 def _summary(state: TopicState) -> dict[str, Any]:

@@ -174,19 +174,22 @@ async def test_who_leaves_in_the_last_moment_gives_it_back(config: dict[str, Any
 
 @in_fake_time
 @pytest.mark.parametrize("jitter", [0, 20])
-async def test_a_claim_that_moves_dead_letters_is_answered_when_they_can_be_read(jitter: int) -> None:
+async def test_a_call_that_moves_dead_letters_is_answered_when_they_can_be_read(jitter: int) -> None:
     queues = Queues()
-    queues.put(count=2, max_deliveries=1, dead_letter="dead", claim_jitter_ms=jitter)
-    assert seqs(await queues.claim()) == [1]
-    await queues.nack(1)
-    assert queues.settles == 0
+    queues.put(count=3, max_deliveries=1, dead_letter="dead", claim_jitter_ms=jitter)
+    assert seqs(await queues.claim(lease_ms=100)) == [1]
+    await asyncio.sleep(0.2)
     assert seqs(await queues.claim()) == [2]
     assert queues.settles == 1
     assert queues.engine.get_topic("dead", touch=False).count == 1
     await queues.nack(2)
-    assert seqs(await queues.claim()) == []
     assert queues.engine.get_topic("dead", touch=False).count == 2
     assert queues.settles == 1  # the second one was to be seen at once
+    queues.drop("dead")
+    assert seqs(await queues.claim()) == [3]
+    await queues.nack(3)
+    assert queues.settles == 2
+    assert queues.engine.get_topic("dead", touch=False).count == 1
 
 
 @in_fake_time

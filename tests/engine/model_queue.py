@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 DAY = 86_400_000
+Attempt = tuple[int, int, str, str, bool]  # delivery, when it ended, node, reason, whether the worker gave one
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Row:
     lease: Lease | None
     free_at: int
     deliveries: int
+    attempts: tuple[Attempt, ...]
 
 
 @dataclass
@@ -40,7 +42,18 @@ class Job:
     lease: Lease | None = None
     free_at: int = 0
     deliveries: int = 0
+    attempts: tuple[Attempt, ...] = ()
     row: Row | None = None
+
+    def failed(self, when: int, reason: str, *, is_told: bool = False) -> None:
+        """The delivery under way has failed."""
+        assert self.lease is not None
+        self.attempts = (*self.attempts, (self.deliveries, when, self.lease.node, reason, is_told))[-8:]
+
+    @property
+    def told(self) -> tuple[Attempt, ...]:
+        """What a dead letter tells of the attempts."""
+        return self.attempts if any(is_told for *_, is_told in self.attempts) else ()
 
 
 @dataclass
@@ -62,11 +75,11 @@ class Config:
 
 @dataclass
 class QueueModel:
-    """The queue and what its dead letter topic holds of it, as (data, tag)."""
+    """The queue and what its dead letter topic holds of it, as (data, tag, attempts)."""
 
     config: Config = field(default_factory=Config)
     jobs: dict[int, Job] = field(default_factory=dict)
-    letters: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    letters: list[tuple[bytes, bytes | None, tuple[Attempt, ...]]] = field(default_factory=list)
     gone: dict[int, Lease] = field(default_factory=dict)
     dead_lettered: int = 0
     stuck_until: int = 0
@@ -95,6 +108,7 @@ class QueueModel:
             self.lose(seq for seq, job in self.jobs.items() if now - job.ts > self.config.ttl_ms)
         for job in self.jobs.values():
             if job.lease is not None and now > job.lease.deadline:
+                job.failed(job.lease.deadline, "lease expired")
                 job.lease, job.free_at = None, 0
             job.due = job.due or job.ready_at <= now
             if job.free_at <= now:
@@ -121,6 +135,7 @@ class QueueModel:
             job.lease = row.lease if row else None
             job.free_at = row.free_at if row else 0
             job.deliveries = row.deliveries if row else 0
+            job.attempts = row.attempts if row else ()
             job.row = row
             job.ticket = 0
             job.due = job.touched or not job.ready_at
@@ -131,46 +146,47 @@ class QueueModel:
             for seq in seqs:
                 job = self.jobs.get(seq)
                 if job is not None:
-                    job.row = Row(job.lease, job.free_at, job.deliveries)
+                    job.row = Row(job.lease, job.free_at, job.deliveries, job.attempts)
 
     # ------------------------------------------------------------------------ views
 
     def visible(self, synced: int) -> list[Job]:
         return [job for seq, job in sorted(self.jobs.items()) if job.ticket <= synced]
 
-    def is_poison(self, job: Job) -> bool:
+    def is_exhausted(self, job: Job) -> bool:
         limit = self.config.limit
         return bool(limit and job.touched and not job.lease and not job.free_at and job.deliveries >= limit)
 
-    def state_of(self, job: Job, now: int) -> str:
+    def state_of(self, job: Job) -> str:
         if job.lease is not None:
             return "in_flight"
-        if not job.due or job.free_at or (self.is_poison(job) and now < self.stuck_until):
-            return "delayed"
-        return "ready"
+        if self.is_exhausted(job):
+            return "exhausted"
+        return "ready" if job.due and not job.free_at else "delayed"
 
     # ------------------------------------------------------------------------ calls
 
-    def bury(self, now: int, *, stalled: bool) -> bool:
-        """What a claim does first: move the poison, or not."""
-        poison = [job for _, job in sorted(self.jobs.items()) if self.is_poison(job)]
-        if not poison or now < self.stuck_until:
-            return False
+    def bury(self, now: int, *, stalled: bool, only: Iterable[int] | None = None) -> list[int]:
+        """What a claim does first, the timer, and a nack with what it gives back: move what is exhausted, or not."""
+        seqs = sorted(self.jobs if only is None else only)
+        exhausted = [job for seq in seqs if (job := self.jobs.get(seq)) and self.is_exhausted(job)]
+        if not exhausted or now < self.stuck_until:
+            return []
         if not self.open or stalled:
             self.stuck_until = now + min(1000 << self.failures, 60_000)
             self.failures += 1
-            return False
+            return []
         self.failures = 0
-        self.dead_lettered += len(poison)
-        for job in poison:
-            self.letters.append((job.data, job.tag))
+        self.dead_lettered += len(exhausted)
+        for job in exhausted:
+            self.letters.append((job.data, job.tag, job.told))
             del self.jobs[job.seq]
-        return True
+        return [job.seq for job in exhausted]
 
     def deal(self, wants: list[int], synced: int) -> list[list[Job]]:
         """Who gets which job; nothing is changed."""
         ready = [job for job in self.visible(synced) if not job.lease and job.due and not job.free_at]
-        order = [job for job in ready if job.touched and not self.is_poison(job)]
+        order = [job for job in ready if job.touched and not self.is_exhausted(job)]
         order += sorted((job for job in ready if not job.touched), key=lambda job: (-job.priority, job.seq))
         hands: list[list[Job]] = [[] for _ in wants]
         while order:
@@ -193,13 +209,18 @@ class QueueModel:
         if self.jobs.pop(seq, None) is None:
             del self.gone[seq]
 
-    def give_back(self, seq: int, free_at: int, *, released: bool) -> None:
+    def give_back(
+        self, seq: int, free_at: int, *, released: bool, now: int, reason: str, is_told: bool = False
+    ) -> None:
         job = self.jobs.get(seq)
         if job is None:
             del self.gone[seq]
             return
-        job.lease, job.free_at = None, free_at
-        job.deliveries -= released
+        if not released:
+            job.failed(now, reason, is_told=is_told)
+        job.lease, job.free_at, job.deliveries = None, 0, job.deliveries - released
+        if not self.is_exhausted(job):
+            job.free_at = free_at
 
     def extend(self, seq: int, deadline: int) -> None:
         job = self.jobs.get(seq)

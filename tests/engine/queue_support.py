@@ -86,6 +86,13 @@ class QueueWorld(World):
         assert self.take(topic=topic) == []
         self.engine.sync()
 
+    def exhausted(self, topic: str = "q") -> list[int]:
+        """The seqs of the exhausted jobs, as counted; nobody gets one."""
+        found = self.listed("exhausted", topic)
+        assert self.engine.queues.counters(topic).exhausted == len(found)
+        assert not set(found) & {*self.listed("ready", topic), *self.listed("delayed", topic)}
+        return found
+
     def counters(self, topic: str = "q") -> tuple[int, int, int]:
         """(ready, in_flight, dead_lettered), which the topic's state shows too."""
         found = self.engine.queues.counters(topic)

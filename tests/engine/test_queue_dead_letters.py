@@ -1,6 +1,7 @@
 """Dead letters and their way back: atomic moves, provenance in meta, and a dead letter topic that has no room."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 from engine_support import CrashStore, FaultyStore, code, records
@@ -12,7 +13,7 @@ from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import TagMatch
 from topics_service.engine.queue import deadletters, moves, queues
-from topics_service.engine.queue.jobs import RedriveRequest
+from topics_service.engine.queue.jobs import RedriveRequest, SettleRequest
 from topics_service.storage.store import Family
 
 
@@ -33,14 +34,16 @@ def burn(world: QueueWorld, *seqs: int, times: int = 2, topic: str = "q") -> Non
 # ----------------------------------------------------------------------- the move
 
 
-def test_the_delivery_that_is_one_too_many_moves_the_job(world: QueueWorld) -> None:
+def test_the_nack_of_the_last_delivery_moves_the_job(world: QueueWorld) -> None:
     world.work(b"data", tags=[b"t"], nodes=[b"n"], metas=[b'{"a": 1}'])
     world.work(b"next")
-    burn(world, 1)
-    assert world.counters() == (2, 0, 0)
-    assert world.take(most=5) == [2], "the claim goes on with others"
+    burn(world, 1, times=1)
+    assert (world.take(), world.counters()) == ([1], (1, 1, 0))
+    reply = world.nack(1)
+    assert (reply.done, reply.ready, reply.in_flight) == (1, 1, 0)
+    assert (reply.dead_lettered, reply.exhausted) == ([1], [])
     world.engine.sync()
-    assert world.counters() == (0, 1, 1)
+    assert world.counters() == (1, 0, 1)
     assert (world.seqs("q"), world.state("q").head_seq) == ([2], 2)
     [part] = world.diff(topic="dlq").slices
     block = part.block
@@ -49,21 +52,108 @@ def test_the_delivery_that_is_one_too_many_moves_the_job(world: QueueWorld) -> N
     assert block.first_ts == world.clock.now
 
 
-def test_the_claim_that_moves_dead_letters_is_answered_when_readers_see_them(world: QueueWorld) -> None:
-    world.work()
-    burn(world, 1)
+def test_the_call_that_moves_dead_letters_is_answered_when_readers_see_them(world: QueueWorld) -> None:
+    world.work(1, 1)
+    burn(world, 1, times=1)
+    world.take()
+    _, ticket = world.engine.queues.nack(SettleRequest(topic="q", node="w", seqs=[1]))
+    assert world.engine.writer.synced < ticket
+    world.engine.synced(ticket)
+    assert world.state("dlq").count == 1
+    world.put("dlq", durability="fsync")
+    world.take()
+    world.nack(2)
+    world.take()
+    world.clock.advance(LEASE + 1)
     reply, ticket = world.try_claim()
     assert (reply.jobs, world.engine.writer.synced < ticket) == ([], True)
     world.engine.synced(ticket)
-    assert world.state("dlq").count == 1
+    assert world.state("dlq").count == 2
 
 
-def test_expired_leases_count_like_nacks(world: QueueWorld) -> None:
+def test_a_delay_does_not_hold_up_a_job_that_nobody_gets_any_more(world: QueueWorld) -> None:
+    world.work()
+    burn(world, 1, times=1)
+    world.take()
+    assert world.nack(1, delay_ms=60_000).dead_lettered == [1]
+    assert world.counters() == (0, 0, 1)
+
+
+@pytest.mark.parametrize("by", ["claim", "upkeep"])
+def test_a_lease_that_ends_counts_like_a_nack(world: QueueWorld, by: str) -> None:
     world.work()
     for _ in range(2):
         world.claim()
         world.clock.advance(LEASE + 1)
-    assert (world.take(), world.counters()) == ([], (0, 0, 1))
+    assert (world.counters(), world.exhausted()) == ((0, 0, 0), [1]), "at no moment is it ready"
+    if by == "claim":
+        assert world.take() == []
+    else:
+        world.upkeep()
+    assert (world.counters(), world.exhausted()) == ((0, 0, 1), [])
+
+
+def test_a_timer_moves_what_nobody_asks_for(world: QueueWorld) -> None:
+    world.put("dlq")
+    world.work(1, 1)
+    burn(world, 1, 2, times=1)
+    world.claim(most=2)
+    world.extend(2, lease_ms=3000)
+    for ms, moved in ((LEASE, []), (1, [1]), (1999, [1]), (1, [1, 2])):
+        world.clock.advance(ms)
+        world.upkeep()
+        world.engine.sync()
+        assert [int(json.loads(meta or b"")["$dead_letter_src_seq"]) for meta in world.metas("dlq")] == moved
+    assert world.counters() == (0, 0, 2)
+
+
+def test_the_timer_takes_one_queue_at_a_time_and_forgets_those_that_are_gone(world: QueueWorld) -> None:
+    for name in "abc":
+        world.queue(name, max_deliveries=1, dead_letter="dlq")
+        world.work(topic=name)
+        world.claim(topic=name)
+    world.engine.delete_topic("b")
+    world.clock.advance(LEASE + 1)
+    assert [world.engine.queues.bury() for _ in range(3)] == [True, False, False]
+    assert [world.counters(name) for name in "ac"] == [(0, 0, 1), (0, 0, 1)]
+
+
+def test_a_restart_leaves_the_move_to_the_timer() -> None:
+    world = QueueWorld()
+    world.queue(max_deliveries=1, dead_letter="dlq", leases_durable=True)
+    world.work(1, 1)
+    world.claim(most=2)
+    world.clock.advance(LEASE + 1)
+    world.kill()
+    world.upkeep()
+    world.engine.sync()
+    assert (world.seqs("dlq"), world.counters()) == ([1, 2], (0, 0, 2))
+
+
+def test_a_worker_that_is_cut_off_has_its_last_deliveries_moved(world: QueueWorld) -> None:
+    world.work(1, 1)
+    burn(world, 1, times=1)
+    jobs = world.claim(most=2)
+    assert world.engine.queues.release("q", {job.seq: job.lease_id for job in jobs}) == 2
+    assert (world.counters(), world.listed("ready")) == ((1, 0, 1), [2])
+
+
+def test_a_nack_ends_everything_in_one_write() -> None:
+    world = QueueWorld()
+    world.queue(max_deliveries=2, dead_letter="dlq", leases_durable=True)
+    world.put("dlq")
+    world.work(1, 1, 1)
+    burn(world, 1, times=1)
+    world.claim(most=3)
+    before = world.engine.writer.written
+    reply = world.nack(2, 1, 3, delay_ms=50)
+    assert (reply.done, reply.dead_lettered, reply.exhausted) == (3, [1], [])
+    assert world.engine.writer.written == before + 1
+    assert world.listed("delayed") == [2, 3]
+    world.kill()
+    assert (world.counters(), world.listed("delayed")) == ((0, 0, 1), [2, 3])
+    world.clock.advance(50)
+    assert [job.deliveries for job in world.claim(most=9)] == [2, 2]
 
 
 def test_a_release_does_not_bring_a_job_nearer_to_the_dead_letters(world: QueueWorld) -> None:
@@ -86,9 +176,11 @@ def test_without_both_settings_jobs_are_delivered_for_ever(config: dict[str, obj
 
 def test_many_move_in_one_write(world: QueueWorld) -> None:
     world.work(*range(1, 51))
-    burn(world, *range(1, 51))
+    burn(world, *range(1, 51), times=1)
     world.put("dlq")
+    world.take(most=50)
     before = world.engine.writer.written
+    world.clock.advance(LEASE + 1)
     assert world.take() == []
     assert world.engine.writer.written == before + 1
     world.engine.sync()
@@ -98,12 +190,14 @@ def test_many_move_in_one_write(world: QueueWorld) -> None:
 def test_a_move_is_bounded_and_the_next_claim_goes_on(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "MOVE_JOBS", 4)
     monkeypatch.setattr(moves, "MOVE_BYTES", 300)
-    world.work(*[100] * 6)
+    world.work(*[100] * 12)
     burn(world, *range(1, 7))
-    assert (world.take(), world.counters()) == ([], (5, 0, 1)), "meta counts: two of them are more than 300 bytes"
+    assert (world.exhausted(), world.counters()) == ([2, 3, 4, 5, 6], (6, 0, 1)), "two of them are more than 300 bytes"
     monkeypatch.setattr(moves, "MOVE_BYTES", 10_000)
-    assert (world.take(), world.counters()) == ([], (1, 0, 5))
-    assert (world.take(), world.counters()) == ([], (0, 0, 6))
+    assert world.take() == [7]
+    assert (world.exhausted(), world.counters()) == ([6], (5, 1, 5))
+    world.upkeep()
+    assert (world.exhausted(), world.counters()) == ([], (5, 1, 6))
 
 
 def test_a_dead_letter_queue_is_a_queue(world: QueueWorld) -> None:
@@ -145,7 +239,9 @@ def test_a_power_cut_leaves_the_job_in_one_of_both(classes: tuple[str, str]) -> 
 def test_a_claim_waits_for_the_fsync_of_letters_in_an_fsync_topic(world: QueueWorld) -> None:
     world.put("dlq", durability="fsync")
     world.work()
-    burn(world, 1)
+    burn(world, 1, times=1)
+    world.take()
+    world.clock.advance(LEASE + 1)
     asked: list[int] = []
     world.engine.writer.request_sync = asked.append
     assert world.try_claim()[1] == world.engine.writer.written
@@ -173,37 +269,51 @@ def test_a_full_letter_topic_keeps_the_job_and_is_asked_again(world: QueueWorld)
     world.put("dlq", cap_records=1, discard="reject")
     world.append(1, topic="dlq")
     world.work(1, 1, 1)
-    burn(world, 1, 2)
+    burn(world, 1, 2, times=1)
+    world.take(most=2)
+    reply = world.nack(2, 1)
+    assert (reply.done, reply.dead_lettered, reply.exhausted) == (2, [], [2, 1])
     assert world.take(most=5) == [3]
-    assert world.counters() == (0, 1, 0), "neither ready nor lost"
-    assert world.listed("delayed") == [1, 2]
+    assert (world.counters(), world.exhausted()) == ((0, 1, 0), [1, 2]), "neither ready nor lost"
     assert world.engine.queues.last_error("q") == 'topic "dlq" is full'
-    assert world.engine.queues.next_due("q") == world.clock.now + 1000
     world.ack(3)
-    waited = []
-    for _ in range(9):
-        due = world.engine.queues.next_due("q")
-        assert due is not None
-        waited.append(due - world.clock.now)
-        world.clock.now = due - 1
+    looks: list[Callable[[], object]] = [world.take, world.upkeep]
+    for turn, wait in enumerate([1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000, 60_000]):
         failures = world.engine.queues.dead_letter_failures
-        assert world.take() == []
+        world.clock.advance(wait - 1)
+        world.take()
+        world.upkeep()
         assert world.engine.queues.dead_letter_failures == failures, "not before its time"
-        world.clock.now = due
-        assert world.counters() == (2, 0, 0), "a claim would look again"
-        assert world.take() == []
-    assert waited == [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000, 60_000]
+        world.clock.advance(1)
+        looks[turn % 2]()
+        assert world.engine.queues.dead_letter_failures == failures + 1
+        assert (world.counters(), world.exhausted()) == ((0, 0, 0), [1, 2])
     world.delete(2, topic="dlq")
     world.clock.advance(60_000)
     assert world.take() == []
-    assert (world.counters(), world.engine.queues.last_error("q")) == ((1, 0, 1), None), "one had room"
+    assert (world.counters(), world.engine.queues.last_error("q")) == ((0, 0, 1), None), "one had room"
     world.delete(9, topic="dlq")
     world.take()
-    assert world.counters() == (0, 0, 2)
+    assert (world.counters(), world.exhausted()) == ((0, 0, 2), [])
     world.work()
     burn(world, 4)
-    world.take()
-    assert world.engine.queues.next_due("q") == world.clock.now + 1000, "after a success it begins anew"
+    world.delete(9, topic="dlq")
+    world.clock.advance(1000)
+    world.upkeep()
+    assert world.counters() == (0, 0, 3), "after a success it begins anew"
+
+
+def test_nothing_is_tried_for_a_nack_while_the_letter_topic_refuses(world: QueueWorld) -> None:
+    world.put("dlq", cap_records=1, discard="reject")
+    world.append(1, topic="dlq")
+    world.work(1, 1)
+    burn(world, 1)
+    world.put("dlq")
+    burn(world, 2)
+    assert (world.engine.queues.dead_letter_failures, world.exhausted()) == (1, [1, 2])
+    world.clock.advance(1000)
+    world.upkeep()
+    assert world.counters() == (0, 0, 2)
 
 
 def test_what_has_room_goes(world: QueueWorld) -> None:
@@ -211,18 +321,17 @@ def test_what_has_room_goes(world: QueueWorld) -> None:
     world.append(1, topic="dlq")
     world.work(*[1] * 8)
     burn(world, *range(1, 9))
-    world.take()
-    assert world.counters() == (4, 0, 4), "eight, then four"
+    assert (world.counters(), world.exhausted()) == ((0, 0, 4), [5, 6, 7, 8]), "eight, then four"
 
 
 def test_a_letter_that_never_fits_lets_others_pass(world: QueueWorld) -> None:
     world.put("dlq", cap_bytes=400, discard="reject")
     world.work(500, 1)
     burn(world, 1, 2)
-    world.take()
+    assert world.exhausted() == [1, 2]
     world.clock.advance(1000)
     world.take()
-    assert (world.counters()[2], world.seqs("q"), world.listed("delayed")) == (1, [1], [1])
+    assert (world.counters()[2], world.seqs("q"), world.exhausted()) == (1, [1], [1])
     world.put("dlq")
     world.clock.advance(60_000)
     world.take()
@@ -234,17 +343,17 @@ def test_a_letter_that_can_not_be_read_lets_others_pass() -> None:
     world.queue(max_deliveries=1, dead_letter="dlq")
     for _ in range(3):
         world.work()
-    burn(world, 1, 2, 3, times=1)
+    world.take(most=3)
     key, row = world.rows(Family.BLOCKS)[0]
     batch = world.store.batch()
     batch.put(Family.BLOCKS, key, row[:-1] + b"?")
     world.store.write(batch)
     world.append(1, topic="other")  # drops what was cached
-    world.bury()
+    assert world.nack(1, 2, 3).exhausted == [1, 2, 3]
     assert (world.counters(), world.engine.queues.dead_letter_failures) == ((0, 0, 0), 1)
     world.clock.advance(1000)
     world.bury()
-    assert world.counters() == (0, 0, 2)
+    assert (world.counters(), world.engine.queues.counters("q").exhausted) == ((0, 0, 2), 1)
 
 
 def test_no_letter_topic_and_none_is_made(world: QueueWorld) -> None:
@@ -283,10 +392,12 @@ def test_the_total_quota_counts_what_a_move_adds(quota: int, moved: int) -> None
 def test_a_stalled_store_is_no_reason_to_lose_a_letter(world: QueueWorld) -> None:
     world.put("dlq")
     world.work(1, 1, 1)
-    burn(world, 1, 2)
+    burn(world, 1, 2, times=1)
+    world.take(most=2)
     assert isinstance(world.store, FaultyStore)
     world.store.stalled = True
-    assert world.take() == [3], "claims write nothing"
+    assert world.nack(1, 2).exhausted == [1, 2], "a nack needs to write nothing"
+    assert world.take() == [3], "nor does a claim"
     world.store.stalled = False
     world.extend(3, lease_ms=9000)
     world.clock.advance(1000)
@@ -294,14 +405,31 @@ def test_a_stalled_store_is_no_reason_to_lose_a_letter(world: QueueWorld) -> Non
     assert world.counters() == (0, 1, 2)
 
 
+def test_a_nack_that_has_to_be_durable_is_refused_by_a_stalled_store_and_changes_nothing() -> None:
+    world = QueueWorld()
+    world.queue(max_deliveries=1, dead_letter="dlq", leases_durable=True)
+    world.put("dlq")
+    world.work()
+    world.take()
+    assert isinstance(world.store, FaultyStore)
+    world.store.stalled = True
+    with pytest.raises(TopicsError) as error:
+        world.nack(1)
+    assert (code(error), world.counters(), world.engine.queues.dead_letter_failures) == ("throttled", (0, 1, 0), 0)
+    world.store.stalled = False
+    assert world.nack(1).dead_lettered == [1]
+
+
 def test_a_clock_set_back_does_not_prolong_the_wait(world: QueueWorld) -> None:
     world.put("dlq", cap_records=1, discard="reject")
     world.append(1, topic="dlq")
     world.work()
     burn(world, 1)
-    world.take()
+    world.put("dlq")
     world.clock.advance(-10_000_000)
-    assert world.counters() == (1, 0, 0)
+    assert (world.counters(), world.exhausted()) == ((0, 0, 0), [1])
+    world.upkeep()
+    assert world.counters() == (0, 0, 1)
 
 
 def test_the_letter_topic_goes_away_meanwhile(world: QueueWorld) -> None:
@@ -323,7 +451,9 @@ def test_a_lower_limit_counts_for_jobs_given_back_before(world: QueueWorld) -> N
     world.work(1, 1)
     burn(world, 1, 2, times=3)
     world.queue(max_deliveries=3, dead_letter="dlq")
-    world.bury()
+    assert (world.counters(), world.exhausted()) == ((0, 0, 0), [1, 2])
+    world.upkeep()
+    world.engine.sync()
     assert world.counters() == (0, 0, 2)
     assert json.loads(world.metas("dlq")[0] or b"")["$dead_letter_deliveries"] == "3"
 
@@ -340,9 +470,38 @@ def test_a_higher_limit_sets_stuck_jobs_free(world: QueueWorld, config: dict[str
     assert job.deliveries == 3
 
 
+def test_a_lower_limit_takes_hold_of_jobs_once_they_have_rested(world: QueueWorld) -> None:
+    world.queue(max_deliveries=9, dead_letter="dlq")
+    world.work()
+    world.take()
+    world.nack(1, delay_ms=60_000)
+    world.queue(max_deliveries=1, dead_letter="dlq")
+    world.clock.advance(59_999)
+    world.upkeep()
+    assert (world.counters(), world.listed("delayed")) == ((0, 0, 0), [1])
+    world.clock.advance(1)
+    assert (world.counters(), world.exhausted()) == ((0, 0, 0), [1])
+    world.upkeep()
+    assert world.counters() == (0, 0, 1)
+
+
+def test_a_job_set_free_and_given_back_rests_as_long_as_it_should(world: QueueWorld) -> None:
+    world.put("dlq", cap_bytes=400, discard="reject")
+    world.work(500)
+    burn(world, 1)
+    assert world.exhausted() == [1]
+    world.queue(max_deliveries=9, dead_letter="dlq")
+    world.take()
+    world.nack(1, delay_ms=3_600_000)
+    world.clock.advance(60_000)
+    assert world.listed("delayed") == [1], "and not as long as it was set aside for"
+
+
 def test_letters_go_where_the_config_points_now(world: QueueWorld) -> None:
     world.work()
-    burn(world, 1)
+    burn(world, 1, times=1)
+    world.take()
+    world.clock.advance(LEASE + 1)
     world.queue(max_deliveries=2, dead_letter="elsewhere")
     world.take()
     world.engine.sync()

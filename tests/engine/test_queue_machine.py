@@ -1,9 +1,11 @@
 """A queue against a small model: workers, expiry, dead letters, delays, priorities, losses, and crashes anywhere."""
 
+import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, get_args
 from unittest.mock import patch
 
 import pytest
@@ -19,14 +21,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from model_queue import Config, Job, Lease, QueueModel
+from msgspec.structs import astuple
 from queue_support import QueueWorld
 
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.model import AppendRequest, Batch, DeleteRequest, TagMatch
-from topics_service.engine.queue.jobs import ClaimRequest, RedriveRequest, SettleRequest
+from topics_service.engine.model import AppendRequest, Batch, DeleteRequest, QueueCounters, TagMatch
+from topics_service.engine.queue.jobs import ClaimRequest, JobState, RedriveRequest, SettleRequest
 from topics_service.storage.store import StoreStalledError, WriteBatch
 
 NODES = ("w1", "w2", "w3")
+STATES: tuple[JobState, ...] = get_args(JobState)
 nodes = st.sampled_from(NODES)
 configs = st.builds(
     Config,
@@ -185,7 +189,7 @@ class QueueMachine(RuleBasedStateMachine):
                 job.lease = Lease(node, got.lease_id, deadline)
             model.keep_rows(job.seq for job in hand)
         self._remember()
-        ready = sum(model.state_of(job, self.now) == "ready" for job in model.visible(self.synced))
+        ready = sum(model.state_of(job) == "ready" for job in model.visible(self.synced))
         assert {reply.ready for reply in replies} == {ready}
 
     @property
@@ -222,6 +226,7 @@ class QueueMachine(RuleBasedStateMachine):
         released=st.sampled_from((False, False, True)),
         lease_ms=st.sampled_from((100, 5000)),
         stalled=st.sampled_from((False,) * 9 + (True,)),
+        reason=st.sampled_from(("", "", "boom")),
     )
     def settle(
         self,
@@ -232,6 +237,7 @@ class QueueMachine(RuleBasedStateMachine):
         released: bool,
         lease_ms: int,
         stalled: bool,
+        reason: str = "",
     ) -> None:
         model = self.model
         model.refresh(self.now)
@@ -239,7 +245,7 @@ class QueueMachine(RuleBasedStateMachine):
         sent = [] if kinds is None else self._tokens(seqs, kinds)
         request = SettleRequest(
             topic="q", node=node, seqs=seqs, lease_ids=sent, delay_ms=delay, lease_ms=lease_ms,
-            mode="release" if released else "retry",
+            mode="release" if released else "retry", reasons=[reason] * len(seqs) if reason else [],
         )  # fmt: skip
         done: list[int] = []
         skipped = []
@@ -265,9 +271,16 @@ class QueueMachine(RuleBasedStateMachine):
             if call == "ack":
                 model.ack(seq)
             elif call == "nack":
-                model.give_back(seq, self.now + delay if delay else 0, released=released)
+                ready_at = self.now + delay if delay else 0
+                model.give_back(seq, ready_at, released=released, now=self.now, reason=reason, is_told=reason != "")
             else:
                 model.extend(seq, self.now + lease_ms)
+        if call == "nack":
+            moved = model.bury(self.now, stalled=stalled, only=live)
+            assert sorted(reply.dead_lettered) == moved
+            left = [seq for seq in done if seq in model.jobs]
+            assert reply.exhausted == [seq for seq in left if model.is_exhausted(model.jobs[seq])]
+            assert not (moved and model.config.durability == "fsync") or ticket > self.synced
         model.keep_rows(live)
         self._remember()
         if call == "extend":
@@ -275,7 +288,7 @@ class QueueMachine(RuleBasedStateMachine):
         gated = model.config.durability == "fsync" and (call == "ack" or model.config.leases_durable)
         if live and gated:
             assert ticket > self.synced
-        counts = [model.state_of(job, self.now) for job in model.visible(self.synced)]
+        counts = [model.state_of(job) for job in model.visible(self.synced)]
         assert (reply.ready, reply.in_flight) == (counts.count("ready"), counts.count("in_flight"))
 
     @precondition(lambda self: self._leases)
@@ -291,7 +304,8 @@ class QueueMachine(RuleBasedStateMachine):
         live = [seq for seq in valid if seq in self.model.jobs]
         assert queues.release("q", held) == len(valid)
         for seq in valid:
-            self.model.give_back(seq, 0, released=False)
+            self.model.give_back(seq, 0, released=False, now=self.now, reason="connection ended")
+        self.model.bury(self.now, stalled=False, only=live)
         self.model.keep_rows(live)
         self._remember()
 
@@ -309,8 +323,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.model.config.ttl_ms)
     @rule(ms=st.sampled_from((1, 70, 900)))
     def clock_steps_back(self, ms: int) -> None:
-        self.model.refresh(self.now)
-        self.world.engine.queues.counters("q")
+        self._bury()  # else it may happen now, or when the clock is here again
         self.world.clock.advance(-ms)
 
     @precondition(lambda self: self.model.jobs)
@@ -368,13 +381,13 @@ class QueueMachine(RuleBasedStateMachine):
             with pytest.raises(TopicsError):
                 self.world.engine.queues.redrive(request)
             return
-        chosen = [i for i, (_, tag) in enumerate(model.letters) if match is None or tag == match]
+        chosen = [i for i, (_, tag, _) in enumerate(model.letters) if match is None or tag == match]
         chosen = chosen[: most or len(chosen)]
         head = self.world.engine.catalog.topics["q"].log.state.head
         reply, ticket = self.world.engine.queues.redrive(request)
         assert reply.redriven == len(chosen)
         for offset, i in enumerate(chosen, 1):
-            data, tag = model.letters[i]
+            data, tag, _ = model.letters[i]
             model.jobs[head + offset] = Job(head + offset, model.stamp(self.now), data, tag, ticket)
         model.letters = [letter for i, letter in enumerate(model.letters) if i not in chosen]
         model.evict()
@@ -383,9 +396,19 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(upkeep=st.booleans())
     def sync(self, upkeep: bool) -> None:
         if upkeep:
+            self._bury()
             self.world.upkeep()
             self._remember()
         self.world.engine.sync()
+
+    def _bury(self) -> None:
+        """Upkeep moves what is exhausted."""
+        self.model.refresh(self.now)
+        self.world.engine.queues.counters("q")
+        while self.world.engine.queues.bury():
+            pass
+        self.model.bury(self.now, stalled=False)
+        self._remember()
 
     @precondition(lambda self: self.serial > 20)
     @rule(config=configs)
@@ -423,6 +446,13 @@ class QueueMachine(RuleBasedStateMachine):
 
     # -------------------------------------------------------------- comparisons
 
+    def _told(self, seq: int) -> list[dict[str, Any]]:
+        """The attempts that a dead letter tells of."""
+        block = self.world.engine.catalog.topics["dlq"].log.blocks.records(seq)
+        meta = None if block.metas is None else block.metas[seq - block.base_seq]
+        found: list[dict[str, Any]] = json.loads(meta or b"{}").get("$dead_letter_attempts", [])
+        return found
+
     @invariant()
     def the_queue_is_the_model(self) -> None:
         if "q" not in self.world.engine.catalog.topics:
@@ -430,13 +460,14 @@ class QueueMachine(RuleBasedStateMachine):
         model = self.model
         model.refresh(self.now)
         visible = model.visible(self.synced)
-        states = {state: [] for state in ("ready", "in_flight", "delayed")}
+        states: dict[JobState, list[int]] = {state: [] for state in STATES}
         for job in visible:
-            states[model.state_of(job, self.now)].append(job.seq)
-        ready, in_flight, dead_lettered = self.world.counters("q")
-        assert (ready, in_flight, dead_lettered) == (
-            len(states["ready"]), len(states["in_flight"]), model.dead_lettered,
-        )  # fmt: skip
+            states[model.state_of(job)].append(job.seq)
+        assert self.world.engine.queues.counters("q") == QueueCounters(
+            **{state: len(seqs) for state, seqs in states.items()},
+            dead_lettered=model.dead_lettered,
+            retrying=sum(model.jobs[seq].touched for seq in states["delayed"]),
+        )
         for state, expected in states.items():
             assert self.world.listed(state) == expected
         log = self.world.engine.catalog.topics["q"].log
@@ -444,17 +475,21 @@ class QueueMachine(RuleBasedStateMachine):
         assert {seq for seq in seqs if log.state.is_live(seq)} == seqs, "no job is lost"
         if log.state.head == log.view.head:  # expiry looks at others when somebody can see them
             assert log.state.count == len(seqs), "none is back"
-        for state in ("ready", "in_flight", "delayed"):
+        for state in STATES:
             for view in self.world.jobs(state, limit=1000):
                 job = model.jobs[view.block.base_seq + view.position]
                 assert view.block.record_data(view.position) == job.data
                 assert (view.deliveries, view.priority) == (job.deliveries, job.priority)
                 lease = (job.lease.node, job.lease.deadline) if job.lease else (None, None)
                 assert (view.node, view.deadline) == lease
+                assert tuple(map(astuple, view.attempts)) == job.attempts
                 if state == "delayed":
-                    assert view.ready_at == ((job.free_at or model.stuck_until) if job.touched else job.ready_at)
+                    assert view.ready_at == (job.free_at if job.touched else job.ready_at)
         letters = self.world.walk("dlq")
-        assert [data for _, data in letters if data != b"filler"] == [data for data, _ in model.letters]
+        assert [data for _, data in letters if data != b"filler"] == [data for data, *_ in model.letters]
+        told = [self._told(seq) for seq, data in letters if data != b"filler"]
+        expected = [[attempt[:4] for attempt in attempts] for *_, attempts in model.letters]
+        assert [[tuple(attempt.values()) for attempt in each] for each in told] == expected
         assert self.world.engine.queues.leases_in_flight == len(states["in_flight"])
 
 

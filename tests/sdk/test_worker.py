@@ -14,12 +14,16 @@ from sdk.worker_queues import SOON, acked, add, jobs_in, make_queue, running, st
 from support.server import ServerProcess
 from support.waiting import poll
 from topics.v1.job_pb2 import JOB_STATE_DELAYED, JOB_STATE_IN_FLIGHT
+from topics.v1.topic_pb2 import DISCARD_POLICY_REJECT, TopicConfig
+from topics.v1.topics_service_pb2 import PutTopicRequest
+from topics_client import TopicsClient
 from topics_client.address import Address
 from topics_client.aio_connection import AsyncConnection
 from topics_client.connection import Connection
 from topics_client.errors import AuthError, ConflictError, NotFoundError
 from topics_client.models import Job
 from topics_client.worker.faces import AsyncWorker, Backoff, Release, RetryLater, Worker
+from topics_client.worker.reasons import reason_of
 
 _KEYS = "admin-key,reader:read"
 
@@ -212,7 +216,8 @@ async def test_a_failed_job_is_tried_again_and_set_aside_in_the_end(
     assert Counter(told) == {(0, "no 0"): 3, (1, "no 1"): 2, (2, "no 2"): 2}
     assert "on_error failed" in caplog.text
     after = worker.statistics()
-    assert (after.taken, after.acked, after.retried, after.released, after.lost) == (12, 5, 7, 0, 0)
+    assert (after.taken, after.acked, after.retried, after.given_up) == (12, 5, 6, 1)
+    assert (after.released, after.lost) == (0, 0)
     assert state(connection, f"{queue}-dead").count == 1
 
 
@@ -223,14 +228,93 @@ def test_a_failure_is_logged_with_its_traceback(connection: Connection, caplog: 
         raise LookupError("the reason why")
 
     backoff = Backoff(first_seconds=60, longest_seconds=60)
-    Worker(connection, "logged", handle, until_empty=True, backoff=backoff).run()
+    with caplog.at_level(logging.INFO, "topics_client.worker"):
+        Worker(connection, "logged", handle, until_empty=True, backoff=backoff).run()
+    assert "logged: nothing is ready; jobs that rest before a retry are left: 1" in caplog.text
     (record,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert record.name == "topics_client.worker"
     assert "logged: job 1 failed (delivery 1)" in record.getMessage()
     assert "the reason why" in caplog.text
     assert "in handle" in caplog.text
-    (rests,) = jobs_in(connection, "logged", JOB_STATE_DELAYED)  # which until_empty did not wait for
+    (rests,) = jobs_in(connection, "logged", JOB_STATE_DELAYED)  # without a limit, retries may go on for ever
     assert rests.ready_at_ts_ms > time.time() * 1000 + 4000
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_no_retry_is_promised_that_never_comes(
+    connection: Connection, caplog: pytest.LogCaptureFixture, has_room: bool
+) -> None:
+    queue = "last" if has_room else "last-of-all"
+    make_queue(connection, queue, 1, max_deliveries=2, dead_letter=f"{queue}-dead")
+    config = TopicConfig(cap_records=1, discard=DISCARD_POLICY_REJECT)
+    connection.unary(connection.topics.PutTopic, PutTopicRequest(topic=f"{queue}-dead", config=config))
+    if not has_room:
+        add(connection, f"{queue}-dead", [0])
+
+    def handle(job: Job) -> None:
+        raise LookupError(f"last: {job.is_last}")
+
+    with caplog.at_level(logging.INFO, "topics_client.worker"):
+        worker = Worker(connection, queue, handle, until_empty=True, backoff=SOON)
+        worker.run()
+    told = [each.getMessage() for each in caplog.records if "seq" in each.msg or each.levelno == logging.WARNING]
+    assert [line.split(" and rests for ")[0] for line in told] == [
+        f"{queue}: job 1 failed (delivery 1)",
+        f"{queue}: job 1 failed and is given up after 2 deliveries",
+        f"{queue}: dead-lettered: seq 1"
+        if has_room
+        else f"{queue}: given up, but the dead-letter topic does not take them yet: seq 1",
+    ]
+    assert ["last: False" in caplog.text, "last: True" in caplog.text] == [True, True]
+    counts, after = state(connection, queue).queue, worker.statistics()
+    assert (after.retried, after.given_up) == (1, 1), "it has waited for the retry"
+    assert (counts.ready, counts.delayed, counts.dead_lettered, counts.exhausted) == (0, 0, has_room, not has_room)
+    left = f"{queue}: nothing is ready; jobs that the dead-letter topic does not take are left: 1"
+    assert (left in caplog.text) == (not has_room)
+
+
+def test_a_dead_letter_tells_why(server: ServerProcess, connection: Connection) -> None:
+    make_queue(connection, "why", 3, max_deliveries=2, dead_letter="why-dead")
+
+    def fail(text: str) -> None:
+        raise LookupError(text)
+
+    def handle(job: Job) -> None:
+        if job.value == 2:
+            raise RetryLater(1)
+        try:
+            fail(f"no user {job.value}" + "é" * 5000 * job.value)
+        except LookupError as error:
+            if job.is_last:
+                raise RetryLater(1) from error
+            raise
+
+    worker = Worker(connection, "why", handle, until_empty=True, backoff=SOON, node="me", on_error=lambda *_: None)
+    worker.run()
+    with TopicsClient(server.grpc_target, key="admin-key") as topics:
+        letters = {record.value: record.meta for record in topics.read("why-dead")}
+    assert "$dead_letter_attempts" not in letters[2], "it has said nothing"
+    first, last = letters[0]["$dead_letter_attempts"]
+    assert [(each["delivery"], each["node"]) for each in (first, last)] == [(1, "me"), (2, "me")]
+    for each in (first, last):
+        assert each["reason"].startswith("LookupError: no user 0\nTraceback (most recent call last):")
+    assert "in fail" in last["reason"]
+    assert last["reason"].endswith("LookupError: no user 0")
+    (*_, long) = letters[1]["$dead_letter_attempts"]
+    assert long["reason"].startswith("LookupError: no user 1éé")
+    assert 4000 < len(long["reason"].encode()) <= 4096
+
+
+def test_a_reason_is_made_of_anything() -> None:
+    class AwkwardError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert reason_of(None) == reason_of(RetryLater(1)) == reason_of(Release()) == ""
+    assert "AwkwardError" in reason_of(AwkwardError())
+    assert reason_of(ValueError("\ud800")).startswith("ValueError: \\ud800")
+    for count in (500, 1000, 1024, 2000, 4096, 5000):
+        assert len(reason_of(ValueError("é" * count)).encode()) <= 4096
 
 
 def test_a_handler_can_give_back_and_name_the_time(connection: Connection) -> None:
@@ -437,7 +521,9 @@ def test_a_handler_is_callable_and_a_worker_runs_once(connection: Connection) ->
 # -------------------------------------------------------------- until_empty
 
 
-def test_until_empty_waits_for_what_runs_here_and_not_for_what_others_hold(connection: Connection) -> None:
+def test_until_empty_waits_for_what_runs_here_and_not_for_what_others_hold(
+    connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
     make_queue(connection, "others", 3)
     begun, gate = threading.Event(), threading.Event()
 
@@ -453,8 +539,10 @@ def test_until_empty_waits_for_what_runs_here_and_not_for_what_others_hold(conne
             time.sleep(0.3)
             done.append(job)
 
-        Worker(connection, "others", handle, until_empty=True, concurrency=1).run()
+        with caplog.at_level(logging.INFO, "topics_client.worker"):
+            Worker(connection, "others", handle, until_empty=True, concurrency=1).run()
         assert len(done) == 2
+        assert "others: nothing is ready; jobs that other workers hold are left: 1" in caplog.text
         assert state(connection, "others").queue.in_flight == 1
         gate.set()
 
@@ -495,7 +583,9 @@ def test_many_workers_and_random_failures_do_every_job_once(server: ServerProces
     assert {tries[job] for job in doomed} == {4}
     assert sum(each.acked for each in statistics) == 1960
     assert sum(each.lost for each in statistics) == 0
-    assert sum(each.retried for each in statistics) == sum(tries.values()) - 1960
-    assert all(each.taken == each.acked + each.retried + each.released + each.lost for each in statistics)
+    assert sum(each.given_up for each in statistics) == 40
+    assert sum(each.retried for each in statistics) == sum(tries.values()) - 2000
+    for each in statistics:
+        assert each.taken == each.acked + each.retried + each.given_up + each.released + each.lost
     assert state(connection, "many").count == 0
     assert state(connection, "many-dead").count == 40

@@ -157,6 +157,7 @@ class Scenario:
             world.sync()
             world.clock.advance(2001)
             world.latest = max(world.latest, world.now)
+            world.look()
             world.engine.upkeep()
             behind = [router for router in routers._routers.values() if router.lag and not _is_full(router)]
             if not behind and not routers._grown:
@@ -178,7 +179,7 @@ class Scenario:
                     world.queues.settle("ack", topic, "last", [job.seq], [job.lease_id])
                     world.sync()
             jobs = world.queues.of(topic)
-            left = [seq for seq in topic.log.written.live if not jobs.is_poison(seq) and seq not in jobs.deferred]
+            left = [seq for seq in topic.log.written.live if not jobs.is_exhausted(seq)]
             demand(not left, f"jobs {left} of {topic.name} are given to nobody")
 
 

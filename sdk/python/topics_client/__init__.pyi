@@ -23,6 +23,7 @@ from .errors import (
 from .models import (
     Advice as Advice,
     Appended as Appended,
+    Attempt as Attempt,
     CaughtUp as CaughtUp,
     DecodeError as DecodeError,
     Deleted as Deleted,

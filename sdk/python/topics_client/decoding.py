@@ -12,6 +12,7 @@ from topics.v1 import topics_service_pb2 as service
 from topics_client.enums import text_of
 from topics_client.models import (
     Appended,
+    Attempt,
     Gap,
     GapReason,
     GroupPosition,
@@ -159,6 +160,7 @@ def job_of(queue: str, job: job_pb2.Job) -> Job:
         job.tag if job.HasField("tag") else None,
         job.deliveries,
         job.meta,
+        job.is_last,
     )
 
 
@@ -173,6 +175,7 @@ def job_view_of(queue: str, view: job_pb2.JobView) -> JobView:
         node=_given(view, "node"),
         deadline_ts_ms=_given(view, "deadline_ts_ms"),
         ready_at_ts_ms=_given(view, "ready_at_ts_ms"),
+        attempts=tuple(Attempt(each.delivery, each.ended_at_ts_ms, each.node, each.reason) for each in view.attempts),
     )
 
 
@@ -199,9 +202,19 @@ def config_of(config: topic_pb2.TopicConfig) -> TopicConfig:
     )
 
 
+def _queue_counts_of(queue: topic_pb2.QueueState) -> QueueCounts:
+    return QueueCounts(
+        ready=queue.ready,
+        in_flight=queue.in_flight,
+        dead_lettered=queue.dead_lettered,
+        delayed=queue.delayed,
+        retrying=queue.retrying,
+        exhausted=queue.exhausted,
+    )
+
+
 def topic_info_of(state: topic_pb2.TopicState) -> TopicInfo:
     """All that is known of a topic."""
-    queue = state.queue
     return TopicInfo(
         topic=state.topic,
         type=text_of("type", state.type),
@@ -214,7 +227,7 @@ def topic_info_of(state: topic_pb2.TopicState) -> TopicInfo:
         effective_priority=state.effective_priority,
         last_write_ts_ms=_given(state, "last_write_ts_ms"),
         last_read_ts_ms=_given(state, "last_read_ts_ms"),
-        queue=QueueCounts(queue.ready, queue.in_flight, queue.dead_lettered) if state.HasField("queue") else None,
+        queue=_queue_counts_of(state.queue) if state.HasField("queue") else None,
         topic_id=state.topic_id,
         slug=state.slug,
         rrl=state.rrl,

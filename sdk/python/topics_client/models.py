@@ -124,6 +124,8 @@ class Job(NamedTuple, Generic[Value_co]):
     tag: str | None
     deliveries: int
     meta_data: bytes
+    is_last: bool = False
+    """Whether no delivery follows this one: should it fail, the job is dead-lettered."""
 
     @property
     def value(self) -> Value_co:
@@ -349,11 +351,18 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """Jobs of a queue: to be claimed now, under a lease, set aside so far. Delayed ones are in neither of the first."""
+    """Jobs of a queue: `ready` to be claimed now, `in_flight` under a lease, `dead_lettered` so far.
+
+    `delayed` ones are not due yet; those among them that are `retrying` were delivered before. Nobody gets `exhausted`
+    ones any more, and the dead-letter topic has not taken them yet.
+    """
 
     ready: int
     in_flight: int
     dead_lettered: int
+    delayed: int = 0
+    retrying: int = 0
+    exhausted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,13 +446,33 @@ class RouterSummary:
 @dataclass(frozen=True, slots=True)
 class Settled:
     """The answer to an ack, a nack or an extend: how many jobs it was done for, and the seqs that the worker does not
-    hold (any more)."""
+    hold (any more).
+
+    After a nack nobody gets the jobs `dead_lettered`, nor those `exhausted`, which the dead-letter topic has not taken
+    yet.
+    """
 
     done: int
     skipped: tuple[int, ...]
+    dead_lettered: tuple[int, ...] = ()
+    exhausted: tuple[int, ...] = ()
 
 
-JobState = Literal["ready", "in_flight", "delayed"]
+JobState = Literal["ready", "in_flight", "delayed", "exhausted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A delivery of a job that failed: its number, when it ended, the worker, and what it said.
+
+    In place of the worker the server says `lease expired` or `connection ended`; the reason is empty where nothing was
+    said.
+    """
+
+    delivery: int
+    ended_at_ts_ms: int
+    node: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,6 +486,8 @@ class JobView:
     node: str | None
     deadline_ts_ms: int | None
     ready_at_ts_ms: int | None
+    attempts: tuple[Attempt, ...] = ()
+    """The last that failed, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)

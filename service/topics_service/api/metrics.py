@@ -197,6 +197,12 @@ class Metrics:
         jobs = (
             ("topic_queue_ready", "Jobs that wait for a worker, per queue.", [state.ready for _, state in queues]),
             ("topic_queue_in_flight", "Jobs that a worker holds, per queue.", [state.in_flight for _, state in queues]),
+            ("topic_queue_delayed", "Jobs that are not due yet, per queue.", [state.delayed for _, state in queues]),
+            (
+                "topic_queue_exhausted",
+                "Jobs after their last delivery that the dead-letter topic has not taken yet, per queue.",
+                [state.exhausted for _, state in queues],
+            ),
             (
                 "topic_queue_oldest_ready_ms",
                 "Age of the oldest job that waits.",

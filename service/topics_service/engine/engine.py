@@ -143,6 +143,7 @@ class Engine:
             yield done
         self.routers.load(recovery.routers(self.writer.store, self.catalog.topics))
         self.groups.load(recovery.groups(self.writer.store, self.catalog.topics.values()))
+        self.queues.recover()
         self.recovered = 1.0
 
     # ------------------------------------------------------------ durability
@@ -446,6 +447,7 @@ class Engine:
         if self.writer.failure is not None or self.recovered < 1.0:
             return False
         self.routers.poll()
+        more_letters = self.queues.bury()
         damaged: TopicsError | None = None
         for log_id, log in list(islice(self._touched.items(), _LOGS_A_SLICE)):
             try:
@@ -458,7 +460,7 @@ class Engine:
                 del self._touched[log_id]
         if damaged is not None:
             raise damaged
-        return bool(self._touched)
+        return more_letters or bool(self._touched)
 
     def sweep(self) -> None:
         """What must happen though nobody asks: expired records and idempotency rows go. Call it every second."""

@@ -319,11 +319,18 @@ class Identity(Struct, frozen=True, kw_only=True):
 
 
 class QueueCounters(Struct, frozen=True, kw_only=True):
-    """The `queue` object of a queue topic's state (SPEC API 10.7)."""
+    """The counters of a queue: those of SPEC API 10.7, and beyond them jobs that are in neither of the first two.
+
+    `delayed` jobs are not due yet, those among them that are `retrying` were delivered before; nobody gets `exhausted`
+    ones again, which the dead letter topic has not taken yet.
+    """
 
     ready: int
     in_flight: int
     dead_lettered: int
+    delayed: int = 0
+    retrying: int = 0
+    exhausted: int = 0
 
 
 class PartitionState(Struct, frozen=True, kw_only=True):

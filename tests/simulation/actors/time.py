@@ -73,7 +73,8 @@ class Upkeep(Actor):
             calls.sweep(world)
             return
         for _ in range(self.random.randint(1, 3)):
-            written = world.w
             self.tell("a slice")
+            world.look()
+            written = world.w
             world.call(world.engine.upkeep)
             world.trace.meet("a write of upkeep", world.w - written)

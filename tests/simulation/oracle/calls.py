@@ -48,7 +48,7 @@ def put(world: "World", name: str, given: dict[str, object], partitions: int | N
         world.trace.meet("a partition added")
     world.topics.remember(world.w)
     if topic.config.type == "queue":
-        world.queues.of(topic).configured(world.w)
+        world.queues.of(topic).written(world.w)
     world.owe(ticket, world.w if world.w != written else None, f'the config of "{name}"')
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from simulation.oracle.log import Rec
 from simulation.oracle.topics import History, TopicModel, keep
@@ -31,14 +31,13 @@ class Touched:
 
 @dataclass
 class QueueModel:
-    """`due` are delayed jobs whose time has come, `deferred` the letters that fit nowhere, up to when; `history` has
-    the leases that are on the disk. After a start a queue is not `loaded` until somebody asks."""
+    """`due` are delayed jobs whose time has come; `history` has the leases that are on the disk. After a start a queue
+    is not `loaded` until somebody asks."""
 
     topic: TopicModel
     touched: dict[int, Touched] = field(default_factory=dict)
     gone: dict[int, Lease] = field(default_factory=dict)
     due: set[int] = field(default_factory=set)
-    deferred: dict[int, int] = field(default_factory=dict)
     loaded: bool = True
     history: History[Mapping[int, Touched]] = field(default_factory=lambda: [(0, {})])
 
@@ -60,14 +59,16 @@ class QueueModel:
             elif (job.lease is not None and now > job.lease.deadline) or 0 < job.free_at <= now:
                 self.touched[seq] = Touched(job.deliveries)
         self.gone = {seq: lease for seq, lease in self.gone.items() if now <= lease.deadline}
-        self.deferred = {seq: end for seq, end in self.deferred.items() if seq in live and now < end}
         self.due.update(seq for seq, rec in live.items() if 0 < rec.ready_at <= now)
 
-    def is_poison(self, seq: int) -> bool:
+    def is_last(self, deliveries: int) -> bool:
+        """Whether no delivery follows that with this number."""
+        return self.config.dead_letter is not None and 0 < self.config.max_deliveries <= deliveries
+
+    def is_exhausted(self, seq: int) -> bool:
         """Whether it is to be a dead letter."""
-        job, limit = self.touched.get(seq), self.config.max_deliveries if self.config.dead_letter else 0
-        waits = job is None or job.lease is not None or job.free_at or seq in self.deferred
-        return bool(limit and job and not waits and job.deliveries >= limit)
+        job = self.touched.get(seq)
+        return job is not None and job.lease is None and not job.free_at and self.is_last(job.deliveries)
 
     def claimable(self) -> list[int]:
         """The jobs that anybody may have now, in the order of seqs."""
@@ -76,7 +77,7 @@ class QueueModel:
         for seq, rec in self.topic.log.written.live.items():
             job = self.touched.get(seq)
             waits = (job.lease is not None or job.free_at) if job else rec.ready_at and seq not in self.due
-            if seq <= head and not waits and seq not in self.deferred and not self.is_poison(seq):
+            if seq <= head and not waits and not self.is_exhausted(seq):
                 found.append(seq)
         return found
 
@@ -86,16 +87,8 @@ class QueueModel:
         return self.gone.get(seq) if job is None else job.lease
 
     def written(self, w: int) -> None:
-        """Leases have changed, by write `w` if they are kept on the disk."""
+        """Leases have changed, or which of them are on the disk, by write `w`."""
         keep(self.history, w, dict(self.touched) if self.config.leases_durable else {})
-
-    def configured(self, w: int) -> None:
-        """The config has changed, and with it perhaps which leases are on the disk."""
-        if self.config.leases_durable and not self.history[-1][1]:
-            for seq, end in self.deferred.items():
-                self.touched[seq] = replace(self.touched[seq], free_at=end)
-            self.deferred = {}
-        self.written(w)
 
 
 def origin(rec: Rec) -> object:

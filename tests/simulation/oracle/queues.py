@@ -3,14 +3,15 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from simulation.oracle.jobs import STAMPS, Lease, QueueModel, Touched, origin, plain
 from simulation.oracle.log import LogState, Rec, demand
 from simulation.oracle.routers import read
 from simulation.oracle.topics import TopicModel, back, prune
-from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.errors import TopicsError
 from topics_service.engine.queue.jobs import ClaimRequest, Job, JobState, ListJobsRequest, RedriveRequest, SettleRequest
+from topics_service.engine.queue.leases import Delivery
 from topics_service.engine.queue.state import Queue
 from topics_service.engine.topic import Topic
 from topics_service.storage.block import Block
@@ -18,7 +19,7 @@ from topics_service.storage.block import Block
 if TYPE_CHECKING:
     from simulation.world import World
 
-_STATES: tuple[JobState, ...] = ("ready", "in_flight", "delayed")
+_STATES: tuple[JobState, ...] = get_args(JobState)
 
 
 class Queues:
@@ -90,20 +91,28 @@ class Queues:
                 world.trace.meet("a stale token refused")
         if call == "extend":
             skipped = [seq for seq in skipped if seq not in done]
+        before = dict(queue.touched)
         reply, ticket = world.call(lambda: getattr(world.engine.queues, call)(request))
         demand((reply.done, reply.skipped) == (len(done), skipped), f"{call} skips {reply.skipped}, not {skipped}")
-        live = [seq for seq in done if seq in queue.touched]
+        live = [seq for seq in done if seq in before]
+        if call == "nack":
+            last = [seq for seq in live if queue.is_last(before[seq].deliveries - released)]
+            told = sorted((*reply.dead_lettered, *reply.exhausted))
+            demand(told == sorted(last), f"{told} get no further delivery, not {last}")
         state = topic.log.written.expired(topic.config.ttl_ms, world.now, world.hold(topic, 0))
         for seq in done:
-            job = queue.touched.get(seq)
-            if job is None:
+            job = before.get(seq)
+            if seq in reply.dead_lettered:
+                demand(seq not in queue.touched, f"job {seq} is said to be a dead letter, and stays")
+            elif job is None:
                 lease = queue.gone.pop(seq)
                 if call == "extend":
                     queue.gone[seq] = replace(lease, deadline=world.now + max(100, lease_ms))
             elif call == "ack":
                 del queue.touched[seq]
             elif call == "nack":
-                queue.touched[seq] = Touched(job.deliveries - released, None, world.now + delay_ms if delay_ms else 0)
+                rests = delay_ms and seq not in reply.exhausted
+                queue.touched[seq] = Touched(job.deliveries - released, None, world.now + delay_ms if rests else 0)
             else:
                 assert job.lease is not None
                 deadline = world.now + max(100, lease_ms)
@@ -123,14 +132,14 @@ class Queues:
         """A worker's connection is gone: what is held under these tokens is free."""
         world, queue = self._world, self._begin(topic)
         mine = [seq for seq, token in held.items() if (lease := queue.lease(seq)) and lease.token == token]
+        before = dict(queue.touched)
         found = world.call(lambda: world.engine.queues.release(topic.name, held))
         demand(found == len(mine), f"{found} jobs are given back, not {len(mine)}")
         for seq in mine:
-            job = queue.touched.get(seq)
-            if job is None:
+            if seq not in before:
                 del queue.gone[seq]
-            else:
-                queue.touched[seq] = Touched(job.deliveries)
+            elif seq in queue.touched:  # else it is a dead letter
+                queue.touched[seq] = Touched(before[seq].deliveries)
         queue.written(world.w)
 
     def redrive(self, topic: TopicModel, most: int) -> None:
@@ -176,34 +185,38 @@ class Queues:
     # ------------------------------------------------------------- dead letters
 
     def hook(self) -> None:
-        """The engine is new: see each move of dead letters."""
-        queues = self._world.engine.queues
-        move = queues._move_letters
+        """The engine is new: see each move of dead letters, whoever has it made."""
+        world, queues = self._world, self._world.engine.queues
+        bury, move = queues._bury, queues._move_letters
 
-        def moved(topic: Topic, queue: Queue, now: int) -> int:
+        def looked(topic: Topic, queue: Queue, now: int) -> int:
+            self._begin(world.topics.by_name[topic.name])
+            return bury(topic, queue, now)
+
+        def moved(
+            topic: Topic, queue: Queue, seqs: Sequence[int], now: int, rows: Mapping[int, Delivery]
+        ) -> tuple[int, list[int]]:
             try:
-                ticket = move(topic, queue, now)
-            except TopicsError as error:
-                self._world.trace.meet("dead letters that can't be moved")
-                if error.reason is Reason.RECORD_TOO_LARGE:  # the first one never fits: the others need not wait
-                    jobs = self.of(self._world.topics.by_name[topic.name])
-                    first = next(seq for seq in jobs.topic.log.written.live if jobs.is_poison(seq))
-                    jobs.deferred[first] = now + 60_000
+                ticket, gone = move(topic, queue, seqs, now, rows)
+            except TopicsError:
+                world.trace.meet("dead letters that can't be moved")
                 raise
-            self._buried(self._world.topics.by_name[topic.name])
-            return ticket
+            self._buried(world.topics.by_name[topic.name], gone, rows)
+            return ticket, gone
 
+        queues._bury = looked  # type: ignore[method-assign]
         queues._move_letters = moved  # type: ignore[method-assign]
 
-    def _buried(self, topic: TopicModel) -> None:
+    def _buried(self, topic: TopicModel, seqs: Sequence[int], rows: Mapping[int, Delivery]) -> None:
         world, queue = self._world, self.of(topic)
         letters = world.topics.by_name[topic.config.dead_letter or ""]
         dest = letters.log.written.expired(letters.config.ttl_ms, world.now, world.hold(letters, 0))
-        poison = [seq for seq in topic.log.written.live if queue.is_poison(seq)]
         source = topic.log.written
         head = world.log(letters).state.head
-        jobs = [source.live[seq] for seq in poison[: head - dest.head]]
-        demand(len(jobs) == head - dest.head > 0, f"{head - dest.head} dead letters, and {len(poison)} jobs to bury")
+        early = [seq for seq in seqs if not (queue.is_exhausted(seq) or (seq in rows and self._ends(queue, rows[seq])))]
+        demand(not early, f"jobs {early} of {topic.name} become letters too early")
+        jobs = [source.live[seq] for seq in seqs]
+        demand(len(jobs) == head - dest.head > 0, f"{head - dest.head} dead letters, and {len(seqs)} jobs to bury")
         made = self._moved(letters, dest, jobs)
         for rec, job in zip(made, jobs, strict=True):
             demand(plain(rec) == plain(job), f"job {job} becomes letter {rec}")
@@ -217,6 +230,11 @@ class Queues:
         topic.log.commit(gone, world.w, world.log(topic), topic.config)
         queue.written(world.w)
         world.trace.meet("a dead letter", len(made))
+        world.trace.meet("a dead letter of a nack", len(made) if rows else 0)
+
+    @staticmethod
+    def _ends(queue: QueueModel, row: Delivery) -> bool:
+        return row.node is None and queue.is_last(row.deliveries)
 
     def _moved(self, topic: TopicModel, state: LogState, recs: Sequence[Rec]) -> list[Rec]:
         """What was appended to the topic's log, on top of `state`: as many records as these."""
@@ -243,7 +261,7 @@ class Queues:
         self.models = {number: queue for number, queue in self.models.items() if there.get(number) is queue.topic}
         for queue in self.models.values():
             rows = back(queue.history, w)
-            queue.gone, queue.due, queue.deferred, queue.loaded = {}, set(), {}, False
+            queue.gone, queue.due, queue.loaded = {}, set(), False
             world.trace.meet("a lease over a restart", sum(job.lease is not None for job in rows.values()))
             queue.touched = dict(rows)
 
@@ -257,25 +275,24 @@ class Queues:
                 held = sum(job.lease is not None for job in queue.touched.values())
                 demand(found.in_flight == held, f"{found.in_flight} jobs of {topic.name} are in flight, not {held}")
                 free = len(queue.claimable())
-                poison = sum(queue.is_poison(seq) for seq in queue.touched)
-                demand(
-                    free <= found.ready <= free + poison, f"{found.ready} jobs of {topic.name} are ready, not {free}"
-                )
-
+                demand(found.ready == free, f"{found.ready} jobs of {topic.name} are ready, not {free}")
+                spent = sum(queue.is_exhausted(seq) for seq in queue.touched)
+                demand(found.exhausted == spent, f"{found.exhausted} jobs of {topic.name} are exhausted, not {spent}")
                 self._check_lists(
                     queue, held=[seq for seq, job in sorted(queue.touched.items()) if job.lease is not None]
                 )
 
     def _check_lists(self, queue: QueueModel, held: list[int]) -> None:
-        """Every job that readers see is listed once, as what it is; a letter to be is ready or delayed."""
+        """Every job that readers see is listed once, as what it is."""
         topic = queue.topic
-        ready, flying, delayed = [self._list(topic, state) for state in _STATES]
+        ready, flying, delayed, exhausted = [self._list(topic, state) for state in _STATES]
         seen = [seq for seq in topic.log.written.live if seq <= topic.log.view.head]
-        free = queue.claimable()
+        free, spent = queue.claimable(), [seq for seq in topic.log.written.live if queue.is_exhausted(seq)]
         demand(flying == held, f"the jobs {flying} of {topic.name} are listed as in flight, not {held}")
-        demand(sorted((*ready, *flying, *delayed)) == seen, f"{ready}, {flying}, {delayed} are listed, not {seen}")
-        rest = set(ready).symmetric_difference(free)
-        demand(all(queue.is_poison(seq) for seq in rest), f"{ready} are listed as ready, and {free} are free")
+        listed = sorted((*ready, *flying, *delayed, *exhausted))
+        demand(listed == seen, f"{ready}, {flying}, {delayed}, {exhausted} are listed, not {seen}")
+        demand(ready == free, f"{ready} are listed as ready, and {free} are free")
+        demand(exhausted == spent, f"{exhausted} are listed as exhausted, and {spent} are")
 
     def _list(self, topic: TopicModel, state: JobState) -> list[int]:
         found: list[int] = []

@@ -72,6 +72,8 @@ def _show(arguments: argparse.Namespace, found: "TopicInfo") -> None:
         facts |= {
             "ready": found.queue.ready,
             "in_flight": found.queue.in_flight,
+            "delayed": found.queue.delayed,
+            "exhausted": found.queue.exhausted,
             "dead_lettered": found.queue.dead_lettered,
         }
     texts = {name: _config_text(name, value) for name, value in shapes.config(found.config).items()}

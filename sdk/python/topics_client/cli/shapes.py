@@ -84,6 +84,8 @@ def state(found: "TopicInfo") -> dict[str, Any]:
         members["queue"] = {
             "ready": found.queue.ready,
             "in_flight": found.queue.in_flight,
+            "delayed": found.queue.delayed,
+            "exhausted": found.queue.exhausted,
             "dead_lettered": found.queue.dead_lettered,
         }
     return members | {

@@ -18,9 +18,10 @@ from topics_client.worker.errors import passes
 from topics_client.worker.feed import Feed
 from topics_client.worker.handling import Handling
 from topics_client.worker.keeper import Keeper
-from topics_client.worker.leases import Held, Leases
+from topics_client.worker.leases import Fate, Held, Leases
 from topics_client.worker.options import Options, WorkerStatistics
 from topics_client.worker.outbox import RELEASED, RELEASED_AT_LAST, Outcome
+from topics_client.worker.reasons import reason_of
 from topics_client.worker.settling import Release, RetryLater, Settler, outcome_of
 
 log = logging.getLogger("topics_client.worker")
@@ -87,7 +88,8 @@ class Core:
     def statistics(self) -> WorkerStatistics:
         """What was done so far."""
         taken, running, fates = self.leases.counts()
-        return WorkerStatistics(taken, running, *(fates[fate] for fate in ("acked", "retried", "released", "lost")))
+        kinds: tuple[Fate, ...] = ("acked", "retried", "released", "lost", "given_up")
+        return WorkerStatistics(taken, running, *(fates[fate] for fate in kinds))
 
     def conduct(self, handling: Handling) -> None:
         """Work until the end. Blocks. Raises what ended it, unless that was a wish or an empty queue."""
@@ -112,6 +114,7 @@ class Core:
         outcome = outcome_of(error, held.job, self._options.backoff)
         if error is not None and not isinstance(error, Release | RetryLater):
             self._tell(held, error, outcome)
+        held.reason = reason_of(error)
         if self.leases.finish(held):
             self._outbox.put(held, outcome)
 
@@ -232,6 +235,11 @@ class Core:
         if held.is_over:
             if not isinstance(error, CancelledError):
                 log.warning("%s: job %d failed after its lease was lost: %r", self._queue, job.seq, error)
+        elif self._options.on_error is None and outcome.fate == "given_up":
+            log.warning(
+                "%s: job %d failed and is given up after %d deliveries",
+                self._queue, job.seq, job.deliveries, exc_info=error,
+            )  # fmt: skip
         elif self._options.on_error is None:
             log.warning(
                 "%s: job %d failed (delivery %d) and rests for %d ms",
@@ -246,14 +254,19 @@ class Core:
                     self._failed(raised)
 
     def _is_empty(self) -> bool:
-        """Whether the queue has nothing ready, and this worker nothing in hand."""
+        """Whether the queue has nothing ready, and this worker nothing in hand; if so, tells what is left.
+
+        Where the deliveries of a job are limited, jobs that rest before a retry are waited for: that ends.
+        """
         if self.leases.unsettled or not self._feed.is_open:
             return False
         topics, queues = self._connection.topics, self._connection.queues
         try:
             request = GetTopicRequest(topic=self._queue, touch=False)
-            counts = self._connection.unary(topics.GetTopic, request, repeatable=False).state.queue
-            if counts.ready:
+            state = self._connection.unary(topics.GetTopic, request, repeatable=False).state
+            counts, config = state.queue, state.config
+            is_limited = config.max_deliveries > 0 and config.HasField("dead_letter")
+            if counts.ready or (counts.retrying and is_limited):
                 return False
             # What is leased to this worker may be on its way.
             after, more = 0, counts.in_flight > 0
@@ -270,4 +283,15 @@ class Core:
             if passes(error) is None:
                 self._failed(error)
             return False
-        return not self.leases.unsettled
+        if self.leases.unsettled:
+            return False
+        left = (
+            (counts.retrying, "that rest before a retry"),
+            (counts.delayed - counts.retrying, "that are not due yet"),
+            (counts.in_flight, "that other workers hold"),
+            (counts.exhausted, "that the dead-letter topic does not take"),
+        )
+        for count, which in left:
+            if count:
+                log.info("%s: nothing is ready; jobs %s are left: %d", self._queue, which, count)
+        return True

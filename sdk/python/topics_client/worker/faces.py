@@ -65,7 +65,8 @@ class _Worker:
 
         A lease is `lease_ms` long (100 ms to 24 h; by default as the queue has it) and extended while the job runs: a
         short one only means that others have the job sooner when this process hangs or its machine dies. `backoff` is
-        for jobs that fail. With `until_empty` the run ends when the queue has nothing ready; jobs that rest are left.
+        for jobs that fail. With `until_empty` the run ends when the queue has nothing ready, and nothing that waits for
+        a retry if its deliveries are limited (`max_deliveries` and `dead_letter`); the log tells what is left.
         `on_error(job, error)` is called in place of a log line, where the handler ran. With a `codec` jobs come with
         their values as that reads them; one that can't be read fails with DecodeError. Raises ValueError.
         """

@@ -35,8 +35,9 @@ class WorkerOptions(TypedDict, total=False):
 @dataclass(frozen=True, slots=True)
 class WorkerStatistics:
     """What a worker has done so far: jobs `taken`, and of those `acked` (for good, as durably as the queue promises),
-    `retried` (failed and given back, to be tried again or set aside), `released` (given back untried, or not ended in
-    time), `lost` (not known to be acked: the lease was lost before; they may be done again). `running` is now."""
+    `retried` (failed and given back, to be tried again), `given_up` (failed for the last time: dead-lettered, or soon
+    to be), `released` (given back untried, or not ended in time), `lost` (not known to be acked: the lease was lost
+    before; they may be done again). `running` is now."""
 
     taken: int = 0
     running: int = 0
@@ -44,6 +45,7 @@ class WorkerStatistics:
     retried: int = 0
     released: int = 0
     lost: int = 0
+    given_up: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

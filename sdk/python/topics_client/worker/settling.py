@@ -70,9 +70,9 @@ def outcome_of(error: BaseException | None, job: Job, backoff: Backoff) -> Outco
         return ACKED
     if isinstance(error, Release):
         return Outcome("released", error.delay_ms)
-    if isinstance(error, RetryLater):
-        return Outcome("retried", error.delay_ms)
-    return Outcome("retried", backoff.delay_ms(job.deliveries))
+    # The delay of what is given up counts only if the queue allows more deliveries by now.
+    delay_ms = error.delay_ms if isinstance(error, RetryLater) else backoff.delay_ms(job.deliveries)
+    return Outcome("given_up" if job.is_last else "retried", delay_ms)
 
 
 def calls(batch: list[Held]) -> Iterator[list[Held]]:
@@ -173,8 +173,18 @@ class Settler:
             lease_ids=lease_ids,
             delay_ms=outcome.delay_ms,
             mode=pb.NACK_MODE_RELEASE if outcome.fate == "released" else pb.NACK_MODE_RETRY,
+            reasons=[held.reason for held in batch] if any(held.reason for held in batch) else (),
         )
-        return set(self._connection.unary(queues.Nack, nack, repeatable=False).skipped)
+        reply = self._connection.unary(queues.Nack, nack, repeatable=False)
+        self._tell_last(logging.INFO, "dead-lettered", list(reply.dead_lettered))
+        why = "given up, but the dead-letter topic does not take them yet"
+        self._tell_last(logging.WARNING, why, list(reply.exhausted))
+        return set(reply.skipped)
+
+    def _tell_last(self, level: int, what: str, seqs: list[int]) -> None:
+        if seqs:
+            more = f" and {len(seqs) - 5} more" if len(seqs) > 5 else ""
+            log.log(level, "%s: %s: seq %s%s", self._queue, what, ", ".join(map(str, seqs[:5])), more)
 
     def _tell(self, lost: list[Held], *, is_first: bool) -> None:
         log.warning(

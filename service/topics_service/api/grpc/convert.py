@@ -234,7 +234,14 @@ def _partition_state(state: PartitionState) -> topic_pb2.PartitionState:
 
 
 def _queue_state(queue: QueueCounters) -> topic_pb2.QueueState:
-    return topic_pb2.QueueState(ready=queue.ready, in_flight=queue.in_flight, dead_lettered=queue.dead_lettered)
+    return topic_pb2.QueueState(
+        ready=queue.ready,
+        in_flight=queue.in_flight,
+        dead_lettered=queue.dead_lettered,
+        delayed=queue.delayed,
+        retrying=queue.retrying,
+        exhausted=queue.exhausted,
+    )
 
 
 def tombstone_message(tombstone: Tombstone) -> record_pb2.Tombstone:

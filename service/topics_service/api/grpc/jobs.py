@@ -13,6 +13,7 @@ from topics_service.api.grpc.frames import error_message
 from topics_service.api.work import WorkFrame
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import BINARY_KIND
+from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.jobs import (
     ClaimReply,
     ClaimRequest,
@@ -38,11 +39,13 @@ _STATES: Final[dict[int, JobState]] = {
     job_pb2.JOB_STATE_READY: "ready",
     job_pb2.JOB_STATE_IN_FLIGHT: "in_flight",
     job_pb2.JOB_STATE_DELAYED: "delayed",
+    job_pb2.JOB_STATE_EXHAUSTED: "exhausted",
 }
 _STATES_OUT: Final = {
     "ready": job_pb2.JOB_STATE_READY,
     "in_flight": job_pb2.JOB_STATE_IN_FLIGHT,
     "delayed": job_pb2.JOB_STATE_DELAYED,
+    "exhausted": job_pb2.JOB_STATE_EXHAUSTED,
 }
 _MODES: Final[dict[int, NackMode]] = {
     pb.NACK_MODE_UNSPECIFIED: "retry",
@@ -122,13 +125,20 @@ def nack_request(request: pb.NackRequest) -> SettleRequest:
         lease_ids=list(request.lease_ids),
         delay_ms=request.delay_ms,
         mode=mode,
+        reasons=list(request.reasons) or ([request.reason] * len(request.seqs) if request.reason else []),
     )
 
 
 def nack_response(reply: SettleReply) -> pb.NackResponse:
     """What was given back."""
     return pb.NackResponse(
-        topic=reply.topic, nacked=reply.done, skipped=reply.skipped, ready=reply.ready, in_flight=reply.in_flight
+        topic=reply.topic,
+        nacked=reply.done,
+        skipped=reply.skipped,
+        ready=reply.ready,
+        in_flight=reply.in_flight,
+        dead_lettered=reply.dead_lettered,
+        exhausted=reply.exhausted,
     )
 
 
@@ -204,6 +214,7 @@ def job_message(job: Job) -> job_pb2.Job:
         deliveries=job.deliveries,
         data=block.record_data(i),
         kind=_kind(block, i),
+        is_last=job.is_last,
     )
     if block.tags is not None and (tag := block.tags[i]) is not None:
         message.tag = tag.decode()
@@ -231,6 +242,13 @@ def _view_message(view: JobView) -> job_pb2.JobView:
         node=view.node,
         deadline_ts_ms=view.deadline,
         ready_at_ts_ms=view.ready_at,
+        attempts=map(_attempt_message, view.attempts),
+    )
+
+
+def _attempt_message(attempt: Attempt) -> job_pb2.Attempt:
+    return job_pb2.Attempt(
+        delivery=attempt.delivery, ended_at_ts_ms=attempt.ended_at, node=attempt.node, reason=attempt.reason
     )
 
 

@@ -12,13 +12,13 @@ from topics_service.engine.topic import Topic
 from topics_service.storage.block import Block
 
 
-def page(topic: Topic, queue: Queue, request: ListJobsRequest, now: int, max_bytes: int) -> ListJobsReply:
+def page(topic: Topic, queue: Queue, request: ListJobsRequest, max_bytes: int) -> ListJobsReply:
     """The jobs after `request.after` in that state. O(page), and for ready ones the runs in between that are not."""
     log = topic.log
     views: list[JobView] = []
     block: Block | None = None
     last = request.after
-    for seq in _seqs(topic, queue, request.state, request.after + 1, now):
+    for seq in _seqs(topic, queue, request.state, request.after + 1):
         if len(views) == request.limit or max_bytes <= 0:
             return ListJobsReply(topic=topic.name, jobs=views, next_after=last)
         if block is None or not block.base_seq <= seq < block.end_seq:
@@ -29,18 +29,20 @@ def page(topic: Topic, queue: Queue, request: ListJobsRequest, now: int, max_byt
     return ListJobsReply(topic=topic.name, jobs=views, next_after=None)
 
 
-def _seqs(topic: Topic, queue: Queue, state: JobState, start: int, now: int) -> Iterator[int]:
-    head = topic.log.view.head
-    waiting, stuck = queue.schedule.waiting, queue.poison if now < queue.stuck_until else BitMap64()
+def _seqs(topic: Topic, queue: Queue, state: JobState, start: int) -> Iterator[int]:
+    head, waiting = topic.log.view.head, queue.schedule.waiting
     if state == "in_flight":
         yield from _from(queue.held, start)
     elif state == "delayed":
-        for seq in heapq.merge(_from(queue.delayed, start), _from(waiting, start), _from(stuck, start)):
+        for seq in heapq.merge(_from(queue.delayed, start), _from(waiting, start)):
             if seq <= head:
                 yield seq
+    elif state == "exhausted":
+        yield from heapq.merge(_from(queue.exhausted, start), _from(queue.aside, start))
     else:
         s = topic.log.state
-        hidden = [numbers for numbers in (queue.held, queue.delayed, waiting, stuck) if numbers]
+        sets = (queue.held, queue.delayed, waiting, queue.exhausted, queue.aside)
+        hidden = [numbers for numbers in sets if numbers]
         at = max(start, s.earliest)
         while (live := s.first_live(at)) <= head:
             at = live
@@ -66,7 +68,6 @@ def _view(queue: Queue, block: Block, position: int, state: JobState) -> JobView
         return JobView(
             block=block, position=position, state=state, deliveries=0, priority=priority, ready_at=ready_at or None
         )
-    ready_at = max(delivery.deadline, queue.stuck_until if seq in queue.poison else 0)
     return JobView(
         block=block,
         position=position,
@@ -75,5 +76,6 @@ def _view(queue: Queue, block: Block, position: int, state: JobState) -> JobView
         priority=delivery.priority,
         node=delivery.node,
         deadline=delivery.deadline if state == "in_flight" else None,
-        ready_at=ready_at if state == "delayed" else None,
+        ready_at=delivery.deadline if state == "delayed" else None,
+        attempts=delivery.attempts,
     )

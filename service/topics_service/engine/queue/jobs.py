@@ -5,9 +5,10 @@ from typing import Literal
 from msgspec import Struct
 
 from topics_service.engine.model import TagMatch
+from topics_service.engine.queue.attempts import Attempts
 from topics_service.storage.block import Block
 
-JobState = Literal["ready", "in_flight", "delayed"]
+JobState = Literal["ready", "in_flight", "delayed", "exhausted"]
 NackMode = Literal["retry", "release"]
 
 
@@ -30,7 +31,8 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
 class Job(Struct, frozen=True, gc=False):
     """One leased record: position `position` of `block`. `deadline` is in ms since the epoch, still held at it.
 
-    `deliveries` counts this one. The lease id is new for each delivery: a stale one never matches.
+    `deliveries` counts this one; none follows if it `is_last`. The lease id is new for each delivery: a stale one
+    never matches.
     """
 
     block: Block
@@ -38,6 +40,7 @@ class Job(Struct, frozen=True, gc=False):
     lease_id: str
     deadline: int
     deliveries: int
+    is_last: bool = False
 
     @property
     def seq(self) -> int:
@@ -67,6 +70,7 @@ class SettleRequest(Struct, frozen=True, kw_only=True):
 
     `lease_ids` fences: empty, or one for each seq; an empty string leaves that seq to the node alone.
     `delay_ms` and `mode` are of nack (`release` takes the attempt back: it does not count), `lease_ms` of extend.
+    `reasons` say why a nack gives back: empty, or a text of at most 4096 bytes for each seq, which may be empty.
     """
 
     topic: str
@@ -75,11 +79,15 @@ class SettleRequest(Struct, frozen=True, kw_only=True):
     lease_ids: list[str] = []
     delay_ms: int = 0
     mode: NackMode = "retry"
+    reasons: list[str] = []
     lease_ms: int = 0
 
 
 class SettleReply(Struct, kw_only=True):
-    """`done` is how many seqs were acked, nacked or extended; `skipped` the others, in request order."""
+    """`done` is how many seqs were acked, nacked or extended; `skipped` the others, in request order.
+
+    Of a nack, nobody gets again what is `dead_lettered`, nor what is `exhausted`: its dead letter topic refuses it.
+    """
 
     topic: str
     done: int
@@ -87,6 +95,8 @@ class SettleReply(Struct, kw_only=True):
     ready: int = 0
     in_flight: int = 0
     deadlines: dict[int, int] = {}
+    dead_lettered: list[int] = []
+    exhausted: list[int] = []
     fsync_ms: float = 0.0
 
 
@@ -133,9 +143,10 @@ class ListJobsRequest(Struct, frozen=True, kw_only=True):
 
 
 class JobView(Struct, frozen=True, kw_only=True):
-    """A job as a browser sees it; `node`, `deadline` only in flight, `ready_at` only delayed (ms).
+    """A job as a browser sees it; `node`, `deadline` only in flight, `ready_at` only delayed (ms). `attempts` are the
+    last deliveries that failed.
 
-    Delayed are jobs whose `delay_ms` of append or nack is not over, and those that wait to become dead letters.
+    Delayed are jobs whose `delay_ms` of append or nack is not over, exhausted those that wait to become dead letters.
     """
 
     block: Block
@@ -146,6 +157,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     node: str | None = None
     deadline: int | None = None
     ready_at: int | None = None
+    attempts: Attempts = ()
 
 
 class ListJobsReply(Struct, kw_only=True):

@@ -18,6 +18,8 @@ from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.model import AppendRequest, ConfigInput, QueueCounters, TopicConfig
 from topics_service.engine.queue import browse, deadletters, leases, moves
+from topics_service.engine.queue.alarms import Alarms
+from topics_service.engine.queue.attempts import REASON_BYTES, Attempt, for_letter, remembered
 from topics_service.engine.queue.cohort import deal
 from topics_service.engine.queue.jobs import (
     ClaimReply,
@@ -75,6 +77,8 @@ class Queues:
         self._touched = touched
         self._random = random
         self._queues: dict[int, Queue] = {}  # by topic number
+        self._moves: dict[int, tuple[int, Topic]] = {}  # when to look for exhausted jobs, by topic number
+        self._alarms = Alarms(lambda at, number: number in self._moves and self._moves[number][0] == at)
         self._oldest: dict[int, tuple[int, int]] = {}  # the oldest ready job and its commit time, as asked for last
 
     # -------------------------------------------------------------------- checks
@@ -122,7 +126,14 @@ class Queues:
                 deliveries = queue.grant(seqs, request.node, tokens[: len(hand)], deadline)
                 del tokens[: len(hand)]
                 leased = [
-                    Job(block, seq - block.base_seq, delivery.lease_id, deadline, delivery.deliveries)
+                    Job(
+                        block,
+                        seq - block.base_seq,
+                        delivery.lease_id,
+                        deadline,
+                        delivery.deliveries,
+                        queue.is_last(delivery.deliveries),
+                    )
                     for (seq, block), delivery in zip(hand, deliveries, strict=True)
                 ]
                 replies.append(ClaimReply(topic=topic.name, jobs=leased))
@@ -136,7 +147,8 @@ class Queues:
             raise
         for seqs, deliveries in given:
             queue.granted(seqs, deliveries)
-        ready = queue.ready(log.state, log.view.head, now)
+        self._watch(topic, queue, now)
+        ready = queue.ready(log.state, log.view.head)
         for reply in replies:
             reply.ready = ready
         return replies, max(ticket, buried, log.untold)
@@ -175,15 +187,27 @@ class Queues:
             queue.done(found)
             queue.seen(log.state)
             self._touched(log)
-        return [self._reply(topic, queue, now, done, skipped) for done, skipped in parts], ticket
+        return [self._reply(topic, queue, done, skipped) for done, skipped in parts], ticket
 
     def nack(self, request: SettleRequest) -> tuple[SettleReply, int]:
-        """Give jobs back, to be claimed again after `delay_ms`; with mode `release` the attempt does not count."""
+        """Give jobs back, to be claimed again after `delay_ms`; with mode `release` the attempt does not count.
+
+        Those that were delivered for the last time move to the dead letter topic in the same write, whatever the
+        delay. Where that refuses them they are exhausted; the reply tells them apart.
+        """
         topic, queue, now, found, skipped = self._settle(request)
         delay = max(0, min(request.delay_ms, _DAY_MS))
         ready_at = now + delay if delay else 0
-        ticket = self._give_back(topic, queue, found, ready_at, released=request.mode == "release")
-        return self._reply(topic, queue, now, len(found), skipped), max(ticket, topic.log.untold)
+        if request.mode == "release":
+            ended = {seq: replace(delivery, deliveries=delivery.deliveries - 1) for seq, delivery in found.items()}
+        else:
+            reasons = dict(zip(request.seqs[::-1], request.reasons[::-1], strict=False))  # of a repeated seq the first
+            ended = {seq: _failed(delivery, now, reasons.get(seq, "")) for seq, delivery in found.items()}
+        ticket, moved = self._give_back(topic, queue, ended, now, ready_at)
+        reply = self._reply(topic, queue, len(found), skipped)
+        reply.dead_lettered = moved
+        reply.exhausted = [seq for seq in found if seq in queue.exhausted or seq in queue.aside]
+        return reply, max(ticket, topic.log.untold)
 
     def extend(self, request: SettleRequest) -> tuple[SettleReply, int]:
         """Set the deadlines of held jobs to `lease_ms` from now; lease ids and delivery counts stay.
@@ -196,7 +220,8 @@ class Queues:
         changed = ((seq, replace(delivery, deadline=deadline)) for seq, delivery in found.items() if seq in queue.jobs)
         ticket = self._write_leases(topic, queue, changed)
         queue.extend(list(found), deadline)
-        reply = self._reply(topic, queue, now, len(found), skipped)
+        self._watch(topic, queue, now)
+        reply = self._reply(topic, queue, len(found), skipped)
         reply.deadlines = dict.fromkeys(found, deadline)
         return reply, max(ticket, topic.log.untold)
 
@@ -209,9 +234,10 @@ class Queues:
         opened = self._find(topic)
         if opened is None:
             return 0
-        self._refresh(*opened)
+        now = self._refresh(*opened)
         found = self._holds(opened[1], held)
-        self._give_back(*opened, found, 0, released=False)
+        ended = {seq: _failed(delivery, now, "connection ended", is_told=False) for seq, delivery in found.items()}
+        self._give_back(*opened, ended, now, 0)
         return len(found)
 
     def held(self, topic: str, held: Mapping[int, str]) -> set[int]:
@@ -231,11 +257,15 @@ class Queues:
     def state(self, topic: Topic) -> QueueCounters:
         """The counters of a topic that is a queue."""
         queue = self._queue(topic)
-        now = self._refresh(topic, queue)
+        self._refresh(topic, queue)
+        s, head = topic.log.state, topic.log.view.head
         return QueueCounters(
-            ready=queue.ready(topic.log.state, topic.log.view.head, now),
+            ready=queue.ready(s, head),
             in_flight=queue.in_flight,
             dead_lettered=queue.dead_lettered,
+            delayed=queue.not_due(s, head),
+            retrying=len(queue.delayed),
+            exhausted=queue.spent,
         )
 
     def oldest_ready_ms(self, topic: Topic) -> int:
@@ -262,7 +292,7 @@ class Queues:
         if opened is None:
             return None
         now = self._clock.now_ms()
-        due = opened[1].next_due(now)
+        due = opened[1].next_due()
         return None if due is None else max(due, now + 1)
 
     @property
@@ -279,10 +309,32 @@ class Queues:
         topic, queue = self._open(request.topic)
         if not 1 <= request.limit <= self._limits.max_limit:
             raise invalid(f"limit must be from 1 to {self._limits.max_limit}")
-        now = self._refresh(topic, queue)
-        return browse.page(topic, queue, request, now, self._budget(request.max_bytes))
+        self._refresh(topic, queue)
+        return browse.page(topic, queue, request, self._budget(request.max_bytes))
 
     # ---------------------------------------------------------------- dead letters
+
+    def bury(self) -> bool:
+        """Move the exhausted jobs of one queue where that is due: when a last lease ends, and again after a failure.
+
+        A slice of upkeep; True if more is due at once. Raises `internal` when the store fails.
+        """
+        now = self._clock.now_ms()
+        number = next(self._alarms.until(now), None)
+        if number is None:
+            return False
+        _, topic = self._moves.pop(number)
+        queue = self._queue(topic)
+        self._bury(topic, queue, self._refresh(topic, queue))
+        self._watch(topic, queue, now)
+        due = self._alarms.next()
+        return due is not None and due <= now
+
+    def recover(self) -> None:
+        """See soon to queues whose leases may tell of exhausted jobs. The catalog is loaded."""
+        for topic in self._catalog.topics.values():
+            if topic.config.type == "queue" and topic.config.leases_durable and _limit(topic.config):
+                self._look(topic, self._clock.now_ms())
 
     def redrive(self, request: RedriveRequest) -> tuple[RedriveReply, int]:
         """Move dead letters of this queue back into it, in one atomic write, as fresh jobs: one bounded slice.
@@ -340,12 +392,17 @@ class Queues:
 
     def stage_config(self, tx: Transaction, topic: Topic, resolved: TopicConfig) -> None:
         """Stage what a change of the topic's config means for rows: `leases_durable` makes or drops those of leases."""
-        if topic.config.type != "queue" or topic.config.leases_durable == resolved.leases_durable:
+        if topic.config.type != "queue":
+            return
+        if _limit(topic.config) != _limit(resolved):
+            self._look(topic, self._clock.now_ms())
+        if topic.config.leases_durable == resolved.leases_durable:
             return
         queue, log_id = self._queue(topic), topic.log.log_id
         if resolved.leases_durable:
             for seq, delivery in queue.jobs.items():
-                tx.batch.put(Family.LEASES, leases.key(log_id, seq), leases.encode(delivery))
+                known = replace(delivery, deadline=0) if seq in queue.aside else delivery
+                tx.batch.put(Family.LEASES, leases.key(log_id, seq), leases.encode(known))
             self._put_queue_row(tx.batch, topic, queue, cursor=queue.cursor)
         else:
             tx.batch.delete_range(Family.LEASES, *leases.job_range(log_id))
@@ -355,6 +412,7 @@ class Queues:
     def forget(self, topic: Topic) -> None:
         """The topic was deleted."""
         self._queues.pop(topic.number, None)
+        self._moves.pop(topic.number, None)
         self._oldest.pop(topic.number, None)
 
     # ---------------------------------------------------------------- internals
@@ -374,6 +432,7 @@ class Queues:
         queue = self._queues.get(topic.number)
         if queue is None:
             queue = self._queues[topic.number] = self._load(topic)
+            self._watch(topic, queue, self._clock.now_ms())
         return queue
 
     def _load(self, topic: Topic) -> Queue:
@@ -398,13 +457,16 @@ class Queues:
         """Let the queue know of what the log has lost, what has expired and how it is configured; returns the time."""
         now, log = self._clock.now_ms(), topic.log
         log.visible(topic.config, now)
-        queue.limit(_limit(topic.config))
+        is_changed = queue.limit(_limit(topic.config))
         queue.prune(log.state)
         queue.sweep(now)
+        if is_changed:
+            self._watch(topic, queue, now)
         if not topic.config.leases_durable:
             queue.trash = []
         if queue.stuck_until - now > _BACKOFF_MAX_MS:
             queue.stuck_until = now  # the clock was set back
+            self._watch(topic, queue, now)
         if queue.schedule.fold_is_due(log.state):
             with suppress(TopicsError), Transaction(self._writer) as tx:  # later, if the store can't now
                 queue.schedule.fold(tx.batch, log.state)
@@ -432,6 +494,10 @@ class Queues:
             raise invalid("seqs must hold at least one seq")
         if request.lease_ids and len(request.lease_ids) != len(request.seqs):
             raise invalid("lease_ids must have one entry for each of seqs")
+        if request.reasons and len(request.reasons) != len(request.seqs):
+            raise invalid("reasons must have one entry for each of seqs")
+        if any(len(reason.encode()) > REASON_BYTES for reason in request.reasons):
+            raise invalid(f"a reason must be at most {REASON_BYTES} bytes of text")
 
     def _begin(self, name: str) -> tuple[Topic, Queue, int]:
         topic, queue = self._open(name)
@@ -452,10 +518,10 @@ class Queues:
                 found[seq] = delivery
         return found, skipped
 
-    def _reply(self, topic: Topic, queue: Queue, now: int, done: int, skipped: list[int]) -> SettleReply:
+    def _reply(self, topic: Topic, queue: Queue, done: int, skipped: list[int]) -> SettleReply:
         log = topic.log
         return SettleReply(
-            topic=topic.name, done=done, skipped=skipped, ready=queue.ready(log.state, log.view.head, now),
+            topic=topic.name, done=done, skipped=skipped, ready=queue.ready(log.state, log.view.head),
             in_flight=queue.in_flight,
         )  # fmt: skip
 
@@ -468,17 +534,38 @@ class Queues:
         }
 
     def _give_back(
-        self, topic: Topic, queue: Queue, found: Mapping[int, Delivery], ready_at: int, *, released: bool
-    ) -> int:
-        counts = {seq: delivery.deliveries - released for seq, delivery in found.items()}
-        changed = (
-            (seq, Delivery(None, "", ready_at, counts[seq], delivery.priority))
-            for seq, delivery in found.items()
+        self, topic: Topic, queue: Queue, ended: Mapping[int, Delivery], now: int, ready_at: int
+    ) -> tuple[int, list[int]]:
+        """End leases, with the counts and attempts of `ended`: the jobs can be claimed again from `ready_at` on, or
+        move to the dead letters.
+
+        Returns the ticket to wait for, and the seqs of what has moved.
+        """
+        rows = {
+            seq: replace(
+                delivery, node=None, lease_id="", deadline=0 if queue.is_last(delivery.deliveries) else ready_at
+            )
+            for seq, delivery in ended.items()
             if seq in queue.jobs
-        )
-        ticket = self._write_leases(topic, queue, changed)
-        queue.give_back(counts, ready_at)
-        return ticket
+        }
+        last = sorted(seq for seq, delivery in rows.items() if queue.is_last(delivery.deliveries))
+        refusal: TopicsError | None = None
+        moved: list[int] = []
+        ticket = 0
+        if last and now >= queue.stuck_until:
+            try:
+                ticket, moved = self._move_letters(topic, queue, last, now, rows)
+            except TopicsError as error:
+                self._writer.check()
+                refusal = error
+        if not moved:
+            ticket = self._write_leases(topic, queue, rows.items())
+        gone = set(moved)
+        queue.give_back({seq: delivery for seq, delivery in ended.items() if seq not in gone}, ready_at)
+        if refusal is not None:
+            self._refused(queue, last[0], now, refusal)
+        self._watch(topic, queue, now)
+        return ticket, moved
 
     def _write_leases(
         self, topic: Topic, queue: Queue, changed: Iterable[tuple[int, Delivery]], *, move_cursor: bool = False
@@ -486,19 +573,26 @@ class Queues:
         """Write the rows of changed deliveries where the config asks for it; returns the ticket to wait for."""
         if not topic.config.leases_durable:
             return 0
-        log_id = topic.log.log_id
         with Transaction(self._writer) as tx:
-            for seq, delivery in changed:
-                tx.batch.put(Family.LEASES, leases.key(log_id, seq), leases.encode(delivery))
+            self._stage_leases(tx.batch, topic, queue, changed)
             if tx.batch.is_empty():
                 return 0
-            for seq in queue.trash:
-                tx.batch.delete(Family.LEASES, leases.key(log_id, seq))
             if move_cursor:
                 self._put_queue_row(tx.batch, topic, queue, cursor=queue.cursor)
             tx.commit()
         queue.trash = []
         return tx.ticket if topic.config.durability == "fsync" else 0
+
+    def _stage_leases(
+        self, batch: WriteBatch, topic: Topic, queue: Queue, changed: Iterable[tuple[int, Delivery]]
+    ) -> None:
+        """Stage the rows of changed deliveries and, if there are any, the end of those that cover nothing any more."""
+        log_id = topic.log.log_id
+        for seq, delivery in changed:
+            batch.put(Family.LEASES, leases.key(log_id, seq), leases.encode(delivery))
+        if not batch.is_empty():
+            for seq in queue.trash:
+                batch.delete(Family.LEASES, leases.key(log_id, seq))
 
     def _put_queue_row(
         self, batch: WriteBatch, topic: Topic, queue: Queue, *, cursor: int, dead_lettered: int = 0
@@ -506,25 +600,52 @@ class Queues:
         row = leases.encode_queue(queue.dead_lettered + dead_lettered, cursor)
         batch.put(Family.LEASES, leases.key(topic.log.log_id, 0), row)
 
+    def _watch(self, topic: Topic, queue: Queue, now: int) -> None:
+        """Have `bury` look at the queue when a last lease ends, or when what is exhausted can be tried."""
+        at = queue.next_move(now)
+        if at is not None:
+            self._look(topic, at)
+
+    def _look(self, topic: Topic, at: int) -> None:
+        known = self._moves.get(topic.number)
+        if known is None or at < known[0]:
+            self._moves[topic.number] = (at, topic)
+            self._alarms.set(at, (topic.number,))
+
     def _bury(self, topic: Topic, queue: Queue, now: int) -> int:
-        """Move jobs that were delivered often enough to the dead letter topic: many in one atomic write.
+        """Move exhausted jobs to the dead letter topic: many in one atomic write.
 
         Returns the ticket after which readers see them there. When it fails they stay, nobody gets them and it is
         tried again after a while.
         """
-        if not queue.poison or now < queue.stuck_until:
+        if not queue.exhausted or now < queue.stuck_until:
             return 0
+        seqs = [seq for seq, _ in zip(queue.exhausted, range(moves.MOVE_JOBS), strict=False)]
         try:
-            return self._move_letters(topic, queue, now)
+            return self._move_letters(topic, queue, seqs, now, {})[0]
         except TopicsError as error:
             self._writer.check()
-            self.dead_letter_failures += 1
-            queue.last_error = error.message
-            queue.stuck_until = now + min(_BACKOFF_MS << min(queue.failures, 16), _BACKOFF_MAX_MS)
-            queue.failures += 1
+            self._refused(queue, seqs[0], now, error)
             return 0
 
-    def _move_letters(self, topic: Topic, queue: Queue, now: int) -> int:
+    def _refused(self, queue: Queue, first: int, now: int, error: TopicsError) -> None:
+        """A move that began with the job `first` was refused."""
+        if error.reason in (Reason.RECORD_TOO_LARGE, Reason.INTERNAL):
+            # It never fits or can't be read: the others need not wait for it.
+            queue.set_aside(first, now + _BACKOFF_MAX_MS)
+        self.dead_letter_failures += 1
+        queue.last_error = error.message
+        queue.stuck_until = now + min(_BACKOFF_MS << min(queue.failures, 16), _BACKOFF_MAX_MS)
+        queue.failures += 1
+
+    def _move_letters(
+        self, topic: Topic, queue: Queue, seqs: Sequence[int], now: int, rows: Mapping[int, Delivery]
+    ) -> tuple[int, list[int]]:
+        """Move the first of these jobs to the dead letter topic, as many as there is room for, and write `rows`.
+
+        `rows` are those of deliveries that end in the same write. Returns the ticket after which readers see the
+        letters, and what has moved: at least one. Raises what speaks against the first; nothing has happened then.
+        """
         cfg, log = topic.config, topic.log
         name = cfg.dead_letter or ""
         letters = self._catalog.find(name)
@@ -532,36 +653,36 @@ class Queues:
             if not cfg.auto_create:
                 raise invalid(f'the dead letter topic "{name}" does not exist and auto_create is off')
             letters = self._catalog.create(name, config.resolve(name, ConfigInput()))
-        seqs = [seq for seq, _ in zip(queue.poison, range(moves.MOVE_JOBS), strict=False)]
-        limit = cfg.max_deliveries
-        try:
-            batch = moves.copies(log.blocks, seqs, lambda meta, seq: deadletters.stamp(meta, topic.name, limit, seq))
-            batch = moves.fitting(batch, seqs, topic, letters, self._room, now)
-        except TopicsError as error:
-            if error.reason in (Reason.RECORD_TOO_LARGE, Reason.INTERNAL):
-                # It never fits or can't be read: the others need not wait for it.
-                queue.give_back({seqs[0]: queue.jobs[seqs[0]].deliveries}, now + _BACKOFF_MAX_MS)
-            raise
-        count = len(batch.datas)
+
+        def stamped(meta: bytes | None, seq: int) -> bytes:
+            told = for_letter((rows.get(seq) or queue.jobs[seq]).attempts)
+            return deadletters.stamp(meta, topic.name, cfg.max_deliveries, seq, told)
+
+        batch = moves.copies(log.blocks, seqs, stamped)
+        batch = moves.fitting(batch, seqs, topic, letters, self._room, now)
+        moved = list(seqs[: len(batch.datas)])
         with Transaction(self._writer) as tx:
-            moves.move(tx, batch, seqs[:count], topic, letters, now)
-            for seq in seqs[:count]:
-                if cfg.leases_durable:
+            moves.move(tx, batch, moved, topic, letters, now)
+            if cfg.leases_durable:
+                gone = set(moved)
+                self._stage_leases(tx.batch, topic, queue, (row for row in rows.items() if row[0] not in gone))
+                for seq in moved:
                     tx.batch.delete(Family.LEASES, leases.key(log.log_id, seq))
             self._put_queue_row(
-                tx.batch, topic, queue, cursor=queue.cursor if cfg.leases_durable else 0, dead_lettered=count
+                tx.batch, topic, queue, cursor=queue.cursor if cfg.leases_durable else 0, dead_lettered=len(moved)
             )
             waits = max(tx.commit(), self._catalog.unsynced(letters))
-        queue.dead_lettered += count
+        queue.trash = []
+        queue.dead_lettered += len(moved)
         queue.failures = 0
         queue.last_error = None
-        queue.done(seqs[:count])
+        queue.done(moved)
         queue.seen(log.state)
         for changed in (log, letters.log):
             self._touched(changed)
         if waits:
             self._writer.request_sync(waits)  # a push stream without a job does not wait for it
-        return waits
+        return waits, moved
 
     def _letters(
         self, topic: Topic, letters: Topic, held: Queue | None, request: RedriveRequest, most: int
@@ -592,6 +713,12 @@ class Queues:
 
 def _limit(cfg: TopicConfig) -> int:
     return 0 if cfg.dead_letter is None else cfg.max_deliveries
+
+
+def _failed(delivery: Delivery, now: int, reason: str, *, is_told: bool = True) -> Delivery:
+    """The delivery as it is once it has failed."""
+    attempt = Attempt(delivery.deliveries, now, delivery.node or "", reason, is_told and reason != "")
+    return replace(delivery, attempts=remembered(delivery.attempts, attempt))
 
 
 def _clamp_lease(ms: int) -> int:

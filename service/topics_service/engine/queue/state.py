@@ -1,8 +1,8 @@
 """One queue: which jobs are held, given back, delayed or fresh. No I/O, no timers, memory only for jobs under way.
 
 A job is *touched* from its first delivery until it is done: it is in `jobs` and in exactly one of the sets `held`,
-`free`, `poison` and `delayed`. All others are found by their order: the schedule's levels, then the seqs from the
-cursor on. What the log has lost behind the queue's back (`prune`) counts nowhere any more.
+`free`, `delayed`, `exhausted` and `aside`. All others are found by their order: the schedule's levels, then the seqs
+from the cursor on. What the log has lost behind the queue's back (`prune`) counts nowhere any more.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +11,7 @@ from pyroaring import BitMap64
 
 from topics_service.engine.deletes import CHUNK_BITS, Deletes
 from topics_service.engine.queue.alarms import Alarms
+from topics_service.engine.queue.attempts import Attempt, remembered
 from topics_service.engine.queue.leases import Delivery
 from topics_service.engine.queue.schedule import Schedule
 from topics_service.engine.snapshot import Snapshot
@@ -35,16 +36,17 @@ class Queue:
         "_limit",
         "_taken",
         "_taken_from",
+        "aside",
         "cursor",
         "dead_lettered",
         "delayed",
+        "exhausted",
         "failures",
         "free",
         "gone",
         "held",
         "jobs",
         "last_error",
-        "poison",
         "schedule",
         "stuck_until",
         "trash",
@@ -57,21 +59,24 @@ class Queue:
         self.jobs: dict[int, Delivery] = {}
         self.held = BitMap64()
         self.free = BitMap64()
-        self.poison = BitMap64()
-        """Given back after the last delivery that `max_deliveries` allows: on the way to the dead letters."""
         self.delayed = BitMap64()
+        """Given back, to rest for a while."""
+        self.exhausted = BitMap64()
+        """Given back after the last delivery that `max_deliveries` allows: on the way to the dead letters."""
+        self.aside = BitMap64()
+        """Exhausted, too; their own move was refused, so that they let the others pass for a while."""
         self.gone: dict[int, Delivery] = {}
         """Leases of jobs that were deleted, evicted or expired meanwhile: a later ack of the holder counts."""
         self.dead_lettered = 0
         self.stuck_until = 0
-        """Until then the poison stays where it is: moving it has failed."""
+        """Until then exhausted jobs stay where they are: moving them has failed."""
         self.failures = 0
         self.last_error: str | None = None
         self.trash: list[int] = []
         """Seqs whose rows cover nothing any more."""
         self._limit = 0
         self._expiries = Alarms(self._expires)
-        self._delays = Alarms(lambda _, seq: seq in self.delayed)  # one for each: nothing moves the end of a delay
+        self._delays = Alarms(self._rests)
         self._earliest = 1
         self._deletes = Deletes()
         self._taken: dict[int, int] = {}  # what was offered, but for the fresh ones: its level
@@ -79,19 +84,25 @@ class Queue:
 
     # ----------------------------------------------------------------- counters
 
-    def ready(self, s: Snapshot, head: int, now: int) -> int:
-        """How many jobs a claim could get now, those included that it would find to be dead letters."""
-        waiting = self.schedule.waiting
-        live, hidden = s.count, len(waiting)
+    def ready(self, s: Snapshot, head: int) -> int:
+        """How many jobs a claim could get now."""
+        live = s.count
         if head < s.head:
             live -= s.live_between(head + 1, s.head + 1)
-            hidden = waiting.range_cardinality(0, head + 1)
-        if now < self.stuck_until:
-            hidden += len(self.poison)
-        return live - len(self.held) - len(self.delayed) - hidden
+        return live - len(self.held) - self.not_due(s, head) - self.spent
+
+    def not_due(self, s: Snapshot, head: int) -> int:
+        """How many jobs wait for their time: written with a delay, or given back with one."""
+        waiting = self.schedule.waiting
+        return len(self.delayed) + (len(waiting) if head >= s.head else waiting.range_cardinality(0, head + 1))
+
+    @property
+    def spent(self) -> int:
+        """How many jobs nobody gets any more: they are to be dead letters, and have not moved yet."""
+        return len(self.exhausted) + len(self.aside)
 
     def oldest_ready(self, s: Snapshot, head: int) -> int | None:
-        """The lowest seq that a claim could get now, dead letters to be apart; None if there is none."""
+        """The lowest seq that a claim could get now; None if there is none."""
         found = [self._first_fresh(s, head)]
         found += [_first_live(numbers, s, head) for numbers in (self.free, *self.schedule.levels.values())]
         return min((seq for seq in found if seq is not None), default=None)
@@ -101,16 +112,26 @@ class Queue:
         """How many jobs are held."""
         return len(self.held)
 
-    def next_due(self, now: int) -> int | None:
-        """When (ms) the next lease expires, delay ends or move of dead letters is due; None: nothing of that."""
+    def next_due(self) -> int | None:
+        """When (ms) the next lease expires or delay ends; None: nothing of that."""
         expiry, end = self._expiries.next(), self._delays.next()
         due = [] if expiry is None else [expiry + 1]
         if end is not None:
             due.append(end)
         if self.schedule.soonest is not None:
             due.append(self.schedule.soonest)
-        if self.poison and now < self.stuck_until:
-            due.append(self.stuck_until)
+        return min(due, default=None)
+
+    def next_move(self, now: int) -> int | None:
+        """When (ms) to look for exhausted jobs that can move; None: there are none, and no lease or delay ends."""
+        if not self._limit:
+            return None
+        expiry, end = self._expiries.next(), self._delays.next()
+        due = [] if expiry is None else [expiry + 1]
+        if end is not None:
+            due.append(end)
+        if self.exhausted:
+            due.append(max(now, self.stuck_until))
         return min(due, default=None)
 
     # --------------------------------------------------------- time and the log
@@ -119,6 +140,7 @@ class Queue:
         """Take back what expired (deadline < now) and end delays (<= now). O(what changes)."""
         for seq in self._expiries.until(now - 1):
             if seq in self.jobs:
+                self._expire(self.jobs[seq])
                 self._file(seq)
             else:
                 del self.gone[seq]
@@ -126,13 +148,22 @@ class Queue:
             self._file(seq)
         self.schedule.advance(now)
 
-    def limit(self, deliveries: int) -> None:
-        """After so many deliveries (0: any number) a job that is given back is poison; also those given back before."""
+    def limit(self, deliveries: int) -> bool:
+        """After so many deliveries (0: any number) a job that is given back is exhausted; also those given back before,
+        once they have rested.
+
+        Returns whether that is new.
+        """
         if deliveries == self._limit:
-            return
+            return False
         self._limit = deliveries
-        for seq in self.free | self.poison:
+        for seq in self.free | self.exhausted | self.aside:
             self._file(seq)
+        return True
+
+    def is_last(self, deliveries: int) -> bool:
+        """Whether no delivery follows that with this number."""
+        return 0 < self._limit <= deliveries
 
     def prune(self, s: Snapshot) -> None:
         """Let go of jobs that the log has lost since the last call. O(what was lost), chunks of it where that is less.
@@ -140,7 +171,7 @@ class Queue:
         A held one moves to `gone`.
         """
         waiting = self.schedule.waiting
-        sets = (self.held, self.free, self.poison, self.delayed)
+        sets = self._sets
         if s.earliest > self._earliest:
             for numbers in sets:
                 if numbers and (first := numbers.min()) < s.earliest:
@@ -193,7 +224,8 @@ class Queue:
             if before is None:
                 deliveries.append(Delivery(node, token, deadline, 1, taken.get(seq, 0)))
             else:
-                deliveries.append(Delivery(node, token, deadline, before.deliveries + 1, before.priority))
+                count = before.deliveries + 1
+                deliveries.append(Delivery(node, token, deadline, count, before.priority, before.attempts))
         return deliveries
 
     def granted(self, seqs: Sequence[int], deliveries: Sequence[Delivery]) -> None:
@@ -214,30 +246,33 @@ class Queue:
             if self.jobs.pop(seq, None) is None:
                 self.gone.pop(seq, None)
             else:
-                self.held.discard(seq)
-                self.poison.discard(seq)
+                self._leave(seq)
 
-    def give_back(self, seqs: Mapping[int, int], ready_at: int) -> None:
-        """End the leases of jobs, whose delivery counts become these; they can be claimed again from `ready_at` on.
+    def give_back(self, ended: Mapping[int, Delivery], ready_at: int) -> None:
+        """End the leases of jobs, whose delivery counts and attempts become these; they can be claimed again from
+        `ready_at` on.
 
-        0 stands for now.
+        0 stands for now. What was delivered for the last time is exhausted at once.
         """
         later = []
-        for seq, deliveries in seqs.items():
+        for seq, row in ended.items():
             delivery = self.jobs.get(seq)
             if delivery is None:
                 self.gone.pop(seq, None)
                 continue
-            delivery.deliveries = deliveries
-            if not ready_at:
+            delivery.deliveries, delivery.attempts = row.deliveries, row.attempts
+            if not ready_at or self.is_last(row.deliveries):
                 self._file(seq)
                 continue
-            self._leave(seq)
-            delivery.node, delivery.lease_id, delivery.deadline = None, "", ready_at
-            self.delayed.add(seq)
+            self._rest(seq, self.delayed, ready_at)
             later.append(seq)
         if later:
             self._delays.set(ready_at, later)
+
+    def set_aside(self, seq: int, until: int) -> None:
+        """An exhausted job lets the others pass until then (ms)."""
+        self._rest(seq, self.aside, until)
+        self._delays.set(until, (seq,))
 
     def extend(self, seqs: Sequence[int], deadline: int) -> None:
         """Move the deadline of leases."""
@@ -256,22 +291,36 @@ class Queue:
             self.delayed.add(seq)
             self._delays.set(delivery.deadline, (seq,))
         else:
+            if delivery.node is not None:
+                self._expire(delivery)
             self._file(seq)
 
     # ---------------------------------------------------------------- internals
+
+    @staticmethod
+    def _expire(delivery: Delivery) -> None:
+        failed = Attempt(delivery.deliveries, delivery.deadline, delivery.node or "", "lease expired")
+        delivery.attempts = remembered(delivery.attempts, failed)
 
     def _file(self, seq: int) -> None:
         """Put a touched job where a claim finds it."""
         self._leave(seq)
         delivery = self.jobs[seq]
         delivery.node, delivery.lease_id, delivery.deadline = None, "", 0
-        if self._limit and delivery.deliveries >= self._limit:
-            self.poison.add(seq)
-        else:
-            self.free.add(seq)
+        (self.exhausted if self.is_last(delivery.deliveries) else self.free).add(seq)
+
+    def _rest(self, seq: int, numbers: BitMap64, until: int) -> None:
+        self._leave(seq)
+        delivery = self.jobs[seq]
+        delivery.node, delivery.lease_id, delivery.deadline = None, "", until
+        numbers.add(seq)
+
+    @property
+    def _sets(self) -> tuple[BitMap64, ...]:
+        return self.held, self.free, self.delayed, self.exhausted, self.aside
 
     def _leave(self, seq: int) -> None:
-        for numbers in (self.held, self.free, self.poison, self.delayed):
+        for numbers in self._sets:
             numbers.discard(seq)
 
     def _lost(self, seq: int) -> None:
@@ -291,6 +340,10 @@ class Queue:
         """Whether an alarm is that of a lease that holds."""
         delivery = self.jobs.get(seq) or self.gone.get(seq)
         return delivery is not None and delivery.node is not None and delivery.deadline == deadline
+
+    def _rests(self, end: int, seq: int) -> bool:
+        """Whether an alarm is that of a delay that lasts."""
+        return (seq in self.delayed or seq in self.aside) and self.jobs[seq].deadline == end
 
     def _offer(self, s: Snapshot, head: int) -> Iterator[int]:
         yield from self._drain(self.free, _FREE, s, head)

@@ -35,6 +35,8 @@ const (
 	JobState_JOB_STATE_IN_FLIGHT JobState = 2
 	// Hidden from claims until its delay is over.
 	JobState_JOB_STATE_DELAYED JobState = 3
+	// Its last delivery has ended, and the dead-letter topic has not taken it yet.
+	JobState_JOB_STATE_EXHAUSTED JobState = 4
 )
 
 // Enum value maps for JobState.
@@ -44,12 +46,14 @@ var (
 		1: "JOB_STATE_READY",
 		2: "JOB_STATE_IN_FLIGHT",
 		3: "JOB_STATE_DELAYED",
+		4: "JOB_STATE_EXHAUSTED",
 	}
 	JobState_value = map[string]int32{
 		"JOB_STATE_UNSPECIFIED": 0,
 		"JOB_STATE_READY":       1,
 		"JOB_STATE_IN_FLIGHT":   2,
 		"JOB_STATE_DELAYED":     3,
+		"JOB_STATE_EXHAUSTED":   4,
 	}
 )
 
@@ -103,7 +107,9 @@ type Job struct {
 	// Payload, byte for byte as written.
 	Data []byte `protobuf:"bytes,8,opt,name=data,proto3" json:"data,omitempty"`
 	// What `data` holds. Always set by the server.
-	Kind          RecordKind `protobuf:"varint,9,opt,name=kind,proto3,enum=topics.v1.RecordKind" json:"kind,omitempty"`
+	Kind RecordKind `protobuf:"varint,9,opt,name=kind,proto3,enum=topics.v1.RecordKind" json:"kind,omitempty"`
+	// Whether no delivery follows this one: should it fail, the job moves to the dead-letter topic. Not in JSON.
+	IsLast        bool `protobuf:"varint,10,opt,name=is_last,json=isLast,proto3" json:"is_last,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -201,6 +207,87 @@ func (x *Job) GetKind() RecordKind {
 	return RecordKind_RECORD_KIND_UNSPECIFIED
 }
 
+func (x *Job) GetIsLast() bool {
+	if x != nil {
+		return x.IsLast
+	}
+	return false
+}
+
+// A delivery of a job that failed.
+type Attempt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the delivery, from 1.
+	Delivery uint64 `protobuf:"varint,1,opt,name=delivery,proto3" json:"delivery,omitempty"`
+	// When it ended, in milliseconds since the Unix epoch. JSON name `ended_at`.
+	EndedAtTsMs int64 `protobuf:"varint,2,opt,name=ended_at_ts_ms,json=endedAtTsMs,proto3" json:"ended_at_ts_ms,omitempty"`
+	// Worker that held the job.
+	Node string `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	// What the worker said in its Nack, or `lease expired`, or `connection ended`; empty for a Nack that said nothing.
+	// Of all but the newest attempt at most 512 bytes.
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Attempt) Reset() {
+	*x = Attempt{}
+	mi := &file_topics_v1_job_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Attempt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Attempt) ProtoMessage() {}
+
+func (x *Attempt) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_job_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
+func (*Attempt) Descriptor() ([]byte, []int) {
+	return file_topics_v1_job_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Attempt) GetDelivery() uint64 {
+	if x != nil {
+		return x.Delivery
+	}
+	return 0
+}
+
+func (x *Attempt) GetEndedAtTsMs() int64 {
+	if x != nil {
+		return x.EndedAtTsMs
+	}
+	return 0
+}
+
+func (x *Attempt) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Attempt) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // One job of a listing. It carries no lease_id: looking gives no hold over a job.
 type JobView struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -217,14 +304,16 @@ type JobView struct {
 	// End of its lease in milliseconds since the Unix epoch; absent unless it is in flight. JSON name `deadline`.
 	DeadlineTsMs *int64 `protobuf:"varint,6,opt,name=deadline_ts_ms,json=deadlineTsMs,proto3,oneof" json:"deadline_ts_ms,omitempty"`
 	// When its delay is over, in milliseconds since the Unix epoch; absent unless it is delayed. JSON name `ready_at`.
-	ReadyAtTsMs   *int64 `protobuf:"varint,7,opt,name=ready_at_ts_ms,json=readyAtTsMs,proto3,oneof" json:"ready_at_ts_ms,omitempty"`
+	ReadyAtTsMs *int64 `protobuf:"varint,7,opt,name=ready_at_ts_ms,json=readyAtTsMs,proto3,oneof" json:"ready_at_ts_ms,omitempty"`
+	// Its last deliveries that failed, at most 8, oldest first. They outlive a restart where leases do.
+	Attempts      []*Attempt `protobuf:"bytes,8,rep,name=attempts,proto3" json:"attempts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobView) Reset() {
 	*x = JobView{}
-	mi := &file_topics_v1_job_proto_msgTypes[1]
+	mi := &file_topics_v1_job_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -236,7 +325,7 @@ func (x *JobView) String() string {
 func (*JobView) ProtoMessage() {}
 
 func (x *JobView) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_job_proto_msgTypes[1]
+	mi := &file_topics_v1_job_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -249,7 +338,7 @@ func (x *JobView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobView.ProtoReflect.Descriptor instead.
 func (*JobView) Descriptor() ([]byte, []int) {
-	return file_topics_v1_job_proto_rawDescGZIP(), []int{1}
+	return file_topics_v1_job_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *JobView) GetRecord() *Record {
@@ -301,11 +390,18 @@ func (x *JobView) GetReadyAtTsMs() int64 {
 	return 0
 }
 
+func (x *JobView) GetAttempts() []*Attempt {
+	if x != nil {
+		return x.Attempts
+	}
+	return nil
+}
+
 var File_topics_v1_job_proto protoreflect.FileDescriptor
 
 const file_topics_v1_job_proto_rawDesc = "" +
 	"\n" +
-	"\x13topics/v1/job.proto\x12\ttopics.v1\x1a\x16topics/v1/record.proto\"\xff\x01\n" +
+	"\x13topics/v1/job.proto\x12\ttopics.v1\x1a\x16topics/v1/record.proto\"\x98\x02\n" +
 	"\x03Job\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x19\n" +
 	"\blease_id\x18\x02 \x01(\tR\aleaseId\x12$\n" +
@@ -317,8 +413,15 @@ const file_topics_v1_job_proto_rawDesc = "" +
 	"deliveries\x12\x12\n" +
 	"\x04meta\x18\a \x01(\fR\x04meta\x12\x12\n" +
 	"\x04data\x18\b \x01(\fR\x04data\x12)\n" +
-	"\x04kind\x18\t \x01(\x0e2\x15.topics.v1.RecordKindR\x04kindB\x06\n" +
-	"\x04_tag\"\xb8\x02\n" +
+	"\x04kind\x18\t \x01(\x0e2\x15.topics.v1.RecordKindR\x04kind\x12\x17\n" +
+	"\ais_last\x18\n" +
+	" \x01(\bR\x06isLastB\x06\n" +
+	"\x04_tag\"v\n" +
+	"\aAttempt\x12\x1a\n" +
+	"\bdelivery\x18\x01 \x01(\x04R\bdelivery\x12#\n" +
+	"\x0eended_at_ts_ms\x18\x02 \x01(\x03R\vendedAtTsMs\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xe8\x02\n" +
 	"\aJobView\x12)\n" +
 	"\x06record\x18\x01 \x01(\v2\x11.topics.v1.RecordR\x06record\x12)\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x13.topics.v1.JobStateR\x05state\x12\x1e\n" +
@@ -328,15 +431,17 @@ const file_topics_v1_job_proto_rawDesc = "" +
 	"\bpriority\x18\x04 \x01(\rR\bpriority\x12\x17\n" +
 	"\x04node\x18\x05 \x01(\tH\x00R\x04node\x88\x01\x01\x12)\n" +
 	"\x0edeadline_ts_ms\x18\x06 \x01(\x03H\x01R\fdeadlineTsMs\x88\x01\x01\x12(\n" +
-	"\x0eready_at_ts_ms\x18\a \x01(\x03H\x02R\vreadyAtTsMs\x88\x01\x01B\a\n" +
+	"\x0eready_at_ts_ms\x18\a \x01(\x03H\x02R\vreadyAtTsMs\x88\x01\x01\x12.\n" +
+	"\battempts\x18\b \x03(\v2\x12.topics.v1.AttemptR\battemptsB\a\n" +
 	"\x05_nodeB\x11\n" +
 	"\x0f_deadline_ts_msB\x11\n" +
-	"\x0f_ready_at_ts_ms*j\n" +
+	"\x0f_ready_at_ts_ms*\x83\x01\n" +
 	"\bJobState\x12\x19\n" +
 	"\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fJOB_STATE_READY\x10\x01\x12\x17\n" +
 	"\x13JOB_STATE_IN_FLIGHT\x10\x02\x12\x15\n" +
-	"\x11JOB_STATE_DELAYED\x10\x03B\x82\x01\n" +
+	"\x11JOB_STATE_DELAYED\x10\x03\x12\x17\n" +
+	"\x13JOB_STATE_EXHAUSTED\x10\x04B\x82\x01\n" +
 	"\rcom.topics.v1B\bJobProtoP\x01Z\"topics.test/sdk/topics/v1;topicsv1\xa2\x02\x03TXX\xaa\x02\tTopics.V1\xca\x02\tTopics\\V1\xe2\x02\x15Topics\\V1\\GPBMetadata\xea\x02\n" +
 	"Topics::V1b\x06proto3"
 
@@ -353,23 +458,25 @@ func file_topics_v1_job_proto_rawDescGZIP() []byte {
 }
 
 var file_topics_v1_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_topics_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_topics_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
 var file_topics_v1_job_proto_goTypes = []any{
 	(JobState)(0),   // 0: topics.v1.JobState
 	(*Job)(nil),     // 1: topics.v1.Job
-	(*JobView)(nil), // 2: topics.v1.JobView
-	(RecordKind)(0), // 3: topics.v1.RecordKind
-	(*Record)(nil),  // 4: topics.v1.Record
+	(*Attempt)(nil), // 2: topics.v1.Attempt
+	(*JobView)(nil), // 3: topics.v1.JobView
+	(RecordKind)(0), // 4: topics.v1.RecordKind
+	(*Record)(nil),  // 5: topics.v1.Record
 }
 var file_topics_v1_job_proto_depIdxs = []int32{
-	3, // 0: topics.v1.Job.kind:type_name -> topics.v1.RecordKind
-	4, // 1: topics.v1.JobView.record:type_name -> topics.v1.Record
+	4, // 0: topics.v1.Job.kind:type_name -> topics.v1.RecordKind
+	5, // 1: topics.v1.JobView.record:type_name -> topics.v1.Record
 	0, // 2: topics.v1.JobView.state:type_name -> topics.v1.JobState
-	3, // [3:3] is the sub-list for method output_type
-	3, // [3:3] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	2, // 3: topics.v1.JobView.attempts:type_name -> topics.v1.Attempt
+	4, // [4:4] is the sub-list for method output_type
+	4, // [4:4] is the sub-list for method input_type
+	4, // [4:4] is the sub-list for extension type_name
+	4, // [4:4] is the sub-list for extension extendee
+	0, // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_topics_v1_job_proto_init() }
@@ -379,14 +486,14 @@ func file_topics_v1_job_proto_init() {
 	}
 	file_topics_v1_record_proto_init()
 	file_topics_v1_job_proto_msgTypes[0].OneofWrappers = []any{}
-	file_topics_v1_job_proto_msgTypes[1].OneofWrappers = []any{}
+	file_topics_v1_job_proto_msgTypes[2].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topics_v1_job_proto_rawDesc), len(file_topics_v1_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   2,
+			NumMessages:   3,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -55,8 +55,9 @@ type QueueServiceClient interface {
 	// worker does not hold (any more) are skipped and listed. Scope: write. Errors: invalid_request,
 	// batch_too_large, topic_not_found, not_a_queue.
 	Ack(ctx context.Context, in *AckRequest, opts ...grpc.CallOption) (*AckResponse, error)
-	// Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the
-	// worker does not hold are skipped and listed. Scope: write. Errors: as Ack.
+	// Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs whose last
+	// delivery this was move to the dead-letter topic in the same step, whatever the delay. Jobs that the worker does
+	// not hold are skipped and listed. Scope: write. Errors: as Ack.
 	Nack(ctx context.Context, in *NackRequest, opts ...grpc.CallOption) (*NackResponse, error)
 	// Sets a new end for leases that the worker holds; lease_id and delivery count stay. Leases that have ended
 	// are skipped and listed. Scope: write. Errors: as Ack.
@@ -203,8 +204,9 @@ type QueueServiceServer interface {
 	// worker does not hold (any more) are skipped and listed. Scope: write. Errors: invalid_request,
 	// batch_too_large, topic_not_found, not_a_queue.
 	Ack(context.Context, *AckRequest) (*AckResponse, error)
-	// Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the
-	// worker does not hold are skipped and listed. Scope: write. Errors: as Ack.
+	// Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs whose last
+	// delivery this was move to the dead-letter topic in the same step, whatever the delay. Jobs that the worker does
+	// not hold are skipped and listed. Scope: write. Errors: as Ack.
 	Nack(context.Context, *NackRequest) (*NackResponse, error)
 	// Sets a new end for leases that the worker holds; lease_id and delivery count stay. Leases that have ended
 	// are skipped and listed. Scope: write. Errors: as Ack.

@@ -237,7 +237,7 @@ type TopicConfig struct {
 	// Queue only: how long a claim waits for other claims to share the jobs evenly with, in milliseconds, clamped
 	// to [0, 5000]. Default 0: serve each claim at once.
 	ClaimJitterMs *uint64 `protobuf:"varint,14,opt,name=claim_jitter_ms,json=claimJitterMs,proto3,oneof" json:"claim_jitter_ms,omitempty"`
-	// Queue only: deliveries without an ack after which a job moves to `dead_letter`. Default 0: no limit.
+	// Queue only: deliveries after which a job moves to `dead_letter` unless it was acked. Default 0: no limit.
 	MaxDeliveries *uint64 `protobuf:"varint,15,opt,name=max_deliveries,json=maxDeliveries,proto3,oneof" json:"max_deliveries,omitempty"`
 	// Queue only: topic that takes the jobs beyond max_deliveries; must be a valid name other than this topic's.
 	// Created on first use if auto_create allows. Default (absent): none, jobs are redelivered for ever.
@@ -409,7 +409,7 @@ func (x *TopicConfig) GetRetainUntilAckedBy() []string {
 	return nil
 }
 
-// Counters of a queue at one moment. Delayed jobs count in neither `ready` nor `in_flight`.
+// Counters of a queue at one moment. Each job counts in exactly one of `ready`, `in_flight`, `delayed` and `exhausted`.
 type QueueState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Jobs that a claim could get now.
@@ -417,7 +417,13 @@ type QueueState struct {
 	// Jobs under a lease that has not expired.
 	InFlight uint64 `protobuf:"varint,2,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
 	// Jobs moved to the dead-letter topic in this life of the queue.
-	DeadLettered  uint64 `protobuf:"varint,3,opt,name=dead_lettered,json=deadLettered,proto3" json:"dead_lettered,omitempty"`
+	DeadLettered uint64 `protobuf:"varint,3,opt,name=dead_lettered,json=deadLettered,proto3" json:"dead_lettered,omitempty"`
+	// Jobs that are not due yet: written or given back with a delay that is not over. Not in JSON.
+	Delayed uint64 `protobuf:"varint,4,opt,name=delayed,proto3" json:"delayed,omitempty"`
+	// Jobs among the delayed ones that were delivered before and wait for their next attempt. Not in JSON.
+	Retrying uint64 `protobuf:"varint,5,opt,name=retrying,proto3" json:"retrying,omitempty"`
+	// Jobs that nobody gets any more, and that the dead-letter topic has not taken yet. Not in JSON.
+	Exhausted     uint64 `protobuf:"varint,6,opt,name=exhausted,proto3" json:"exhausted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -469,6 +475,27 @@ func (x *QueueState) GetInFlight() uint64 {
 func (x *QueueState) GetDeadLettered() uint64 {
 	if x != nil {
 		return x.DeadLettered
+	}
+	return 0
+}
+
+func (x *QueueState) GetDelayed() uint64 {
+	if x != nil {
+		return x.Delayed
+	}
+	return 0
+}
+
+func (x *QueueState) GetRetrying() uint64 {
+	if x != nil {
+		return x.Retrying
+	}
+	return 0
+}
+
+func (x *QueueState) GetExhausted() uint64 {
+	if x != nil {
+		return x.Exhausted
 	}
 	return 0
 }
@@ -960,12 +987,15 @@ const file_topics_v1_topic_proto_rawDesc = "" +
 	"\x10_claim_jitter_msB\x11\n" +
 	"\x0f_max_deliveriesB\x0e\n" +
 	"\f_dead_letterB\x11\n" +
-	"\x0f_leases_durable\"d\n" +
+	"\x0f_leases_durable\"\xb8\x01\n" +
 	"\n" +
 	"QueueState\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\x04R\x05ready\x12\x1b\n" +
 	"\tin_flight\x18\x02 \x01(\x04R\binFlight\x12#\n" +
-	"\rdead_lettered\x18\x03 \x01(\x04R\fdeadLettered\"\xc8\x05\n" +
+	"\rdead_lettered\x18\x03 \x01(\x04R\fdeadLettered\x12\x18\n" +
+	"\adelayed\x18\x04 \x01(\x04R\adelayed\x12\x1a\n" +
+	"\bretrying\x18\x05 \x01(\x04R\bretrying\x12\x1c\n" +
+	"\texhausted\x18\x06 \x01(\x04R\texhausted\"\xc8\x05\n" +
 	"\n" +
 	"TopicState\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12(\n" +

@@ -116,8 +116,9 @@ class QueueServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Nack(self, request, context):
-        """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the
-        worker does not hold are skipped and listed. Scope: write. Errors: as Ack.
+        """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs whose last
+        delivery this was move to the dead-letter topic in the same step, whatever the delay. Jobs that the worker does
+        not hold are skipped and listed. Scope: write. Errors: as Ack.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

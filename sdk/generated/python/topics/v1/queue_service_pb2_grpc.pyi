@@ -55,8 +55,9 @@ class QueueServiceStub:
     batch_too_large, topic_not_found, not_a_queue.
     """
     Nack: _grpc.UnaryUnaryMultiCallable[_queue_service_pb2.NackRequest, _queue_service_pb2.NackResponse]
-    """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the
-    worker does not hold are skipped and listed. Scope: write. Errors: as Ack.
+    """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs whose last
+    delivery this was move to the dead-letter topic in the same step, whatever the delay. Jobs that the worker does
+    not hold are skipped and listed. Scope: write. Errors: as Ack.
     """
     Extend: _grpc.UnaryUnaryMultiCallable[_queue_service_pb2.ExtendRequest, _queue_service_pb2.ExtendResponse]
     """Sets a new end for leases that the worker holds; lease_id and delivery count stay. Leases that have ended
@@ -113,8 +114,9 @@ class QueueServiceAsyncStub(QueueServiceStub):
     batch_too_large, topic_not_found, not_a_queue.
     """
     Nack: _aio.UnaryUnaryMultiCallable[_queue_service_pb2.NackRequest, _queue_service_pb2.NackResponse]  # type: ignore[assignment]
-    """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the
-    worker does not hold are skipped and listed. Scope: write. Errors: as Ack.
+    """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs whose last
+    delivery this was move to the dead-letter topic in the same step, whatever the delay. Jobs that the worker does
+    not hold are skipped and listed. Scope: write. Errors: as Ack.
     """
     Extend: _aio.UnaryUnaryMultiCallable[_queue_service_pb2.ExtendRequest, _queue_service_pb2.ExtendResponse]  # type: ignore[assignment]
     """Sets a new end for leases that the worker holds; lease_id and delivery count stay. Leases that have ended
@@ -186,8 +188,9 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_service_pb2.NackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_service_pb2.NackResponse, _abc.Awaitable[_queue_service_pb2.NackResponse]]:
-        """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the
-        worker does not hold are skipped and listed. Scope: write. Errors: as Ack.
+        """Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs whose last
+        delivery this was move to the dead-letter topic in the same step, whatever the delay. Jobs that the worker does
+        not hold are skipped and listed. Scope: write. Errors: as Ack.
         """
 
     @_abc_1.abstractmethod

@@ -182,7 +182,7 @@ class TopicConfig(_message.Message):
     to [0, 5000]. Default 0: serve each claim at once.
     """
     max_deliveries: _builtins.int
-    """Queue only: deliveries without an ack after which a job moves to `dead_letter`. Default 0: no limit."""
+    """Queue only: deliveries after which a job moves to `dead_letter` unless it was acked. Default 0: no limit."""
     dead_letter: _builtins.str
     """Queue only: topic that takes the jobs beyond max_deliveries; must be a valid name other than this topic's.
     Created on first use if auto_create allows. Default (absent): none, jobs are redelivered for ever.
@@ -297,29 +297,41 @@ Global___TopicConfig: _TypeAlias = TopicConfig  # noqa: Y015
 
 @_typing.final
 class QueueState(_message.Message):
-    """Counters of a queue at one moment. Delayed jobs count in neither `ready` nor `in_flight`."""
+    """Counters of a queue at one moment. Each job counts in exactly one of `ready`, `in_flight`, `delayed` and `exhausted`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     READY_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     DEAD_LETTERED_FIELD_NUMBER: _builtins.int
+    DELAYED_FIELD_NUMBER: _builtins.int
+    RETRYING_FIELD_NUMBER: _builtins.int
+    EXHAUSTED_FIELD_NUMBER: _builtins.int
     ready: _builtins.int
     """Jobs that a claim could get now."""
     in_flight: _builtins.int
     """Jobs under a lease that has not expired."""
     dead_lettered: _builtins.int
     """Jobs moved to the dead-letter topic in this life of the queue."""
+    delayed: _builtins.int
+    """Jobs that are not due yet: written or given back with a delay that is not over. Not in JSON."""
+    retrying: _builtins.int
+    """Jobs among the delayed ones that were delivered before and wait for their next attempt. Not in JSON."""
+    exhausted: _builtins.int
+    """Jobs that nobody gets any more, and that the dead-letter topic has not taken yet. Not in JSON."""
     def __init__(
         self,
         *,
         ready: _builtins.int = ...,
         in_flight: _builtins.int = ...,
         dead_lettered: _builtins.int = ...,
+        delayed: _builtins.int = ...,
+        retrying: _builtins.int = ...,
+        exhausted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_lettered", b"dead_lettered", "in_flight", b"in_flight", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_lettered", b"dead_lettered", "delayed", b"delayed", "exhausted", b"exhausted", "in_flight", b"in_flight", "ready", b"ready", "retrying", b"retrying"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,17 +33,18 @@ def add_parser(commands: "Commands") -> None:
     nack = _action(actions, "nack", "give jobs back")
     _jobs(nack)
     _time(nack, "--delay", "until they can be claimed again (default: none)", default=0)
+    nack.add_argument("--reason", default="", metavar="TEXT", help="why, to be kept with the jobs and in dead letters")
     nack.add_argument("--release", action="store_true", help="the delivery does not count as an attempt")
     extend = _action(actions, "extend", "keep jobs longer")
     _jobs(extend)
     _time(extend, "--lease", "end of the lease from now", required=True)
 
-    stats = _action(actions, "stats", "how many jobs are ready, in flight, delayed and set aside", nargs="*")
+    stats = _action(actions, "stats", "how many jobs are ready, in flight, delayed, exhausted and set aside", nargs="*")
     output.add_arguments(stats)
     jobs = _action(actions, "jobs", "list jobs without touching them")
     jobs.add_argument(
         "--state",
-        choices=("ready", "in_flight", "delayed"),
+        choices=("ready", "in_flight", "delayed", "exhausted"),
         default="ready",
         help="those in this state (default: ready)",
     )

@@ -297,6 +297,20 @@ export declare type NackRequest = Message<"topics.v1.NackRequest"> & {
    * @generated from field: topics.v1.NackMode mode = 6;
    */
   mode: NackMode;
+
+  /**
+   * Why, at most 4096 bytes of text; kept with the job, and told in its dead letter. Default: nothing is said.
+   *
+   * @generated from field: string reason = 7;
+   */
+  reason: string;
+
+  /**
+   * Why, in place of `reason`: one entry per entry of `seqs`, or none at all. gRPC only.
+   *
+   * @generated from field: repeated string reasons = 8;
+   */
+  reasons: string[];
 };
 
 /**
@@ -352,6 +366,21 @@ export declare type NackResponse = Message<"topics.v1.NackResponse"> & {
    * @generated from field: topics.v1.Performance performance = 6;
    */
   performance?: Performance | undefined;
+
+  /**
+   * Seqs of the jobs among `nacked` that have moved to the dead-letter topic. Not in JSON.
+   *
+   * @generated from field: repeated uint64 dead_lettered = 7;
+   */
+  deadLettered: bigint[];
+
+  /**
+   * Seqs of the jobs among `nacked` that nobody gets any more, and that the dead-letter topic has not taken yet: the
+   * server goes on trying. Not in JSON.
+   *
+   * @generated from field: repeated uint64 exhausted = 8;
+   */
+  exhausted: bigint[];
 };
 
 /**
@@ -669,7 +698,7 @@ export declare type ListJobsRequest = Message<"topics.v1.ListJobsRequest"> & {
   topic: string;
 
   /**
-   * State of the jobs to list; on HTTP `ready`, `in_flight` or `delayed`. Default (unspecified): ready.
+   * State of the jobs to list; on HTTP `ready`, `in_flight`, `delayed` or `exhausted`. Default (unspecified): ready.
    *
    * @generated from field: topics.v1.JobState state = 2;
    */
@@ -818,8 +847,9 @@ export declare const QueueService: GenService<{
     output: typeof AckResponseSchema;
   },
   /**
-   * Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs that the
-   * worker does not hold are skipped and listed. Scope: write. Errors: as Ack.
+   * Gives jobs back, at once or after a delay. The delivery still counts unless `mode` is release. Jobs whose last
+   * delivery this was move to the dead-letter topic in the same step, whatever the delay. Jobs that the worker does
+   * not hold are skipped and listed. Scope: write. Errors: as Ack.
    *
    * @generated from rpc topics.v1.QueueService.Nack
    */

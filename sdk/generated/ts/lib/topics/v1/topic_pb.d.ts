@@ -131,7 +131,7 @@ export declare type TopicConfig = Message<"topics.v1.TopicConfig"> & {
   claimJitterMs?: bigint | undefined;
 
   /**
-   * Queue only: deliveries without an ack after which a job moves to `dead_letter`. Default 0: no limit.
+   * Queue only: deliveries after which a job moves to `dead_letter` unless it was acked. Default 0: no limit.
    *
    * @generated from field: optional uint64 max_deliveries = 15;
    */
@@ -170,7 +170,7 @@ export declare type TopicConfig = Message<"topics.v1.TopicConfig"> & {
 export declare const TopicConfigSchema: GenMessage<TopicConfig>;
 
 /**
- * Counters of a queue at one moment. Delayed jobs count in neither `ready` nor `in_flight`.
+ * Counters of a queue at one moment. Each job counts in exactly one of `ready`, `in_flight`, `delayed` and `exhausted`.
  *
  * @generated from message topics.v1.QueueState
  */
@@ -195,6 +195,27 @@ export declare type QueueState = Message<"topics.v1.QueueState"> & {
    * @generated from field: uint64 dead_lettered = 3;
    */
   deadLettered: bigint;
+
+  /**
+   * Jobs that are not due yet: written or given back with a delay that is not over. Not in JSON.
+   *
+   * @generated from field: uint64 delayed = 4;
+   */
+  delayed: bigint;
+
+  /**
+   * Jobs among the delayed ones that were delivered before and wait for their next attempt. Not in JSON.
+   *
+   * @generated from field: uint64 retrying = 5;
+   */
+  retrying: bigint;
+
+  /**
+   * Jobs that nobody gets any more, and that the dead-letter topic has not taken yet. Not in JSON.
+   *
+   * @generated from field: uint64 exhausted = 6;
+   */
+  exhausted: bigint;
 };
 
 /**
