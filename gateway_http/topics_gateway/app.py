@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topics_gateway.body import drain
 from topics_gateway.call import ON_ROUTED, Call, ClientGoneError, Handler, ms_since
+from topics_gateway.cross_origin import CrossOrigin
 from topics_gateway.errors import error_reply, internal
 from topics_gateway.group_endpoints import GroupEndpoints
 from topics_gateway.origins import OriginPolicy
@@ -37,6 +38,7 @@ from topics_service.api.quota import CONNECTIONS, Held, count_refusal
 from topics_service.api.request_ids import HEADER_BYTES, begin, current_request
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
+from topics_service.statistics import RequestStatistics
 
 log: Final = logging.getLogger("topics.http")
 
@@ -57,9 +59,9 @@ def create_app(api: TopicsApi, settings: GatewaySettings, gate: Gate | None = No
     rendered = RenderCache(settings.render_cache_bytes)
     api.metrics.caches["renderings"] = rendered
     table = RouteTable(_handlers(api, settings, rendered))
-    origins = OriginPolicy(settings.hosts)
+    origins = OriginPolicy(settings.hosts, settings.origins)
     sockets = WebSocketDoor(api, settings, gate, rendered, origins)
-    return _Gateway(_Routes(table, settings, gate, api.metrics, origins), sockets)
+    return _Gateway(_Routes(table, settings, gate, api.metrics, origins), sockets, settings.origins, api.metrics.http)
 
 
 def _handlers(api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> Mapping[str, Handler]:
@@ -112,12 +114,17 @@ class _Gateway(Starlette):
     Its router gets what is not a plain request; those have routes of their own.
     """
 
-    def __init__(self, http: "_Routes", sockets: BaseRoute) -> None:
+    def __init__(
+        self, http: "_Routes", sockets: BaseRoute, pages: frozenset[bytes], statistics: RequestStatistics
+    ) -> None:
         super().__init__(routes=[sockets])
         self._http = http
+        self._pages = pages
+        self._statistics = statistics
 
     def build_middleware_stack(self) -> ASGIApp:
-        return _Guard(self._http.handle, self.router)
+        guard = _Guard(self._http.handle, self.router)
+        return CrossOrigin(guard, self._pages, self._statistics) if self._pages else guard
 
 
 class _Guard:

@@ -25,3 +25,5 @@ class GatewaySettings:
     """The limits of the engine; the door counts the keys of a record's meta by them."""
     hosts: Hosts = field(default_factory=Hosts)
     """Hosts that are served while there are no keys."""
+    origins: frozenset[bytes] = frozenset()
+    """Origins whose pages may send requests and read the answers, as in the header `Origin`."""

@@ -80,3 +80,31 @@ def test_hosts_that_are_served_without_keys(env: dict[str, str], host: bytes, se
 def test_a_host_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match=r"TOPICS_ALLOWED_HOSTS: .* is no host name"):
         load({"TOPICS_ALLOWED_HOSTS": text}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "origins"),
+    [
+        ("", set()),
+        (" , ", set()),
+        ("https://app.example,http://localhost:5173", {b"https://app.example", b"http://localhost:5173"}),
+        (" HTTPS://App.Example:443 ,http://[2001:DB8::1]:80,", {b"https://app.example", b"http://[2001:db8::1]"}),
+        ("http://a:443,https://a:80,https://10.0.0.1:1", {b"http://a:443", b"https://a:80", b"https://10.0.0.1:1"}),
+    ],
+)
+def test_origins_are_kept_as_browsers_write_them(text: str, origins: set[bytes]) -> None:
+    assert load({"TOPICS_CORS_ORIGINS": text}, {}).origins == origins
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "*", "null", "app.example", "//app.example", "https://", "https://app.example/", "https://app.example/x",
+        "https://app.example?", "https://app.example#", "https://*.example", "https://app.example:", "https://a:65536",
+        "https://app.example.", "https://app.example.:81", "https://u@a", "ftp://a", "chrome-extension://abc",
+        "https://a;https://b", "https://a https://b", "https://\u00e4", "file://",
+    ],
+)  # fmt: skip
+def test_an_origin_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"TOPICS_CORS_ORIGINS: .* is not an origin"):
+        load({"TOPICS_CORS_ORIGINS": f"https://fine.example,{text}"}, {})

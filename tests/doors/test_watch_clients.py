@@ -4,21 +4,17 @@ They follow a topic over a restart of the server. What is not installed is skipp
 `apt-get install nodejs npm chromium` and `npm ci --prefix tests/clients`.
 """
 
-import itertools
 import json
 import re
 import shutil
 import socket
-import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any
 
 import pytest
-from websockets.sync.client import ClientConnection, connect
 
+from support.browser import CHROMIUM, SECONDS, Lines, open_page
 from support.http import Api
 from support.server import ServerProcess
 from support.waiting import poll
@@ -27,8 +23,6 @@ ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "tests/clients"
 PACKAGE = CLIENTS / "node_modules/eventsource"
 NODE = shutil.which("node")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-SECONDS = 25.0
 
 Told = list[list[Any]]
 
@@ -95,34 +89,6 @@ def test_node_follows_over_a_restart(tmp_path: Path, restartable: ServerProcess,
         follow_over_a_restart(restartable, lambda: [json.loads(line) for line in lines.seen()], topic, kill=kill)
 
 
-class Lines:
-    """A process, and the lines that it has printed."""
-
-    def __init__(self, command: list[str], *, stderr: bool = False) -> None:
-        stdout, errors = (subprocess.DEVNULL, subprocess.PIPE) if stderr else (subprocess.PIPE, None)
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=errors, text=True)
-        self._lines: list[str] = []
-        pipe = self.process.stderr if stderr else self.process.stdout
-        assert pipe is not None
-        self._reader = threading.Thread(target=self._read, args=(pipe,))
-        self._reader.start()
-
-    def seen(self) -> list[str]:
-        return list(self._lines)
-
-    def _read(self, pipe: IO[str]) -> None:
-        with pipe:
-            self._lines.extend(pipe)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait(10)
-        self._reader.join(10)
-
-
 # --------------------------------------------------------------------------- browser
 
 
@@ -138,50 +104,3 @@ def test_a_browser_follows_over_a_restart(tmp_path: Path, restartable: ServerPro
             f"follow({{ topics: {{ {json.dumps(topic)}: {{}} }}, seen: (event, data) => told.push([event, data]) }}); 0"
         )
         follow_over_a_restart(restartable, lambda: page.run("globalThis.told"), topic, kill=False)
-
-
-class Page:
-    """A page of a headless browser, by the DevTools protocol."""
-
-    def __init__(self, connection: ClientConnection, url: str) -> None:
-        self._connection = connection
-        self._ids = itertools.count(1)
-        self._session = ""
-        target = self._call("Target.createTarget", url=url)["targetId"]
-        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        poll(lambda: self.run("document.readyState === 'complete' && location.href") == url, SECONDS)
-
-    def run(self, script: str) -> Any:
-        """The value of a script."""
-        result = self._call("Runtime.evaluate", expression=script, returnByValue=True)
-        assert "exceptionDetails" not in result, result
-        return result["result"].get("value")
-
-    def _call(self, method: str, **params: Any) -> dict[str, Any]:
-        number = next(self._ids)
-        message = {"id": number, "method": method, "params": params}
-        if self._session:
-            message["sessionId"] = self._session
-        self._connection.send(json.dumps(message))
-        while True:
-            reply = json.loads(self._connection.recv(SECONDS))
-            if reply.get("id") == number:
-                return dict(reply["result"])
-
-
-@contextmanager
-def open_page(directory: Path, url: str) -> Iterator[Page]:
-    """A browser of our own with one page."""
-    assert CHROMIUM is not None
-    command = [
-        CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-        "--remote-debugging-port=0", f"--user-data-dir={directory}/profile", "about:blank",
-    ]  # fmt: skip
-    with Lines(command, stderr=True) as browser:
-
-        def endpoint() -> str:
-            found = re.search(r"DevTools listening on (ws://\S+)", "".join(browser.seen()))
-            return found[1] if found else ""
-
-        with connect(poll(endpoint, SECONDS, "the browser"), proxy=None, max_size=None) as connection:
-            yield Page(connection, url)

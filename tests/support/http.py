@@ -178,7 +178,7 @@ class Wire:
         line, *lines = top.decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (text.partition(":") for text in lines)}
         status = int(line.split()[1])
-        length = 0 if head or status == 100 else int(headers["content-length"])
+        length = 0 if head or status in (100, 204) else int(headers["content-length"])
         while len(self._buffer) < length:
             assert self._more(), "closed within a response"
         body, self._buffer = self._buffer[:length], self._buffer[length:]

@@ -1,4 +1,4 @@
-"""Hosts as URLs and the `Host` header name them, and which of them a server without keys serves."""
+"""Hosts as URLs and the `Host` header name them, and which of them a server without keys serves; origins of pages."""
 
 import ipaddress
 import re
@@ -12,6 +12,8 @@ _MOST_PORT: Final = 65535
 _AUTHORITY: Final = re.compile(r"(\[[^\[\]]+\]|[^\[\]:]+)(?::([0-9]{0,5}))?")
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_ORIGIN: Final = re.compile(r"(https?)://([^/?#\\]+)")
+_PORTS: Final = {"http": 80, "https": 443}
 
 
 class Authority(NamedTuple):
@@ -97,6 +99,26 @@ def _read_name(entry: str) -> str:
     if authority is None or authority.port is not None or entry.endswith(":"):
         raise ValueError(entry)
     return authority.host
+
+
+def read_origins(text: str) -> frozenset[bytes]:
+    """The origins of TOPICS_CORS_ORIGINS, a list with commas, as browsers write them in `Origin`.
+
+    Raises ValueError with the entry that is none: ANY, `null`, and whatever has a path or a scheme other than http and
+    https.
+    """
+    return frozenset(_read_origin(entry).encode() for each in text.split(",") if (entry := each.strip()))
+
+
+def _read_origin(entry: str) -> str:
+    match = _ORIGIN.fullmatch(entry.lower())
+    authority = parse_authority(match[2].encode(errors="replace")) if match is not None else None
+    # The name with a dot at its end is another origin to a browser, and seldom what is meant.
+    if match is None or authority is None or match[2].endswith(":") or f"{authority.host}." in match[2]:
+        raise ValueError(entry)
+    scheme, port = match[1], authority.port
+    own_port = "" if port is None or port == _PORTS[scheme] else f":{port}"
+    return f"{scheme}://{authority.host}{own_port}"
 
 
 def _is_ipv4(host: str) -> bool:

@@ -182,6 +182,7 @@ async def _serve(
         render_cache_bytes=settings.memory.renderings // (2 if settings.kafka_port else 1),
         limits=settings.limits,
         hosts=settings.hosts,
+        origins=settings.origins,
     )
     gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
     api.watches.connections.quotas = gate.quotas

@@ -12,7 +12,7 @@ from typing import Any
 
 from topics_kafka.settings import KafkaSettings
 from topics_service.api.budget import MemoryBudget
-from topics_service.api.hosts import Hosts, parse_authority, read_names
+from topics_service.api.hosts import Hosts, parse_authority, read_names, read_origins
 from topics_service.api.quota import KeyLimits, Quotas
 from topics_service.api.watch import WatchCaps
 from topics_service.app.keys import Keys, KeysError, from_file, from_text
@@ -101,6 +101,12 @@ class Settings:
         "",
         "host names, with commas, by which HTTP clients may reach a server without API keys, besides IP addresses and "
         "localhost; *: any",
+    )
+    cors_origins: str = _setting(
+        "TOPICS_CORS_ORIGINS",
+        "",
+        "origins, with commas, whose pages in browsers may use the HTTP API (CORS), such as https://app.example; none: "
+        "no CORS",
     )
     org: str = _setting("TOPICS_ORG", "topics", "first part of a topic's rrl")
     env: str = _setting("TOPICS_ENV", "dev", "second part of a topic's rrl")
@@ -294,6 +300,11 @@ class Settings:
         return Hosts(read_names(self.allowed_hosts) | ({own.host} if own is not None else set()))
 
     @property
+    def origins(self) -> frozenset[bytes]:
+        """The origins whose pages may use the HTTP API, as in the header `Origin`."""
+        return read_origins(self.cors_origins)
+
+    @property
     def place(self) -> Place:
         """What the rrl begins with."""
         return Place(org=self.org, env=self.env, cluster=self.cluster)
@@ -378,6 +389,13 @@ def _check(settings: Settings) -> None:
     except ValueError as error:
         raise SettingsError(
             f"TOPICS_ALLOWED_HOSTS: {str(error)!r} is no host name; give names without scheme and port, or * for any"
+        ) from None
+    try:
+        read_origins(settings.cors_origins)
+    except ValueError as error:
+        raise SettingsError(
+            f"TOPICS_CORS_ORIGINS: {str(error)!r} is not an origin; list each one exactly, with scheme, host and port "
+            "and without a path, such as https://app.example,http://localhost:5173"
         ) from None
     if settings.log_format not in FORMATS:
         raise SettingsError(f"TOPICS_LOG_FORMAT must be one of {', '.join(FORMATS)}, not {settings.log_format!r}")
