@@ -272,12 +272,12 @@ def test_errors_have_reasons_and_facts(drive: Drive, shared: ServerProcess, topi
 def test_many_records_are_produced_and_read_in_order(
     drive: Drive, shared: ServerProcess, topics: TopicsClient, name: str
 ) -> None:
-    [done] = drive(shared, "produce", topic=name, count=25_000).end()
-    assert done["stored"] == list(range(1, 25_001))
-    assert [record.value["n"] for record in topics.read(name)] == list(range(25_000))
+    [done] = drive(shared, "produce", topic=name, count=12_000).end()
+    assert done["stored"] == list(range(1, 12_001))
+    assert [record.value["n"] for record in topics.read(name)] == list(range(12_000))
     lines = drive(shared, "read", topic=name).end()
-    assert lines[-1] == {"end": 25_000}
-    assert [value(line)["n"] for line in lines[:-1]] == list(range(25_000))
+    assert lines[-1] == {"end": 12_000}
+    assert [value(line)["n"] for line in lines[:-1]] == list(range(12_000))
 
 
 def test_a_watch_tells_gaps(drive: Drive, shared: ServerProcess, topics: TopicsClient, name: str) -> None:
@@ -309,7 +309,7 @@ def test_nothing_is_stored_twice_or_lost_over_a_rough_network(
     with RoughProxy(target, seed=7) as network:
         reading = drive(shared, "read", topic=name, follow=True, through=network.target)
         producing = drive(shared, "produce", topic=name, count=300, pause_ms=5, through=network.target)
-        poll(lambda: network.done["lost"] and network.done["cut"] + network.done["swallow"] >= 8, SECONDS)
+        poll(lambda: network.done["lost"] and network.done["cut"] + network.done["swallow"] >= 5, SECONDS)
         network.calm()
         [done] = producing.end()
         reading.until("seq", 300)
@@ -336,9 +336,9 @@ def test_a_job_that_failed_is_tried_again(drive: Drive, shared: ServerProcess, t
 def test_a_lease_is_extended_while_its_job_runs(
     drive: Drive, shared: ServerProcess, topics: TopicsClient, name: str
 ) -> None:
-    topics.put_topic(name, TopicConfig(type="queue", lease_ms=400))
+    topics.put_topic(name, TopicConfig(type="queue", lease_ms=300))
     topics.append(name, 1)
-    working = drive(shared, "work", queue=name, busy_ms=1500)
+    working = drive(shared, "work", queue=name, busy_ms=1000)
     working.until("done")
     poll(lambda: topics.get_topic(name).count == 0, SECONDS)
     assert working.stop()[-1] == {"acked": 1, "retried": 0, "released": 0, "lost_count": 0}

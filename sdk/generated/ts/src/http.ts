@@ -136,7 +136,10 @@ export class HttpWire implements Wire {
     yield { events: [], cursor: begin, subscribed: new Set(begin.keys()) };
     const silent = new AbortController();
     const either = AbortSignal.any([signal, silent.signal]);
-    const reply = await this.#fetched("GET", session.stream_url, undefined, either, signal);
+    const reply = await this.#fetched("GET", session.stream_url, undefined, either, signal).catch((error: unknown) => {
+      if (error instanceof TopicsError && error.reason === "not_found") throw broken("the server has forgotten the session");
+      throw error;
+    });
     for await (const { name, data } of unlessSilent(serverSentEvents(reply, signal), SILENCE_MS, () => silent.abort())) {
       if (name) yield watchFrame(name, JSON.parse(data) as JsonEvent);
     }
