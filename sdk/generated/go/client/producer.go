@@ -332,7 +332,7 @@ func (p *Producer) settled(count int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil && p.failed == nil {
-		p.failed = fmt.Errorf("%d records were not sent: %w", count, err)
+		p.failed = fmt.Errorf("a batch of %d records failed: %w", count, err)
 	}
 	p.count -= count
 	for range count {
