@@ -56,8 +56,9 @@ $(NODE_CLIENTS): tests/clients/package.json tests/clients/package-lock.json
 	else echo "npm is not installed: the tests with Node clients will be skipped"; fi
 
 # What the tests of the generated SDKs need of Go and Node, grpcurl among it; left out as the Kafka clients are.
-$(SDK_CLIENTS): $(filter-out %node_modules,$(wildcard tests/sdk/languages/setup.sh tests/sdk/languages/go/* tests/sdk/languages/node/* \
-		sdk/generated/go/go.* sdk/generated/go/topics/v1/* sdk/generated/ts/package.json sdk/generated/ts/lib/* sdk/generated/ts/lib/*/*/*))
+$(SDK_CLIENTS): $(filter-out %node_modules,$(wildcard tests/sdk/languages/setup.sh tests/sdk/languages/go/* tests/sdk/languages/go/*/* \
+		tests/sdk/languages/node/* sdk/generated/go/go.* sdk/generated/go/client/* sdk/generated/go/topics/v1/* \
+		sdk/generated/ts/*.json sdk/generated/ts/src/* sdk/generated/ts/lib/* sdk/generated/ts/lib/*/*/*))
 	@tests/sdk/languages/setup.sh && touch $@ || test $$? -eq 3
 
 # The Kafka clients of other languages, compiled; what has no toolchain here is left out and tried again next time.

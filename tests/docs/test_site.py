@@ -280,7 +280,7 @@ def test_the_home_page_works_as_written_in_go(tmp_path: Path) -> None:
     shutil.copy(GENERATED / "go/go.sum", tmp_path)
     with ServerProcess(tmp_path / "server") as server:
         printed = _printed_by_home_page("go", tmp_path / "main.go", server, "go", "run", ".")
-    assert printed == '1 eu {"id": 1, "total": 9.5}\n2  {"id": 2}\n'
+    assert printed == '1 {"id":1,"total":9.5}\n2 {"id":2}\n'
 
 
 def test_the_home_page_works_as_written_in_typescript(tmp_path: Path) -> None:
@@ -289,4 +289,4 @@ def test_the_home_page_works_as_written_in_typescript(tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(NODE_PACKAGES)
     with ServerProcess(tmp_path / "server") as server:
         printed = _printed_by_home_page("typescript", tmp_path / "home.mjs", server, "node", "home.mjs")
-    assert printed == "1n eu { id: 1, total: 9.5 }\n"
+    assert printed == "1 eu { id: 1, total: 9.5 }\n"

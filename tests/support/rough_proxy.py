@@ -33,6 +33,15 @@ class RoughProxy:
         """From now on everything gets through, over new connections."""
         self._calm.set()
 
+    def swallow(self) -> None:
+        """From now on no answer gets through, until `cut`; for a proxy that is calm."""
+        self._way = "swallow"
+
+    def cut(self) -> None:
+        """End all connections. New ones are good."""
+        self._way = ""
+        self._loop.call_soon_threadsafe(self._cut)
+
     async def _misbehave(self) -> None:
         while not self._calm.is_set():
             await asyncio.sleep(self._random.uniform(*_CALM_SECONDS))

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # What the tests of the generated SDKs need of Go and Node: grpcurl and the programs' packages built, into
-# build/sdk-clients and Go's cache; node_modules beside package.json. What a missing toolchain would build is left out,
+# build/sdk-clients and Go's cache; the TypeScript client compiled; node_modules beside package.json. What a missing toolchain would build is left out,
 # and its tests are skipped. Ends with 3 if something was left out.
 set -euo pipefail
 cd "$(dirname "$0")"
 build="$PWD/../../../build/sdk-clients"
+sdk="$PWD/../../../sdk/generated/ts"
 mkdir -p "$build"
 missing=()
 
@@ -15,6 +16,8 @@ else
 fi
 
 if command -v npm >/dev/null; then
+  npm ci --silent --no-audit --no-fund --prefix "$sdk"
+  npm run --silent --prefix "$sdk" build
   npm ci --silent --no-audit --no-fund --prefix node
 else
   missing+=(npm)

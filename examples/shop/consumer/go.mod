@@ -1,0 +1,3 @@
+module shop.test/consumer
+
+go 1.26.0
