@@ -3,6 +3,7 @@
 import base64
 import json
 import shutil
+import signal
 import struct
 import subprocess
 import threading
@@ -249,6 +250,30 @@ def test_pages_of_others_get_nothing_without_keys(tmp_path: Path) -> None:
             answer = call(http, "TopicsService/DeleteTopic", pb.DeleteTopicRequest(topic="t"), **headers)
             assert (answer.code, answer.reason) == (DENIED, "FORBIDDEN")
         assert call(http, "TopicsService/GetTopic", pb.GetTopicRequest(topic="t")).code == OK
+
+
+def test_a_stream_ends_with_its_key(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("k\nstays\n")
+    subscription = watch_service_pb2.WatchSubscription(topics={"t": watch_service_pb2.WatchTopic()})
+    request = framed(watch_service_pb2.WatchRequest(subscription=subscription))
+    with (
+        ServerProcess(tmp_path / "server", env={"TOPICS_API_KEYS_FILE": keys}) as server,
+        httpx.Client(base_url=server.base, trust_env=False, verify=False, timeout=20) as http,
+    ):
+        append(http, "t", b"1")
+        fields = {**KEY, "content-type": TYPE}
+        with http.stream("POST", "/topics.v1.WatchService/Watch", content=request, headers=fields) as reply:
+            pieces = reply.iter_raw()
+            next(pieces)
+            keys.write_text("stays\n")
+            server.signal(signal.SIGHUP)
+            with pytest.raises(httpx.RemoteProtocolError):  # as event streams do
+                list(pieces)
+        assert call(http, "TopicsService/GetTopic", pb.GetTopicRequest(topic="t")).code == UNAUTHENTICATED
+        stays = call(http, "TopicsService/GetTopic", pb.GetTopicRequest(topic="t"), authorization="Bearer stays")
+        assert stays.code == OK
+        assert "Traceback" not in server.log
 
 
 # ------------------------------------------------------------------------------ the TypeScript client
