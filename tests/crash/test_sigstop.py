@@ -183,7 +183,7 @@ def test_a_stop_longer_than_a_lease(make_server: Callable[..., ServerProcess]) -
         with PushStream(server.http_port, "jobs", node="b", lease_ms=60_000) as waiting:
             with stopped(server):
                 time.sleep(1)
-                impatient = httpx.Client(base_url=server.base, timeout=0.2, trust_env=False)
+                impatient = httpx.Client(base_url=server.base, timeout=0.2, trust_env=False, verify=False)
                 with impatient, pytest.raises(httpx.TimeoutException):
                     impatient.post(path("jobs"), json={"records": [{"data": 2}], "idempotency_key": "k"})
             [again] = waiting.jobs(1)

@@ -122,7 +122,7 @@ class SseWatcher(Watcher):
             "topics": {name: {} for name in CONFIGS}, "cursor": event_id(self.cursors), "limit": 7,
             "consistency": "strong" if self.strong else "eventual",
         }  # fmt: skip
-        async with httpx.AsyncClient(base_url=server.base, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=server.base, trust_env=False, verify=False) as client:
             try:
                 reply = (await client.post("/v0/watch", json=body)).json()
             except httpx.TransportError as error:
@@ -173,7 +173,7 @@ class Writer:
     async def run(self, server: ServerProcess) -> None:
         async with (
             grpc.aio.insecure_channel(server.grpc_target, [("grpc.use_local_subchannel_pool", 1)]) as channel,
-            httpx.AsyncClient(base_url=server.base, trust_env=False) as client,
+            httpx.AsyncClient(base_url=server.base, trust_env=False, verify=False) as client,
         ):
             stub: Any = topics_service_pb2_grpc.TopicsServiceStub(channel)
             while True:
@@ -228,7 +228,7 @@ async def kill_and_compare(server: ServerProcess, seed: int, until: Callable[[in
         await asyncio.gather(*tasks)
         kills += 1
         await asyncio.to_thread(server.start)
-        async with httpx.AsyncClient(base_url=server.base, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=server.base, trust_env=False, verify=False) as client:
             assert (await client.get(old)).status_code == 404, "sessions are in memory only"
     with Api(server.base) as api:
         heads = {name: api.state(name)["head_seq"] for name in CONFIGS}
@@ -245,7 +245,7 @@ async def kill_and_compare(server: ServerProcess, seed: int, until: Callable[[in
 
 
 async def a_session(server: ServerProcess) -> str:
-    async with httpx.AsyncClient(base_url=server.base, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=server.base, trust_env=False, verify=False) as client:
         return str((await client.post("/v0/watch", json={"topics": {"disk-a": {}}})).json()["stream_url"])
 
 

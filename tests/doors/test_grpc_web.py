@@ -3,6 +3,7 @@
 import base64
 import json
 import shutil
+import signal
 import struct
 import subprocess
 import threading
@@ -113,6 +114,12 @@ def append(http: httpx.Client, topic: str, *datas: bytes) -> pb.AppendResponse:
     return pb.AppendResponse.FromString(answer.messages[0])
 
 
+def open_streams(http: httpx.Client) -> float:
+    text = http.get("/v0/metrics", headers=KEY).text
+    [value] = [line.split()[1] for line in text.splitlines() if line.startswith("topics_sse_connections ")]
+    return float(value)
+
+
 def test_a_unary_call(http: httpx.Client) -> None:
     first = append(http, "unary", b"1", b"2").seqs[0]
     answer = call(http, "TopicsService/Diff", pb.DiffRequest(topic="unary", from_seq=first), content_type=f"{TYPE};a=b")
@@ -149,9 +156,10 @@ def test_a_stream_that_its_client_leaves_is_closed(http: httpx.Client, server: S
     with httpx.Client(base_url=server.base, trust_env=False, verify=False) as another:
         fields = {**KEY, "content-type": TYPE}
         with another.stream("POST", "/topics.v1.WatchService/Watch", content=request, headers=fields) as reply:
-            next(reply.iter_raw())
-            assert b"topics_sse_connections 1.0\n" in http.get("/v0/metrics", headers=KEY).content
-    poll(lambda: b"topics_sse_connections 0.0\n" in http.get("/v0/metrics", headers=KEY).content, 20)
+            pieces = reply.iter_raw()  # which would end the request if it were dropped
+            next(pieces)
+            assert open_streams(http) == 1
+    poll(lambda: open_streams(http) == 0, 20)
 
 
 def test_errors_have_their_status_and_reason(http: httpx.Client) -> None:
@@ -242,6 +250,30 @@ def test_pages_of_others_get_nothing_without_keys(tmp_path: Path) -> None:
             answer = call(http, "TopicsService/DeleteTopic", pb.DeleteTopicRequest(topic="t"), **headers)
             assert (answer.code, answer.reason) == (DENIED, "FORBIDDEN")
         assert call(http, "TopicsService/GetTopic", pb.GetTopicRequest(topic="t")).code == OK
+
+
+def test_a_stream_ends_with_its_key(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("k\nstays\n")
+    subscription = watch_service_pb2.WatchSubscription(topics={"t": watch_service_pb2.WatchTopic()})
+    request = framed(watch_service_pb2.WatchRequest(subscription=subscription))
+    with (
+        ServerProcess(tmp_path / "server", env={"TOPICS_API_KEYS_FILE": keys}) as server,
+        httpx.Client(base_url=server.base, trust_env=False, verify=False, timeout=20) as http,
+    ):
+        append(http, "t", b"1")
+        fields = {**KEY, "content-type": TYPE}
+        with http.stream("POST", "/topics.v1.WatchService/Watch", content=request, headers=fields) as reply:
+            pieces = reply.iter_raw()
+            next(pieces)
+            keys.write_text("stays\n")
+            server.signal(signal.SIGHUP)
+            with pytest.raises(httpx.RemoteProtocolError):  # as event streams do
+                list(pieces)
+        assert call(http, "TopicsService/GetTopic", pb.GetTopicRequest(topic="t")).code == UNAUTHENTICATED
+        stays = call(http, "TopicsService/GetTopic", pb.GetTopicRequest(topic="t"), authorization="Bearer stays")
+        assert stays.code == OK
+        assert "Traceback" not in server.log
 
 
 # ------------------------------------------------------------------------------ the TypeScript client

@@ -57,7 +57,7 @@ async def service(api: TopicsApi, settings: GatewaySettings) -> AsyncIterator[Se
     sock.bind(("127.0.0.1", 0))
     server = HttpServer(create_app(api, settings), sock, send_timeout=SEND_TIMEOUT)
     await server.start()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False, verify=False) as client:
         yield Service(api, server, client)
     await server.stop(0)
 

@@ -38,7 +38,7 @@ def traced(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def _ready(server: ServerProcess) -> bool:
-    return httpx.get(f"{server.base}/v0/ready", headers=KEYS, trust_env=False).status_code == 200
+    return httpx.get(f"{server.base}/v0/ready", headers=KEYS, trust_env=False, verify=False).status_code == 200
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ def ask(server: ServerProcess, line: str, *fields: str, body: bytes | None = Non
 
 
 def by_http2(server: ServerProcess, authority: str) -> httpx.Response:
-    with httpx.Client(http1=False, http2=True, trust_env=False) as client:
+    with httpx.Client(http1=False, http2=True, trust_env=False, verify=False) as client:
         return client.get(f"{server.base}/v0/topics", headers={"host": authority})
 
 
@@ -206,7 +206,7 @@ def test_the_own_origin_is_that_of_the_host_with_its_port(server: ServerProcess)
 
 
 def test_http2_knows_no_other_rule(server: ServerProcess) -> None:
-    with httpx.Client(base_url=server.base, http1=False, http2=True, trust_env=False) as client:
+    with httpx.Client(base_url=server.base, http1=False, http2=True, trust_env=False, verify=False) as client:
         for headers, status in (
             ({"origin": "http://evil.example"}, 403),
             ({"sec-fetch-site": "cross-site"}, 403),
