@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 def add_parser(commands: "Commands") -> None:
     """Register the subcommand; its flags come from the server's settings. Raises MissingError without the server."""
+    with needs("server"):
+        from topics_service.app.settings import Settings
     parser = commands.add_parser(
         "serve",
         help="run the server",
         description="Run the server. Each flag has an environment variable; the flag wins.",
     )
     parser.set_defaults(run=run)
-    with needs("server"):
-        from topics_service.app.settings import Settings
     for setting in fields(Settings):
         if not setting.metadata["flag"]:
             continue
