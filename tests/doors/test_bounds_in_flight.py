@@ -170,7 +170,7 @@ def test_six_large_writes_at_once_take_a_bounded_memory(tmp_path: Path) -> None:
         with Api(server.start().base) as again:
             assert again.state(topic)["count"] == 6 * 54
             assert again.state(topic)["bytes"] == 6 * 54 * MIB
-    assert grown < MEMORY // 4 + 5 * 54 * MIB + 40 * MIB, grown / MIB  # was 530 MiB
+    assert grown < MEMORY // 4 + 7 * 54 * MIB, grown / MIB  # 250 to 330 MiB; was 530
 
 
 def test_six_large_grpc_messages_at_once_take_a_bounded_memory(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_six_large_grpc_messages_at_once_take_a_bounded_memory(tmp_path: Path) -
         server.wait(10)
         with Api(server.start().base) as again:
             assert again.state(topic)["count"] == codes[grpc.StatusCode.OK] * 54 > 0
-    assert grown < 6 * 54 * MIB + 8 * 54 * MIB, grown / MIB  # was 1150 MiB
+    assert grown < 6 * 54 * MIB + 11 * 54 * MIB, grown / MIB  # 550 to 750 MiB; was 1090 to 1150
 
 
 def test_a_write_of_the_largest_size_passes_alone(server: ServerProcess, api: Api) -> None:

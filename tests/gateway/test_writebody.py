@@ -3,6 +3,7 @@
 # ruff: noqa: UP031 - JSON has enough braces without those of str.format
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -96,6 +97,33 @@ def test_refusals(text: str) -> None:
 )  # fmt: skip
 def test_invalid_utf8_is_refused(text: bytes) -> None:
     assert "UTF-8" in refuse(text)
+
+
+@pytest.mark.parametrize("bad", [b"\xff", b"\xc3", b"\xf0\x9f\x98", b"\xed\xa0\x80"])
+@pytest.mark.parametrize("at", [(1 << 20) - 3, (1 << 20) - 2, (1 << 20) - 1, 1 << 20, (2 << 20) - 1, 3_000_000])
+def test_invalid_utf8_is_found_where_it_is_in_a_large_body(bad: bytes, at: int) -> None:
+    """It is looked for in steps of a megabyte, which cut characters."""
+    head = b'{"records":[{"data":"'
+    text = head + b"x" * (at - len(head)) + bad + b"x" * 200_000 + b'"}]}'
+    assert refuse(text) == f"the body is not valid UTF-8 (byte {at})"
+
+
+def test_characters_at_the_end_of_a_step_are_whole() -> None:
+    for at in range((1 << 20) - 4, (1 << 20) + 1):
+        head = b'{"records":[{"data":"'
+        text = head + b"x" * (at - len(head)) + "\U0001f600".encode() + b'"}]}'
+        assert read(text).batch.datas == [text[len(head) - 1 : -3]]
+
+
+def test_a_large_body_is_not_copied_whole() -> None:
+    """One character beyond the BMP made a text of four times its size of it."""
+    text = b'{"records":[%b]}' % b",".join([b'{"data":"%b"}' % ("\U0001f600" + "x" * 1_000_000).encode()] * 16)
+    tracemalloc.start()
+    request = read_append("t", text, LIMITS)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(request.batch.datas) == 16
+    assert peak < 12 << 20, peak
 
 
 def test_nesting() -> None:

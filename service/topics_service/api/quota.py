@@ -111,8 +111,9 @@ class Held:
 
     @property
     def is_crowded(self) -> bool:
-        """True while all that wait for memory want more than there is."""
-        return self._memory is not None and self._memory.waiting > self._memory.most
+        """True while all others that wait for memory want more than there is."""
+        memory = self._memory
+        return memory is not None and memory.waiting - self._asked * self._times > memory.most
 
     @property
     def most(self) -> int:
