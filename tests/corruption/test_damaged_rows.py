@@ -181,7 +181,7 @@ CASES = [
     Case(miscount_deletes, "mismatch", "large", (0, 65535), "a delete bitmap counts"),
     Case(bring_back, "mismatch", "large", None, "are alive"),
     Case(lose_index, "missing", "large", None, "does not know", deep=True),
-    Case(stray_index, "mismatch", "large", (5, 5), "have not the tag 'never'", deep=True),
+    Case(stray_index, "mismatch", "large", (5, 5), "without the tag 'never'", deep=True),
     Case(unsorted_index, "damaged", "large", None, "not in order"),
     Case(lose_expiry, "missing", None, None, "has no expiry"),
     Case(advance_router, "mismatch", "orders", (101, 101), 'router "copier" stands at seq 101'),

@@ -63,6 +63,7 @@ _SWITCH_INTERVAL_SECONDS = 0.0003
 # A full collection walks every cached block. Against Python's (700, 10, 10) this took the loop's cost of a single
 # append from 122 to 115 us, and the p99 of 64 writers from 27 to 12 ms.
 _COLLECT_AFTER = (20_000, 20, 100)
+_MOST_MESSAGE_BYTES = (1 << 31) - 1  # that gRPC can be told
 _UPKEEP_SECONDS = 0.02
 _SWEEP_SECONDS = 1.0
 _RECOVERY_SLICE_SECONDS = 0.02
@@ -208,7 +209,7 @@ async def _serve(
         api,
         host=settings.host,
         port=settings.grpc_port,
-        max_message_bytes=settings.max_body_bytes + (1 << 20),
+        max_message_bytes=min(settings.max_body_bytes + (1 << 20), _MOST_MESSAGE_BYTES),
         max_connections=settings.grpc_max_connections,
         gate=gate,
         bulk_readers=readers.addresses,
@@ -399,9 +400,8 @@ def _tune_collector() -> None:
 
 def _announce(settings: Settings, http_port: int, grpc_port: int) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    for path, port in ((settings.port_file, http_port), (settings.grpc_port_file, grpc_port)):
-        if path:
-            _write_atomically(Path(path), f"{host}:{port}")
+    _tell_port("TOPICS_PORT_FILE", settings.port_file, f"{host}:{http_port}")
+    _tell_port("TOPICS_GRPC_PORT_FILE", settings.grpc_port_file, f"{host}:{grpc_port}")
     scheme, tls = ("https", " with TLS") if settings.tls_cert_file else ("http", "")
     log.info("topics %s: HTTP %s://%s:%d, gRPC %s:%d%s", __version__, scheme, host, http_port, host, grpc_port, tls)
     log.info("data in %s", settings.data_path)
@@ -429,8 +429,7 @@ def _warn_of_readers(settings: Settings) -> None:
 
 def _announce_kafka(settings: Settings, port: int, advertised: str) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    if settings.kafka_port_file:
-        _write_atomically(Path(settings.kafka_port_file), f"{host}:{port}")
+    _tell_port("TOPICS_KAFKA_PORT_FILE", settings.kafka_port_file, f"{host}:{port}")
     log.info("Kafka %s:%d, clients are told %s", host, port, advertised)
 
 
@@ -449,10 +448,17 @@ def _audit_file(settings: Settings) -> AuditFile | None:
         raise StartError(f"TOPICS_AUDIT_LOG {settings.audit_log}: {error.strerror}") from None
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def _tell_port(setting: str, file: str, text: str) -> None:
+    """Write a port file, if one is wanted, at once or not at all."""
+    if not file:
+        return
+    path = Path(file)
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text)
-    part.replace(path)
+    try:
+        part.write_text(text)
+        part.replace(path)
+    except OSError as error:
+        raise StartError(f"{setting} {file}: {error.strerror or error}") from None
 
 
 def _bind(host: str, port: int, setting: str) -> socket.socket:

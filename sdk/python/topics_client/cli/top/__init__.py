@@ -57,15 +57,17 @@ def _print(client: "TopicsClient", arguments: argparse.Namespace) -> int:
 
     from topics_client.cli.top import rates, view
 
-    before = _reading(client, arguments)
+    before, is_told = _reading(client, arguments), False
     while True:
         sleep(arguments.interval)
         after = _reading(client, arguments)
         found = _rows(before, after, arguments, arguments.sort)
         alerts = rates.alerts(after)
         if arguments.json:
-            for text in alerts:
-                output.note(text)
+            if not is_told:
+                for text in alerts:
+                    output.note(text)
+            is_told = bool(alerts)
             for row in found:
                 output.line({"ts": after.ts_ms, **row})
         else:
