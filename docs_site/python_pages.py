@@ -9,7 +9,7 @@ _FOLDER: Final = "reference/python"
 _CALLS: Final = {
     "Topics": ("put_topic", "get_topic", "list_topics", "delete_topic"),
     "Write": ("append", "append_many", "producer"),
-    "Read": ("read", "watch", "diff", "locate_time"),
+    "Read": ("read", "watch", "diff", "read_arrow", "locate_time"),
     "Delete": ("delete_records",),
     "Queues": ("worker", "claim", "ack", "nack", "extend", "redrive", "list_jobs"),
     "Routers": ("put_router", "get_router", "list_routers", "delete_router"),
@@ -20,8 +20,11 @@ _CALLS: Final = {
 _PAGES: Final[Mapping[str, tuple[str, str, Sequence[str]]]] = {
     "streams": (
         "Streams",
-        "What `read` and `watch` of [the client](client.md) give.",
-        ("ReadStream", "WatchStream", "AsyncReadStream", "AsyncWatchStream"),
+        "What `read`, `watch` and `read_arrow` of [the client](client.md) give.",
+        (
+            *("ReadStream", "WatchStream", "ArrowStream", "AsyncReadStream", "AsyncWatchStream", "AsyncArrowStream"),
+            *("ReadOptions", "WatchOptions"),
+        ),
     ),
     "producer": (
         "Producer",
@@ -44,12 +47,13 @@ _PAGES: Final[Mapping[str, tuple[str, str, Sequence[str]]]] = {
             *("RouterConfig", "RouterInfo", "RouterSummary", "GroupPosition", "GroupSummary"),
         ),
     ),
+    "codecs": ("Codecs", "Values of types of one's own.", ("Codec", "JsonCodec")),
     "errors": (
         "Errors",
         "What calls raise. [Errors](../../errors.md) has the reasons that `TopicsError.reason` names.",
         (
             *("TopicsError", "InvalidRequestError", "AuthError", "NotFoundError", "ConflictError", "ConnectError"),
-            *("UnavailableError", "GapError"),
+            *("UnavailableError", "GapError", "DecodeError"),
         ),
     ),
     "connection": ("Addresses and retries", "Where the server is, and how long a client tries.", ("Address", "Retry")),

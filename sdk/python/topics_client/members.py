@@ -8,7 +8,8 @@ def unknown_member(names: Iterable[str], known: Collection[str]) -> str | None:
     """What to say of the first name that is not `known`, with the one that may be meant; None if all are."""
     for name in names:
         if name not in known:
-            close = get_close_matches(str(name), known, 1)
-            hint = f': is "{close[0]}" meant?' if close else f", only {', '.join(sorted(known))}"
+            bare = {each.lstrip("$"): each for each in sorted(known)}
+            close = get_close_matches(str(name).lstrip("$"), bare, 1)
+            hint = f': is "{bare[close[0]]}" meant?' if close else f", only {', '.join(sorted(known))}"
             return f'a record has no member "{name}"{hint}'
     return None

@@ -56,6 +56,9 @@ def test_what_stops_it_names_the_line(topics: Cli, tmp_path: Path) -> None:
         "line 1, column 1: it is not a JSON object"
         in topics("import", file, "--with-meta", "--topic", topic, code=1).err
     )
+    told = topics("import", "-", "--with-meta", "--topic", topic, code=1, stdin='{"data":1,"tga":"x"}').err
+    assert 'a record has no member "tga": is "$tag" meant?' in told
+    assert "nothing was appended" in told
     tagged = topics("import", "-", "--topic", topic, "--tag-field", "t", code=1, stdin=json.dumps({"t": "x" * 300}))
     assert "its t is too long for a tag" in tagged.err
 
