@@ -147,7 +147,10 @@ def test_words_of_other_tools_lead_to_commands() -> None:
         (["queue", "nonsense", "q"], "invalid choice: 'nonsense'"),
         (["ls", "--timeout", "0"], "'0' is not a time above 0"),
         (["ls", "--timeout", "nan"], "'nan' is not a time above 0"),
-        (["ls", "--server", "http://x"], "the scheme of a server's URL is topics"),
+        (
+            ["ls", "--server", "http://x"],
+            "that is the URL of an HTTP port: give that of the gRPC port, topics://HOST:4001",
+        ),
         (["create", "t", "--ttl", "7 days"], "'7 days' is not a time such as"),
         (["create", "t", "--cap-bytes", "1.5"], "'1.5' is not a size such as"),
         (["create", "t", "--cap-records", "-1"], "not a number of at least 0"),
