@@ -15,6 +15,8 @@ NODE = Path(__file__).parent / "node"
 ROOT = Path(__file__).parents[3]
 INSTALLED = NODE / "node_modules" / "topics-sdk"
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture(autouse=True)
 def toolchain() -> None:
@@ -66,18 +68,17 @@ def test_readme(snippets: Callable[[str, str], list[str]], run: Callable[..., st
     project.mkdir()
     offline = {"npm_config_prefer_offline": "true", "npm_config_audit": "false", "npm_config_fund": "false"}
     run("npm", "init", "--yes", cwd=project)
-    [install] = snippets("ts", "sh")
-    for command in (
-        install.replace("../topics/", f"{ROOT}/"),
-        "npm install --save-dev typescript@7.0.2 @types/node@20.19.0",
-    ):
+    [block] = snippets("ts", "sh")
+    compiler, _, install = block.replace("../topics/", f"{ROOT}/").partition("\n")
+    assert compiler == f"npm ci --prefix {ROOT}/sdk/generated/ts"  # setup.sh has done it
+    for command in (install, "npm install --save-dev @types/node@20.19.0"):
         run("bash", "-euc", command, cwd=project, env=offline)
     assert str(ROOT) not in (project / "package.json").read_text()
     assert not (project / "node_modules/topics-sdk").is_symlink()
     for number, code in enumerate(snippets("ts", "js")):
         (project / f"snippet-{number}.mjs").write_text(code)
     (project / "tsconfig.json").write_text(strict("nodenext", "nodenext", ["node"]))
-    assert run("node_modules/.bin/tsc", cwd=project) == ""
+    assert run(NODE / "node_modules/.bin/tsc", cwd=project) == ""
     append, error, repeatable = (run("node", f"snippet-{number}.mjs", cwd=project) for number in range(3))
     assert append == '1n first {"hello": "typescript"}\n'
     assert re.fullmatch(r"NotFound .+\nTOPIC_NOT_FOUND \{ topic: 'nowhere' \}\n", error)
