@@ -127,3 +127,9 @@ def test_the_name_of_the_distribution_stands_in_one_place() -> None:
         if f'"{DISTRIBUTION}"' in file.read_text() and file.name != "java.py"  # whose cache is called so
     }
     assert holders == {"sdk/python/topics_client/installation.py"}
+
+
+def test_what_the_readme_makes_in_the_clone_is_ignored_by_git() -> None:
+    made = ["topics-data/LOCK", "warehouse/catalog.db", ".venv/.installed", "build/site/index.html"]
+    done = subprocess.run(["git", "check-ignore", *made], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == made
