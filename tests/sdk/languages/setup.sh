@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What the tests of the generated SDKs need of Go and Node: grpcurl and the programs' packages built, into
-# build/sdk-clients and Go's cache; the TypeScript client compiled; node_modules beside package.json. What a missing toolchain would build is left out,
-# and its tests are skipped. Ends with 3 if something was left out.
+# What the tests of the SDKs for Go and Node need: grpcurl and the programs' packages built, into build/sdk-clients and
+# Go's cache; the TypeScript client compiled; node_modules beside package.json. What a missing toolchain would build is
+# left out, and its tests are skipped. Ends with 3 if something was left out.
 set -euo pipefail
 cd "$(dirname "$0")"
 build="$PWD/../../../build/sdk-clients"
