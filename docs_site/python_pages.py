@@ -40,7 +40,7 @@ _PAGES: Final[Mapping[str, tuple[str, str, Sequence[str]]]] = {
             *("NewRecord", "Headers", "RawJson", "Appended", "Record", "Page", "Deleted"),
             *("Gap", "CaughtUp", "TopicDeleted", "Advice", "Event"),
             *("TopicConfig", "TopicPut", "TopicInfo", "TopicSummary", "PartitionInfo", "QueueCounts"),
-            *("Job", "JobView", "JobState", "Settled"),
+            *("Job", "JobView", "Attempt", "JobState", "Settled"),
             *("RouterConfig", "RouterInfo", "RouterSummary", "GroupPosition", "GroupSummary"),
         ),
     ),

@@ -4,6 +4,7 @@ from base64 import b64encode
 
 from topics_gateway.reply import encode
 from topics_service.engine.model import BINARY_KIND
+from topics_service.engine.queue.attempts import members
 from topics_service.engine.queue.jobs import Job, JobView
 from topics_service.storage.block import Block
 
@@ -28,7 +29,7 @@ def job_text(job: Job, head: bytes = b"{") -> bytes:
 def view_text(view: JobView) -> bytes:
     """One job of a listing."""
     block, i = view.block, view.position
-    return b'{"$seq":%d,"$ts":%d%b%b%b,"state":"%b","deliveries":%d%b%b%b%b%b}' % (
+    return b'{"$seq":%d,"$ts":%d%b%b%b,"state":"%b","deliveries":%d%b%b%b%b%b%b}' % (
         block.base_seq + i,
         block.ts_at(i),
         _encoding(block, i),
@@ -40,6 +41,7 @@ def view_text(view: JobView) -> bytes:
         b"" if view.node is None else b',"node":%b' % encode(view.node),
         b"" if view.deadline is None else b',"deadline":%d' % view.deadline,
         b"" if view.ready_at is None else b',"ready_at":%d' % view.ready_at,
+        b',"attempts":%b' % encode([members(attempt) for attempt in view.attempts]) if view.attempts else b"",
         _payload(block, i),
     )
 

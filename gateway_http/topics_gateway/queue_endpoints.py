@@ -23,7 +23,7 @@ from topics_service.engine.queue.jobs import (
 _CLAIM: Final = frozenset({"node", "max", "lease_ms", "ack"})
 _FINISHED: Final = frozenset({"seqs", "lease_ids"})
 _SETTLE: Final = frozenset({"node", "seqs", "lease_ids"})
-_NACK: Final = _SETTLE | {"delay_ms", "mode"}
+_NACK: Final = _SETTLE | {"delay_ms", "mode", "reason"}
 _EXTEND: Final = _SETTLE | {"lease_ms"}
 _REDRIVE: Final = frozenset({"match", "max"})
 _STATES: Final = ("ready", "in_flight", "delayed", "exhausted")
@@ -77,14 +77,16 @@ class QueueEndpoints:
         mode = fields.text("mode") or "retry"
         if mode not in _MODES:
             raise invalid(f"mode must be one of {', '.join(_MODES)}")
+        seqs, reason = _seqs(fields), fields.text("reason") or ""
         reply = await self._api.queues.nack(
             SettleRequest(
                 topic=call.name,
                 node=_node(fields),
-                seqs=_seqs(fields),
+                seqs=seqs,
                 lease_ids=_lease_ids(fields),
                 delay_ms=fields.amount("delay_ms"),
                 mode=cast("Literal['retry', 'release']", mode),
+                reasons=[reason] * len(seqs) if reason else [],
             )
         )
         return json_reply(200, _settled("nacked", reply) | _performance(call))

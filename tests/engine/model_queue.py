@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 DAY = 86_400_000
+Attempt = tuple[int, int, str, str, bool]  # delivery, when it ended, node, reason, whether the worker gave one
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Row:
     lease: Lease | None
     free_at: int
     deliveries: int
+    attempts: tuple[Attempt, ...]
 
 
 @dataclass
@@ -40,7 +42,18 @@ class Job:
     lease: Lease | None = None
     free_at: int = 0
     deliveries: int = 0
+    attempts: tuple[Attempt, ...] = ()
     row: Row | None = None
+
+    def failed(self, when: int, reason: str, *, is_told: bool = False) -> None:
+        """The delivery under way has failed."""
+        assert self.lease is not None
+        self.attempts = (*self.attempts, (self.deliveries, when, self.lease.node, reason, is_told))[-8:]
+
+    @property
+    def told(self) -> tuple[Attempt, ...]:
+        """What a dead letter tells of the attempts."""
+        return self.attempts if any(is_told for *_, is_told in self.attempts) else ()
 
 
 @dataclass
@@ -62,11 +75,11 @@ class Config:
 
 @dataclass
 class QueueModel:
-    """The queue and what its dead letter topic holds of it, as (data, tag)."""
+    """The queue and what its dead letter topic holds of it, as (data, tag, attempts)."""
 
     config: Config = field(default_factory=Config)
     jobs: dict[int, Job] = field(default_factory=dict)
-    letters: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    letters: list[tuple[bytes, bytes | None, tuple[Attempt, ...]]] = field(default_factory=list)
     gone: dict[int, Lease] = field(default_factory=dict)
     dead_lettered: int = 0
     stuck_until: int = 0
@@ -95,6 +108,7 @@ class QueueModel:
             self.lose(seq for seq, job in self.jobs.items() if now - job.ts > self.config.ttl_ms)
         for job in self.jobs.values():
             if job.lease is not None and now > job.lease.deadline:
+                job.failed(job.lease.deadline, "lease expired")
                 job.lease, job.free_at = None, 0
             job.due = job.due or job.ready_at <= now
             if job.free_at <= now:
@@ -121,6 +135,7 @@ class QueueModel:
             job.lease = row.lease if row else None
             job.free_at = row.free_at if row else 0
             job.deliveries = row.deliveries if row else 0
+            job.attempts = row.attempts if row else ()
             job.row = row
             job.ticket = 0
             job.due = job.touched or not job.ready_at
@@ -131,7 +146,7 @@ class QueueModel:
             for seq in seqs:
                 job = self.jobs.get(seq)
                 if job is not None:
-                    job.row = Row(job.lease, job.free_at, job.deliveries)
+                    job.row = Row(job.lease, job.free_at, job.deliveries, job.attempts)
 
     # ------------------------------------------------------------------------ views
 
@@ -164,7 +179,7 @@ class QueueModel:
         self.failures = 0
         self.dead_lettered += len(exhausted)
         for job in exhausted:
-            self.letters.append((job.data, job.tag))
+            self.letters.append((job.data, job.tag, job.told))
             del self.jobs[job.seq]
         return [job.seq for job in exhausted]
 
@@ -194,11 +209,15 @@ class QueueModel:
         if self.jobs.pop(seq, None) is None:
             del self.gone[seq]
 
-    def give_back(self, seq: int, free_at: int, *, released: bool) -> None:
+    def give_back(
+        self, seq: int, free_at: int, *, released: bool, now: int, reason: str, is_told: bool = False
+    ) -> None:
         job = self.jobs.get(seq)
         if job is None:
             del self.gone[seq]
             return
+        if not released:
+            job.failed(now, reason, is_told=is_told)
         job.lease, job.free_at, job.deliveries = None, 0, job.deliveries - released
         if not self.is_exhausted(job):
             job.free_at = free_at

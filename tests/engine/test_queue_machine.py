@@ -1,10 +1,11 @@
 """A queue against a small model: workers, expiry, dead letters, delays, priorities, losses, and crashes anywhere."""
 
+import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import get_args
+from typing import Any, get_args
 from unittest.mock import patch
 
 import pytest
@@ -20,6 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from model_queue import Config, Job, Lease, QueueModel
+from msgspec.structs import astuple
 from queue_support import QueueWorld
 
 from topics_service.engine.errors import Reason, TopicsError
@@ -224,6 +226,7 @@ class QueueMachine(RuleBasedStateMachine):
         released=st.sampled_from((False, False, True)),
         lease_ms=st.sampled_from((100, 5000)),
         stalled=st.sampled_from((False,) * 9 + (True,)),
+        reason=st.sampled_from(("", "", "boom")),
     )
     def settle(
         self,
@@ -234,6 +237,7 @@ class QueueMachine(RuleBasedStateMachine):
         released: bool,
         lease_ms: int,
         stalled: bool,
+        reason: str = "",
     ) -> None:
         model = self.model
         model.refresh(self.now)
@@ -241,7 +245,7 @@ class QueueMachine(RuleBasedStateMachine):
         sent = [] if kinds is None else self._tokens(seqs, kinds)
         request = SettleRequest(
             topic="q", node=node, seqs=seqs, lease_ids=sent, delay_ms=delay, lease_ms=lease_ms,
-            mode="release" if released else "retry",
+            mode="release" if released else "retry", reasons=[reason] * len(seqs) if reason else [],
         )  # fmt: skip
         done: list[int] = []
         skipped = []
@@ -267,7 +271,8 @@ class QueueMachine(RuleBasedStateMachine):
             if call == "ack":
                 model.ack(seq)
             elif call == "nack":
-                model.give_back(seq, self.now + delay if delay else 0, released=released)
+                ready_at = self.now + delay if delay else 0
+                model.give_back(seq, ready_at, released=released, now=self.now, reason=reason, is_told=reason != "")
             else:
                 model.extend(seq, self.now + lease_ms)
         if call == "nack":
@@ -299,7 +304,7 @@ class QueueMachine(RuleBasedStateMachine):
         live = [seq for seq in valid if seq in self.model.jobs]
         assert queues.release("q", held) == len(valid)
         for seq in valid:
-            self.model.give_back(seq, 0, released=False)
+            self.model.give_back(seq, 0, released=False, now=self.now, reason="connection ended")
         self.model.bury(self.now, stalled=False, only=live)
         self.model.keep_rows(live)
         self._remember()
@@ -376,13 +381,13 @@ class QueueMachine(RuleBasedStateMachine):
             with pytest.raises(TopicsError):
                 self.world.engine.queues.redrive(request)
             return
-        chosen = [i for i, (_, tag) in enumerate(model.letters) if match is None or tag == match]
+        chosen = [i for i, (_, tag, _) in enumerate(model.letters) if match is None or tag == match]
         chosen = chosen[: most or len(chosen)]
         head = self.world.engine.catalog.topics["q"].log.state.head
         reply, ticket = self.world.engine.queues.redrive(request)
         assert reply.redriven == len(chosen)
         for offset, i in enumerate(chosen, 1):
-            data, tag = model.letters[i]
+            data, tag, _ = model.letters[i]
             model.jobs[head + offset] = Job(head + offset, model.stamp(self.now), data, tag, ticket)
         model.letters = [letter for i, letter in enumerate(model.letters) if i not in chosen]
         model.evict()
@@ -441,6 +446,13 @@ class QueueMachine(RuleBasedStateMachine):
 
     # -------------------------------------------------------------- comparisons
 
+    def _told(self, seq: int) -> list[dict[str, Any]]:
+        """The attempts that a dead letter tells of."""
+        block = self.world.engine.catalog.topics["dlq"].log.blocks.records(seq)
+        meta = None if block.metas is None else block.metas[seq - block.base_seq]
+        found: list[dict[str, Any]] = json.loads(meta or b"{}").get("$dead_letter_attempts", [])
+        return found
+
     @invariant()
     def the_queue_is_the_model(self) -> None:
         if "q" not in self.world.engine.catalog.topics:
@@ -470,10 +482,14 @@ class QueueMachine(RuleBasedStateMachine):
                 assert (view.deliveries, view.priority) == (job.deliveries, job.priority)
                 lease = (job.lease.node, job.lease.deadline) if job.lease else (None, None)
                 assert (view.node, view.deadline) == lease
+                assert tuple(map(astuple, view.attempts)) == job.told
                 if state == "delayed":
                     assert view.ready_at == (job.free_at if job.touched else job.ready_at)
         letters = self.world.walk("dlq")
-        assert [data for _, data in letters if data != b"filler"] == [data for data, _ in model.letters]
+        assert [data for _, data in letters if data != b"filler"] == [data for data, *_ in model.letters]
+        told = [self._told(seq) for seq, data in letters if data != b"filler"]
+        expected = [[attempt[:4] for attempt in attempts] for *_, attempts in model.letters]
+        assert [[tuple(attempt.values()) for attempt in each] for each in told] == expected
         assert self.world.engine.queues.leases_in_flight == len(states["in_flight"])
 
 

@@ -16,12 +16,14 @@ from support.waiting import poll
 from topics.v1.job_pb2 import JOB_STATE_DELAYED, JOB_STATE_IN_FLIGHT
 from topics.v1.topic_pb2 import DISCARD_POLICY_REJECT, TopicConfig
 from topics.v1.topics_service_pb2 import PutTopicRequest
+from topics_client import TopicsClient
 from topics_client.address import Address
 from topics_client.aio_connection import AsyncConnection
 from topics_client.connection import Connection
 from topics_client.errors import AuthError, ConflictError, NotFoundError
 from topics_client.models import Job
 from topics_client.worker.faces import AsyncWorker, Backoff, Release, RetryLater, Worker
+from topics_client.worker.reasons import reason_of
 
 _KEYS = "admin-key,reader:read"
 
@@ -269,6 +271,50 @@ def test_no_retry_is_promised_that_never_comes(
     assert (counts.ready, counts.delayed, counts.dead_lettered, counts.exhausted) == (0, 0, has_room, not has_room)
     left = f"{queue}: nothing is ready; jobs that the dead-letter topic does not take are left: 1"
     assert (left in caplog.text) == (not has_room)
+
+
+def test_a_dead_letter_tells_why(server: ServerProcess, connection: Connection) -> None:
+    make_queue(connection, "why", 3, max_deliveries=2, dead_letter="why-dead")
+
+    def fail(text: str) -> None:
+        raise LookupError(text)
+
+    def handle(job: Job) -> None:
+        if job.value == 2:
+            raise RetryLater(1)
+        try:
+            fail(f"no user {job.value}" + "é" * 5000 * job.value)
+        except LookupError as error:
+            if job.is_last:
+                raise RetryLater(1) from error
+            raise
+
+    worker = Worker(connection, "why", handle, until_empty=True, backoff=SOON, node="me", on_error=lambda *_: None)
+    worker.run()
+    with TopicsClient(server.grpc_target, key="admin-key") as topics:
+        letters = {record.value: record.meta for record in topics.read("why-dead")}
+    assert "$dead_letter_attempts" not in letters[2], "it has said nothing"
+    first, last = letters[0]["$dead_letter_attempts"]
+    assert [(each["delivery"], each["node"]) for each in (first, last)] == [(1, "me"), (2, "me")]
+    for each in (first, last):
+        assert each["reason"].startswith("LookupError: no user 0\nTraceback (most recent call last):")
+    assert "in fail" in last["reason"]
+    assert last["reason"].endswith("LookupError: no user 0")
+    (*_, long) = letters[1]["$dead_letter_attempts"]
+    assert long["reason"].startswith("LookupError: no user 1éé")
+    assert 4000 < len(long["reason"].encode()) <= 4096
+
+
+def test_a_reason_is_made_of_anything() -> None:
+    class AwkwardError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert reason_of(None) == reason_of(RetryLater(1)) == reason_of(Release()) == ""
+    assert "AwkwardError" in reason_of(AwkwardError())
+    assert reason_of(ValueError("\ud800")).startswith("ValueError: \\ud800")
+    for count in (500, 1000, 1024, 2000, 4096, 5000):
+        assert len(reason_of(ValueError("é" * count)).encode()) <= 4096
 
 
 def test_a_handler_can_give_back_and_name_the_time(connection: Connection) -> None:

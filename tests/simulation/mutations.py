@@ -12,6 +12,7 @@ from topics_service.engine.deletes import Deletes
 from topics_service.engine.group.groups import Groups
 from topics_service.engine.log import Log
 from topics_service.engine.queue import moves
+from topics_service.engine.queue.jobs import SettleReply, SettleRequest
 from topics_service.engine.queue.leases import Delivery
 from topics_service.engine.queue.queues import Queues
 from topics_service.engine.queue.state import Queue
@@ -69,7 +70,7 @@ def _granted_to_all(self: Queue, seqs: Any, deliveries: Any) -> None:
 
 _marked, _sweep, _evict, _expire, _step = Deletes.marked, Queue.sweep, retention.evict, retention.expire, Watch._step
 _merge, _synced, _find, _staged, _close = block.merge, Writer.on_synced, idempotency.find, Log.stage, recovery.close
-_give_back = Queues._give_back
+_nack = Queues.nack
 
 
 def _moved_only_away(tx: Transaction, batch: Any, seqs: Any, source: Any, dest: Any, now: int) -> Any:
@@ -98,10 +99,8 @@ def _closed(writer: Writer, _logs: Any) -> None:
     _close(writer, ())
 
 
-def _counted(
-    self: Queues, topic: Any, queue: Queue, found: Any, now: int, ready_at: int, *, released: bool
-) -> tuple[int, list[int]]:
-    return _give_back(self, topic, queue, found, now, ready_at, released=False)
+def _counted(self: Queues, request: SettleRequest) -> tuple[SettleReply, int]:
+    return _nack(self, replace(request, mode="retry"))
 
 
 def _kept_in_memory(self: Log, disk: Any, s: Any) -> None:
@@ -150,7 +149,7 @@ _BUGS: dict[str, Planted] = {
     "a config acknowledged before its fsync": lambda: patch.object(Log, "stage", _staged_without_hold),
     "positions that outlive their topic": lambda: patch.object(Groups, "remove_topic", lambda *_: None),
     "a stop that forgets what is only in memory": lambda: patch.object(recovery, "close", _closed),
-    "an attempt that is released and counts": lambda: patch.object(Queues, "_give_back", _counted),
+    "an attempt that is released and counts": lambda: patch.object(Queues, "nack", _counted),
     "totals that drift": lambda: patch.object(Log, "_account", lambda self, s: None),
 }
 

@@ -18,6 +18,7 @@ from .errors import (
 from .models import (
     Advice as Advice,
     Appended as Appended,
+    Attempt as Attempt,
     CaughtUp as CaughtUp,
     Deleted as Deleted,
     Event as Event,

@@ -12,6 +12,7 @@ from topics.v1 import topics_service_pb2 as service
 from topics_client.enums import text_of
 from topics_client.models import (
     Appended,
+    Attempt,
     Gap,
     GapReason,
     GroupPosition,
@@ -174,6 +175,7 @@ def job_view_of(queue: str, view: job_pb2.JobView) -> JobView:
         node=_given(view, "node"),
         deadline_ts_ms=_given(view, "deadline_ts_ms"),
         ready_at_ts_ms=_given(view, "ready_at_ts_ms"),
+        attempts=tuple(Attempt(each.delivery, each.ended_at_ts_ms, each.node, each.reason) for each in view.attempts),
     )
 
 

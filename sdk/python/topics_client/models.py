@@ -378,6 +378,20 @@ JobState = Literal["ready", "in_flight", "delayed", "exhausted"]
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """A delivery of a job that failed: its number, when it ended, the worker, and what it said.
+
+    In place of the worker the server says `lease expired` or `connection ended`; the reason is empty where nothing was
+    said.
+    """
+
+    delivery: int
+    ended_at_ts_ms: int
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobView:
     """A job as it looks to someone who only looks."""
 
@@ -388,6 +402,8 @@ class JobView:
     node: str | None
     deadline_ts_ms: int | None
     ready_at_ts_ms: int | None
+    attempts: tuple[Attempt, ...] = ()
+    """The last that failed, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)

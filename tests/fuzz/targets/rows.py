@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 from fuzz.target import Target
+from msgspec.structs import replace
 from pyroaring import BitMap, BitMap64
 
 from support.kafka_members import Classic, Modern, Topics, World, assignment, settle, subscription
@@ -25,6 +26,7 @@ from topics_service.engine.idempotency import _ROW as OUTCOME
 from topics_service.engine.idempotency import expiry_key
 from topics_service.engine.model import GapReason, TagMatch, TopicConfig
 from topics_service.engine.queue import leases
+from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.deadletters import origin, stamp, strip
 from topics_service.engine.router import stamps
 from topics_service.engine.router.router import RouterConfig, RouterRow, decode_cursor
@@ -43,6 +45,7 @@ _TOPIC = TopicRow(
 )  # fmt: skip
 _ROUTER = RouterRow(name="r", config=RouterConfig(source="a", dest="b", filter=TagMatch("Glob", b"x")), created_ts=3)
 _DELIVERY = leases.Delivery("worker", "lease_" + "ab" * 16, 99, 2, 3)
+_ATTEMPTS = (Attempt(1, 98, "worker", "why", True), Attempt(2, 99, "other", ""))
 _RUNS = [(1, 5, 2), (9, 7, 1)]
 
 
@@ -140,8 +143,14 @@ TARGETS = (
     Target(
         name="lease",
         decode=leases.decode,
-        samples=[leases.encode(_DELIVERY), leases.encode(leases.Delivery(None, "", 5, 2, 0))],
-        covers=(f"{_ENGINE}.queue.leases:decode",),
+        samples=[
+            *map(leases.encode, (_DELIVERY, leases.Delivery(None, "", 5, 2, 0))),
+            leases.encode(replace(_DELIVERY, attempts=_ATTEMPTS)),
+        ],
+        covers=(
+            *(f"{_ENGINE}.queue.leases:{name}" for name in ("decode", "parse")),
+            *(f"{_ENGINE}.queue.{name}" for name in ("attempts", "attempts:decode")),
+        ),
         again=leases.encode,
     ),
     Target(

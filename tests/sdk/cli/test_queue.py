@@ -131,6 +131,20 @@ def test_lines_that_are_no_jobs(topics: Cli, api: Api, line: str, message: str) 
     assert counts(api, name) == (0, 1 if message == "invalid_request" else 0)
 
 
+def test_why_jobs_failed(topics: Cli, api: Api) -> None:
+    name = queue(api, 2)
+    topics("queue", "claim", name, "--max", 2, "--node", "w1")
+    topics("queue", "nack", name, "1", "--node", "w1", "--reason", "LookupError: no such user\nmore of it")
+    topics("queue", "nack", name, "2", "--node", "w1")
+    first, second = topics("queue", "jobs", name, "--json").rows
+    assert [first, second] == api.client.get(f"/v0/topics/{name}/jobs").json()["jobs"]
+    assert [each["reason"] for each in first["attempts"]] == ["LookupError: no such user\nmore of it"]
+    shown = topics("queue", "jobs", name)
+    assert "FAILED" in shown.out.splitlines()[0]
+    assert "w1: LookupError: no such user" in shown.out
+    assert "more of it" not in shown.out
+
+
 def test_wrong_usage(topics: Cli, api: Api) -> None:
     name = queue(api, 1)
     assert "'x' is not SEQ or SEQ:LEASE" in topics("queue", "ack", name, "x", code=2).err

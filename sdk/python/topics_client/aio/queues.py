@@ -41,14 +41,22 @@ class AsyncQueues(AsyncBase):
         return Settled(reply.acked, tuple(reply.skipped))
 
     async def nack(
-        self, queue: str, node: str, jobs: Iterable[Job], *, delay_ms: int = 0, release: bool = False
+        self,
+        queue: str,
+        node: str,
+        jobs: Iterable[Job],
+        *,
+        delay_ms: int = 0,
+        release: bool = False,
+        reason: str = "",
     ) -> Settled:
         """Give jobs back, to be claimed again after `delay_ms`. It counts as a failed attempt unless `release`.
 
+        The `reason`, at most 4096 bytes, is kept with the jobs and told in their dead letters.
         Those that this was the last delivery of are dead-lettered at once, as the answer tells.
         """
         mode = pb.NACK_MODE_RELEASE if release else pb.NACK_MODE_RETRY
-        request = pb.NackRequest(topic=queue, node=node, delay_ms=delay_ms, mode=mode, **fence(jobs))
+        request = pb.NackRequest(topic=queue, node=node, delay_ms=delay_ms, mode=mode, reason=reason, **fence(jobs))
         reply = await self.connection.unary(self.connection.queues.Nack, request, repeatable=True)
         return Settled(reply.nacked, tuple(reply.skipped), tuple(reply.dead_lettered), tuple(reply.exhausted))
 

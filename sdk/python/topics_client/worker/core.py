@@ -21,6 +21,7 @@ from topics_client.worker.keeper import Keeper
 from topics_client.worker.leases import Fate, Held, Leases
 from topics_client.worker.options import Options, WorkerStatistics
 from topics_client.worker.outbox import RELEASED, RELEASED_AT_LAST, Outcome
+from topics_client.worker.reasons import reason_of
 from topics_client.worker.settling import Release, RetryLater, Settler, outcome_of
 
 log = logging.getLogger("topics_client.worker")
@@ -113,6 +114,7 @@ class Core:
         outcome = outcome_of(error, held.job, self._options.backoff)
         if error is not None and not isinstance(error, Release | RetryLater):
             self._tell(held, error, outcome)
+        held.reason = reason_of(error)
         if self.leases.finish(held):
             self._outbox.put(held, outcome)
 

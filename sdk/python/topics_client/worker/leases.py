@@ -30,7 +30,7 @@ class Stage(Enum):
 class Held:
     """One delivery of a job, from its arrival until it is known what became of it. Guarded by the lock of Leases."""
 
-    __slots__ = ("ends", "extended", "is_over", "job", "length", "stage")
+    __slots__ = ("ends", "extended", "is_over", "job", "length", "reason", "stage")
 
     def __init__(self, job: Job, stage: Stage, length: float, now: float) -> None:
         self.job = job
@@ -38,6 +38,8 @@ class Held:
         self.length = length
         self.extended = now
         self.ends = now + length
+        self.reason = ""
+        """Why its handler failed, for the server to keep."""
         self.is_over = (
             False  # the lease is not ours any more, or was given up: the handler's outcome counts for nothing
         )

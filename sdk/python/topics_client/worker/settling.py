@@ -173,6 +173,7 @@ class Settler:
             lease_ids=lease_ids,
             delay_ms=outcome.delay_ms,
             mode=pb.NACK_MODE_RELEASE if outcome.fate == "released" else pb.NACK_MODE_RETRY,
+            reasons=[held.reason for held in batch] if any(held.reason for held in batch) else (),
         )
         reply = self._connection.unary(queues.Nack, nack, repeatable=False)
         self._tell_last(logging.INFO, "dead-lettered", list(reply.dead_lettered))

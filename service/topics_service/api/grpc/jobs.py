@@ -13,6 +13,7 @@ from topics_service.api.grpc.frames import error_message
 from topics_service.api.work import WorkFrame
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import BINARY_KIND
+from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.jobs import (
     ClaimReply,
     ClaimRequest,
@@ -124,6 +125,7 @@ def nack_request(request: pb.NackRequest) -> SettleRequest:
         lease_ids=list(request.lease_ids),
         delay_ms=request.delay_ms,
         mode=mode,
+        reasons=list(request.reasons) or ([request.reason] * len(request.seqs) if request.reason else []),
     )
 
 
@@ -240,6 +242,13 @@ def _view_message(view: JobView) -> job_pb2.JobView:
         node=view.node,
         deadline_ts_ms=view.deadline,
         ready_at_ts_ms=view.ready_at,
+        attempts=map(_attempt_message, view.attempts),
+    )
+
+
+def _attempt_message(attempt: Attempt) -> job_pb2.Attempt:
+    return job_pb2.Attempt(
+        delivery=attempt.delivery, ended_at_ts_ms=attempt.ended_at, node=attempt.node, reason=attempt.reason
     )
 
 

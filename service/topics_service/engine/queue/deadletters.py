@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 _FROM = "$dead_letter_from"
-_OURS = frozenset((_FROM, "$dead_letter_deliveries", "$dead_letter_src_seq"))
+_OURS = frozenset((_FROM, "$dead_letter_deliveries", "$dead_letter_src_seq", "$dead_letter_attempts"))
 _HINT = b"dead_letter_"
 _SPACE = b" \t\r\n"
 _decode_text = msgspec.json.Decoder(str).decode
@@ -22,11 +22,12 @@ class _Member(Struct):
     end: int
 
 
-def stamp(meta: bytes | None, queue: str, deliveries: int, seq: int) -> bytes:
-    """The meta of a dead letter: that of the job, and where it came from."""
+def stamp(meta: bytes | None, queue: str, deliveries: int, seq: int, attempts: bytes | None = None) -> bytes:
+    """The meta of a dead letter: that of the job, where it came from, and what its workers said (a JSON array)."""
     ours = (
-        f'"$dead_letter_from":"{queue}","$dead_letter_deliveries":"{deliveries}","$dead_letter_src_seq":"{seq}"}}'
+        f'"$dead_letter_from":"{queue}","$dead_letter_deliveries":"{deliveries}","$dead_letter_src_seq":"{seq}"'
     ).encode()  # a topic's name needs no escapes
+    ours += b"}" if attempts is None else b',"$dead_letter_attempts":%b}' % attempts
     kept = strip(meta)
     if kept is None:
         return b"{" + ours

@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from topics_service.engine.model import TagMatch
+from topics_service.engine.queue.attempts import Attempts
 from topics_service.storage.block import Block
 
 JobState = Literal["ready", "in_flight", "delayed", "exhausted"]
@@ -69,6 +70,7 @@ class SettleRequest(Struct, frozen=True, kw_only=True):
 
     `lease_ids` fences: empty, or one for each seq; an empty string leaves that seq to the node alone.
     `delay_ms` and `mode` are of nack (`release` takes the attempt back: it does not count), `lease_ms` of extend.
+    `reasons` say why a nack gives back: empty, or a text of at most 4096 bytes for each seq, which may be empty.
     """
 
     topic: str
@@ -77,6 +79,7 @@ class SettleRequest(Struct, frozen=True, kw_only=True):
     lease_ids: list[str] = []
     delay_ms: int = 0
     mode: NackMode = "retry"
+    reasons: list[str] = []
     lease_ms: int = 0
 
 
@@ -140,7 +143,8 @@ class ListJobsRequest(Struct, frozen=True, kw_only=True):
 
 
 class JobView(Struct, frozen=True, kw_only=True):
-    """A job as a browser sees it; `node`, `deadline` only in flight, `ready_at` only delayed (ms).
+    """A job as a browser sees it; `node`, `deadline` only in flight, `ready_at` only delayed (ms). `attempts` are the
+    last deliveries that failed, if a worker has said why.
 
     Delayed are jobs whose `delay_ms` of append or nack is not over, exhausted those that wait to become dead letters.
     """
@@ -153,6 +157,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     node: str | None = None
     deadline: int | None = None
     ready_at: int | None = None
+    attempts: Attempts = ()
 
 
 class ListJobsReply(Struct, kw_only=True):

@@ -9,15 +9,18 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from topics_service.engine.queue import attempts
+from topics_service.engine.queue.attempts import Attempts
 from topics_service.storage import keys
 from topics_service.storage.store import Family, Store
 
 _TOKEN = re.compile(r"lease_[0-9a-fA-F]{1,64}", re.ASCII)
 _PREFIX = "lease_"
 _TOKEN_BYTES = 16
-_ROW = struct.Struct("<BQIB16s")  # kind, deadline, deliveries, priority, token
+_ROW = struct.Struct("<BQIB16s")  # kind, deadline, deliveries, priority, token; then the node
 _QUEUE_ROW = struct.Struct("<BQQ")  # version, dead_lettered, cursor
 _HELD, _GIVEN_BACK = 1, 2
+_WITH_ATTEMPTS = 16  # added to the kind: the node is behind its length (2 bytes), and the attempts behind it
 _VERSION = 1
 
 
@@ -33,6 +36,7 @@ class Delivery(Struct, gc=False):
     deadline: int
     deliveries: int
     priority: int
+    attempts: Attempts = ()
 
     def held_by(self, node: str, lease_id: str) -> bool:
         """Whether `node` holds it, under this token if one is given."""
@@ -70,21 +74,37 @@ def encode(delivery: Delivery) -> bytes:
     """The stored form of a delivery."""
     held = delivery.node is not None
     token = bytes.fromhex(delivery.lease_id[len(_PREFIX) :]) if held else b""
-    row = _ROW.pack(_HELD if held else _GIVEN_BACK, delivery.deadline, delivery.deliveries, delivery.priority, token)
-    return row + (delivery.node or "").encode()
+    kind, node = _HELD if held else _GIVEN_BACK, (delivery.node or "").encode()
+    if delivery.attempts:
+        kind |= _WITH_ATTEMPTS
+        node = len(node).to_bytes(2, "little") + node + attempts.encode(delivery.attempts)
+    return _ROW.pack(kind, delivery.deadline, delivery.deliveries, delivery.priority, token) + node
 
 
 def decode(row: bytes) -> Delivery:
     """A delivery from its stored form. What can't be read is a job given back, as if every lease of it had expired."""
     try:
+        return parse(row)
+    except ValueError:
+        return Delivery(None, "", 0, 0, 0)
+
+
+def parse(row: bytes) -> Delivery:
+    """A delivery from its stored form. Raises ValueError."""
+    try:
         kind, deadline, deliveries, priority, token = _ROW.unpack_from(row)
-        if kind == _HELD:
-            return Delivery(row[_ROW.size :].decode(), _PREFIX + token.hex(), deadline, deliveries, priority)
-        if kind == _GIVEN_BACK:
-            return Delivery(None, "", deadline, deliveries, priority)
-    except (struct.error, UnicodeDecodeError):
-        pass
-    return Delivery(None, "", 0, 0, 0)
+    except struct.error as error:
+        raise ValueError(f"a lease of {len(row)} bytes") from error
+    node, history = row[_ROW.size :], Attempts()
+    if kind & _WITH_ATTEMPTS:
+        stop = 2 + int.from_bytes(node[:2], "little")
+        node, history = node[2:stop], attempts.decode(node[stop:])
+    held = kind & ~_WITH_ATTEMPTS == _HELD
+    if not held and kind & ~_WITH_ATTEMPTS != _GIVEN_BACK:
+        raise ValueError(f"a lease of kind {kind}")
+    return Delivery(
+        node.decode() if held else None, _PREFIX + token.hex() if held else "", deadline, deliveries, priority, history
+    )
 
 
 def encode_queue(dead_lettered: int, cursor: int) -> bytes:

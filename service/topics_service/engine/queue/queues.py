@@ -19,6 +19,7 @@ from topics_service.engine.log import Log
 from topics_service.engine.model import AppendRequest, ConfigInput, QueueCounters, TopicConfig
 from topics_service.engine.queue import browse, deadletters, leases, moves
 from topics_service.engine.queue.alarms import Alarms
+from topics_service.engine.queue.attempts import REASON_BYTES, Attempt, for_letter, remembered
 from topics_service.engine.queue.cohort import deal
 from topics_service.engine.queue.jobs import (
     ClaimReply,
@@ -197,7 +198,12 @@ class Queues:
         topic, queue, now, found, skipped = self._settle(request)
         delay = max(0, min(request.delay_ms, _DAY_MS))
         ready_at = now + delay if delay else 0
-        ticket, moved = self._give_back(topic, queue, found, now, ready_at, released=request.mode == "release")
+        if request.mode == "release":
+            ended = {seq: replace(delivery, deliveries=delivery.deliveries - 1) for seq, delivery in found.items()}
+        else:
+            reasons = dict(zip(request.seqs[::-1], request.reasons[::-1], strict=False))  # of a repeated seq the first
+            ended = {seq: _failed(delivery, now, reasons.get(seq, "")) for seq, delivery in found.items()}
+        ticket, moved = self._give_back(topic, queue, ended, now, ready_at)
         reply = self._reply(topic, queue, len(found), skipped)
         reply.dead_lettered = moved
         reply.exhausted = [seq for seq in found if seq in queue.exhausted or seq in queue.aside]
@@ -230,7 +236,8 @@ class Queues:
             return 0
         now = self._refresh(*opened)
         found = self._holds(opened[1], held)
-        self._give_back(*opened, found, now, 0, released=False)
+        ended = {seq: _failed(delivery, now, "connection ended", is_told=False) for seq, delivery in found.items()}
+        self._give_back(*opened, ended, now, 0)
         return len(found)
 
     def held(self, topic: str, held: Mapping[int, str]) -> set[int]:
@@ -487,6 +494,10 @@ class Queues:
             raise invalid("seqs must hold at least one seq")
         if request.lease_ids and len(request.lease_ids) != len(request.seqs):
             raise invalid("lease_ids must have one entry for each of seqs")
+        if request.reasons and len(request.reasons) != len(request.seqs):
+            raise invalid("reasons must have one entry for each of seqs")
+        if any(len(reason.encode()) > REASON_BYTES for reason in request.reasons):
+            raise invalid(f"a reason must be at most {REASON_BYTES} bytes of text")
 
     def _begin(self, name: str) -> tuple[Topic, Queue, int]:
         topic, queue = self._open(name)
@@ -523,19 +534,21 @@ class Queues:
         }
 
     def _give_back(
-        self, topic: Topic, queue: Queue, found: Mapping[int, Delivery], now: int, ready_at: int, *, released: bool
+        self, topic: Topic, queue: Queue, ended: Mapping[int, Delivery], now: int, ready_at: int
     ) -> tuple[int, list[int]]:
-        """End leases; the jobs can be claimed again from `ready_at` on, or move to the dead letters.
+        """End leases, with the counts and attempts of `ended`: the jobs can be claimed again from `ready_at` on, or
+        move to the dead letters.
 
         Returns the ticket to wait for, and the seqs of what has moved.
         """
-        counts = {seq: delivery.deliveries - released for seq, delivery in found.items()}
         rows = {
-            seq: Delivery(None, "", 0 if queue.is_last(counts[seq]) else ready_at, counts[seq], delivery.priority)
-            for seq, delivery in found.items()
+            seq: replace(
+                delivery, node=None, lease_id="", deadline=0 if queue.is_last(delivery.deliveries) else ready_at
+            )
+            for seq, delivery in ended.items()
             if seq in queue.jobs
         }
-        last = sorted(seq for seq in rows if queue.is_last(counts[seq]))
+        last = sorted(seq for seq, delivery in rows.items() if queue.is_last(delivery.deliveries))
         refusal: TopicsError | None = None
         moved: list[int] = []
         ticket = 0
@@ -547,9 +560,8 @@ class Queues:
                 refusal = error
         if not moved:
             ticket = self._write_leases(topic, queue, rows.items())
-        for seq in moved:
-            del counts[seq]
-        queue.give_back(counts, ready_at)
+        gone = set(moved)
+        queue.give_back({seq: delivery for seq, delivery in ended.items() if seq not in gone}, ready_at)
         if refusal is not None:
             self._refused(queue, last[0], now, refusal)
         self._watch(topic, queue, now)
@@ -641,8 +653,12 @@ class Queues:
             if not cfg.auto_create:
                 raise invalid(f'the dead letter topic "{name}" does not exist and auto_create is off')
             letters = self._catalog.create(name, config.resolve(name, ConfigInput()))
-        limit = cfg.max_deliveries
-        batch = moves.copies(log.blocks, seqs, lambda meta, seq: deadletters.stamp(meta, topic.name, limit, seq))
+
+        def stamped(meta: bytes | None, seq: int) -> bytes:
+            told = for_letter((rows.get(seq) or queue.jobs[seq]).attempts)
+            return deadletters.stamp(meta, topic.name, cfg.max_deliveries, seq, told)
+
+        batch = moves.copies(log.blocks, seqs, stamped)
         batch = moves.fitting(batch, seqs, topic, letters, self._room, now)
         moved = list(seqs[: len(batch.datas)])
         with Transaction(self._writer) as tx:
@@ -697,6 +713,12 @@ class Queues:
 
 def _limit(cfg: TopicConfig) -> int:
     return 0 if cfg.dead_letter is None else cfg.max_deliveries
+
+
+def _failed(delivery: Delivery, now: int, reason: str, *, is_told: bool = True) -> Delivery:
+    """The delivery as it is once it has failed."""
+    attempt = Attempt(delivery.deliveries, now, delivery.node or "", reason, is_told and reason != "")
+    return replace(delivery, attempts=remembered(delivery.attempts, attempt))
 
 
 def _clamp_lease(ms: int) -> int:

@@ -11,6 +11,7 @@ from pyroaring import BitMap64
 
 from topics_service.engine.deletes import CHUNK_BITS, Deletes
 from topics_service.engine.queue.alarms import Alarms
+from topics_service.engine.queue.attempts import Attempt, remembered
 from topics_service.engine.queue.leases import Delivery
 from topics_service.engine.queue.schedule import Schedule
 from topics_service.engine.snapshot import Snapshot
@@ -139,6 +140,7 @@ class Queue:
         """Take back what expired (deadline < now) and end delays (<= now). O(what changes)."""
         for seq in self._expiries.until(now - 1):
             if seq in self.jobs:
+                self._expire(self.jobs[seq])
                 self._file(seq)
             else:
                 del self.gone[seq]
@@ -222,7 +224,8 @@ class Queue:
             if before is None:
                 deliveries.append(Delivery(node, token, deadline, 1, taken.get(seq, 0)))
             else:
-                deliveries.append(Delivery(node, token, deadline, before.deliveries + 1, before.priority))
+                count = before.deliveries + 1
+                deliveries.append(Delivery(node, token, deadline, count, before.priority, before.attempts))
         return deliveries
 
     def granted(self, seqs: Sequence[int], deliveries: Sequence[Delivery]) -> None:
@@ -245,19 +248,20 @@ class Queue:
             else:
                 self._leave(seq)
 
-    def give_back(self, seqs: Mapping[int, int], ready_at: int) -> None:
-        """End the leases of jobs, whose delivery counts become these; they can be claimed again from `ready_at` on.
+    def give_back(self, ended: Mapping[int, Delivery], ready_at: int) -> None:
+        """End the leases of jobs, whose delivery counts and attempts become these; they can be claimed again from
+        `ready_at` on.
 
         0 stands for now. What was delivered for the last time is exhausted at once.
         """
         later = []
-        for seq, deliveries in seqs.items():
+        for seq, row in ended.items():
             delivery = self.jobs.get(seq)
             if delivery is None:
                 self.gone.pop(seq, None)
                 continue
-            delivery.deliveries = deliveries
-            if not ready_at or self.is_last(deliveries):
+            delivery.deliveries, delivery.attempts = row.deliveries, row.attempts
+            if not ready_at or self.is_last(row.deliveries):
                 self._file(seq)
                 continue
             self._rest(seq, self.delayed, ready_at)
@@ -287,9 +291,16 @@ class Queue:
             self.delayed.add(seq)
             self._delays.set(delivery.deadline, (seq,))
         else:
+            if delivery.node is not None:
+                self._expire(delivery)
             self._file(seq)
 
     # ---------------------------------------------------------------- internals
+
+    @staticmethod
+    def _expire(delivery: Delivery) -> None:
+        failed = Attempt(delivery.deliveries, delivery.deadline, delivery.node or "", "lease expired")
+        delivery.attempts = remembered(delivery.attempts, failed)
 
     def _file(self, seq: int) -> None:
         """Put a touched job where a claim finds it."""

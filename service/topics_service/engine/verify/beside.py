@@ -16,7 +16,6 @@ from topics_service.storage import keys
 from topics_service.storage.store import Family, StoreError
 
 _OUTCOME: Final = struct.Struct(">QQQqQ")
-_LEASE: Final = struct.Struct("<BQIB16s")
 _LEVELS: Final = 10  # of priority; one more for those who wait
 
 Check = Callable[[Findings, Part, bytes, bytes], int | None]
@@ -64,10 +63,7 @@ def _lease(findings: Findings, part: Part, key: bytes, value: bytes) -> int:
         findings.tell("orphan", "a topic that is no queue has leases", part)
     if not seq:
         return leases.decode_queue(value)[1] - 1
-    kind = _LEASE.unpack_from(value)[0]
-    if kind not in (1, 2):
-        raise ValueError(f"a lease of kind {kind}")
-    value[_LEASE.size :].decode()
+    leases.parse(value)
     return seq
 
 

@@ -214,6 +214,80 @@ func (x *Job) GetIsLast() bool {
 	return false
 }
 
+// A delivery of a job that failed.
+type Attempt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the delivery, from 1.
+	Delivery uint64 `protobuf:"varint,1,opt,name=delivery,proto3" json:"delivery,omitempty"`
+	// When it ended, in milliseconds since the Unix epoch. JSON name `ended_at`.
+	EndedAtTsMs int64 `protobuf:"varint,2,opt,name=ended_at_ts_ms,json=endedAtTsMs,proto3" json:"ended_at_ts_ms,omitempty"`
+	// Worker that held the job.
+	Node string `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	// What the worker said in its Nack, or `lease expired`, or `connection ended`; empty for a Nack that said nothing.
+	// Of all but the newest attempt at most 512 bytes.
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Attempt) Reset() {
+	*x = Attempt{}
+	mi := &file_topics_v1_job_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Attempt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Attempt) ProtoMessage() {}
+
+func (x *Attempt) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_job_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
+func (*Attempt) Descriptor() ([]byte, []int) {
+	return file_topics_v1_job_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Attempt) GetDelivery() uint64 {
+	if x != nil {
+		return x.Delivery
+	}
+	return 0
+}
+
+func (x *Attempt) GetEndedAtTsMs() int64 {
+	if x != nil {
+		return x.EndedAtTsMs
+	}
+	return 0
+}
+
+func (x *Attempt) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Attempt) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // One job of a listing. It carries no lease_id: looking gives no hold over a job.
 type JobView struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -230,14 +304,17 @@ type JobView struct {
 	// End of its lease in milliseconds since the Unix epoch; absent unless it is in flight. JSON name `deadline`.
 	DeadlineTsMs *int64 `protobuf:"varint,6,opt,name=deadline_ts_ms,json=deadlineTsMs,proto3,oneof" json:"deadline_ts_ms,omitempty"`
 	// When its delay is over, in milliseconds since the Unix epoch; absent unless it is delayed. JSON name `ready_at`.
-	ReadyAtTsMs   *int64 `protobuf:"varint,7,opt,name=ready_at_ts_ms,json=readyAtTsMs,proto3,oneof" json:"ready_at_ts_ms,omitempty"`
+	ReadyAtTsMs *int64 `protobuf:"varint,7,opt,name=ready_at_ts_ms,json=readyAtTsMs,proto3,oneof" json:"ready_at_ts_ms,omitempty"`
+	// Its last deliveries that failed, at most 8, oldest first; empty until a worker has said why one did. They outlive a
+	// restart where leases do.
+	Attempts      []*Attempt `protobuf:"bytes,8,rep,name=attempts,proto3" json:"attempts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobView) Reset() {
 	*x = JobView{}
-	mi := &file_topics_v1_job_proto_msgTypes[1]
+	mi := &file_topics_v1_job_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -249,7 +326,7 @@ func (x *JobView) String() string {
 func (*JobView) ProtoMessage() {}
 
 func (x *JobView) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_job_proto_msgTypes[1]
+	mi := &file_topics_v1_job_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -262,7 +339,7 @@ func (x *JobView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobView.ProtoReflect.Descriptor instead.
 func (*JobView) Descriptor() ([]byte, []int) {
-	return file_topics_v1_job_proto_rawDescGZIP(), []int{1}
+	return file_topics_v1_job_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *JobView) GetRecord() *Record {
@@ -314,6 +391,13 @@ func (x *JobView) GetReadyAtTsMs() int64 {
 	return 0
 }
 
+func (x *JobView) GetAttempts() []*Attempt {
+	if x != nil {
+		return x.Attempts
+	}
+	return nil
+}
+
 var File_topics_v1_job_proto protoreflect.FileDescriptor
 
 const file_topics_v1_job_proto_rawDesc = "" +
@@ -333,7 +417,12 @@ const file_topics_v1_job_proto_rawDesc = "" +
 	"\x04kind\x18\t \x01(\x0e2\x15.topics.v1.RecordKindR\x04kind\x12\x17\n" +
 	"\ais_last\x18\n" +
 	" \x01(\bR\x06isLastB\x06\n" +
-	"\x04_tag\"\xb8\x02\n" +
+	"\x04_tag\"v\n" +
+	"\aAttempt\x12\x1a\n" +
+	"\bdelivery\x18\x01 \x01(\x04R\bdelivery\x12#\n" +
+	"\x0eended_at_ts_ms\x18\x02 \x01(\x03R\vendedAtTsMs\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xe8\x02\n" +
 	"\aJobView\x12)\n" +
 	"\x06record\x18\x01 \x01(\v2\x11.topics.v1.RecordR\x06record\x12)\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x13.topics.v1.JobStateR\x05state\x12\x1e\n" +
@@ -343,7 +432,8 @@ const file_topics_v1_job_proto_rawDesc = "" +
 	"\bpriority\x18\x04 \x01(\rR\bpriority\x12\x17\n" +
 	"\x04node\x18\x05 \x01(\tH\x00R\x04node\x88\x01\x01\x12)\n" +
 	"\x0edeadline_ts_ms\x18\x06 \x01(\x03H\x01R\fdeadlineTsMs\x88\x01\x01\x12(\n" +
-	"\x0eready_at_ts_ms\x18\a \x01(\x03H\x02R\vreadyAtTsMs\x88\x01\x01B\a\n" +
+	"\x0eready_at_ts_ms\x18\a \x01(\x03H\x02R\vreadyAtTsMs\x88\x01\x01\x12.\n" +
+	"\battempts\x18\b \x03(\v2\x12.topics.v1.AttemptR\battemptsB\a\n" +
 	"\x05_nodeB\x11\n" +
 	"\x0f_deadline_ts_msB\x11\n" +
 	"\x0f_ready_at_ts_ms*\x83\x01\n" +
@@ -369,23 +459,25 @@ func file_topics_v1_job_proto_rawDescGZIP() []byte {
 }
 
 var file_topics_v1_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_topics_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_topics_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
 var file_topics_v1_job_proto_goTypes = []any{
 	(JobState)(0),   // 0: topics.v1.JobState
 	(*Job)(nil),     // 1: topics.v1.Job
-	(*JobView)(nil), // 2: topics.v1.JobView
-	(RecordKind)(0), // 3: topics.v1.RecordKind
-	(*Record)(nil),  // 4: topics.v1.Record
+	(*Attempt)(nil), // 2: topics.v1.Attempt
+	(*JobView)(nil), // 3: topics.v1.JobView
+	(RecordKind)(0), // 4: topics.v1.RecordKind
+	(*Record)(nil),  // 5: topics.v1.Record
 }
 var file_topics_v1_job_proto_depIdxs = []int32{
-	3, // 0: topics.v1.Job.kind:type_name -> topics.v1.RecordKind
-	4, // 1: topics.v1.JobView.record:type_name -> topics.v1.Record
+	4, // 0: topics.v1.Job.kind:type_name -> topics.v1.RecordKind
+	5, // 1: topics.v1.JobView.record:type_name -> topics.v1.Record
 	0, // 2: topics.v1.JobView.state:type_name -> topics.v1.JobState
-	3, // [3:3] is the sub-list for method output_type
-	3, // [3:3] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	2, // 3: topics.v1.JobView.attempts:type_name -> topics.v1.Attempt
+	4, // [4:4] is the sub-list for method output_type
+	4, // [4:4] is the sub-list for method input_type
+	4, // [4:4] is the sub-list for extension type_name
+	4, // [4:4] is the sub-list for extension extendee
+	0, // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_topics_v1_job_proto_init() }
@@ -395,14 +487,14 @@ func file_topics_v1_job_proto_init() {
 	}
 	file_topics_v1_record_proto_init()
 	file_topics_v1_job_proto_msgTypes[0].OneofWrappers = []any{}
-	file_topics_v1_job_proto_msgTypes[1].OneofWrappers = []any{}
+	file_topics_v1_job_proto_msgTypes[2].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topics_v1_job_proto_rawDesc), len(file_topics_v1_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   2,
+			NumMessages:   3,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

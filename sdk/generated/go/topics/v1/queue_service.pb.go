@@ -493,7 +493,11 @@ type NackRequest struct {
 	// Fence by lease, as in AckRequest. Default: none.
 	LeaseIds []string `protobuf:"bytes,5,rep,name=lease_ids,json=leaseIds,proto3" json:"lease_ids,omitempty"`
 	// Whether the delivery counts. Default (unspecified): it does.
-	Mode          NackMode `protobuf:"varint,6,opt,name=mode,proto3,enum=topics.v1.NackMode" json:"mode,omitempty"`
+	Mode NackMode `protobuf:"varint,6,opt,name=mode,proto3,enum=topics.v1.NackMode" json:"mode,omitempty"`
+	// Why, at most 4096 bytes of text; kept with the job, and told in its dead letter. Default: nothing is said.
+	Reason string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Why, in place of `reason`: one entry per entry of `seqs`, or none at all. gRPC only.
+	Reasons       []string `protobuf:"bytes,8,rep,name=reasons,proto3" json:"reasons,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -568,6 +572,20 @@ func (x *NackRequest) GetMode() NackMode {
 		return x.Mode
 	}
 	return NackMode_NACK_MODE_UNSPECIFIED
+}
+
+func (x *NackRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *NackRequest) GetReasons() []string {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
 }
 
 // Answers Nack.
@@ -1413,14 +1431,16 @@ const file_topics_v1_queue_service_proto_rawDesc = "" +
 	"\askipped\x18\x03 \x03(\x04R\askipped\x12\x14\n" +
 	"\x05ready\x18\x04 \x01(\x04R\x05ready\x12\x1b\n" +
 	"\tin_flight\x18\x05 \x01(\x04R\binFlight\x128\n" +
-	"\vperformance\x18\x06 \x01(\v2\x16.topics.v1.PerformanceR\vperformance\"\xac\x01\n" +
+	"\vperformance\x18\x06 \x01(\v2\x16.topics.v1.PerformanceR\vperformance\"\xde\x01\n" +
 	"\vNackRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n" +
 	"\x04seqs\x18\x03 \x03(\x04R\x04seqs\x12\x19\n" +
 	"\bdelay_ms\x18\x04 \x01(\x04R\adelayMs\x12\x1b\n" +
 	"\tlease_ids\x18\x05 \x03(\tR\bleaseIds\x12'\n" +
-	"\x04mode\x18\x06 \x01(\x0e2\x13.topics.v1.NackModeR\x04mode\"\x86\x02\n" +
+	"\x04mode\x18\x06 \x01(\x0e2\x13.topics.v1.NackModeR\x04mode\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\x12\x18\n" +
+	"\areasons\x18\b \x03(\tR\areasons\"\x86\x02\n" +
 	"\fNackResponse\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
 	"\x06nacked\x18\x02 \x01(\x04R\x06nacked\x12\x18\n" +

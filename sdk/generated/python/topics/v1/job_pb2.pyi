@@ -3,18 +3,20 @@
 isort:skip_file
 A job as a worker gets it, and as someone sees it who only looks."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from topics.v1 import record_pb2 as _record_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -117,6 +119,42 @@ class Job(_message.Message):
 Global___Job: _TypeAlias = Job  # noqa: Y015
 
 @_typing.final
+class Attempt(_message.Message):
+    """A delivery of a job that failed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELIVERY_FIELD_NUMBER: _builtins.int
+    ENDED_AT_TS_MS_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    delivery: _builtins.int
+    """Number of the delivery, from 1."""
+    ended_at_ts_ms: _builtins.int
+    """When it ended, in milliseconds since the Unix epoch. JSON name `ended_at`."""
+    node: _builtins.str
+    """Worker that held the job."""
+    reason: _builtins.str
+    """What the worker said in its Nack, or `lease expired`, or `connection ended`; empty for a Nack that said nothing.
+    Of all but the newest attempt at most 512 bytes.
+    """
+    def __init__(
+        self,
+        *,
+        delivery: _builtins.int = ...,
+        ended_at_ts_ms: _builtins.int = ...,
+        node: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "ended_at_ts_ms", b"ended_at_ts_ms", "node", b"node", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Attempt: _TypeAlias = Attempt  # noqa: Y015
+
+@_typing.final
 class JobView(_message.Message):
     """One job of a listing. It carries no lease_id: looking gives no hold over a job."""
 
@@ -129,6 +167,7 @@ class JobView(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     DEADLINE_TS_MS_FIELD_NUMBER: _builtins.int
     READY_AT_TS_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
     state: Global___JobState.ValueType
     """Where the job stands."""
     deliveries: _builtins.int
@@ -145,6 +184,12 @@ class JobView(_message.Message):
     def record(self) -> _record_pb2.Record:
         """The record of the job, with its tag and its meta."""
 
+    @_builtins.property
+    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attempt]:
+        """Its last deliveries that failed, at most 8, oldest first; empty until a worker has said why one did. They outlive a
+        restart where leases do.
+        """
+
     def __init__(
         self,
         *,
@@ -155,10 +200,11 @@ class JobView(_message.Message):
         node: _builtins.str | None = ...,
         deadline_ts_ms: _builtins.int | None = ...,
         ready_at_ts_ms: _builtins.int | None = ...,
+        attempts: _abc.Iterable[Global___Attempt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_ts_ms", b"_deadline_ts_ms", "_node", b"_node", "_ready_at_ts_ms", b"_ready_at_ts_ms", "deadline_ts_ms", b"deadline_ts_ms", "node", b"node", "ready_at_ts_ms", b"ready_at_ts_ms", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ts_ms", b"_deadline_ts_ms", "_node", b"_node", "_ready_at_ts_ms", b"_ready_at_ts_ms", "deadline_ts_ms", b"deadline_ts_ms", "deliveries", b"deliveries", "node", b"node", "priority", b"priority", "ready_at_ts_ms", b"ready_at_ts_ms", "record", b"record", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ts_ms", b"_deadline_ts_ms", "_node", b"_node", "_ready_at_ts_ms", b"_ready_at_ts_ms", "attempts", b"attempts", "deadline_ts_ms", b"deadline_ts_ms", "deliveries", b"deliveries", "node", b"node", "priority", b"priority", "ready_at_ts_ms", b"ready_at_ts_ms", "record", b"record", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_ts_ms: _TypeAlias = _typing.Literal["deadline_ts_ms"]  # noqa: Y015
     _WhichOneofArgType__deadline_ts_ms: _TypeAlias = _typing.Literal["_deadline_ts_ms", b"_deadline_ts_ms"]  # noqa: Y015

@@ -276,6 +276,8 @@ class NackRequest(_message.Message):
     DELAY_MS_FIELD_NUMBER: _builtins.int
     LEASE_IDS_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the queue; required. Path parameter."""
     node: _builtins.str
@@ -284,6 +286,8 @@ class NackRequest(_message.Message):
     """Time before the jobs can be claimed again, in milliseconds, clamped to 86400000. Default 0: at once."""
     mode: Global___NackMode.ValueType
     """Whether the delivery counts. Default (unspecified): it does."""
+    reason: _builtins.str
+    """Why, at most 4096 bytes of text; kept with the job, and told in its dead letter. Default: nothing is said."""
     @_builtins.property
     def seqs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Jobs to give back; 1 to 1000, else invalid_request (none) or batch_too_large."""
@@ -291,6 +295,10 @@ class NackRequest(_message.Message):
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Fence by lease, as in AckRequest. Default: none."""
+
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Why, in place of `reason`: one entry per entry of `seqs`, or none at all. gRPC only."""
 
     def __init__(
         self,
@@ -301,10 +309,12 @@ class NackRequest(_message.Message):
         delay_ms: _builtins.int = ...,
         lease_ids: _abc.Iterable[_builtins.str] | None = ...,
         mode: Global___NackMode.ValueType = ...,
+        reason: _builtins.str = ...,
+        reasons: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "lease_ids", b"lease_ids", "mode", b"mode", "node", b"node", "seqs", b"seqs", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "lease_ids", b"lease_ids", "mode", b"mode", "node", b"node", "reason", b"reason", "reasons", b"reasons", "seqs", b"seqs", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

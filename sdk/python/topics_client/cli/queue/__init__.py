@@ -33,6 +33,7 @@ def add_parser(commands: "Commands") -> None:
     nack = _action(actions, "nack", "give jobs back")
     _jobs(nack)
     _time(nack, "--delay", "until they can be claimed again (default: none)", default=0)
+    nack.add_argument("--reason", default="", metavar="TEXT", help="why, to be kept with the jobs and in dead letters")
     nack.add_argument("--release", action="store_true", help="the delivery does not count as an attempt")
     extend = _action(actions, "extend", "keep jobs longer")
     _jobs(extend)

@@ -112,7 +112,9 @@ def _ack(arguments: argparse.Namespace) -> int:
 
 def _nack(arguments: argparse.Namespace) -> int:
     def call(node: str, jobs: list[Job]) -> Settled:
-        return client.nack(arguments.queue, node, jobs, delay_ms=arguments.delay, release=arguments.release)
+        return client.nack(
+            arguments.queue, node, jobs, delay_ms=arguments.delay, release=arguments.release, reason=arguments.reason
+        )
 
     with server.client(arguments) as client:
         return _settled(arguments, "nacked", call)
@@ -175,24 +177,40 @@ def _jobs(arguments: argparse.Namespace) -> int:
             output.raw_lines(map(view_line, found))
             return 0
         due = {"in_flight": ("node", "left"), "delayed": ("due",)}.get(arguments.state, ())
-        headings = ("seq", "age", "deliveries", "priority", "tag", *due, "data")
-        cells = [_cells(view, arguments.state) for view in found]
+        views = list(found)
+        failed = ("failed",) if any(view.attempts for view in views) else ()
+        headings = ("seq", "age", "deliveries", "priority", "tag", *due, *failed, "data")
+        cells = [_cells(view, arguments.state, tells_failures=bool(failed)) for view in views]
     output.table(headings, cells, headers=not arguments.no_headers, color=output.colored(arguments))
     if not cells:
         output.note(f"{arguments.queue} has no such jobs ({arguments.state})")
     return 0
 
 
-def _cells(view: JobView, state: str) -> list[object]:
+def _cells(view: JobView, state: str, *, tells_failures: bool) -> list[object]:
     record = view.record
     due: list[object] = []
     if state == "in_flight":
         due = [view.node, output.until(view.deadline_ts_ms)]
     elif state == "delayed":
         due = [output.until(view.ready_at_ts_ms)]
-    data = value_line(record)[: 4 * _SHOWN].decode(errors="replace")
-    data = data if len(data) <= _SHOWN else f"{data[: _SHOWN - 1]}…"
+    if tells_failures:
+        due.append(_short(_last_failure(view)))
+    data = _short(value_line(record)[: 4 * _SHOWN].decode(errors="replace"))
     return [record.seq, output.age(record.ts_ms), view.deliveries, view.priority, record.tag, *due, data]
+
+
+def _last_failure(view: JobView) -> str:
+    """Who failed last, and the first line of why."""
+    if not view.attempts:
+        return ""
+    last = view.attempts[-1]
+    why = last.reason.strip().partition("\n")[0]
+    return f"{last.node}: {why}" if why else last.node
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
 def _redrive(arguments: argparse.Namespace) -> int:

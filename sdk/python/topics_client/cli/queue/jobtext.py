@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from topics_client.cli.recordtext import base64, text
 
 if TYPE_CHECKING:
-    from topics_client.models import Job, JobView
+    from topics_client.models import Attempt, Job, JobView
 
 _LINE_ENDS = bytes.maketrans(b"\r\n", b"  ")  # in JSON they stand between values only
 
@@ -45,9 +45,16 @@ def view_line(view: "JobView") -> bytes:
         b"" if view.node is None else b',"node":' + text(view.node),
         b"" if view.deadline_ts_ms is None else b',"deadline":%d' % view.deadline_ts_ms,
         b"" if view.ready_at_ts_ms is None else b',"ready_at":%d' % view.ready_at_ts_ms,
+        b',"attempts":[%b]' % b",".join(map(_attempt, view.attempts)) if view.attempts else b"",
         _payload(record.data, record.binary, record.meta_data),
     ]
     return b"".join(pieces) + b"}"
+
+
+def _attempt(attempt: "Attempt") -> bytes:
+    return b'{"delivery":%d,"ended_at":%d,"node":%b,"reason":%b}' % (
+        attempt.delivery, attempt.ended_at_ts_ms, text(attempt.node), text(attempt.reason)
+    )  # fmt: skip
 
 
 def handle_of_line(line: bytes, queue: str, node: str) -> Handle:

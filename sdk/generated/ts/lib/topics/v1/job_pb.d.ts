@@ -100,6 +100,48 @@ export declare type Job = Message<"topics.v1.Job"> & {
 export declare const JobSchema: GenMessage<Job>;
 
 /**
+ * A delivery of a job that failed.
+ *
+ * @generated from message topics.v1.Attempt
+ */
+export declare type Attempt = Message<"topics.v1.Attempt"> & {
+  /**
+   * Number of the delivery, from 1.
+   *
+   * @generated from field: uint64 delivery = 1;
+   */
+  delivery: bigint;
+
+  /**
+   * When it ended, in milliseconds since the Unix epoch. JSON name `ended_at`.
+   *
+   * @generated from field: int64 ended_at_ts_ms = 2;
+   */
+  endedAtTsMs: bigint;
+
+  /**
+   * Worker that held the job.
+   *
+   * @generated from field: string node = 3;
+   */
+  node: string;
+
+  /**
+   * What the worker said in its Nack, or `lease expired`, or `connection ended`; empty for a Nack that said nothing.
+   * Of all but the newest attempt at most 512 bytes.
+   *
+   * @generated from field: string reason = 4;
+   */
+  reason: string;
+};
+
+/**
+ * Describes the message topics.v1.Attempt.
+ * Use `create(AttemptSchema)` to create a new message.
+ */
+export declare const AttemptSchema: GenMessage<Attempt>;
+
+/**
  * One job of a listing. It carries no lease_id: looking gives no hold over a job.
  *
  * @generated from message topics.v1.JobView
@@ -153,6 +195,14 @@ export declare type JobView = Message<"topics.v1.JobView"> & {
    * @generated from field: optional int64 ready_at_ts_ms = 7;
    */
   readyAtTsMs?: bigint | undefined;
+
+  /**
+   * Its last deliveries that failed, at most 8, oldest first; empty until a worker has said why one did. They outlive a
+   * restart where leases do.
+   *
+   * @generated from field: repeated topics.v1.Attempt attempts = 8;
+   */
+  attempts: Attempt[];
 };
 
 /**

@@ -11,7 +11,7 @@ import { file_topics_v1_record } from "./record_pb.js";
  * Describes the file topics/v1/job.proto.
  */
 export const file_topics_v1_job = /*@__PURE__*/
-  fileDesc("ChN0b3BpY3MvdjEvam9iLnByb3RvEgl0b3BpY3MudjEiywEKA0pvYhILCgNzZXEYASABKAQSEAoIbGVhc2VfaWQYAiABKAkSFgoOZGVhZGxpbmVfdHNfbXMYAyABKAMSDQoFdHNfbXMYBCABKAMSEAoDdGFnGAUgASgJSACIAQESEgoKZGVsaXZlcmllcxgGIAEoBBIMCgRtZXRhGAcgASgMEgwKBGRhdGEYCCABKAwSIwoEa2luZBgJIAEoDjIVLnRvcGljcy52MS5SZWNvcmRLaW5kEg8KB2lzX2xhc3QYCiABKAhCBgoEX3RhZyLyAQoHSm9iVmlldxIhCgZyZWNvcmQYASABKAsyES50b3BpY3MudjEuUmVjb3JkEiIKBXN0YXRlGAIgASgOMhMudG9waWNzLnYxLkpvYlN0YXRlEhIKCmRlbGl2ZXJpZXMYAyABKAQSEAoIcHJpb3JpdHkYBCABKA0SEQoEbm9kZRgFIAEoCUgAiAEBEhsKDmRlYWRsaW5lX3RzX21zGAYgASgDSAGIAQESGwoOcmVhZHlfYXRfdHNfbXMYByABKANIAogBAUIHCgVfbm9kZUIRCg9fZGVhZGxpbmVfdHNfbXNCEQoPX3JlYWR5X2F0X3RzX21zKoMBCghKb2JTdGF0ZRIZChVKT0JfU1RBVEVfVU5TUEVDSUZJRUQQABITCg9KT0JfU1RBVEVfUkVBRFkQARIXChNKT0JfU1RBVEVfSU5fRkxJR0hUEAISFQoRSk9CX1NUQVRFX0RFTEFZRUQQAxIXChNKT0JfU1RBVEVfRVhIQVVTVEVEEARiBnByb3RvMw", [file_topics_v1_record]);
+  fileDesc("ChN0b3BpY3MvdjEvam9iLnByb3RvEgl0b3BpY3MudjEiywEKA0pvYhILCgNzZXEYASABKAQSEAoIbGVhc2VfaWQYAiABKAkSFgoOZGVhZGxpbmVfdHNfbXMYAyABKAMSDQoFdHNfbXMYBCABKAMSEAoDdGFnGAUgASgJSACIAQESEgoKZGVsaXZlcmllcxgGIAEoBBIMCgRtZXRhGAcgASgMEgwKBGRhdGEYCCABKAwSIwoEa2luZBgJIAEoDjIVLnRvcGljcy52MS5SZWNvcmRLaW5kEg8KB2lzX2xhc3QYCiABKAhCBgoEX3RhZyJRCgdBdHRlbXB0EhAKCGRlbGl2ZXJ5GAEgASgEEhYKDmVuZGVkX2F0X3RzX21zGAIgASgDEgwKBG5vZGUYAyABKAkSDgoGcmVhc29uGAQgASgJIpgCCgdKb2JWaWV3EiEKBnJlY29yZBgBIAEoCzIRLnRvcGljcy52MS5SZWNvcmQSIgoFc3RhdGUYAiABKA4yEy50b3BpY3MudjEuSm9iU3RhdGUSEgoKZGVsaXZlcmllcxgDIAEoBBIQCghwcmlvcml0eRgEIAEoDRIRCgRub2RlGAUgASgJSACIAQESGwoOZGVhZGxpbmVfdHNfbXMYBiABKANIAYgBARIbCg5yZWFkeV9hdF90c19tcxgHIAEoA0gCiAEBEiQKCGF0dGVtcHRzGAggAygLMhIudG9waWNzLnYxLkF0dGVtcHRCBwoFX25vZGVCEQoPX2RlYWRsaW5lX3RzX21zQhEKD19yZWFkeV9hdF90c19tcyqDAQoISm9iU3RhdGUSGQoVSk9CX1NUQVRFX1VOU1BFQ0lGSUVEEAASEwoPSk9CX1NUQVRFX1JFQURZEAESFwoTSk9CX1NUQVRFX0lOX0ZMSUdIVBACEhUKEUpPQl9TVEFURV9ERUxBWUVEEAMSFwoTSk9CX1NUQVRFX0VYSEFVU1RFRBAEYgZwcm90bzM", [file_topics_v1_record]);
 
 /**
  * Describes the message topics.v1.Job.
@@ -21,11 +21,18 @@ export const JobSchema = /*@__PURE__*/
   messageDesc(file_topics_v1_job, 0);
 
 /**
+ * Describes the message topics.v1.Attempt.
+ * Use `create(AttemptSchema)` to create a new message.
+ */
+export const AttemptSchema = /*@__PURE__*/
+  messageDesc(file_topics_v1_job, 1);
+
+/**
  * Describes the message topics.v1.JobView.
  * Use `create(JobViewSchema)` to create a new message.
  */
 export const JobViewSchema = /*@__PURE__*/
-  messageDesc(file_topics_v1_job, 1);
+  messageDesc(file_topics_v1_job, 2);
 
 /**
  * Describes the enum topics.v1.JobState.

@@ -297,6 +297,20 @@ export declare type NackRequest = Message<"topics.v1.NackRequest"> & {
    * @generated from field: topics.v1.NackMode mode = 6;
    */
   mode: NackMode;
+
+  /**
+   * Why, at most 4096 bytes of text; kept with the job, and told in its dead letter. Default: nothing is said.
+   *
+   * @generated from field: string reason = 7;
+   */
+  reason: string;
+
+  /**
+   * Why, in place of `reason`: one entry per entry of `seqs`, or none at all. gRPC only.
+   *
+   * @generated from field: repeated string reasons = 8;
+   */
+  reasons: string[];
 };
 
 /**

@@ -1,11 +1,11 @@
-"""Jobs after their last delivery, on a running server: never ready, moved by the nack or by the timer, or exhausted."""
+"""Jobs that fail, on a running server: never ready after their last delivery, but moved or exhausted; and why."""
 
 from collections.abc import Iterator
 
 import grpc
 import pytest
 
-from support.http import Api, ok, path
+from support.http import Api, ok, path, refused
 from support.server import ServerProcess
 from support.waiting import poll
 from topics.v1 import job_pb2, queue_service_pb2, queue_service_pb2_grpc, topic_pb2, topics_service_pb2_grpc
@@ -115,3 +115,58 @@ def test_a_worker_is_told_which_delivery_is_the_last(api: Api, rpc: Grpc) -> Non
     assert (job.deliveries, job.is_last) == (2, True)
     stream.cancel()
     poll(lambda: rpc.counts(name).dead_lettered == 1, 10)  # its connection is gone, and that was the last delivery
+
+
+# ------------------------------------------------------------------------ reasons
+
+
+def test_a_reason_over_http_is_told_by_jobs_and_dead_letters(api: Api) -> None:
+    letters = api.make("dead")
+    name = api.make("q", type="queue", max_deliveries=2, dead_letter=letters)
+    api.append(name, 1)
+    take(api, name)
+    body = {"node": "w", "seqs": [1], "reason": 'no "disk"\n', "whatever": 1}
+    assert ok(api.send("POST", path(name, "/nack"), body))["nacked"] == 1
+    (job,) = ok(api.send("GET", path(name, "/jobs")))["jobs"]
+    (attempt,) = job["attempts"]
+    assert list(attempt) == ["delivery", "ended_at", "node", "reason"]
+    assert (attempt["delivery"], attempt["node"], attempt["reason"]) == (1, "w", 'no "disk"\n')
+    (claimed,) = ok(api.send("POST", path(name, "/claim"), {"node": "v"}))["claimed"]
+    assert "attempts" not in claimed
+    ok(api.send("POST", path(name, "/nack"), {"node": "v", "seqs": [1]}))
+    meta = ok(api.send("POST", path(letters, "/diff"), {"from_seq": 0}))["records"][0]["meta"]
+    assert meta["$dead_letter_attempts"][0] == attempt
+    assert [(each["delivery"], each["node"], each["reason"]) for each in meta["$dead_letter_attempts"]] == [
+        (1, "w", 'no "disk"\n'),
+        (2, "v", ""),
+    ]
+
+
+@pytest.mark.parametrize("reason", [None, 7, ["x"], "x" * 4097, "é" * 2049])
+def test_a_bad_reason_over_http_is_refused_and_changes_nothing(api: Api, reason: object) -> None:
+    name = api.make("q", type="queue")
+    api.append(name, 1)
+    take(api, name)
+    refused(api.send("POST", path(name, "/nack"), {"node": "w", "seqs": [1], "reason": reason}), 400, "invalid_request")
+    assert api.state(name)["queue"]["in_flight"] == 1
+
+
+def test_reasons_over_grpc(api: Api, rpc: Grpc) -> None:
+    name = api.make("q", type="queue")
+    api.append(name, 1, 2, 3)
+    take(api, name)
+    rpc.nack(name, 1, 2, reasons=["one", "two"], reason="not this")
+    rpc.nack(name, 3, reason="three")
+    views = rpc.queues.ListJobs(queue_service_pb2.ListJobsRequest(topic=name)).jobs
+    assert [[(each.delivery, each.node, each.reason) for each in view.attempts] for view in views] == [
+        [(1, "w", "one")],
+        [(1, "w", "two")],
+        [(1, "w", "three")],
+    ]
+    assert all(view.attempts[0].ended_at_ts_ms > 1_600_000_000_000 for view in views)
+    take(api, name)
+    for wrong in ({"reason": "x" * 4097}, {"reasons": ["a", "b"]}):
+        with pytest.raises(grpc.RpcError) as error:
+            rpc.nack(name, 1, **wrong)
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    assert rpc.counts(name).in_flight == 3

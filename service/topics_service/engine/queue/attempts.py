@@ -1,0 +1,89 @@
+"""What became of a job's deliveries that failed: a short history, kept with its lease and told in its dead letter."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+REASON_BYTES: Final = 4096
+"""Most bytes of a reason, as UTF-8."""
+_KEPT: Final = 8
+_OLD_REASON_BYTES: Final = 512  # the newest has its reason whole
+_LETTER_BYTES: Final = 8192
+_CUT: Final = "…"
+
+
+class Attempt(Struct, frozen=True, gc=False, array_like=True):
+    """A delivery that failed: its number, when it ended (ms), who held it, and why.
+
+    The reason is the worker's if it `is_told`; else it is the server's word for what happened, empty for a nack that
+    says nothing.
+    """
+
+    delivery: int
+    ended_at: int
+    node: str
+    reason: str
+    is_told: bool = False
+
+
+Attempts = tuple[Attempt, ...]
+"""Oldest first."""
+
+_decode = msgspec.json.Decoder(Attempts).decode
+
+
+def remembered(attempts: Attempts, newest: Attempt) -> Attempts:
+    """The history with one more: at most 8, of which only the newest keeps a long reason."""
+    last = attempts[-1:]
+    if last and len(last[0].reason) * 4 > _OLD_REASON_BYTES:
+        last = (msgspec.structs.replace(last[0], reason=_cut(last[0].reason, _OLD_REASON_BYTES)),)
+    return (*attempts[-_KEPT + 1 : -1], *last, newest)
+
+
+def is_told(attempts: Attempts) -> bool:
+    """Whether a worker has given a reason: without one nobody is shown the history."""
+    return any(attempt.is_told for attempt in attempts)
+
+
+def encode(attempts: Attempts) -> bytes:
+    """The stored form."""
+    return msgspec.json.encode(attempts)
+
+
+def decode(text: bytes) -> Attempts:
+    """A history from its stored form. Raises ValueError."""
+    return _decode(text)
+
+
+def for_letter(attempts: Attempts) -> bytes | None:
+    """A JSON array for a dead letter's meta, of at most 8 KiB; None if no worker has given a reason."""
+    if not is_told(attempts):
+        return None
+    shown = _shown(attempts)
+    while len(shown) > _LETTER_BYTES and len(attempts) > 1:
+        attempts = attempts[1:]
+        shown = _shown(attempts)
+    if len(shown) > _LETTER_BYTES:  # escapes take up to six bytes for one
+        shown = _shown([msgspec.structs.replace(attempts[0], reason=_cut(attempts[0].reason, _LETTER_BYTES // 8))])
+    return shown
+
+
+def members(attempt: Attempt) -> dict[str, int | str]:
+    """An attempt as JSON shows it."""
+    return {
+        "delivery": attempt.delivery, "ended_at": attempt.ended_at, "node": attempt.node, "reason": attempt.reason
+    }  # fmt: skip
+
+
+def _shown(attempts: Sequence[Attempt]) -> bytes:
+    return msgspec.json.encode([members(attempt) for attempt in attempts])
+
+
+def _cut(text: str, most: int) -> str:
+    """The beginning of a text, so that it has at most so many bytes."""
+    raw = text.encode()
+    if len(raw) <= most:
+        return text
+    return raw[: most - len(_CUT.encode())].decode(errors="ignore") + _CUT
