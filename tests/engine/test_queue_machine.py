@@ -482,7 +482,7 @@ class QueueMachine(RuleBasedStateMachine):
                 assert (view.deliveries, view.priority) == (job.deliveries, job.priority)
                 lease = (job.lease.node, job.lease.deadline) if job.lease else (None, None)
                 assert (view.node, view.deadline) == lease
-                assert tuple(map(astuple, view.attempts)) == job.attempts
+                assert tuple(map(astuple, view.attempts)) == job.told
                 if state == "delayed":
                     assert view.ready_at == (job.free_at if job.touched else job.ready_at)
         letters = self.world.walk("dlq")

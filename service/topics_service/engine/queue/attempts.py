@@ -42,6 +42,11 @@ def remembered(attempts: Attempts, newest: Attempt) -> Attempts:
     return (*attempts[-_KEPT + 1 : -1], *last, newest)
 
 
+def is_told(attempts: Attempts) -> bool:
+    """Whether a worker has given a reason: without one nobody is shown the history."""
+    return any(attempt.is_told for attempt in attempts)
+
+
 def encode(attempts: Attempts) -> bytes:
     """The stored form."""
     return msgspec.json.encode(attempts)
@@ -54,7 +59,7 @@ def decode(text: bytes) -> Attempts:
 
 def for_letter(attempts: Attempts) -> bytes | None:
     """A JSON array for a dead letter's meta, of at most 8 KiB; None if no worker has given a reason."""
-    if not any(attempt.is_told for attempt in attempts):
+    if not is_told(attempts):
         return None
     shown = _shown(attempts)
     while len(shown) > _LETTER_BYTES and len(attempts) > 1:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pyroaring import BitMap64
 
 from topics_service.engine.bitmaps import first_absent
+from topics_service.engine.queue.attempts import is_told
 from topics_service.engine.queue.jobs import JobState, JobView, ListJobsReply, ListJobsRequest
 from topics_service.engine.queue.state import Queue
 from topics_service.engine.topic import Topic
@@ -77,5 +78,5 @@ def _view(queue: Queue, block: Block, position: int, state: JobState) -> JobView
         node=delivery.node,
         deadline=delivery.deadline if state == "in_flight" else None,
         ready_at=delivery.deadline if state == "delayed" else None,
-        attempts=delivery.attempts,
+        attempts=delivery.attempts if is_told(delivery.attempts) else (),
     )

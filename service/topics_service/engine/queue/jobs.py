@@ -144,7 +144,7 @@ class ListJobsRequest(Struct, frozen=True, kw_only=True):
 
 class JobView(Struct, frozen=True, kw_only=True):
     """A job as a browser sees it; `node`, `deadline` only in flight, `ready_at` only delayed (ms). `attempts` are the
-    last deliveries that failed.
+    last deliveries that failed, if a worker has said why.
 
     Delayed are jobs whose `delay_ms` of append or nack is not over, exhausted those that wait to become dead letters.
     """

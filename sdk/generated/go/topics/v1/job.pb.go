@@ -305,7 +305,8 @@ type JobView struct {
 	DeadlineTsMs *int64 `protobuf:"varint,6,opt,name=deadline_ts_ms,json=deadlineTsMs,proto3,oneof" json:"deadline_ts_ms,omitempty"`
 	// When its delay is over, in milliseconds since the Unix epoch; absent unless it is delayed. JSON name `ready_at`.
 	ReadyAtTsMs *int64 `protobuf:"varint,7,opt,name=ready_at_ts_ms,json=readyAtTsMs,proto3,oneof" json:"ready_at_ts_ms,omitempty"`
-	// Its last deliveries that failed, at most 8, oldest first. They outlive a restart where leases do.
+	// Its last deliveries that failed, at most 8, oldest first; empty until a worker has said why one did. They outlive a
+	// restart where leases do.
 	Attempts      []*Attempt `protobuf:"bytes,8,rep,name=attempts,proto3" json:"attempts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

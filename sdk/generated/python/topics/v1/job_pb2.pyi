@@ -186,7 +186,9 @@ class JobView(_message.Message):
 
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attempt]:
-        """Its last deliveries that failed, at most 8, oldest first. They outlive a restart where leases do."""
+        """Its last deliveries that failed, at most 8, oldest first; empty until a worker has said why one did. They outlive a
+        restart where leases do.
+        """
 
     def __init__(
         self,

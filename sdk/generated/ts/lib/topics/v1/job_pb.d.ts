@@ -197,7 +197,8 @@ export declare type JobView = Message<"topics.v1.JobView"> & {
   readyAtTsMs?: bigint | undefined;
 
   /**
-   * Its last deliveries that failed, at most 8, oldest first. They outlive a restart where leases do.
+   * Its last deliveries that failed, at most 8, oldest first; empty until a worker has said why one did. They outlive a
+   * restart where leases do.
    *
    * @generated from field: repeated topics.v1.Attempt attempts = 8;
    */
