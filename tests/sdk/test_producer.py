@@ -421,7 +421,7 @@ def test_a_bug_in_its_thread_leaves_nobody_waiting(
 
 def test_what_is_passed_on_are_its_options() -> None:
     parameters = inspect.signature(Producer.__init__).parameters
-    assert {*ProducerOptions.__annotations__} == {*parameters} - {"self", "connection", "owns_connection"}
+    assert {*ProducerOptions.__annotations__} == {*parameters} - {"self", "connection", "codec", "owns_connection"}
 
 
 # ------------------------------------------------------------------ with asyncio
