@@ -103,7 +103,7 @@ def test_import_of_real_webhooks(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "holds no records"), (b"{not json}\n", "invalid_request"), (b"\xff\xfe\n", "invalid_request")],
+    [(b"", "holds no records"), (b"{not json}\n", "invalid_request"), (b"\xff\xfe\n", "looks like UTF-16 text")],
 )
 def test_import_of_what_is_not_json_lines_fails(server: ServerProcess, content: bytes, message: str) -> None:
     text = _topics("import", "-", "--topic", "bad", "--server", server.grpc_target, code=1, stdin=content)

@@ -151,4 +151,4 @@ sys.exit(main(sys.argv[1:]))
     refused = [sys.executable, "-c", code, "serve", "--port", "0", "--memory-bytes", "1GiB"]
     done = subprocess.run(refused, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("topics serve needs the server: ")
+    assert done.stderr.startswith("topics serve: the extra [server] is not installed (")
