@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from topics_client.units import counted
+from topics_client.units import counted, human_size
 from topics_gateway.app import create_app
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.transport.server import HttpServer
@@ -38,8 +38,9 @@ from topics_service.app.disk import FreeSpace
 from topics_service.app.door_calls import AuditInterceptor, audited_app, audited_kafka, while_good
 from topics_service.app.forwarder import Forwarder
 from topics_service.app.lag import LoopLag
+from topics_service.app.memory import limit as memory_limit
 from topics_service.app.reload import Hangups, Readers, Reload, is_useful
-from topics_service.app.settings import Settings, split_host
+from topics_service.app.settings import Settings, default, split_host
 from topics_service.app.space import DiskSpace
 from topics_service.app.tls import HTTP_PROTOCOLS, DoorCertificates, TlsError, certificates
 from topics_service.app.trimming import trim_archive
@@ -398,6 +399,22 @@ def _tune_collector() -> None:
     gc.set_threshold(*_COLLECT_AFTER)
 
 
+def _tell_memory(settings: Settings) -> None:
+    available = memory_limit()
+    if available is None:
+        return
+    if settings.memory_bytes > available:
+        log.warning(
+            "TOPICS_MEMORY_BYTES is %s, and the process may have %s: it will be killed when it takes more",
+            human_size(settings.memory_bytes), human_size(available),
+        )  # fmt: skip
+    elif settings.memory_bytes < default("memory_bytes") or settings.max_body_bytes < default("max_body_bytes"):
+        log.info(
+            "memory: the process may have %s; TOPICS_MEMORY_BYTES is %s, TOPICS_MAX_BODY_BYTES %s",
+            human_size(available), human_size(settings.memory_bytes), human_size(settings.max_body_bytes),
+        )  # fmt: skip
+
+
 def _announce(settings: Settings, http_port: int, grpc_port: int) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     _tell_port("TOPICS_PORT_FILE", settings.port_file, f"{host}:{http_port}")
@@ -405,6 +422,7 @@ def _announce(settings: Settings, http_port: int, grpc_port: int) -> None:
     scheme, tls = ("https", " with TLS") if settings.tls_cert_file else ("http", "")
     log.info("topics %s: HTTP %s://%s:%d, gRPC %s:%d%s", __version__, scheme, host, http_port, host, grpc_port, tls)
     log.info("data in %s", settings.data_path)
+    _tell_memory(settings)
     _warn_of_readers(settings)
     if settings.api_keys is None:
         log.warning("authentication is OFF: whoever reaches the server may do everything")

@@ -17,6 +17,7 @@ from topics_client.environment import split_host as split_host
 from topics_kafka.settings import KafkaSettings
 from topics_service.api.hosts import Hosts, parse_authority, read_names, read_origins
 from topics_service.app.logs import FORMATS
+from topics_service.app.memory import Plan, plan
 
 if TYPE_CHECKING:
     from topics_service.api.quota import KeyLimits, Quotas
@@ -488,8 +489,11 @@ class MemoryShares:
     ephemeral: int
 
 
-def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
+def load(environ: Mapping[str, str], flags: Mapping[str, Any], memory: int | None = None) -> Settings:
     """Settings from flags (which win, and are values already), then the environment, then the defaults.
+
+    `memory` is what the process may have, in bytes: where that is little, so are `memory_bytes` and `max_body_bytes`
+    unless they are set.
 
     An empty variable counts as not set, and so does a port that Kubernetes has set (`unheeded` tells). Raises
     SettingsError for what can't be read, naming the setting, its value and what is expected, and for what must not be
@@ -505,13 +509,21 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
         elif (text := environ.get(env, "")) and not is_service_link(env, text):
             values[setting.name] = _value(setting, text)
     values["api_keys"] = _keys(environ.get("TOPICS_API_KEYS", ""), values.get("api_keys_file", ""))
-    host, port = split_host(values.get("host", Settings.__dataclass_fields__["host"].default))
+    host, port = split_host(values.get("host", default("host")))
     values["host"] = host
     if port:
         values["port"] = int(port)
+    if memory is not None:
+        fitting = plan(memory, Plan(default("memory_bytes"), default("max_body_bytes")))
+        values = {"memory_bytes": fitting.memory, "max_body_bytes": fitting.body} | values
     settings = Settings(**values)
     _check(settings)
     return settings
+
+
+def default(name: str) -> Any:
+    """The default of a setting."""
+    return Settings.__dataclass_fields__[name].default
 
 
 def unheeded(environ: Mapping[str, str]) -> list[str]:

@@ -48,11 +48,12 @@ def add_parser(commands: "Commands") -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; 1 if the server refuses to start."""
     with needs("server"):
+        from topics_service.app import memory
         from topics_service.app.server import StartError
         from topics_service.app.server import run as run_server
         from topics_service.app.settings import SettingsError, load, unheeded
     try:
-        settings = load(os.environ, vars(arguments))
+        settings = load(os.environ, vars(arguments), memory.limit())
         if arguments.print_config is not None:
             from topics_client.cli.serveconfig import show
 
