@@ -10,6 +10,7 @@ import pytest
 
 from support.server import ServerProcess
 from topics_client import AsyncTopicsClient, Gap, GapError, NewRecord, NotFoundError, RawJson, TopicConfig, TopicsClient
+from topics_client.installation import install_line
 
 
 @pytest.fixture
@@ -129,4 +130,4 @@ def test_without_pyarrow_the_hint_names_it() -> None:
         print(error)
     """
     ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
-    assert ran.stdout == "reading as Arrow takes pyarrow, which is not installed: pip install pyarrow\n"
+    assert ran.stdout == f"reading as Arrow takes pyarrow, which is not installed: {install_line('arrow')}\n"

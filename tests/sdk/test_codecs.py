@@ -34,6 +34,7 @@ from topics_client import (
 )
 from topics_client.encoding import encode
 from topics_client.errors import InvalidRequestError
+from topics_client.installation import install_line
 
 
 class Size(Enum):
@@ -350,5 +351,5 @@ def test_without_msgspec_the_hint_names_it_and_models_still_work() -> None:
     assert ran.stdout.splitlines() == [
         "n=1",
         "(b'{\"n\":1}', False)",
-        "reading records as Order takes msgspec, which is not installed: pip install msgspec",
+        "reading records as Order takes msgspec, which is not installed: " + install_line("codecs"),
     ]

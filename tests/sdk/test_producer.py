@@ -457,7 +457,7 @@ async def test_with_asyncio_waiting_blocks_no_loop(deaf: Address) -> None:
         other = asyncio.create_task(turn())
         with pytest.raises(UnavailableError, match="no room"):
             await producer.append("t", 2)
-        with pytest.raises(TimeoutError, match="1 records are not delivered"):
+        with pytest.raises(TimeoutError, match="1 record is not delivered"):
             await producer.flush(0.1)
         with pytest.raises(TimeoutError, match="1 records"):
             await producer.close(0.1)

@@ -280,7 +280,7 @@ def test_one_partition_that_never_gets_through_does_not_hold_up_others() -> None
             assert producer.append(f"t{number % 7}", number).result(10) == 1
         assert not stuck.done()
         assert producer.statistics().repeats > 1
-        with pytest.raises(TimeoutError, match="1 records are not delivered"):
+        with pytest.raises(TimeoutError, match="1 record is not delivered"):
             producer.close(0.1)
         with pytest.raises(TopicsError, match="maybe stored"):
             stuck.result(0)

@@ -86,7 +86,7 @@ producers = [Producer(each, linger_ms=60_000) for each in (connection, other, co
 for producer in producers: producer.append("beside", 1)
 """
         _, err = _run(script, f"127.0.0.1:{deaf.getsockname()[1]}")
-    assert err.count("1 records are not delivered") == 2
+    assert err.count("1 record is not delivered") == 2
     assert _head_seq(server, "beside") == 1
 
 
@@ -135,7 +135,7 @@ finally:
         out, err = _run(script, f"127.0.0.1:{deaf.getsockname()[1]}", code=-signal.SIGINT)
     assert out == "closed: 1 record for t, maybe stored: the producer was closed before it could deliver\n"
     assert "KeyboardInterrupt" in err
-    assert ("1 records are not delivered after 0.5 s" in err) is ("with" in where)
+    assert ("1 record is not delivered after 0.5 s" in err) is ("with" in where)
 
 
 @pytest.mark.filterwarnings("default")

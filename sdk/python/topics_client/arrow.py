@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from topics.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
 from topics_client.decoding import gap_of
 from topics_client.errors import InvalidRequestError
-from topics_client.extras import missing
+from topics_client.installation import needs
 from topics_client.models import Gap, GapError
 from topics_client.reading import Reading, behind
 
@@ -21,10 +21,9 @@ class ArrowReading(Reading):
     def __init__(self, request: BulkDiffRequest, *, raise_gaps: bool) -> None:
         """Raises ModuleNotFoundError without pyarrow."""
         super().__init__(request, raise_gaps=raise_gaps)
-        try:
+        with needs("arrow", "reading as Arrow takes {name}, which is not installed: {install}"):
             import pyarrow as pa
-        except ModuleNotFoundError:
-            raise missing("reading as Arrow", "pyarrow") from None
+
         self._arrow = pa
         self.gaps: list[Gap] = []  # that were reported
         self.schema: pa.Schema | None = None  # once there was an answer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, get_ar
 
 from topics_client.encoding import encode
 from topics_client.errors import InvalidRequestError
-from topics_client.extras import missing
+from topics_client.installation import needs
 from topics_client.models import (
     DecodeError,
     Job,
@@ -174,10 +174,9 @@ def _decoder(of: Any) -> Callable[[bytes], Any]:
         from pydantic import TypeAdapter
 
         return TypeAdapter(of).validate_json
-    try:
+    with needs("codecs", f"reading records as {_name(of)} takes {{name}}, which is not installed: {{install}}"):
         import msgspec
-    except ModuleNotFoundError:
-        raise missing(f"reading records as {_name(of)}", "msgspec") from None
+
     decode: Callable[[bytes], Any] = msgspec.json.Decoder(of).decode
     return decode
 

@@ -116,7 +116,8 @@ class ProducerCore:
         with self._lock:
             left, trouble = self._batches.pending(number), self._batches.trouble
         cause = f" (last failure: {trouble})" if trouble else ""
-        return TimeoutError(f"{left} records are not delivered after {timeout:.3g} s{cause}")
+        are = "1 record is" if left == 1 else f"{left} records are"
+        return TimeoutError(f"{are} not delivered after {timeout:.3g} s{cause}")
 
     def raise_unseen(self) -> None:
         """Raise the first failure that nobody has seen, which now somebody has."""
