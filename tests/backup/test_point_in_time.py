@@ -439,7 +439,7 @@ def test_an_older_state_put_back_is_not_mixed_up(tmp_path: Path, own: ServerProc
         (("--at", "1h"), 1, "can't be restored: no backup in the target is of a server with TOPICS_WAL_ARCHIVE"),
         (("--at", "latest"), 1, "there is no end of a log"),
         (("--at-seq", "news:1"), 5, "the log does not show"),
-        (("--at", "soon"), 2, "is no time"),
+        (("--at", "soon"), 2, "is not a time"),
         (("--at-seq", "news"), 2, "is not TOPIC:SEQ"),
         (("--at-seq", "news@x:1"), 2, "is not TOPIC:SEQ"),
         (("--at", "1h", "--at-seq", "news:1"), 2, "not allowed with"),

@@ -145,7 +145,7 @@ class GrpcDoor:
                 "last_write_ts": state.HasField("last_write_ts_ms"),
                 "last_read_ts": state.HasField("last_read_ts_ms"),
             }
-            | ({"queue": _fields(state.queue)} if state.HasField("queue") else {}),
+            | ({"queue": _queue(state.queue)} if state.HasField("queue") else {}),
             _timings(reply),
         )
 
@@ -271,6 +271,13 @@ def _config(config: dict[str, Any]) -> topic_pb2.TopicConfig:
             label = prefix + fields[name].upper()
             fields[name] = enum.Value(label) if label in enum.keys() else 99  # noqa: SIM118  # not a dict
     return topic_pb2.TopicConfig(**fields)
+
+
+def _queue(message: topic_pb2.QueueState) -> Answer:
+    """What the contract has of it; the rest is gRPC's alone, and nothing of it is there in these cases."""
+    found = _fields(message)
+    assert [found.pop(name) for name in ("delayed", "retrying", "exhausted")] == [0, 0, 0]
+    return found
 
 
 def _fields(message: Any) -> Answer:
