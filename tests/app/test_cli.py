@@ -17,6 +17,7 @@ WEBHOOKS = Path(__file__).parents[3] / "shared" / "data" / "github-webhooks.ndjs
 
 
 def _topics(*arguments: object, code: int = 0, stdin: bytes = b"", env: dict[str, str] | None = None) -> str:
+    env = env or {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
     done = subprocess.run(
         [TOPICS, *map(str, arguments)], input=stdin, capture_output=True, timeout=60, check=False, env=env
     )

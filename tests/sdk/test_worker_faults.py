@@ -255,6 +255,6 @@ def test_a_worker_ends_though_its_server_is_gone(
     assert (after.taken, after.acked) == (2, 1)
     if seconds:
         assert (after.lost, after.released) == (1, 0)
-        assert _warnings(caplog, "alone: the server did not hear that 1 jobs are done") == 1
+        assert _warnings(caplog, "alone: no ack reached the server for 1 job, which") == 1
     else:
         assert (after.lost, after.released) == (0, 1)

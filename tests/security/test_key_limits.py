@@ -346,7 +346,7 @@ def test_a_limit_that_changes_ends_nothing(tmp_path: Path) -> None:
             )
             poll(lambda: api.get("t").status_code == 429, 10, "a request in flight")
             keys.write_text("k max_in_flight=2\n")
-            reload(server, "1 API keys")
+            reload(server, "1 API key")
             ok(api.get("t"))
             assert ws.publish("t", 1)["op"] == "ack"
             reply = poller.reply()

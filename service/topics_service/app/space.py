@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from topics_client.units import human_size
+from topics_service.api import background
 from topics_service.app.disk import FreeSpace
 from topics_service.statistics import SpaceStatistics
 from topics_service.storage import properties
@@ -117,7 +118,7 @@ class DiskSpace:
 
     async def _room_made(self) -> None:
         """Make room in a thread. That may take long, and somebody may ask meanwhile why nothing is written."""
-        making = asyncio.ensure_future(asyncio.to_thread(self._make_room))
+        making = background.start(asyncio.to_thread(self._make_room))
         try:
             while not (await asyncio.wait((making,), timeout=_RETRY_SECONDS))[0]:
                 self._tell(asyncio.get_running_loop().time(), short=self.left() < self._reserve)

@@ -14,6 +14,7 @@ from topics.v1.topics_service_pb2 import GetTopicRequest
 from topics_client.connection import Connection
 from topics_client.errors import TopicsError
 from topics_client.models import Job
+from topics_client.units import counted
 from topics_client.worker.errors import passes
 from topics_client.worker.feed import Feed
 from topics_client.worker.handling import Handling
@@ -199,7 +200,8 @@ class Core:
         self._settler.give_up()
         undone = self.leases.abandon()
         if undone:
-            log.warning("%s: the server did not hear that %d jobs are done; they will be again", self._queue, undone)
+            jobs = counted(undone, "job")
+            log.warning("%s: no ack reached the server for %s, which will be delivered again", self._queue, jobs)
 
     def _abandon(self) -> None:
         self.leases.abandon()
