@@ -72,7 +72,9 @@ build/spark-%/.installed: $(STAMP_DEV) tests/spark/matrix/setup.sh
 run: setup
 	$(BIN)/topics serve
 
-test: test-core test-trust test-sdk test-kafka test-spark
+# All tests, in two lanes side by side, once what they need is there.
+test: setup-dev $(NODE_CLIENTS) $(SDK_CLIENTS) $(KAFKA_CLIENTS) build/spark-4.1/.installed build/spark-4.3/.installed
+	@MAKE='$(MAKE)' tests/lanes.sh 'test-core test-sdk test-kafka' 'test-trust test-spark'
 
 # The documentation is among it, whose code is written in all languages.
 test-core: setup-dev $(NODE_CLIENTS) $(SDK_CLIENTS)

@@ -40,7 +40,7 @@ def _parquet(data: bytes) -> Any:
     path = Path(_FOLDER.name) / "x.parquet"
     path.write_bytes(data)
     try:
-        return [list(parquet_rows(str(path), as_rows=rows)) for rows in (False, True)]
+        return [list(parquet_rows(str(path), "x.parquet", as_rows=rows, tag_field=None)) for rows in (False, True)]
     except BadTextError as error:
         return error
 

@@ -98,9 +98,9 @@ def test_without_argcomplete_it_says_what_to_install() -> None:
     assert (done.stdout, done.stderr) == (b"", b""), "silent in a shell"
 
 
-def test_without_the_server_its_command_is_completed_without_arguments(tmp_path: Path) -> None:
+def test_without_the_server_its_command_is_completed_all_the_same(tmp_path: Path) -> None:
     code = "import sys; sys.modules['msgspec'] = None; from topics_client.cli import main; main([])"
-    for line, offered in (("topics serve --po", ""), ("topics ser", "serve")):
+    for line, offered in (("topics serve --port-", "--port-file"), ("topics ser", "serve")):
         answer = tmp_path / "answer"
         asked = environment(None, {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))})
         asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
