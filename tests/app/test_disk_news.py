@@ -20,7 +20,7 @@ TICK = 0.02
 
 
 def crossings(*looks: tuple[float, bool, bool]) -> list[tuple[float, bool]]:
-    """When the news changed, of looks every 20 ms: (until, short, ample)."""
+    """Return when the news changed, of looks every 20 ms: (until, short, ample)."""
     news, found, now = Crossings(), list[tuple[float, bool]](), 0.0
     for until, short, ample in looks:
         while now < until:

@@ -274,7 +274,7 @@ def _config(config: dict[str, Any]) -> topic_pb2.TopicConfig:
 
 
 def _queue(message: topic_pb2.QueueState) -> Answer:
-    """What the contract has of it; the rest is gRPC's alone (tests/doors/test_queue_failures.py)."""
+    """Return what the contract has of it; the rest is gRPC's alone (tests/doors/test_queue_failures.py)."""
     return {name: value for name, value in _fields(message).items() if name not in ("delayed", "retrying", "exhausted")}
 
 

@@ -23,7 +23,7 @@ class Grpc:
         self._topics = topics_service_pb2_grpc.TopicsServiceStub(self.channel)
 
     def counts(self, queue: str) -> topic_pb2.QueueState:
-        """What it says of a queue."""
+        """Return what it says of a queue."""
         return self._topics.GetTopic(pb.GetTopicRequest(topic=queue)).state.queue
 
     def nack(self, queue: str, *seqs: int, **more: object) -> queue_service_pb2.NackResponse:

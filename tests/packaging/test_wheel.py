@@ -31,7 +31,7 @@ def _run(*command: str | Path, code: int = 0, cwd: Path = ROOT) -> str:
 
 
 def _copied() -> list[str]:
-    """What the Dockerfile copies out of the repository."""
+    """Return what the Dockerfile copies out of the repository."""
     dockerfile = (ROOT / "service" / "deploy" / "Dockerfile").read_text()
     return [
         source for line in re.findall(r"^COPY (?!--)(.+) \S+$", dockerfile, re.MULTILINE) for source in line.split()

@@ -22,14 +22,14 @@ INSTALLED = "/opt/topics/bin/topics"
 
 
 def unit_command() -> list[str]:
-    """What systemd runs before the unit counts as started."""
+    """Return what systemd runs before the unit counts as started."""
     found = re.search(r"^ExecStartPost=(.+)$", (DEPLOY / "topics.service").read_text(), re.MULTILINE)
     assert found is not None
     return shlex.split(found[1])
 
 
 def image_command() -> list[str]:
-    """What Docker runs to see whether a container is healthy."""
+    """Return what Docker runs to see whether a container is healthy."""
     found = re.search(r"^HEALTHCHECK(?:[^\n]|\\\n)*?CMD (\[.+\])$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     assert found is not None
     command: list[str] = json.loads(found[1])
@@ -37,7 +37,7 @@ def image_command() -> list[str]:
 
 
 def image_environment() -> dict[str, str]:
-    """What the image sets, but for the ports, which are those of the test."""
+    """Return what the image sets, but for the ports, which are those of the test."""
     found = re.search(r"^ENV (TOPICS_.+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     assert found is not None
     return dict(each.split("=", 1) for each in shlex.split(found[1]))

@@ -108,7 +108,7 @@ def codec_of(of: Any, codec: Codec[Any] | None, default: Codec[Any] | None = Non
 
 
 def encoder_of(codec: Codec[Any] | None) -> Encode:
-    """What turns values into data. RawJson goes as it is, whatever the codec."""
+    """Return what turns values into data. RawJson goes as it is, whatever the codec."""
     if codec is None:
         return encode
 
@@ -157,7 +157,7 @@ def decoded_job(job: Job[Any], codec: Codec[Any]) -> Job[Any]:
 
 
 def why(error: Exception) -> str:
-    """What a codec has against a value, on one line, without the value."""
+    """Return what a codec has against a value, on one line, without the value."""
     listed = getattr(error, "errors", None)
     if type(error).__module__.startswith("pydantic") and callable(listed):
         found = listed(include_url=False, include_input=False, include_context=False)
@@ -182,7 +182,7 @@ def _decoder(of: Any) -> Callable[[bytes], Any]:
 
 
 def _has_model(of: Any, seen: set[Any]) -> bool:
-    """Whether pydantic is to read a type: a model or dataclass of its, or one that holds any."""
+    """Return whether pydantic is to read a type: a model or dataclass of its, or one that holds any."""
     if hasattr(of, "__pydantic_validator__"):
         return True
     if isinstance(of, str) or id(of) in seen:

@@ -60,7 +60,7 @@ def install_line(extra: str) -> str:
 
 
 def _wanted(extra: str) -> list[str]:
-    """What pip is asked for, with the `[extra]`."""
+    """Return what pip is asked for, with the `[extra]`."""
     import json
     import os
     from importlib.metadata import PackageNotFoundError, distribution

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 
 def unknown_member(names: Iterable[str], known: Collection[str]) -> str | None:
-    """What to say of the first name that is not `known`, with the one that may be meant; None if all are."""
+    """Return what to say of the first name that is not `known`, with the one that may be meant; None if all are."""
     for name in names:
         if name not in known:
             bare = {each.lstrip("$"): each for each in sorted(known)}

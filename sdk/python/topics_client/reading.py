@@ -101,7 +101,7 @@ class Reading(Resuming):
         self._done = False
 
     def __str__(self) -> str:
-        """Which topic, and where in it."""
+        """Return which topic, and where in it."""
         request = self._request
         topic = place_name(request.topic, request.partition)
         if self.position is not None:

@@ -73,7 +73,7 @@ class Watching(Resuming):
         self.cursor: dict[str, int] = dict(request.subscription.cursor)
 
     def __str__(self) -> str:
-        """Which topics, and where in them."""
+        """Return which topics, and where in them."""
         topics = self._request.subscription.topics
         return f"{_some(sorted(topics))}, cursor {{{_some([f'{n!r}: {seq}' for n, seq in self.cursor.items()])}}}"
 

@@ -42,7 +42,7 @@ class FreeBytes:
         self._statistics = statistics
 
     def shortage(self) -> Shortage | None:
-        """What has every write refused, or None."""
+        """Return what has every write refused, or None."""
         free = self._free_bytes() if self._least else 0
         if not self._least or (free >= self._least and not self._statistics.short):
             return None

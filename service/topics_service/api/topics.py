@@ -378,7 +378,7 @@ class TopicsApi:
         return self._engine.ready()
 
     def shortage(self) -> Shortage | None:
-        """Why a ready server refuses all writes, or None."""
+        """Return why a ready server refuses all writes, or None."""
         return self._pressure.space.shortage()
 
     def _admit(self) -> Engine:

@@ -492,7 +492,7 @@ def _bind(host: str, port: int, setting: str) -> socket.socket:
 
 
 def _unheard(error: OSError, setting: str) -> str:
-    """Why an address can't be listened on, and what to do about it."""
+    """Return why an address can't be listened on, and what to do about it."""
     why = error.strerror or str(error)
     if error.errno == EADDRINUSE:
         return f"{why}; is another server running? {setting} sets another port"

@@ -527,7 +527,7 @@ def default(name: str) -> Any:
 
 
 def unheeded(environ: Mapping[str, str]) -> list[str]:
-    """What to warn of: a line for each variable TOPICS_* that changes nothing although somebody may think so."""
+    """Return what to warn of: a line for each variable TOPICS_* that changes nothing although somebody may think so."""
     own = {setting.metadata["env"] for setting in fields(Settings)}
     known = {name.removeprefix("TOPICS_") for name in own | VARIABLES.keys()}
     lines = []

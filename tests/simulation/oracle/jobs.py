@@ -62,7 +62,7 @@ class QueueModel:
         self.due.update(seq for seq, rec in live.items() if 0 < rec.ready_at <= now)
 
     def is_last(self, deliveries: int) -> bool:
-        """Whether no delivery follows that with this number."""
+        """Return whether no delivery follows that with this number."""
         return self.config.dead_letter is not None and 0 < self.config.max_deliveries <= deliveries
 
     def is_exhausted(self, seq: int) -> bool:

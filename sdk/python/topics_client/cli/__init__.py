@@ -223,7 +223,7 @@ def _unknown(name: str) -> str:
 
 
 def _internal(error: Exception) -> int:
-    """What nobody thought of, in one line."""
+    """Describe an unexpected exception in one line."""
     what = " ".join(f"{type(error).__name__}: {error}".split())
     print(f"topics: internal error, please report it: {what} (PYTHONDEVMODE=1 shows where)", file=sys.stderr)
     return 1

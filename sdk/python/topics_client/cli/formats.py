@@ -116,7 +116,7 @@ class Source:
             self.packing, self._stream = found, zstd().ZstdFile(self._stream)
 
     def head(self) -> bytes:
-        """What comes next, up to 64 bytes; none at the end only."""
+        """Return what comes next, up to 64 bytes; none at the end only."""
         with self._told():
             return bytes(self._stream.peek(_HEAD)[:_HEAD])
 

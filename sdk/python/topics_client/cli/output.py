@@ -181,7 +181,7 @@ def duration(ms: float | None) -> Measure | None:
 
 
 def ago(ts_ms: int | None) -> str:
-    """How long ago a time was, in words: `2 days ago`, `5 min ago`, `just now`; `never` for none."""
+    """Return how long ago a time was, in words: `2 days ago`, `5 min ago`, `just now`; `never` for none."""
     if ts_ms is None:
         return "never"
     seconds = (time.time() * 1e3 - ts_ms) / 1e3

@@ -136,7 +136,7 @@ class Probe:
 
 
 def shortage(limit: str, max: int, free_bytes: int) -> str:  # noqa: A002  # the names that the server has
-    """Why writes are refused, for people."""
+    """Return why writes are refused, for people."""
     return f"the disk has {human_size(free_bytes)} free, TOPICS_{limit.upper()} is {human_size(max)}"
 
 

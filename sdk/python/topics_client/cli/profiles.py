@@ -33,7 +33,7 @@ class Profiles:
 
 
 def path() -> Path | None:
-    """Where the file is; None for a user without a home."""
+    """Return where the file is; None for a user without a home."""
     if folder := os.environ.get("XDG_CONFIG_HOME"):
         return Path(folder) / _FILE
     with suppress(RuntimeError):

@@ -86,7 +86,7 @@ def _wait_grpc(arguments: argparse.Namespace, deadline: float) -> tuple[str | No
 
 
 def _probe(arguments: argparse.Namespace) -> "Probe":
-    """What asks the HTTP port that is meant. Raises UsageError."""
+    """Return what asks the HTTP port that is meant. Raises UsageError."""
     from topics_client.cli.probe import Probe, own_server
 
     key = os.environ.get(arguments.key_env)

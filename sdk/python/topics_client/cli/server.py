@@ -92,7 +92,7 @@ class Place(NamedTuple):
 
 
 def place(arguments: argparse.Namespace) -> Place:
-    """Which server is meant, and which key: flags win over the environment, that over the profile in use.
+    """Return which server is meant, and which key: flags win over the environment, that over the profile in use.
 
     The key of a profile is given with the URL of that profile only. Raises UsageError for a profile that is not there,
     OSError and ValueError for a file of profiles that can't be read.
@@ -131,7 +131,7 @@ def profile(name: str, known: "Profiles | None" = None) -> "Profile":
 
 
 def named(arguments: argparse.Namespace) -> bool:
-    """Whether anybody said which server is meant."""
+    """Return whether anybody said which server is meant."""
     return place(arguments).url is not None
 
 
@@ -251,7 +251,7 @@ def _ended(make: "Callable[[], Any]", how: tuple[object, ...]) -> Iterator[Any]:
 
 
 def _still_good(error: BaseException) -> bool:
-    """Whether a connection on which a call failed so is one to go on with."""
+    """Return whether a connection on which a call failed so is one to go on with."""
     from topics_client.errors import ConnectError, TopicsError, UnavailableError
 
     return isinstance(error, ValueError) or (

@@ -174,7 +174,7 @@ def _completed(text: str, state: int) -> str | None:
 
 
 def completions(words: Sequence[str], text: str) -> list[str]:
-    """What may stand behind `words`, and begins with `text`."""
+    """Return what may stand behind `words`, and begins with `text`."""
     from topics_client.cli import COMMANDS, parser
 
     if not words:

@@ -256,7 +256,7 @@ class Core:
                     self._failed(raised)
 
     def _is_empty(self) -> bool:
-        """Whether the queue has nothing ready, and this worker nothing in hand; if so, tells what is left.
+        """Return whether the queue has nothing ready, and this worker nothing in hand; if so, tells what is left.
 
         Where the deliveries of a job are limited, jobs that rest before a retry are waited for: that ends.
         """

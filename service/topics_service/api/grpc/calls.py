@@ -47,7 +47,7 @@ class CallContext:
         return self._metadata
 
     def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
-        """What goes with the status."""
+        """Return what goes with the status."""
         return self._trailing
 
     def peer(self) -> str:

@@ -57,7 +57,7 @@ class _Way:
         _check(request)
 
     def parsed(self, data: bytes, parse: Callable[[bytes], Any]) -> Any:
-        """What stands for the newest message, which is `data`, in place of the one before."""
+        """Return what stands for the newest message, which is `data`, in place of the one before."""
         return _parsed(data, parse)
 
     def leave(self) -> None:

@@ -43,7 +43,7 @@ def remembered(attempts: Attempts, newest: Attempt) -> Attempts:
 
 
 def is_told(attempts: Attempts) -> bool:
-    """Whether a worker has given a reason: without one nobody is shown the history."""
+    """Return whether a worker has given a reason: without one nobody is shown the history."""
     return any(attempt.is_told for attempt in attempts)
 
 

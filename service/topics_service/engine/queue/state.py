@@ -85,14 +85,14 @@ class Queue:
     # ----------------------------------------------------------------- counters
 
     def ready(self, s: Snapshot, head: int) -> int:
-        """How many jobs a claim could get now."""
+        """Return how many jobs a claim could get now."""
         live = s.count
         if head < s.head:
             live -= s.live_between(head + 1, s.head + 1)
         return live - len(self.held) - self.not_due(s, head) - self.spent
 
     def not_due(self, s: Snapshot, head: int) -> int:
-        """How many jobs wait for their time: written with a delay, or given back with one."""
+        """Return how many jobs wait for their time: written with a delay, or given back with one."""
         waiting = self.schedule.waiting
         return len(self.delayed) + (len(waiting) if head >= s.head else waiting.range_cardinality(0, head + 1))
 
@@ -113,7 +113,7 @@ class Queue:
         return len(self.held)
 
     def next_due(self) -> int | None:
-        """When (ms) the next lease expires or delay ends; None: nothing of that."""
+        """Return when (ms) the next lease expires or delay ends; None: nothing of that."""
         expiry, end = self._expiries.next(), self._delays.next()
         due = [] if expiry is None else [expiry + 1]
         if end is not None:
@@ -162,7 +162,7 @@ class Queue:
         return True
 
     def is_last(self, deliveries: int) -> bool:
-        """Whether no delivery follows that with this number."""
+        """Return whether no delivery follows that with this number."""
         return 0 < self._limit <= deliveries
 
     def prune(self, s: Snapshot) -> None:
@@ -342,7 +342,7 @@ class Queue:
         return delivery is not None and delivery.node is not None and delivery.deadline == deadline
 
     def _rests(self, end: int, seq: int) -> bool:
-        """Whether an alarm is that of a delay that lasts."""
+        """Return whether an alarm is that of a delay that lasts."""
         return (seq in self.delayed or seq in self.aside) and self.jobs[seq].deadline == end
 
     def _offer(self, s: Snapshot, head: int) -> Iterator[int]:

@@ -201,7 +201,7 @@ def _cells(view: JobView, state: str, *, tells_failures: bool) -> list[object]:
 
 
 def _last_failure(view: JobView) -> str:
-    """Who failed last, and the first line of why."""
+    """Return who failed last, and the first line of why."""
     if not view.attempts:
         return ""
     last = view.attempts[-1]

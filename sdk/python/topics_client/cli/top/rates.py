@@ -152,7 +152,7 @@ def ordered(found: Iterable[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
 
 
 def alerts(reading: Reading) -> list[str]:
-    """What has the server refuse writes now, a line for each reason."""
+    """Return what has the server refuse writes now, a line for each reason."""
     totals, found = reading.totals, []
     if totals.get("topics_wal_read_only"):
         found.append("WRITES ARE REFUSED: the storage has failed, see the server's log")
