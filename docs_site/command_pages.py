@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from proto_text import fields
 
-from topics_client import cli
+import topics_cli as cli
 
 _INTRODUCTION: Final = """\
 # The `topics` command

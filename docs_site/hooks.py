@@ -19,7 +19,7 @@ SHOWN_AS: Final = {
     "CHANGELOG.md": "changelog.md",
     "proto/topics/v1": "reference/api/index.md",
     "sdk/python/topics_client": "reference/python/client.md",
-    "sdk/python/topics_client/cli": "reference/cli.md",
+    "sdk/python/topics_cli": "reference/cli.md",
 }
 """What lies outside docs/, and the page of the site that stands for it."""
 

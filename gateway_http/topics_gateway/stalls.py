@@ -6,7 +6,7 @@ A timer per request (what asyncio.timeout would be) costs more than the rest of 
 import asyncio
 from typing import Any
 
-from topics_service.api import background
+from topics_net import background
 
 _CHECKS = 4  # per limit: a stall is noticed after the limit and at most a quarter more
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from topics_kafka.turns import TURN_SECONDS, Turns
+from topics_net.quiet import QuietLog
+from topics_net.slow import SlowClients, undrained
 from topics_service.api.budget import MemoryBudget, Share
-from topics_service.api.quiet import QuietLog
-from topics_service.api.slow import SlowClients, undrained
 from topics_service.statistics import KafkaStatistics
 
 LEAST_FRAME_BYTES: Final = 8

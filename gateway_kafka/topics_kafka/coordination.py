@@ -11,7 +11,7 @@ from ulid import ULID
 
 from topics_kafka.handlers import Door
 from topics_kafka.topicids import uuid_of
-from topics_service.api import background
+from topics_net import background
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.group.coordinator import Coordinator
 from topics_service.engine.group.members import (

@@ -16,12 +16,12 @@ from topics_kafka.coordination import Coordination
 from topics_kafka.handlers import Context, Door, Handler
 from topics_kafka.session import Session
 from topics_kafka.settings import KafkaSettings
-from topics_service.api import background
+from topics_net import background
+from topics_net.handshake import Handshake, TlsListener
+from topics_net.slow import SlowClients
 from topics_service.api.access import Gate
 from topics_service.api.auth import ANYONE, NOBODY
 from topics_service.api.budget import MemoryBudget
-from topics_service.api.handshake import Handshake, TlsListener
-from topics_service.api.slow import SlowClients
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.engine import Engine
 

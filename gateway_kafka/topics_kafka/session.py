@@ -23,7 +23,7 @@ from topics_kafka.protocol import (
     encode_response,
     request_header,
 )
-from topics_service.api import background
+from topics_net import background
 from topics_service.api.access import KAFKA_RULES
 from topics_service.api.budget import MemoryBudget, Share
 from topics_service.api.request_ids import KafkaRequestId, current_request

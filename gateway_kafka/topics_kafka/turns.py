@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from topics_kafka.protocol import Message
-from topics_service.api import background
+from topics_net import background
 
 TURN_SECONDS: Final = 0.002
 SHARED_SECONDS: Final = 0.01

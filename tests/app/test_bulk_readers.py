@@ -16,7 +16,7 @@ from support.server import ServerProcess
 from support.waiting import poll
 from topics.v1 import record_pb2, topic_pb2
 from topics.v1 import topics_service_pb2 as pb
-from topics_service.app.settings import SettingsError, load
+from topics_server.settings import SettingsError, load
 
 FORMATS = (pb.BULK_FORMAT_COLUMNS, pb.BULK_FORMAT_ARROW)
 LONG = b'"%b"' % (b"x" * 3000)

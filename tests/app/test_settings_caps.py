@@ -2,8 +2,8 @@
 
 import pytest
 
+from topics_server.settings import load
 from topics_service.api.watch import WatchCaps
-from topics_service.app.settings import load
 from topics_service.engine.limits import Limits
 
 

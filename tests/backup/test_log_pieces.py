@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from topics_service.app.backup import creation, inventory, log, moments, pointintime, shipping
-from topics_service.app.backup.errors import BackupError
-from topics_service.app.backup.log import PIECE_BYTES, Piece
-from topics_service.app.backup.manifest import LogPoint
-from topics_service.app.backup.target import Folder
+from topics_backup import creation, inventory, log, moments, pointintime, shipping
+from topics_backup.errors import BackupError
+from topics_backup.log import PIECE_BYTES, Piece
+from topics_backup.manifest import LogPoint
+from topics_backup.target import Folder
 from topics_service.storage import checkpoint, keys, rocks, walarchive
 from topics_service.storage.familyids import family_ids
 from topics_service.storage.rocks import RocksStore

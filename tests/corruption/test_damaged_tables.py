@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from corruption.harness import cut, flip, zero
 
-from topics_service.app.verify import verify
+from topics_server.verify import verify
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.verify import Problem
 from topics_service.engine.writer import Writer

@@ -12,7 +12,7 @@ from corruption.harness import cut, flip, verify, zero
 from corruption.killed import Killed, check, copied, make_killed, started
 
 from support.server import ServerProcess, StartFailedError
-from topics_service.app.repair import Told, repair
+from topics_server.repair import Told, repair
 from topics_service.storage import walmark
 from topics_service.storage.store import StoreOpenError
 from topics_service.storage.walbatches import batches

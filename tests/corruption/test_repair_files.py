@@ -20,7 +20,7 @@ from sdk.cli.runner import environment
 
 from support.server import TOPICS, ServerProcess
 from topics_client import Gap, Record, TopicsClient
-from topics_service.app.repair import doubts
+from topics_server.repair import doubts
 from topics_service.storage import repair as storage
 from topics_service.storage.rocks import _name
 from topics_service.storage.store import Family, StoreOpenError

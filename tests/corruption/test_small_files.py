@@ -7,11 +7,11 @@ import pytest
 from corruption.harness import flip
 from corruption.test_closing import filled
 
-from topics_service.app.backup import log
-from topics_service.app.backup.log import Piece
-from topics_service.app.backup.target import Folder
-from topics_service.app.repair import RepairError, Told, repair
-from topics_service.app.verify import verify
+from topics_backup import log
+from topics_backup.log import Piece
+from topics_backup.target import Folder
+from topics_server.repair import RepairError, Told, repair
+from topics_server.verify import verify
 from topics_service.engine.verify import Problem
 from topics_service.storage import closing, sealed
 from topics_service.storage import repair as storage

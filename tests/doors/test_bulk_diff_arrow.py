@@ -168,7 +168,7 @@ async def test_runs_of_seqs_and_times_of_many_deletes(door: Door) -> None:
 
 
 def test_the_server_needs_no_pyarrow() -> None:
-    code = "import sys, topics_service.app.server; sys.exit(any(n.split('.')[0] == 'pyarrow' for n in sys.modules))"
+    code = "import sys, topics_server.server; sys.exit(any(n.split('.')[0] == 'pyarrow' for n in sys.modules))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
 
 

@@ -15,7 +15,7 @@ from support.kafka_wire import Wire
 from support.server import ServerProcess
 from support.waiting import poll
 from topics_kafka.protocol import ApiKey
-from topics_service.api import background
+from topics_net import background
 from topics_service.api.request_ids import begin, current_request
 from topics_service.api.together import Together
 
@@ -27,14 +27,14 @@ OWN = {
     "gateway_http/topics_gateway/socket_session.py": 3,
     "service/topics_service/api/checkpoints.py": 1,
     "service/topics_service/api/grpc/append_stream.py": 1,
-    "service/topics_service/app/door_calls.py": 1,
+    "service/topics_server/door_calls.py": 1,
     # Started by the server itself, or by a thread that has no request.
     "gateway_http/topics_gateway/transport/server.py": 1,
     "service/topics_service/api/commit.py": 1,
     "service/topics_service/api/handshake.py": 1,
-    "service/topics_service/app/bulk_reader.py": 1,
-    "service/topics_service/app/bulk_readers.py": 3,
-    "service/topics_service/app/server.py": 1,
+    "service/topics_server/bulk_reader.py": 1,
+    "service/topics_server/bulk_readers.py": 3,
+    "service/topics_server/server.py": 1,
 }
 SIGNALS = 40
 

@@ -21,11 +21,11 @@ from support.ws import WebSocket
 from topics.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2
 from topics.v1 import topics_service_pb2 as pb
 from topics_kafka.protocol import ApiKey
+from topics_server.door_calls import KAFKA_ACTIONS
+from topics_server.keys import fingerprint
 from topics_service.api.access import KAFKA_RULES, RULES
 from topics_service.api.audit import ACTIONS
 from topics_service.api.auth import Scope
-from topics_service.app.door_calls import KAFKA_ACTIONS
-from topics_service.app.keys import fingerprint
 
 OPS, READER = "sekret-ops", "sekret-reader"
 OPS_ID, READER_ID = fingerprint(OPS.encode()), fingerprint(READER.encode())

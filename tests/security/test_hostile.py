@@ -36,7 +36,7 @@ from support.http2 import (
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import WebSocket
-from topics_service.app.keys import from_text
+from topics_server.keys import from_text
 
 MIB = 1 << 20
 CONNECTIONS = 150

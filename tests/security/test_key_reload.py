@@ -33,7 +33,7 @@ from topics.v1 import (
 )
 from topics.v1 import topics_service_pb2 as pb
 from topics_kafka.protocol import ApiKey
-from topics_service.app.keys import fingerprint
+from topics_server.keys import fingerprint
 
 OPS, SHOP = "ops-sekret", "shop-sekret"
 FIRST = f"# operators\n{OPS}\n\n  {SHOP}:read+write:orders.|carts.  \n"

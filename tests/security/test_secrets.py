@@ -20,7 +20,7 @@ from support.ws import RefusedError, WebSocket
 from topics.v1 import topics_service_pb2 as pb
 from topics.v1 import topics_service_pb2_grpc
 from topics_kafka.protocol import ApiKey
-from topics_service.app.keys import fingerprint
+from topics_server.keys import fingerprint
 
 KEY, WRONG = "sekret-right-4711", "sekret-wrong-0815"
 BASIC = base64.b64encode(f"user:{KEY}".encode()).decode()

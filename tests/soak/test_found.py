@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.waiting import poll
-from topics_service.api.slow import SlowClients, undrained
+from topics_net.slow import SlowClients, undrained
 from topics_service.storage import tidy
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family

@@ -40,8 +40,8 @@ from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import Linger
 from topics_gateway.transport.registry import Registry, logger
 from topics_gateway.transport.tenancy import Tenancy
-from topics_service.api import background
-from topics_service.api.slow import prepare, undrained
+from topics_net import background
+from topics_net.slow import prepare, undrained
 
 # Four times the default: a DATA frame costs Python about the same whatever its size.
 MAX_FRAME_BYTES: Final = 65536

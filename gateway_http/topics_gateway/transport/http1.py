@@ -25,8 +25,8 @@ from topics_gateway.transport.linger import LINGER_SECONDS, Linger
 from topics_gateway.transport.registry import Registry, logger
 from topics_gateway.transport.tenancy import Tenancy
 from topics_gateway.transport.upgrade import VERSION, UnsupportedVersionError
-from topics_service.api import background
-from topics_service.api.slow import prepare, undrained
+from topics_net import background
+from topics_net.slow import prepare, undrained
 
 # Requests that a client sent ahead of its answers: beyond this the connection is not read any further.
 PIPELINE_LIMIT: Final = 64

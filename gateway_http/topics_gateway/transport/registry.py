@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol
 from uvicorn.server import ServerState
 
 from topics_client.units import counted
-from topics_service.api.quiet import QuietLog
-from topics_service.api.slow import SlowClients
+from topics_net.quiet import QuietLog
+from topics_net.slow import SlowClients
 
 logger: Final = logging.getLogger("topics.http")
 

@@ -22,8 +22,8 @@ from topics_gateway.transport.h2rules import IDLE_BURST, IDLE_PER_SECOND
 from topics_gateway.transport.linger import Linger, end_side
 from topics_gateway.transport.registry import Registry, logger
 from topics_gateway.transport.upgrade import VERSION, BadUpgradeError, UnsupportedVersionError
-from topics_service.api import background
-from topics_service.api.slow import prepare, undrained
+from topics_net import background
+from topics_net.slow import prepare, undrained
 
 Message = dict[str, Any]
 

@@ -22,10 +22,10 @@ from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import TopicIds
 from topics_kafka.turns import Turns
+from topics_net.quiet import QuietLog
 from topics_service.api.access import KAFKA_RULES, Gate
 from topics_service.api.auth import NOBODY, Principal, Scope
 from topics_service.api.budget import Share
-from topics_service.api.quiet import QuietLog
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.engine import Engine

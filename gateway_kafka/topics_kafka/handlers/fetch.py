@@ -18,7 +18,7 @@ from topics_kafka.handlers.producer_ids import epoch_error
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.rendered import BatchCache, aligned
 from topics_kafka.turns import TURN_SECONDS
-from topics_service.api import background
+from topics_net import background
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchReply, FetchRequest
 from topics_service.engine.engine import Parked

@@ -1,6 +1,6 @@
 """Environment variables whose names begin with `TOPICS_`: those that clients read, and those that others set.
 
-The server's own are `topics_service.app.settings`. It warns of what is neither.
+The server's own are `topics_server.settings`. It warns of what is neither.
 """
 
 import re

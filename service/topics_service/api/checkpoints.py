@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from topics_service.api import background
+from topics_net import background
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.model import ReadyState
 

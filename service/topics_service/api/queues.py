@@ -10,7 +10,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from topics_client.units import counted
-from topics_service.api import background
+from topics_net import background
 from topics_service.api.access import check_names
 from topics_service.api.auth import Principal
 from topics_service.api.desk import CallLater, Claimer, Desk, Turns

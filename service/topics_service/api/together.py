@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextvars import Context, copy_context
 from typing import Generic, TypeVar
 
-from topics_service.api import background
+from topics_net import background
 
 K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")

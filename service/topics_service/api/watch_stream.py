@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from topics_service.api import background
+from topics_net import background
 from topics_service.api.dispatch import Dispatcher, Waiter
 from topics_service.api.watch_journal import Journal
 from topics_service.engine.clock import Clock

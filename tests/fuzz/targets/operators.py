@@ -11,18 +11,18 @@ import msgspec
 from fuzz.target import Target
 from fuzz.targets.storage import log_of
 
-from topics_service.app import keys as key_files
-from topics_service.app import settings, tls
-from topics_service.app.backup import manifest, pruning
-from topics_service.app.backup.errors import BackupError
-from topics_service.app.keys import KeysError
-from topics_service.app.settings import SettingsError
-from topics_service.app.tls import TlsError
+from topics_backup import manifest, pruning
+from topics_backup.errors import BackupError
+from topics_server import keys as key_files
+from topics_server import settings, tls
+from topics_server.keys import KeysError
+from topics_server.settings import SettingsError
+from topics_server.tls import TlsError
 from topics_service.storage import closing, repair_wal, walarchive, walcheck, walmark
 from topics_service.storage import manifest as database
 from topics_service.storage.repair_swap import Swap
 
-_APP: Final = "topics_service.app"
+_APP: Final = "topics_server"
 _ID: Final = "20260101T000000000Z-abcdef"
 _FOLDER: Final = tempfile.TemporaryDirectory(prefix="topics-fuzz-")
 _PLACE: Final = Path(_FOLDER.name)

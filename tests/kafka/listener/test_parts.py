@@ -12,7 +12,7 @@ from topics_kafka.outcomes import _PATHS, error_codes
 from topics_kafka.protocol import ApiKey, ErrorCode
 from topics_kafka.protocol.schema import SCHEMA, Field
 from topics_kafka.topicids import TopicIds, uuid_of
-from topics_service.api.quiet import QuietLog
+from topics_net.quiet import QuietLog
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError

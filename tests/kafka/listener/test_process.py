@@ -10,7 +10,7 @@ from support.kafka_wire import ClosedError, Wire
 from support.server import ServerProcess
 from support.waiting import poll
 from topics_kafka.protocol import ApiKey
-from topics_service.app.settings import SettingsError, load, split_host
+from topics_server.settings import SettingsError, load, split_host
 
 
 def test_there_is_no_port_unless_it_is_set(tmp_path: Path) -> None:

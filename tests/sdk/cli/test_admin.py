@@ -12,8 +12,8 @@ import pytest
 from support.http import Api, fresh
 from support.server import TOPICS
 from support.waiting import poll
-from topics_client.cli import config, types
-from topics_client.cli.output import age, duration, size
+from topics_cli import config, types
+from topics_cli.output import age, duration, size
 from topics_client.models import TopicConfig
 from topics_service.engine.model import TopicConfig as EngineConfig
 

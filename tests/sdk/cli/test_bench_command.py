@@ -7,7 +7,7 @@ import pytest
 
 from support.http import Api
 from support.waiting import poll
-from topics_client.cli.bench import record_text
+from topics_cli.bench import record_text
 
 from .runner import Cli
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_client.cli.lines import BadTextError
-from topics_client.cli.recordtext import gap_object, gap_text, parsed, value_line, value_lines, whole_line
-from topics_client.cli.times import moment, shown
+from topics_cli.lines import BadTextError
+from topics_cli.recordtext import gap_object, gap_text, parsed, value_line, value_lines, whole_line
+from topics_cli.times import moment, shown
 from topics_client.models import Gap, Record
 
 UGLY = [

@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.http import Api, fresh, ok
-from topics_client.cli import formats
-from topics_client.cli.csvtext import HEADER, csv_lines, csv_rows
-from topics_client.cli.lines import BadTextError
-from topics_client.cli.parquet import ParquetRecords, parquet_rows
-from topics_client.cli.recordtext import Parsed, parsed, whole_line
-from topics_client.cli.server import UsageError
+from topics_cli import formats
+from topics_cli.csvtext import HEADER, csv_lines, csv_rows
+from topics_cli.lines import BadTextError
+from topics_cli.parquet import ParquetRecords, parquet_rows
+from topics_cli.recordtext import Parsed, parsed, whole_line
+from topics_cli.server import UsageError
 from topics_client.models import Record
 
 from .runner import Cli
@@ -201,7 +201,7 @@ def test_what_is_of_another_format_is_told_by_its_name(
     """In this process, since only what is told matters: the commands that read it are tested above."""
     file = tmp_path / name
     file.write_bytes(data)
-    from topics_client.cli.inputs import FileInputs
+    from topics_cli.inputs import FileInputs
 
     with pytest.raises(ValueError, match=re.escape(text)) as told:
         for _ in FileInputs([str(file)], chosen=None, whole=False, as_rows=False).batches():
@@ -221,7 +221,7 @@ def test_the_commands_tell_it_as_they_tell_everything(topics: Cli, tmp_path: Pat
 
 
 def test_a_row_that_never_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from topics_client.cli import csvtext
+    from topics_cli import csvtext
 
     monkeypatch.setattr(csvtext, "LONGEST_LINE", 100)
     line, bad = next(csv_rows(_source(b'a\n"' + b"x\n" * 100), "file", as_rows=False, tag_field=None))
@@ -232,7 +232,7 @@ def test_a_row_that_never_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_long_line_leaves_the_rows_behind_it() -> None:
-    from topics_client.cli import lines
+    from topics_cli import lines
 
     long = b"x" * (lines.LONGEST_LINE + 1)
     (_, bad), (line, good) = csv_rows(_source(b"a\n" + long + b"\n1\n"), "file", as_rows=True, tag_field=None)

@@ -18,7 +18,7 @@ import pytest
 from support.http import Api, fresh
 from support.server import TOPICS, ServerProcess
 from support.waiting import poll
-from topics_client.cli import _ELSEWHERE, COMMANDS, GROUPS, overview, parser
+from topics_cli import _ELSEWHERE, COMMANDS, GROUPS, overview, parser
 
 from .runner import Cli, environment
 
@@ -107,7 +107,7 @@ def test_help_starts_fast_and_without_grpc() -> None:
 
     assert statistics.median(timed() for _ in range(5)) < 0.3
     check = (
-        "import sys; from topics_client.cli import main; code = main({arguments!r});"
+        "import sys; from topics_cli import main; code = main({arguments!r});"
         "loaded = sorted({{'grpc', 'google', 'pyarrow', 'rich'}} & set(sys.modules));"
         "sys.exit(f'loads {{loaded}}' if loaded or code else 0)"
     )

@@ -11,9 +11,9 @@ import pytest
 
 from support.http import Api, fresh
 from support.server import ServerProcess
+from topics_cli.comparing import Comparison
+from topics_cli.sending import Batch
 from topics_client import RawJson, TopicsClient
-from topics_client.cli.comparing import Comparison
-from topics_client.cli.sending import Batch
 from topics_client.models import NewRecord
 
 from .runner import Cli

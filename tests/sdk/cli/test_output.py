@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import topics_cli as cli
 from support.http import Api, fresh
-from topics_client import cli
-from topics_client.cli import output
-from topics_client.cli.output import Measure, table_lines
-from topics_client.cli.types import Parser
+from topics_cli import output
+from topics_cli.output import Measure, table_lines
+from topics_cli.types import Parser
 
 from .runner import Cli
 

@@ -9,7 +9,7 @@ import pytest
 
 from support.http import fresh
 from support.server import ServerProcess
-from topics_client.cli import profiles, server
+from topics_cli import profiles, server
 
 from .runner import Cli
 

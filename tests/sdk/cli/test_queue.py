@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.http import Api
 from support.waiting import poll
-from topics_client.cli.queue.jobtext import Handle, claimed_line, handle_of_argument, handle_of_line
+from topics_cli.queue.jobtext import Handle, claimed_line, handle_of_argument, handle_of_line
 from topics_client.models import Job
 
 from .runner import TOPICS, Cli, environment

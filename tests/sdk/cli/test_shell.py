@@ -12,8 +12,8 @@ import pytest
 from support.http import Api, fresh
 from support.server import ServerProcess
 from support.waiting import poll
-from topics_client.cli import server
-from topics_client.cli.shell import completions
+from topics_cli import server
+from topics_cli.shell import completions
 
 from .runner import Cli
 

@@ -10,8 +10,8 @@ import pytest
 
 from support.http import Api, fresh
 from support.waiting import poll
-from topics_client.cli.read import Place
-from topics_client.cli.template import FIELDS, Template
+from topics_cli.read import Place
+from topics_cli.template import FIELDS, Template
 from topics_client.errors import NotFoundError, UnavailableError
 from topics_client.models import Record
 

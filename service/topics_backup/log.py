@@ -1,0 +1,187 @@
+"""The archived write-ahead log of a target: pieces of log files, and which of them follow each other without a hole.
+
+A piece is a file `log/<line>/<what Piece says>.wal`, so a list of names tells everything. It ends behind a batch.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+import msgspec
+
+from topics_backup.errors import AbsentError, LogError
+from topics_backup.manifest import LogPoint
+from topics_backup.target import Target
+from topics_service.storage import sealed
+
+LOG: Final = "log/"
+PIECE_BYTES: Final = 16 << 20
+_NAME: Final = re.compile(
+    r"log/([A-Za-z0-9-]{1,64})/(\d{12})-(\d{12})-(\d{12})-(\d{18})-(\d{18})-(\d{14})-(\d{14})-([0-9a-f]{64})\.wal",
+    re.ASCII,
+)
+_UNTIL: Final = "until.json"
+
+
+class Piece(NamedTuple):
+    """Bytes `start` to `stop` of the log file `number` of a line: the rows from `seq` on and before `next_seq`.
+
+    `least_ms` is the earliest time of a batch in it, `last_ms` that of the last.
+    """
+
+    line: str
+    number: int
+    start: int
+    stop: int
+    seq: int
+    next_seq: int
+    least_ms: int
+    last_ms: int
+    sha256: str
+
+    @property
+    def key(self) -> str:
+        """Its name in the target."""
+        return (
+            f"{LOG}{self.line}/{self.number:012}-{self.start:012}-{self.stop:012}-{self.seq:018}-{self.next_seq:018}-"
+            f"{self.least_ms:014}-{self.last_ms:014}-{self.sha256}.wal"
+        )
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.stop - self.start
+
+
+class Run(NamedTuple):
+    """Pieces of a line that follow each other without a hole, at least one. `until_ms`: nothing is missing to then."""
+
+    pieces: list[Piece]
+    until_ms: int
+
+    @property
+    def line(self) -> str:
+        """Of which line they are."""
+        return self.pieces[0].line
+
+    def behind(self, point: LogPoint) -> list[Piece] | None:
+        """The pieces that a database which stands at `point` needs to go on to the end of the run, from the beginning
+        of its log file on; None if they do not follow it."""
+        if self.line != point.line or not self.pieces[0].seq <= point.next_seq <= self.pieces[-1].next_seq:
+            return None
+        needed = [piece for piece in self.pieces if piece.number >= point.number]
+        if not needed:
+            return []
+        return needed if needed[0].start == 0 and needed[0].seq <= point.next_seq else None
+
+
+class Until(msgspec.Struct):
+    """All of a line that was written until `ms` is archived, up to the row `next_seq`. `holes`: from which row to which
+    the server had removed its log before."""
+
+    ms: int
+    next_seq: int
+    holes: list[tuple[int, int]] = []
+
+
+def piece_of(name: str) -> Piece | None:
+    """The piece with this name; None for a name that is none."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    line, *numbers, sha256 = found.groups()
+    number, start, stop, seq, next_seq, least_ms, last_ms = map(int, numbers)
+    return Piece(line, number, start, stop, seq, next_seq, least_ms, last_ms, sha256)
+
+
+def lines(target: Target) -> dict[str, list[Piece]]:
+    """Every piece, by line."""
+    found: dict[str, list[Piece]] = {}
+    for entry in target.list(LOG):
+        piece = piece_of(entry.name)
+        if piece is not None:
+            found.setdefault(piece.line, []).append(piece)
+    return found
+
+
+def chains(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
+    """For each log file, in order, the pieces that lead from its beginning as far as there are any.
+
+    Who archived at the same time as another one has left pieces that overlap: one way through them is taken.
+    """
+    by_number: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        by_number.setdefault(piece.number, []).append(piece)
+    return {number: chain for number in sorted(by_number) if (chain := _chain(by_number[number]))}
+
+
+def _chain(pieces: list[Piece]) -> list[Piece]:
+    to: dict[int, Piece | None] = {0: None}
+    for piece in sorted(pieces, key=lambda piece: (piece.start, piece.stop)):
+        if piece.start in to:
+            to.setdefault(piece.stop, piece)
+    found, last = [], to[max(to)]
+    while last is not None:
+        found.append(last)
+        last = to[last.start]
+    return found[::-1]
+
+
+def runs(target: Target) -> list[Run]:
+    """All that is archived, oldest line first."""
+    found: list[Run] = []
+    for line, pieces in sorted(lines(target).items()):
+        mine: list[list[Piece]] = []
+        for chain in chains(pieces).values():
+            for piece in chain:
+                if mine and mine[-1][-1].next_seq == piece.seq:
+                    mine[-1].append(piece)
+                else:
+                    mine.append([piece])
+        found += [Run(each, each[-1].last_ms) for each in mine[:-1]]
+        found += [Run(each, max(each[-1].last_ms, _until_ms(target, line, each[-1]))) for each in mine[-1:]]
+    return found
+
+
+def content(target: Target, piece: Piece) -> bytes:
+    """A piece. Raises LogError if it is gone or not what it was."""
+    parts, size = [], 0
+    try:
+        for part in target.read(piece.key):
+            parts.append(part)
+            size += len(part)
+            if size > piece.size:
+                break
+    except AbsentError:
+        raise LogError(piece.least_ms, f"{piece.key} is not there any more") from None
+    data = b"".join(parts)
+    if hashlib.sha256(data).hexdigest() != piece.sha256:
+        raise LogError(piece.least_ms, f"{piece.key} has changed: its hash does not match")
+    return data
+
+
+def say_until(target: Target, line: str, until: Until) -> None:
+    """Write down how far a line is archived."""
+    target.put(f"{LOG}{line}/{_UNTIL}", sealed.encode(msgspec.json.encode(until)))
+
+
+def until(target: Target, line: str) -> Until | None:
+    """Read what `say_until` wrote last; None if that is gone or can't be read."""
+    try:
+        data = sealed.decode(b"".join(target.read(f"{LOG}{line}/{_UNTIL}")), _UNTIL)
+        return msgspec.json.decode(data, type=Until)
+    except (AbsentError, ValueError, RecursionError):
+        return None
+
+
+def _until_ms(target: Target, line: str, last: Piece) -> int:
+    """Until when a line is archived that ends with this piece; 0 if nobody says, or there was more."""
+    said = until(target, line)
+    return said.ms if said is not None and last.next_seq >= said.next_seq else 0
+
+
+def shown(ms: int) -> str:
+    """A time as it can be given to `--at`."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
