@@ -16,7 +16,7 @@ from google.protobuf.descriptor_pb2 import (
 from proto_files import ENUM, FIELD, MESSAGE, METHOD, SERVICE, VALUE, ProtoFile, compiled
 from proto_text import Linker, cell, code, fields
 
-from topics.v1 import errors_pb2
+from topics_proto.v1 import errors_pb2
 
 _FOLDER: Final = "reference/api"
 _PAGES: Final = {

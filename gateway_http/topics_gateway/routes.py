@@ -6,7 +6,9 @@ from urllib.parse import unquote_to_bytes
 
 from google.api import annotations_pb2
 
-from topics.v1 import (
+from topics_gateway.call import Call, Handler
+from topics_gateway.errors import method_not_allowed, not_found
+from topics_proto.v1 import (
     admin_service_pb2,
     group_service_pb2,
     queue_service_pb2,
@@ -14,8 +16,6 @@ from topics.v1 import (
     topics_service_pb2,
     watch_service_pb2,
 )
-from topics_gateway.call import Call, Handler
-from topics_gateway.errors import method_not_allowed, not_found
 from topics_service.api.access import NO_GROUP_ROUTE, NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE
 from topics_service.engine.errors import TopicsError, invalid
 

@@ -22,7 +22,7 @@ import uvloop
 from grpc.aio import ServicerContext
 from grpc_health.v1 import health_pb2_grpc
 
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_server import logs
 from topics_server.settings import Settings
 from topics_server.tls import TlsError, certificates

@@ -11,8 +11,6 @@ from types import TracebackType
 from typing import Final, Self
 
 from pyspark_topics.write_chunks import Chunk
-from topics.v1 import errors_pb2
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import (
     AuthError,
@@ -23,6 +21,8 @@ from topics_client.errors import (
     UnavailableError,
 )
 from topics_client.retry import Patience
+from topics_proto.v1 import errors_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _AHEAD_BYTES: Final = 16 << 20  # what the server takes in ahead of its acks
 _REASON_PREFIX: Final = "ERROR_REASON_"

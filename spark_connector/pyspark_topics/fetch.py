@@ -8,13 +8,13 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from topics.v1 import admin_service_pb2 as admin_pb
-from topics.v1 import record_pb2
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.address import Address
 from topics_client.connection import DEFAULT_RETRY, Connection
 from topics_client.errors import AuthError, InvalidRequestError, NotFoundError, TopicsError, UnavailableError
 from topics_client.retry import Patience, Retry
+from topics_proto.v1 import admin_service_pb2 as admin_pb
+from topics_proto.v1 import record_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _REASON_PREFIX: Final = "GAP_REASON_"
 _SERVER_FRAME: Final = 256 << 10  # a frame takes the time of writers there

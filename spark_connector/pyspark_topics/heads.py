@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pyspark_topics.inventory import PartitionInfo, TopicInfo, find_topic
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import InvalidRequestError, NotFoundError
+from topics_proto.v1 import topics_service_pb2 as pb
 
 FRESH: Final = 0.05
 """Seconds that an answer is kept: Spark asks about 65 times a second while nothing comes."""

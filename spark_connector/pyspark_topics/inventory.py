@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from topics.v1 import topic_pb2
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import InvalidRequestError, NotFoundError
+from topics_proto.v1 import topic_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _PAGE: Final = 1000
 _DURABILITY_PREFIX: Final = "DURABILITY_"

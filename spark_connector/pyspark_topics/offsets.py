@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from pyspark_topics.inventory import PartitionInfo, TopicInfo
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
+from topics_proto.v1 import topics_service_pb2 as pb
 
 EARLIEST: Final = -2
 LATEST: Final = -1

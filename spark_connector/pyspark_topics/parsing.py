@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from pyspark_topics.lenient import FAILURES, REASON_CHARS, Value, joined
-from topics.v1 import record_pb2
+from topics_proto.v1 import record_pb2
 
 _FLOAT32: Final = 3.4028235677973362e38  # the last that is rounded to a float: the largest is written as 3.4028235e38
 _JSON: Final = int(record_pb2.RECORD_KIND_JSON)

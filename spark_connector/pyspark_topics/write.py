@@ -17,9 +17,9 @@ from pyspark_topics.write_chunks import Chunk, chunks
 from pyspark_topics.write_columns import Layout, Target
 from pyspark_topics.write_options import WriteOptions
 from pyspark_topics.write_topics import Topics
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.retry import Retry
+from topics_proto.v1 import topics_service_pb2 as pb
 
 if TYPE_CHECKING:
     import pyarrow as pa

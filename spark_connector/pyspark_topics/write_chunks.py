@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_topics.write_columns import Layout, Rows, Target, fitting, joined
-from topics.v1 import record_pb2
+from topics_proto.v1 import record_pb2
 
 _ROUTED_APPENDS: Final = 8  # appends' worth of rows that are looked at together where each row says where it goes
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from pyspark_topics.options import OptionError, flag, number, server, text
-from topics.v1 import record_pb2, topic_pb2
 from topics_client import units
 from topics_client.address import Address
+from topics_proto.v1 import record_pb2, topic_pb2
 
 WRITE_OPTIONS: Final = (
     "url",

@@ -7,10 +7,10 @@ from typing import Final
 from pyspark_topics.inventory import TopicInfo, find_topic
 from pyspark_topics.write_columns import Target
 from pyspark_topics.write_options import WriteOptions
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import ConflictError, NotFoundError, TopicsError
 from topics_client.units import shown_ms
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _MARGIN: Final = 2  # windows are to be so many times the time for which one append is retried
 

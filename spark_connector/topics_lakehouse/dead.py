@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import NotFoundError, TopicsError, UnavailableError
 from topics_lakehouse.seqs import SeqSet
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 def find_dead(connection: Connection, topic: str, topic_id: str, partition: int, last: int) -> Iterator[int | SeqSet]:

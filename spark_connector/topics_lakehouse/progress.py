@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from topics.v1 import group_pb2
-from topics.v1 import group_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import TopicsError, UnavailableError
 from topics_lakehouse.catalog import Positions
+from topics_proto.v1 import group_pb2
+from topics_proto.v1 import group_service_pb2 as pb
 
 _log: Final = logging.getLogger(__name__)
 _TABLE: Final = "iceberg table "  # in front of the id of the table, in the metadata of a position

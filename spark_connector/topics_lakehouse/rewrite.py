@@ -29,6 +29,7 @@ from pyiceberg.table.update.validate import _validate_data_files_exist, _validat
 from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.types import NestedField, PrimitiveType
 
+from topics_client.installation import require_hooks
 from topics_lakehouse.lineage import carried_mark
 from topics_lakehouse.parquet import ParquetFiles, layout
 from topics_lakehouse.schema import file_schema
@@ -269,6 +270,9 @@ def _write(table: Table, group: Sequence[LiveFile], keep: Keep | None) -> Parque
 def _discard(written: Sequence[ParquetFiles]) -> None:
     for files in written:
         files.abort()
+
+
+require_hooks(_OverwriteFiles, "_process_manifests", "_summary", "_validate_concurrency")
 
 
 class _Replace(_OverwriteFiles):

@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.v1 import (
+from topics_proto.v1 import (
     admin_service_pb2,
     group_service_pb2,
     queue_service_pb2,

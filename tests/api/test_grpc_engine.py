@@ -9,8 +9,8 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from topics.v1 import record_pb2, topic_pb2, topics_service_pb2_grpc
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import record_pb2, topic_pb2, topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.commit import GroupCommit
 from topics_service.api.grpc.server import GrpcServer
 from topics_service.api.topics import TopicsApi

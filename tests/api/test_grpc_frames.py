@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics.v1 import record_pb2, stream_pb2
-from topics.v1 import watch_service_pb2 as pb
+from topics_proto.v1 import record_pb2, stream_pb2
+from topics_proto.v1 import watch_service_pb2 as pb
 from topics_service.api.grpc.frames import FrameWriter, error_message
 from topics_service.api.grpc.record_runs import Parts, RunCache
 from topics_service.api.grpc.records import add_records

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1 import topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2_grpc
 from topics_service.api import patience
 from topics_service.api.access import Gate
 from topics_service.api.budget import MemoryBudget, Share

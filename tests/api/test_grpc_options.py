@@ -8,9 +8,9 @@ import pytest
 from grpc._cython import cygrpc
 
 from support.door import open_door
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
 from topics_client.connection import CHANNEL_OPTIONS
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub
 from topics_service.api.grpc.options import server_options
 
 _LIBRARY = Path(cygrpc.__file__).read_bytes()

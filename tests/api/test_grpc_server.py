@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
-from topics.v1 import (
+from topics_proto.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
     record_pb2,
@@ -20,7 +20,7 @@ from topics.v1 import (
     watch_service_pb2,
     watch_service_pb2_grpc,
 )
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.access import Gate
 from topics_service.api.grpc.guard import Guard
 from topics_service.api.grpc.server import SERVICE_NAMES, GrpcServer

@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from support.grpc_watch import Follower, subscription
-from topics.v1 import errors_pb2, record_pb2, stream_pb2, watch_service_pb2_grpc
-from topics.v1 import watch_service_pb2 as pb
+from topics_proto.v1 import errors_pb2, record_pb2, stream_pb2, watch_service_pb2_grpc
+from topics_proto.v1 import watch_service_pb2 as pb
 from topics_service.api.commit import GroupCommit
 from topics_service.api.grpc.server import GrpcServer
 from topics_service.api.topics import TopicsApi

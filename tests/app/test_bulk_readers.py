@@ -14,8 +14,8 @@ from support.bulk import Client, check_whole, pids
 from support.door import column
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import record_pb2, topic_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import record_pb2, topic_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_server.settings import SettingsError, load
 
 FORMATS = (pb.BULK_FORMAT_COLUMNS, pb.BULK_FORMAT_ARROW)

@@ -14,9 +14,9 @@ from confluent_kafka import Producer
 from sdk.cli.runner import Cli
 
 from support.server import ServerProcess
-from topics.v1 import admin_service_pb2 as pb
-from topics.v1 import admin_service_pb2_grpc
 from topics_client import TopicConfig, TopicsClient
+from topics_proto.v1 import admin_service_pb2 as pb
+from topics_proto.v1 import admin_service_pb2_grpc
 
 Restored = Callable[[Path], ServerProcess]
 

@@ -9,10 +9,10 @@ import pytest
 from support.http import Api
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import admin_service_pb2 as pb
 from topics_client import TopicsClient
 from topics_client.connection import Connection
 from topics_client.errors import AuthError, InvalidRequestError, TopicsError
+from topics_proto.v1 import admin_service_pb2 as pb
 from topics_service.storage import checkpoint, keys
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family, StoreError

@@ -16,9 +16,9 @@ from sdk.cli.runner import Cli, environment
 
 from support.server import TOPICS, ServerProcess
 from support.waiting import poll
-from topics.v1 import admin_service_pb2 as pb
 from topics_client import TopicsClient
 from topics_client.errors import TopicsError
+from topics_proto.v1 import admin_service_pb2 as pb
 
 Restored = Callable[[Path], ServerProcess]
 

@@ -16,9 +16,9 @@ from support.http import Api, fresh, ok, path
 from support.kafka_wire import Wire as KafkaWire
 from support.server import ServerProcess
 from support.ws import WebSocket
-from topics.v1 import topics_service_pb2, topics_service_pb2_grpc
-from topics.v1.record_pb2 import AppendRecord
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import topics_service_pb2, topics_service_pb2_grpc
+from topics_proto.v1.record_pb2 import AppendRecord
 
 CALLS = "fsync,fdatasync,sync_file_range,write,writev,pwrite64,sendto,sendmsg"
 

@@ -14,8 +14,8 @@ from support.http import Api, ok, refused
 from support.kafka_wire import Wire
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import topics_service_pb2, topics_service_pb2_grpc
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import topics_service_pb2, topics_service_pb2_grpc
 
 SMALL = {"TOPICS_MEMORY_BYTES": 8 << 20}  # so that a few MiB fill a write buffer
 WRITERS = 6

@@ -20,7 +20,7 @@ import topics_client
 from support.guide import run_guide
 from support.missing import without
 from support.server import ServerProcess
-from topics.v1 import (
+from topics_proto.v1 import (
     admin_service_pb2,
     errors_pb2,
     group_service_pb2,

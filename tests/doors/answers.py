@@ -14,8 +14,8 @@ from grpc_status import rpc_status
 from support.arrow import arrow_rows
 from support.door import rows
 from support.http import envelope
-from topics.v1 import errors_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import errors_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.engine.errors import Reason
 
 REASONS = {reason.code: reason.value for reason in Reason}

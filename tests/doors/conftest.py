@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from support.http import Api, ok
 from support.server import ServerProcess
 from support.ws import WebSocket
-from topics.v1 import (
+from topics_proto.v1 import (
     admin_service_pb2,
     group_service_pb2,
     queue_service_pb2,
@@ -25,7 +25,7 @@ from topics.v1 import (
     topics_service_pb2_grpc,
     watch_service_pb2,
 )
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2 as pb
 
 SMALL = {
     "TOPICS_MAX_BODY_BYTES": 4096,

@@ -18,14 +18,14 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import strategies as st
 
-from topics.v1 import (
+from topics_gateway.routes import annotated_routes
+from topics_proto.v1 import (
     admin_service_pb2,
     queue_service_pb2,
     router_service_pb2,
     topics_service_pb2,
     watch_service_pb2,
 )
-from topics_gateway.routes import annotated_routes
 
 T = TypeVar("T")
 Draw = Callable[[st.SearchStrategy[T]], T]

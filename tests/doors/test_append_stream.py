@@ -12,8 +12,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from support.door import Door, column, open_door, until
-from topics.v1 import errors_pb2, record_pb2, topic_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import errors_pb2, record_pb2, topic_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.access import Gate
 from topics_service.api.auth import parse_keys
 from topics_service.engine.limits import Limits

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.http import Api, Wire, ok, path, refused, request
 from support.server import ServerProcess, StartFailedError
 from support.waiting import poll
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2 as pb
 
 # -------------------------------------------------------------- one key's share
 

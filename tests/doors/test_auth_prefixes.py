@@ -6,8 +6,8 @@ from typing import Any
 from doors.conftest import Grpc, columns
 
 from support.http import Api, fresh, ok, path, refused
-from topics.v1 import admin_service_pb2, admin_service_pb2_grpc, topic_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc, topic_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 def test_path_names(http: Callable[..., Api], rpc: Callable[..., Grpc]) -> None:

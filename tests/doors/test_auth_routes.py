@@ -12,8 +12,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from support.http import Api, Wire, ok, path, refused, request
 from support.server import ServerProcess
-from topics.v1 import topics_service_pb2 as pb
 from topics_gateway.routes import annotated_routes
+from topics_proto.v1 import topics_service_pb2 as pb
 
 GRANTS = {
     "full": {"read", "write", "delete", "admin"},

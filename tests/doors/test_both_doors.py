@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 from support.http import Api, envelope
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import errors_pb2, record_pb2, topic_pb2, topics_service_pb2, topics_service_pb2_grpc
+from topics_proto.v1 import errors_pb2, record_pb2, topic_pb2, topics_service_pb2, topics_service_pb2_grpc
 
 Answer = dict[str, Any]
 _runs = itertools.count(1)

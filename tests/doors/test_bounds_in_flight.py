@@ -22,8 +22,8 @@ import pytest
 from support.http import Api, ok
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub
 
 MIB = 1 << 20
 BODY = 64 * MIB

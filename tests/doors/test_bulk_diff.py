@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from support.door import Door, column, open_door, rows, until
 from support.http import Api
 from support.server import ServerProcess
-from topics.v1 import record_pb2, topic_pb2, topics_service_pb2_grpc
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import record_pb2, topic_pb2, topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.grpc.bulk_diff import bulk_frame, bulk_request
 from topics_service.api.grpc.convert import diff_response
 from topics_service.api.grpc.options import server_options

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from support.arrow import arrow_rows, batches_of, schema_of
 from support.door import Door, open_door, rows
 from support.kafka_batches import Rec, aiokafka_batch, samples
-from topics.v1 import record_pb2, topic_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import record_pb2, topic_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.grpc import bulk_arrow
 from topics_service.engine.batches import BatchRequest
 from topics_service.storage import recordbatch

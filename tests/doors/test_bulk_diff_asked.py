@@ -12,8 +12,8 @@ from grpc_status import rpc_status
 
 from support.arrow import arrow_rows
 from support.door import Door, open_door, rows, until
-from topics.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.grpc.server import GrpcServer
 
 FORMATS = (pb.BULK_FORMAT_COLUMNS, pb.BULK_FORMAT_ARROW)

@@ -11,7 +11,7 @@ from doors.cases.steps import U64
 from support.http import Api, fresh, ok, path, refused
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import record_pb2, topics_service_pb2, topics_service_pb2_grpc
+from topics_proto.v1 import record_pb2, topics_service_pb2, topics_service_pb2_grpc
 
 # ------------------------------------------------------------------ null, types
 

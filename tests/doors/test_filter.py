@@ -8,8 +8,8 @@ from doors.conftest import Grpc
 
 from support.http import Api, refused
 from support.server import ServerProcess
-from topics.v1 import record_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import record_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 
 Page = tuple[list[int], int, bool]  # seqs, next_from_seq, caught_up
 Read = Callable[..., Page]

@@ -13,8 +13,8 @@ from doors.conftest import Refusal, refusal
 
 from support.http import NOT_INTEGERS, Api, fresh, member, ok, refused
 from support.server import ServerProcess
-from topics.v1 import group_pb2, group_service_pb2_grpc, record_pb2, topic_pb2, topics_service_pb2
-from topics.v1 import group_service_pb2 as pb
+from topics_proto.v1 import group_pb2, group_service_pb2_grpc, record_pb2, topic_pb2, topics_service_pb2
+from topics_proto.v1 import group_service_pb2 as pb
 
 
 def group_path(name: str, tail: str = "") -> str:

@@ -22,8 +22,8 @@ from support.browser import CHROMIUM, Page, open_browser
 from support.http import Wire
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import queue_service_pb2, record_pb2, watch_service_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import queue_service_pb2, record_pb2, watch_service_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "tests/clients"

@@ -18,9 +18,9 @@ from support.http import NOT_INTEGERS, Api, fresh, member, ok, path, refused
 from support.push import WatchStream, cursors, event_id
 from support.server import ServerProcess
 from support.ws import WebSocket
-from topics.v1 import record_pb2, topics_service_pb2_grpc, watch_service_pb2_grpc
-from topics.v1 import topics_service_pb2 as topics_pb
-from topics.v1 import watch_service_pb2 as pb
+from topics_proto.v1 import record_pb2, topics_service_pb2_grpc, watch_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as topics_pb
+from topics_proto.v1 import watch_service_pb2 as pb
 
 WRITE = ["topic", "first_seq", "last_seq", "seqs", "head_seq", "count", "created", "deduped", "performance"]
 STATE = [

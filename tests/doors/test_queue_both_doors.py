@@ -16,7 +16,7 @@ from doors.cases.queue import QUEUES
 from doors.cases.steps import Case, Step
 
 from support.server import ServerProcess
-from topics.v1 import job_pb2, queue_service_pb2, queue_service_pb2_grpc, record_pb2
+from topics_proto.v1 import job_pb2, queue_service_pb2, queue_service_pb2_grpc, record_pb2
 
 Answer = dict[str, Any]
 _LEASE = re.compile(r"lease_[0-9a-f]{32}")

@@ -8,8 +8,8 @@ import pytest
 from support.http import Api, ok, path, refused
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import job_pb2, queue_service_pb2, queue_service_pb2_grpc, topic_pb2, topics_service_pb2_grpc
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import job_pb2, queue_service_pb2, queue_service_pb2_grpc, topic_pb2, topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
 
 NOT_SHOWN = {"delayed", "retrying", "exhausted"}
 

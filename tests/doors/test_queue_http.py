@@ -12,7 +12,13 @@ import pytest
 from support.http import NOT_INTEGERS, Api, fresh, member, ok, path, refused
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import queue_service_pb2, queue_service_pb2_grpc, record_pb2, topics_service_pb2, topics_service_pb2_grpc
+from topics_proto.v1 import (
+    queue_service_pb2,
+    queue_service_pb2_grpc,
+    record_pb2,
+    topics_service_pb2,
+    topics_service_pb2_grpc,
+)
 
 SETTLES = {"ack": {}, "nack": {}, "extend": {"lease_ms": 1000}}
 

@@ -17,7 +17,7 @@ from support.http import Api, fresh, ok, path
 from support.push import PushStream
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import errors_pb2, queue_service_pb2, queue_service_pb2_grpc
+from topics_proto.v1 import errors_pb2, queue_service_pb2, queue_service_pb2_grpc
 
 Open = Callable[..., PushStream]
 

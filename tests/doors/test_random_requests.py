@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from support.http import Api, Wire, ok, path, request
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import admin_service_pb2, admin_service_pb2_grpc
+from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 SOAK_SECONDS = float(os.environ.get("TOPICS_SOAK_SECONDS", "0"))
 EXAMPLES = 1000  # about 4 s of drawing

@@ -16,8 +16,8 @@ from doors.conftest import Refusal, refusal, with_key
 from support.http import Api, fresh, member, ok, refused
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import record_pb2, router_pb2, router_service_pb2_grpc
-from topics.v1 import router_service_pb2 as pb
+from topics_proto.v1 import record_pb2, router_pb2, router_service_pb2_grpc
+from topics_proto.v1 import router_service_pb2 as pb
 
 CONFIG = {
     "preserve_node": True,

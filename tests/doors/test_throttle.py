@@ -11,7 +11,7 @@ import pytest
 
 from support.http import Api, envelope, ok
 from support.server import ServerProcess
-from topics.v1 import record_pb2, topics_service_pb2, topics_service_pb2_grpc
+from topics_proto.v1 import record_pb2, topics_service_pb2, topics_service_pb2_grpc
 
 
 def test_a_nearly_full_disk_takes_no_writes_but_reads_and_deletes_go_on(tmp_path: Path) -> None:

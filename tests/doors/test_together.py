@@ -9,8 +9,8 @@ import pytest
 
 from support.http import Api, ok
 from support.server import ServerProcess
-from topics.v1 import queue_service_pb2, queue_service_pb2_grpc, record_pb2, topics_service_pb2_grpc
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import queue_service_pb2, queue_service_pb2_grpc, record_pb2, topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
 
 CLIENTS, EACH = 24, 20
 

@@ -16,8 +16,8 @@ from support.grpc_watch import Follower, subscription
 from support.http import Api, ok
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import errors_pb2, record_pb2, watch_service_pb2_grpc
-from topics.v1 import watch_service_pb2 as pb
+from topics_proto.v1 import errors_pb2, record_pb2, watch_service_pb2_grpc
+from topics_proto.v1 import watch_service_pb2 as pb
 
 
 class Watcher:

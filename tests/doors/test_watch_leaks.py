@@ -24,8 +24,8 @@ from doors.test_watch_connections import descriptors, resident
 from support.http import Api, ok
 from support.server import ServerProcess
 from support.ws import TEXT, frame, upgrade
-from topics.v1 import watch_service_pb2 as pb
-from topics.v1 import watch_service_pb2_grpc
+from topics_proto.v1 import watch_service_pb2 as pb
+from topics_proto.v1 import watch_service_pb2_grpc
 
 WARM_UP, VISITS, SILENT = 300, 900, 20
 SOAK_VISITS = 10_000

@@ -24,7 +24,7 @@ from support.local_server import LocalServer, serving
 from support.watch_followers import Follower, GrpcFollower, SessionFollower, Wish, WsFollower
 from support.watch_model import Config, Life, Match, Model, Reading, Rec, Version
 from support.watch_wire import http
-from topics.v1 import topics_service_pb2, topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2, topics_service_pb2_grpc
 
 SEEDS = range(8)
 STEPS = int(os.environ.get("TOPICS_WATCH_STEPS", "220"))

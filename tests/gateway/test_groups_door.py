@@ -2,7 +2,7 @@
 
 import httpx
 
-from topics.v1 import group_pb2
+from topics_proto.v1 import group_pb2
 from topics_service.api.grpc.groups import state_message
 from topics_service.engine.engine import Engine
 from topics_service.engine.group.positions import Member, Membership

@@ -18,7 +18,6 @@ from pyiceberg.schema import Schema
 import topics_cli as cli
 from support.lake_runs import LocalRunner, follow, settings
 from support.spark import Server
-from topics.v1 import topics_service_pb2 as pb
 from topics_cli import lakehouse
 from topics_cli.lakehouse import actions as lakehouse_actions
 from topics_client.connection import Connection
@@ -30,6 +29,7 @@ from topics_lakehouse.config import Config, load
 from topics_lakehouse.display import shown
 from topics_lakehouse.follower import Status
 from topics_lakehouse.pipeline import Pipeline
+from topics_proto.v1 import topics_service_pb2 as pb
 
 Fill = Callable[..., int]
 Run = Callable[..., tuple[int, str, str]]

@@ -18,7 +18,6 @@ from pyiceberg.types import LongType, StringType
 from support.lake_runs import follow, settings
 from support.lake_tables import batch, seqs_of
 from support.spark import Server, put_topic, rows
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import NotFoundError, UnavailableError
 from topics_lakehouse import duck, query
@@ -29,6 +28,7 @@ from topics_lakehouse.hot import HotTailError
 from topics_lakehouse.maintain import Maintenance, maintain
 from topics_lakehouse.query import Lakehouse, QueryError
 from topics_lakehouse.rewrite import LiveFile, live_files
+from topics_proto.v1 import topics_service_pb2 as pb
 
 Fill = Callable[..., int]
 SCHEMA = "id bigint, amount double"

@@ -14,9 +14,9 @@ from support.collector import Collector
 from support.kafka_wire import Wire
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import admin_service_pb2, admin_service_pb2_grpc
 from topics_gateway import GatewaySettings, create_app
 from topics_kafka.protocol import ErrorCode
+from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 from topics_server.logs import JsonFormatter, TextFormatter, within_request
 from topics_server.settings import SettingsError, load
 from topics_service.api.commit import GroupCommit

@@ -16,12 +16,12 @@ from support.http import Api
 from support.kafka_wire import Wire
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import admin_service_pb2, admin_service_pb2_grpc, topics_service_pb2_grpc
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.record_pb2 import AppendRecord
-from topics.v1.topic_pb2 import TopicConfig
 from topics_client.installation import install_line
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc, topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.record_pb2 import AppendRecord
+from topics_proto.v1.topic_pb2 import TopicConfig
 from topics_server.tracing import Tracing, TracingError, start
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

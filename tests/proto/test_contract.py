@@ -15,7 +15,7 @@ from google.api import annotations_pb2
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import FileDescriptor, MethodDescriptor
 
-from topics.v1 import errors_pb2
+from topics_proto.v1 import errors_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTO = ROOT / "proto"

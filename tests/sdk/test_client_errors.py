@@ -18,8 +18,6 @@ from support.sdk import Clients
 from support.server import ServerProcess
 from support.tls_proxy import certificate, tls_proxy
 from support.waiting import poll
-from topics.v1.errors_pb2 import ErrorReason
-from topics.v1.errors_pb2 import rule as rules
 from topics_client import (
     AuthError,
     ConflictError,
@@ -36,6 +34,8 @@ from topics_client import (
 )
 from topics_client.errors import code_of, error_of
 from topics_client.models import JobState
+from topics_proto.v1.errors_pb2 import ErrorReason
+from topics_proto.v1.errors_pb2 import rule as rules
 
 _ONCE = Retry(seconds=0)
 

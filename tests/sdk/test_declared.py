@@ -4,7 +4,8 @@ import pytest
 from google.protobuf.descriptor_pb2 import MethodOptions
 from google.protobuf.message import Message
 
-from topics.v1 import (
+from topics_client.declared import repeatable
+from topics_proto.v1 import (
     admin_service_pb2,
     group_service_pb2,
     queue_service_pb2,
@@ -12,7 +13,6 @@ from topics.v1 import (
     topics_service_pb2,
     watch_service_pb2,
 )
-from topics_client.declared import repeatable
 
 READS = set(
     """GetTopic ListTopics Diff BulkDiff LocateTime Watch ListJobs GetRouter ListRouters ListGroups GetGroup Consume

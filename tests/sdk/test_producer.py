@@ -11,8 +11,6 @@ import pytest
 
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.topic_pb2 import DISCARD_POLICY_REJECT, TopicConfig
 from topics_client.address import Address
 from topics_client.connection import Connection
 from topics_client.decoding import records_of_columns
@@ -27,6 +25,8 @@ from topics_client.errors import (
 from topics_client.models import RawJson, Record
 from topics_client.producer.delivery import Delivery
 from topics_client.producer.faces import AsyncProducer, Producer, ProducerOptions
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.topic_pb2 import DISCARD_POLICY_REJECT, TopicConfig
 
 _KEYS = "admin-key,reader:read,writer:write"
 

@@ -14,7 +14,6 @@ import pytest
 from support.fake_topics import FakeTopics, hang, lose, stored
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.address import Address
 from topics_client.connection import Connection
 from topics_client.decoding import records_of_columns
@@ -22,6 +21,7 @@ from topics_client.errors import TopicsError, UnavailableError
 from topics_client.producer.delivery import Delivery
 from topics_client.producer.faces import AsyncProducer, Producer
 from topics_client.retry import Retry
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _QUICK = Retry(seconds=60, first_pause=0.02, longest_pause=0.1)
 

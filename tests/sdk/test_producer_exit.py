@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from support.server import ServerProcess
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.address import Address
 from topics_client.connection import Connection
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _HEAD = """
 import os, sys, threading, time

@@ -13,9 +13,6 @@ from sdk.worker_queues import SOON, acked, add, jobs_in, make_queue, running, st
 
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1.job_pb2 import JOB_STATE_DELAYED, JOB_STATE_IN_FLIGHT
-from topics.v1.topic_pb2 import DISCARD_POLICY_REJECT, TopicConfig
-from topics.v1.topics_service_pb2 import PutTopicRequest
 from topics_client import TopicsClient
 from topics_client.address import Address
 from topics_client.aio_connection import AsyncConnection
@@ -24,6 +21,9 @@ from topics_client.errors import AuthError, ConflictError, NotFoundError
 from topics_client.models import Job
 from topics_client.worker.faces import AsyncWorker, Backoff, Release, RetryLater, Worker
 from topics_client.worker.reasons import reason_of
+from topics_proto.v1.job_pb2 import JOB_STATE_DELAYED, JOB_STATE_IN_FLIGHT
+from topics_proto.v1.topic_pb2 import DISCARD_POLICY_REJECT, TopicConfig
+from topics_proto.v1.topics_service_pb2 import PutTopicRequest
 
 _KEYS = "admin-key,reader:read"
 
@@ -425,7 +425,7 @@ def test_what_a_handler_returns_after_its_lease_was_lost_counts_for_nothing(
         held = jobs_in(connection, "taken-away", JOB_STATE_IN_FLIGHT)
         assert {view.node for view in held} == {worker.node}
         # Somebody else's nack in its name: without the lease_ids the name decides.
-        from topics.v1 import queue_service_pb2 as qpb
+        from topics_proto.v1 import queue_service_pb2 as qpb
 
         nack = qpb.NackRequest(topic="taken-away", node=worker.node, seqs=[1, 2], delay_ms=700)
         assert connection.unary(connection.queues.Nack, nack, repeatable=False).nacked == 2
@@ -447,7 +447,7 @@ def test_what_trying_again_can_not_help_ends_the_run(server: ServerProcess, conn
     with pytest.raises(NotFoundError, match="topic_not_found"):
         Worker(connection, "nowhere", log.append).run()
     add(connection, "a-log", [])
-    from topics.v1 import topics_service_pb2 as pb
+    from topics_proto.v1 import topics_service_pb2 as pb
 
     connection.unary(connection.topics.PutTopic, pb.PutTopicRequest(topic="a-log"))
     with pytest.raises(ConflictError, match="not_a_queue"):
@@ -468,7 +468,7 @@ async def test_an_async_run_ends_by_the_same_errors(server: ServerProcess, conne
 
 
 def test_a_queue_that_is_deleted_under_it_ends_the_run(connection: Connection) -> None:
-    from topics.v1 import topics_service_pb2 as pb
+    from topics_proto.v1 import topics_service_pb2 as pb
 
     make_queue(connection, "deleted", 2, lease_ms=300)
     begun = threading.Event()

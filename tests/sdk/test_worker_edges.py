@@ -17,7 +17,6 @@ from sdk.worker_queues import SOON, acked, add, make_queue, running, state
 
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1.queue_service_pb2 import AckRequest, StopWorkRequest, StopWorkResponse
 from topics_client.address import Address
 from topics_client.aio_connection import AsyncConnection
 from topics_client.connection import Connection
@@ -26,6 +25,7 @@ from topics_client.worker import core
 from topics_client.worker.faces import AsyncWorker, RetryLater, Worker
 from topics_client.worker.leases import Leases
 from topics_client.worker.settling import Backoff
+from topics_proto.v1.queue_service_pb2 import AckRequest, StopWorkRequest, StopWorkResponse
 
 
 @pytest.fixture(scope="module")

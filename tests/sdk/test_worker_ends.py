@@ -19,13 +19,13 @@ from sdk.worker_queues import SOON, acked, add, jobs_in, make_queue, running, st
 
 from support.server import DIE_WITH_US, ServerProcess
 from support.waiting import poll
-from topics.v1.job_pb2 import JOB_STATE_IN_FLIGHT, JOB_STATE_READY
 from topics_client.address import Address
 from topics_client.aio_connection import AsyncConnection
 from topics_client.connection import Connection
 from topics_client.errors import TopicsError
 from topics_client.models import Job
 from topics_client.worker.faces import AsyncWorker, Worker
+from topics_proto.v1.job_pb2 import JOB_STATE_IN_FLIGHT, JOB_STATE_READY
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ from sdk.worker_queues import acked, add, make_queue, running, state
 
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1.topic_pb2 import DURABILITY_FSYNC
 from topics_client.address import Address
 from topics_client.connection import Connection
 from topics_client.models import Job
 from topics_client.worker import core, feed
 from topics_client.worker.faces import Worker
+from topics_proto.v1.topic_pb2 import DURABILITY_FSYNC
 
 
 class House:

@@ -18,9 +18,9 @@ from support.kafka_wire import Wire
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import WebSocket
-from topics.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2
-from topics.v1 import topics_service_pb2 as pb
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_server.door_calls import KAFKA_ACTIONS
 from topics_server.keys import fingerprint
 from topics_service.api.access import KAFKA_RULES, RULES

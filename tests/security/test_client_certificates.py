@@ -16,12 +16,12 @@ from security.secure_server import TlsServer, reload
 from support.door import rows
 from support.kafka_wire import Wire
 from support.waiting import poll
-from topics.v1 import admin_service_pb2 as admin_pb
-from topics.v1 import admin_service_pb2_grpc, topics_service_pb2_grpc
-from topics.v1 import topics_service_pb2 as pb
 from topics_client import Retry, TopicsClient
 from topics_client.errors import ConnectError
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import admin_service_pb2 as admin_pb
+from topics_proto.v1 import admin_service_pb2_grpc, topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 class MutualServer(TlsServer):

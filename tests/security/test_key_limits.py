@@ -23,9 +23,9 @@ from support.kafka_wire import Wire as KafkaWire
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import TEXT, RefusedError, WebSocket, frame
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1 import topics_service_pb2_grpc
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2_grpc
 from topics_server.keys import KeysError, fingerprint, from_text
 from topics_server.settings import load
 from topics_service.api.budget import MemoryBudget, Share

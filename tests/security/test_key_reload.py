@@ -23,7 +23,8 @@ from support.missing import without
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import RefusedError, WebSocket
-from topics.v1 import (
+from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
     queue_service_pb2,
@@ -31,8 +32,7 @@ from topics.v1 import (
     record_pb2,
     topics_service_pb2_grpc,
 )
-from topics.v1 import topics_service_pb2 as pb
-from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_server.keys import fingerprint
 
 OPS, SHOP = "ops-sekret", "shop-sekret"

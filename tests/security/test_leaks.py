@@ -11,9 +11,9 @@ from security.held import bearer
 from support.http import Api, ok, path, refused
 from support.kafka_wire import Wire
 from support.server import ServerProcess
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1 import topics_service_pb2_grpc
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2_grpc
 
 SECRET = "zzz-hidden"
 

@@ -17,9 +17,9 @@ from support.kafka_wire import Wire as KafkaWire
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import RefusedError, WebSocket
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1 import topics_service_pb2_grpc
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2_grpc
 from topics_server.keys import fingerprint
 
 KEY, WRONG = "sekret-right-4711", "sekret-wrong-0815"

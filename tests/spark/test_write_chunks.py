@@ -13,7 +13,7 @@ from pyspark_topics.options import OptionError
 from pyspark_topics.write_chunks import Chunk, chunks
 from pyspark_topics.write_columns import Layout, RowError, Target
 from pyspark_topics.write_options import WriteOptions
-from topics.v1 import record_pb2
+from topics_proto.v1 import record_pb2
 
 JSON, BINARY = record_pb2.RECORD_KIND_JSON, record_pb2.RECORD_KIND_BINARY
 

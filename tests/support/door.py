@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 
-from topics.v1 import record_pb2, topics_service_pb2_grpc
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import record_pb2, topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.access import Gate
 from topics_service.api.commit import GroupCommit
 from topics_service.api.grpc.server import GrpcServer

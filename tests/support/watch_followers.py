@@ -41,8 +41,8 @@ from support.watch_wire import (
     http,
     json_frame,
 )
-from topics.v1 import stream_pb2, watch_service_pb2_grpc
-from topics.v1 import watch_service_pb2 as pb
+from topics_proto.v1 import stream_pb2, watch_service_pb2_grpc
+from topics_proto.v1 import watch_service_pb2 as pb
 
 _KEPT = 40  # frames for a failure to show, and places to come back to
 _ids = itertools.count(1)

@@ -10,6 +10,7 @@ from h2.frame_buffer import FrameBuffer
 from h2.utilities import HeaderValidationFlags, validate_headers
 from hyperframe.frame import DataFrame, Frame, HeadersFrame, RstStreamFrame, WindowUpdateFrame
 
+from topics_client.installation import require_hooks
 from topics_gateway.transport.heads import TOKEN, BadHeadError, check_host, check_same_host, single_fields
 
 # What a client may send at once and per second that is work for us and none for it: resets (CVE-2023-44487) and what
@@ -27,6 +28,12 @@ _REQUEST: Final = HeaderValidationFlags(
     is_client=False, is_trailer=False, is_response_header=False, is_push_promise=False
 )
 _TRAILERS: Final = _REQUEST._replace(is_trailer=True)
+
+require_hooks(H2ConnectionStateMachine, "_transitions")
+require_hooks(FrameBuffer, "__next__", "_validate_frame_length")
+require_hooks(FrameBuffer(server=True), "_data", "_headers_buffer")
+require_hooks(H2Connection, "_prepare_for_sending", "_receive_frame")
+require_hooks(H2Connection(), "incoming_buffer", "state_machine")  # replaced in h2c.py
 
 Headers = Sequence[tuple[bytes, bytes]]
 

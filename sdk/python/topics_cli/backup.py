@@ -161,8 +161,8 @@ def _create(arguments: argparse.Namespace) -> int:
 @contextmanager
 def _checkpoint(arguments: argparse.Namespace) -> Iterator[tuple[Path, int]]:
     """A checkpoint of the running server, which has to be on this machine, and its moment."""
-    from topics.v1.admin_service_pb2 import CreateCheckpointRequest, ReleaseCheckpointRequest
     from topics_client.errors import TopicsError
+    from topics_proto.v1.admin_service_pb2 import CreateCheckpointRequest, ReleaseCheckpointRequest
 
     with server.connected(arguments) as connection:
         request = CreateCheckpointRequest(ttl_ms=_HOLD_MS)
@@ -288,7 +288,7 @@ def _prune(arguments: argparse.Namespace) -> int:
 
 
 def _release(arguments: argparse.Namespace) -> int:
-    from topics.v1.admin_service_pb2 import ReleaseCheckpointRequest
+    from topics_proto.v1.admin_service_pb2 import ReleaseCheckpointRequest
 
     with server.connected(arguments) as connection:
         request = ReleaseCheckpointRequest(checkpoint_id=arguments.id)

@@ -64,19 +64,19 @@ def known_names(kind: str, prefix: str, arguments: argparse.Namespace) -> list[s
 def _names(kind: str, prefix: str, given: argparse.Namespace) -> list[str]:
     with server.connected(given) as connection:
         if kind == "routers":
-            from topics.v1.router_service_pb2 import ListRoutersRequest
+            from topics_proto.v1.router_service_pb2 import ListRoutersRequest
 
             routers = connection.unary(
                 connection.routers.ListRouters, ListRoutersRequest(prefix=prefix, page_size=_MOST)
             )
             return [each.router for each in routers.routers]
         if kind == "groups":
-            from topics.v1.group_service_pb2 import ListGroupsRequest
+            from topics_proto.v1.group_service_pb2 import ListGroupsRequest
 
             groups = connection.unary(connection.groups.ListGroups, ListGroupsRequest(prefix=prefix, page_size=_MOST))
             return [each.group for each in groups.groups]
-        from topics.v1.topic_pb2 import TOPIC_TYPE_QUEUE
-        from topics.v1.topics_service_pb2 import ListTopicsRequest
+        from topics_proto.v1.topic_pb2 import TOPIC_TYPE_QUEUE
+        from topics_proto.v1.topics_service_pb2 import ListTopicsRequest
 
         topics = connection.unary(connection.topics.ListTopics, ListTopicsRequest(prefix=prefix, page_size=_MOST))
         return [each.topic for each in topics.topics if kind == "topics" or each.type == TOPIC_TYPE_QUEUE]

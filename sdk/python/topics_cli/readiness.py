@@ -65,9 +65,9 @@ def _run(arguments: argparse.Namespace) -> int:
 def _wait_grpc(arguments: argparse.Namespace, deadline: float) -> tuple[str | None, str]:
     """None when the server is ready, or what it lacked when the time was up; and why it refuses writes, if it does.
     Raises AuthError."""
-    from topics.v1 import admin_service_pb2 as pb
     from topics_cli.probe import shortage
     from topics_client.errors import UnavailableError
+    from topics_proto.v1 import admin_service_pb2 as pb
 
     with server.connected(arguments) as connection:
         while True:

@@ -56,8 +56,8 @@ def _question(client: "TopicsClient", topics: list[str]) -> str:
 
 
 def _delete(client: "TopicsClient", topic: str, arguments: argparse.Namespace) -> int:
-    from topics.v1.topics_service_pb2 import DeleteTopicRequest
     from topics_client.errors import ConflictError
+    from topics_proto.v1.topics_service_pb2 import DeleteTopicRequest
 
     connection = client.connection
     request = DeleteTopicRequest(topic=topic, if_empty=arguments.if_empty)

@@ -10,9 +10,9 @@ from uuid import uuid4
 from topics_client.units import counted
 
 if TYPE_CHECKING:
-    from topics.v1.topics_service_pb2 import AppendRequest, AppendResponse
     from topics_client.connection import Connection
     from topics_client.errors import TopicsError
+    from topics_proto.v1.topics_service_pb2 import AppendRequest, AppendResponse
 
 MOST_RECORDS: Final = 10_000  # that the server takes in a write
 _AHEAD_BYTES: Final = 8 << 20  # read and not sent yet
@@ -278,8 +278,8 @@ class Sender:
         return window.seconds(answer)
 
     def _request(self, batch: Batch) -> "AppendRequest":
-        from topics.v1.topics_service_pb2 import AppendRequest
         from topics_client.encoding import column_batch
+        from topics_proto.v1.topics_service_pb2 import AppendRequest
 
         options = self._options
         return AppendRequest(

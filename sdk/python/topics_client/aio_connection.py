@@ -10,12 +10,6 @@ from typing import TYPE_CHECKING, Self, TypeVar, cast
 import grpc
 from google.protobuf.message import Message
 
-from topics.v1.admin_service_pb2_grpc import AdminServiceStub
-from topics.v1.group_service_pb2_grpc import GroupServiceStub
-from topics.v1.queue_service_pb2_grpc import QueueServiceStub
-from topics.v1.router_service_pb2_grpc import RouterServiceStub
-from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
-from topics.v1.watch_service_pb2_grpc import WatchServiceStub
 from topics_client.address import Address
 from topics_client.connection import (
     CHANNEL_OPTIONS,
@@ -28,14 +22,20 @@ from topics_client.connection import (
 )
 from topics_client.errors import UnavailableError, from_rpc
 from topics_client.retry import Patience, Retry
+from topics_proto.v1.admin_service_pb2_grpc import AdminServiceStub
+from topics_proto.v1.group_service_pb2_grpc import GroupServiceStub
+from topics_proto.v1.queue_service_pb2_grpc import QueueServiceStub
+from topics_proto.v1.router_service_pb2_grpc import RouterServiceStub
+from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub
+from topics_proto.v1.watch_service_pb2_grpc import WatchServiceStub
 
 if TYPE_CHECKING:
-    from topics.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
-    from topics.v1.group_service_pb2_grpc import GroupServiceAsyncStub
-    from topics.v1.queue_service_pb2_grpc import QueueServiceAsyncStub
-    from topics.v1.router_service_pb2_grpc import RouterServiceAsyncStub
-    from topics.v1.topics_service_pb2_grpc import TopicsServiceAsyncStub
-    from topics.v1.watch_service_pb2_grpc import WatchServiceAsyncStub
+    from topics_proto.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
+    from topics_proto.v1.group_service_pb2_grpc import GroupServiceAsyncStub
+    from topics_proto.v1.queue_service_pb2_grpc import QueueServiceAsyncStub
+    from topics_proto.v1.router_service_pb2_grpc import RouterServiceAsyncStub
+    from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceAsyncStub
+    from topics_proto.v1.watch_service_pb2_grpc import WatchServiceAsyncStub
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)

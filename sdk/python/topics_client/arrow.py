@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from topics.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
 from topics_client.decoding import gap_of
 from topics_client.errors import InvalidRequestError
 from topics_client.installation import needs
 from topics_client.models import Gap, GapError
 from topics_client.reading import Reading, behind
+from topics_proto.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,16 +11,16 @@ from typing import Any, Final, Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from topics.v1.admin_service_pb2_grpc import AdminServiceStub
-from topics.v1.group_service_pb2_grpc import GroupServiceStub
-from topics.v1.queue_service_pb2_grpc import QueueServiceStub
-from topics.v1.router_service_pb2_grpc import RouterServiceStub
-from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
-from topics.v1.watch_service_pb2_grpc import WatchServiceStub
 from topics_client.address import Address
 from topics_client.declared import repeatable as declared_repeatable
 from topics_client.errors import TopicsError, UnavailableError, from_rpc
 from topics_client.retry import Patience, Retry
+from topics_proto.v1.admin_service_pb2_grpc import AdminServiceStub
+from topics_proto.v1.group_service_pb2_grpc import GroupServiceStub
+from topics_proto.v1.queue_service_pb2_grpc import QueueServiceStub
+from topics_proto.v1.router_service_pb2_grpc import RouterServiceStub
+from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub
+from topics_proto.v1.watch_service_pb2_grpc import WatchServiceStub
 
 _MESSAGE_BYTES: Final = 80 << 20  # an append may carry 64 MiB
 CHANNEL_OPTIONS: Final = (

@@ -5,7 +5,7 @@ from functools import cache
 from google.protobuf.descriptor_pb2 import MethodOptions
 from google.protobuf.message import Message
 
-from topics.v1 import (
+from topics_proto.v1 import (
     admin_service_pb2,
     group_service_pb2,
     queue_service_pb2,

@@ -7,8 +7,6 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Any, Final, cast
 
-from topics.v1 import group_pb2, job_pb2, record_pb2, router_pb2, topic_pb2
-from topics.v1 import topics_service_pb2 as service
 from topics_client.enums import text_of
 from topics_client.models import (
     Appended,
@@ -30,6 +28,8 @@ from topics_client.models import (
     TopicInfo,
     TopicSummary,
 )
+from topics_proto.v1 import group_pb2, job_pb2, record_pb2, router_pb2, topic_pb2
+from topics_proto.v1 import topics_service_pb2 as service
 
 _BINARY: Final = record_pb2.RECORD_KIND_BINARY
 _OFFSETS: Final = next(code for code in "IL" if array(code).itemsize == 4)

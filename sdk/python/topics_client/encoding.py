@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from topics.v1.record_pb2 import RECORD_KIND_BINARY, RECORD_KIND_JSON, Column, ColumnBatch
 from topics_client.errors import InvalidRequestError
 from topics_client.models import Headers, RawJson
 from topics_client.plain import plain
+from topics_proto.v1.record_pb2 import RECORD_KIND_BINARY, RECORD_KIND_JSON, Column, ColumnBatch
 
 _JSON: Final = int(RECORD_KIND_JSON)
 _BINARY: Final = int(RECORD_KIND_BINARY)

@@ -3,11 +3,11 @@
 from functools import cache
 from typing import Final
 
-from topics.v1.job_pb2 import JobState
-from topics.v1.record_pb2 import GapReason
-from topics.v1.router_pb2 import RouterGuarantee
-from topics.v1.topic_pb2 import DiscardPolicy, Durability, TopicType
 from topics_client.errors import InvalidRequestError
+from topics_proto.v1.job_pb2 import JobState
+from topics_proto.v1.record_pb2 import GapReason
+from topics_proto.v1.router_pb2 import RouterGuarantee
+from topics_proto.v1.topic_pb2 import DiscardPolicy, Durability, TopicType
 
 _ENUMS: Final = {
     "type": TopicType,

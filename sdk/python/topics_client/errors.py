@@ -9,9 +9,9 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from topics.v1 import errors_pb2
 from topics_client.address import Address
 from topics_client.handshake import NOT_GRPC, final_failure, passing_failure
+from topics_proto.v1 import errors_pb2
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 # What gRPC says of a call that never went out. No contract: were it to say it otherwise, less would be known for sure.

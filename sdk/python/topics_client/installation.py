@@ -11,11 +11,15 @@ DISTRIBUTION: Final = "topics-engine"
 _OURS: Final = frozenset(
     {
         "pyspark_topics",
-        "topics",
+        "topics_backup",
+        "topics_cli",
         "topics_client",
         "topics_gateway",
         "topics_kafka",
         "topics_lakehouse",
+        "topics_net",
+        "topics_proto",
+        "topics_server",
         "topics_service",
     }
 )
@@ -47,6 +51,21 @@ def needs(
         else:
             what = text.format(extra=extra, name=error.name, install=install_line(extra))
         raise MissingError(what, name=error.name) from error
+
+
+def require_hooks(owner: object, *names: str) -> None:
+    """Checks that `owner`, a class or object of a library, has the private members `names`, which our code overrides.
+
+    A library may rename such a member in any release, and an override of the old name would then never be called.
+
+    Raises ImportError for a missing member.
+    """
+    missing = [name for name in names if not hasattr(owner, name)]
+    if missing:
+        kind = owner if isinstance(owner, type) else type(owner)
+        library = kind.__module__.partition(".")[0]
+        members = " and ".join(f"{kind.__qualname__}.{name}" for name in missing)
+        raise ImportError(f"this version of {library} has no {members}: install the version that {DISTRIBUTION} pins")
 
 
 def install_line(extra: str) -> str:

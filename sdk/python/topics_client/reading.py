@@ -5,10 +5,10 @@ from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar
 
 from google.protobuf.message import Message
 
-from topics.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
 from topics_client.codecs import Codec, decoded_record, undecodable_record, why
 from topics_client.decoding import gap_of, records_of_columns
 from topics_client.models import DecodeError, Gap, GapError, Record, place_name
+from topics_proto.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
 
 Request_co = TypeVar("Request_co", bound=Message, covariant=True)
 Response_contra = TypeVar("Response_contra", bound=Message, contravariant=True)

@@ -5,17 +5,17 @@ from dataclasses import fields
 from typing import Any, Final
 from uuid import uuid4
 
-from topics.v1 import queue_service_pb2 as queues
-from topics.v1 import router_pb2, topic_pb2
-from topics.v1 import topics_service_pb2 as topics
-from topics.v1.group_pb2 import LOG_END_EARLIEST, LOG_END_LATEST, PositionCommit
-from topics.v1.group_service_pb2 import ResetPositionsRequest
-from topics.v1.record_pb2 import TagMatch
 from topics_client.codecs import Encode
 from topics_client.encoding import column_batch, encode_meta
 from topics_client.enums import number_of
 from topics_client.errors import InvalidRequestError
 from topics_client.models import Job, NewRecord, RouterConfig, TopicConfig
+from topics_proto.v1 import queue_service_pb2 as queues
+from topics_proto.v1 import router_pb2, topic_pb2
+from topics_proto.v1 import topics_service_pb2 as topics
+from topics_proto.v1.group_pb2 import LOG_END_EARLIEST, LOG_END_LATEST, PositionCommit
+from topics_proto.v1.group_service_pb2 import ResetPositionsRequest
+from topics_proto.v1.record_pb2 import TagMatch
 
 _ENUMS: Final = frozenset({"type", "discard", "durability"})
 _ARROW_BYTES: Final = 1 << 20  # the largest frames: each is a batch

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, TypedDict
 
-from topics.v1.errors_pb2 import ERROR_REASON_THROTTLED
-from topics.v1.stream_pb2 import Frame, StreamError, Subscribed
-from topics.v1.watch_service_pb2 import WatchRequest, WatchResponse, WatchSubscription
 from topics_client.decoding import gap_of, records_of_rows
 from topics_client.errors import InvalidRequestError, NotFoundError, code_of, error_of
 from topics_client.models import Advice, CaughtUp, Event, Gap, GapError, Record, TopicDeleted, place_name
 from topics_client.reading import Resuming, Undecodable, behind
 from topics_client.requests import place
+from topics_proto.v1.errors_pb2 import ERROR_REASON_THROTTLED
+from topics_proto.v1.stream_pb2 import Frame, StreamError, Subscribed
+from topics_proto.v1.watch_service_pb2 import WatchRequest, WatchResponse, WatchSubscription
 
 Start = int | Literal["tail"]
 

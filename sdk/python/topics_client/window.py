@@ -5,8 +5,8 @@ import time
 from functools import partial
 from typing import Final
 
-from topics.v1.topics_service_pb2 import GetTopicRequest, GetTopicResponse
 from topics_client.errors import AuthError, NotFoundError, TopicsError, may_be_done
+from topics_proto.v1.topics_service_pb2 import GetTopicRequest, GetTopicResponse
 
 _DEFAULT_SECONDS: Final = 120.0  # of a topic that is not configured otherwise
 _LEAST_SECONDS: Final = 1.0  # that a repeat is given

@@ -13,9 +13,9 @@ from support.kafka_clients import Client, Record
 from support.kafka_kinds import KINDS
 from support.kafka_samples import by_partition, mixed
 from support.server import ServerProcess
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1 import topics_service_pb2_grpc
-from topics.v1.record_pb2 import RECORD_KIND_BINARY, RECORD_KIND_JSON, AppendRecord
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2_grpc
+from topics_proto.v1.record_pb2 import RECORD_KIND_BINARY, RECORD_KIND_JSON, AppendRecord
 
 Clients = Callable[[str], Client]
 

@@ -15,8 +15,8 @@ from data_support import Rec, Remote, batch, position_after, read_batches, read_
 from support.http import Api, ok
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import topics_service_pb2, topics_service_pb2_grpc
 from topics_kafka.protocol import ApiKey, ErrorCode
+from topics_proto.v1 import topics_service_pb2, topics_service_pb2_grpc
 
 
 def now() -> int:

@@ -12,9 +12,9 @@ import pytest
 from support.http import Api, ok, refused
 from support.kafka_wire import Wire
 from support.server import TOPICS, ServerProcess
-from topics.v1 import group_service_pb2 as pb
-from topics.v1 import group_service_pb2_grpc
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import group_service_pb2 as pb
+from topics_proto.v1 import group_service_pb2_grpc
 
 GROUP = {"generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None, "retention_time": -1}
 OUT_OF_RANGE = 1

@@ -4,7 +4,7 @@ from typing import Any
 
 from support.fake_topics import FakeTopics, lose, stored
 from support.http import fresh
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2 as pb
 
 from .runner import Cli
 

@@ -4,7 +4,6 @@ from asyncio import Event
 from collections.abc import Iterable
 from typing import Any
 
-from topics.v1 import topics_service_pb2 as pb
 from topics_client import window
 from topics_client.aio.base import AsyncBase
 from topics_client.codecs import encoder_of
@@ -13,6 +12,7 @@ from topics_client.errors import AuthError, NotFoundError, UnavailableError
 from topics_client.models import Appended, Headers, NewRecord, TopicConfig
 from topics_client.requests import append_request
 from topics_client.retry import Patience
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 class AsyncAppends(AsyncBase):

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, Unpack, overload
 
-from topics.v1 import admin_service_pb2 as pb
 from topics_client.aio.appends import AsyncAppends
 from topics_client.aio.groups import AsyncGroups
 from topics_client.aio.queues import AsyncQueues
@@ -17,6 +16,7 @@ from topics_client.producer.faces import AsyncProducer, ProducerOptions
 from topics_client.worker.faces import AsyncWorker
 from topics_client.worker.handling import Handler
 from topics_client.worker.options import WorkerOptions
+from topics_proto.v1 import admin_service_pb2 as pb
 
 
 class AsyncTopicsClient(AsyncTopics, AsyncAppends, AsyncRecords, AsyncQueues, AsyncRouters, AsyncGroups):

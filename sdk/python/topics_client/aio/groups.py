@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 
-from topics.v1 import group_service_pb2 as pb
 from topics_client.aio.base import AsyncBase
 from topics_client.decoding import group_position_of, group_summary_of
 from topics_client.models import GroupPosition, GroupSummary
 from topics_client.requests import position_commits, reset_request
+from topics_proto.v1 import group_service_pb2 as pb
 
 
 class AsyncGroups(AsyncBase):

@@ -3,13 +3,13 @@
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import cast
 
-from topics.v1 import job_pb2
-from topics.v1 import queue_service_pb2 as pb
 from topics_client.aio.base import AsyncBase
 from topics_client.decoding import job_of, job_view_of
 from topics_client.enums import number_of
 from topics_client.models import Job, JobState, JobView, Settled
 from topics_client.requests import fence, finished, tag_match
+from topics_proto.v1 import job_pb2
+from topics_proto.v1 import queue_service_pb2 as pb
 
 
 class AsyncQueues(AsyncBase):

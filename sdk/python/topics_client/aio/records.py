@@ -3,13 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.watch_service_pb2 import (
-    WATCH_CONSISTENCY_EVENTUAL,
-    WATCH_CONSISTENCY_STRONG,
-    WatchRequest,
-    WatchSubscription,
-)
 from topics_client.aio.arrow import AsyncArrowStream
 from topics_client.aio.base import AsyncBase
 from topics_client.aio.streams import HEARTBEAT_SECONDS, AsyncReadStream, AsyncWatchStream
@@ -20,6 +13,13 @@ from topics_client.models import Deleted, Gap, Of, Page, Record, Told
 from topics_client.reading import Reading, ReadOptions, Undecodable
 from topics_client.requests import bulk_request, nodes, tag_match
 from topics_client.watching import Start, Watching, WatchOptions, subscribe
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.watch_service_pb2 import (
+    WATCH_CONSISTENCY_EVENTUAL,
+    WATCH_CONSISTENCY_STRONG,
+    WatchRequest,
+    WatchSubscription,
+)
 
 
 class AsyncRecords(AsyncBase):

@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncIterator
 
-from topics.v1 import router_service_pb2 as pb
 from topics_client.aio.base import AsyncBase
 from topics_client.decoding import router_info_of, router_summary_of
 from topics_client.models import RouterConfig, RouterInfo, RouterSummary
 from topics_client.requests import router_config
+from topics_proto.v1 import router_service_pb2 as pb
 
 
 class AsyncRouters(AsyncBase):

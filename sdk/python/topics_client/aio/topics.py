@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncIterator
 
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.aio.base import AsyncBase
 from topics_client.decoding import config_of, topic_info_of, topic_summary_of
 from topics_client.models import TopicConfig, TopicInfo, TopicPut, TopicSummary
 from topics_client.requests import config_message
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 class AsyncTopics(AsyncBase):

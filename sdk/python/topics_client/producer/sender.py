@@ -11,8 +11,6 @@ from typing import Any, Final
 
 import grpc
 
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.record_pb2 import ColumnBatch
 from topics_client import window
 from topics_client.connection import Connection
 from topics_client.encoding import column_batch
@@ -20,6 +18,8 @@ from topics_client.errors import TopicsError
 from topics_client.producer.batch import Batch, Parts
 from topics_client.producer.batching import Batches
 from topics_client.producer.delivery import Receipt, enter_delivering_thread
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.record_pb2 import ColumnBatch
 
 _UNSEEN: Final = 100  # failures that are kept for `flush` to raise
 _LOG_SECONDS: Final = 10.0  # between two lines about the same

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from threading import Event
 from typing import Any
 
-from topics.v1 import topics_service_pb2 as pb
 from topics_client import window
 from topics_client.codecs import encoder_of
 from topics_client.decoding import appended_of
@@ -14,6 +13,7 @@ from topics_client.models import Appended, Headers, NewRecord, TopicConfig
 from topics_client.requests import append_request
 from topics_client.retry import Patience
 from topics_client.sync.base import Base
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 class Appends(Base):

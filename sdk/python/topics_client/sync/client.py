@@ -4,7 +4,6 @@
 from collections.abc import Callable
 from typing import Any, Unpack, overload
 
-from topics.v1 import admin_service_pb2 as pb
 from topics_client.codecs import Codec, codec_of
 from topics_client.errors import UnavailableError
 from topics_client.models import Job, Of
@@ -18,6 +17,7 @@ from topics_client.sync.topics import Topics
 from topics_client.worker.faces import Worker
 from topics_client.worker.handling import Handler
 from topics_client.worker.options import WorkerOptions
+from topics_proto.v1 import admin_service_pb2 as pb
 
 
 class TopicsClient(Topics, Appends, Records, Queues, Routers, Groups):

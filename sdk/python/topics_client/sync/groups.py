@@ -3,11 +3,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from topics.v1 import group_service_pb2 as pb
 from topics_client.decoding import group_position_of, group_summary_of
 from topics_client.models import GroupPosition, GroupSummary
 from topics_client.requests import position_commits, reset_request
 from topics_client.sync.base import Base
+from topics_proto.v1 import group_service_pb2 as pb
 
 
 class Groups(Base):

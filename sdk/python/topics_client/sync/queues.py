@@ -4,13 +4,13 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
-from topics.v1 import job_pb2
-from topics.v1 import queue_service_pb2 as pb
 from topics_client.decoding import job_of, job_view_of
 from topics_client.enums import number_of
 from topics_client.models import Job, JobState, JobView, Settled
 from topics_client.requests import fence, finished, tag_match
 from topics_client.sync.base import Base
+from topics_proto.v1 import job_pb2
+from topics_proto.v1 import queue_service_pb2 as pb
 
 
 class Queues(Base):

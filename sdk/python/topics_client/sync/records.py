@@ -4,13 +4,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.watch_service_pb2 import (
-    WATCH_CONSISTENCY_EVENTUAL,
-    WATCH_CONSISTENCY_STRONG,
-    WatchRequest,
-    WatchSubscription,
-)
 from topics_client.arrow import ArrowReading
 from topics_client.codecs import Codec, codec_of
 from topics_client.decoding import page_of
@@ -21,6 +14,13 @@ from topics_client.sync.arrow import ArrowStream
 from topics_client.sync.base import Base
 from topics_client.sync.streams import HEARTBEAT_SECONDS, ReadStream, WatchStream
 from topics_client.watching import Start, Watching, WatchOptions, subscribe
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.watch_service_pb2 import (
+    WATCH_CONSISTENCY_EVENTUAL,
+    WATCH_CONSISTENCY_STRONG,
+    WatchRequest,
+    WatchSubscription,
+)
 
 
 class Records(Base):

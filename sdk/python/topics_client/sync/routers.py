@@ -3,11 +3,11 @@
 
 from collections.abc import Iterator
 
-from topics.v1 import router_service_pb2 as pb
 from topics_client.decoding import router_info_of, router_summary_of
 from topics_client.models import RouterConfig, RouterInfo, RouterSummary
 from topics_client.requests import router_config
 from topics_client.sync.base import Base
+from topics_proto.v1 import router_service_pb2 as pb
 
 
 class Routers(Base):

@@ -3,11 +3,11 @@
 
 from collections.abc import Iterator
 
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.decoding import config_of, topic_info_of, topic_summary_of
 from topics_client.models import TopicConfig, TopicInfo, TopicPut, TopicSummary
 from topics_client.requests import config_message
 from topics_client.sync.base import Base
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 class Topics(Base):

@@ -8,9 +8,6 @@ from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from topics.v1.job_pb2 import JOB_STATE_IN_FLIGHT
-from topics.v1.queue_service_pb2 import ListJobsRequest, StopWorkRequest
-from topics.v1.topics_service_pb2 import GetTopicRequest
 from topics_client.connection import Connection
 from topics_client.errors import TopicsError
 from topics_client.models import Job
@@ -24,6 +21,9 @@ from topics_client.worker.options import Options, WorkerStatistics
 from topics_client.worker.outbox import RELEASED, RELEASED_AT_LAST, Outcome
 from topics_client.worker.reasons import reason_of
 from topics_client.worker.settling import Release, RetryLater, Settler, outcome_of
+from topics_proto.v1.job_pb2 import JOB_STATE_IN_FLIGHT
+from topics_proto.v1.queue_service_pb2 import ListJobsRequest, StopWorkRequest
+from topics_proto.v1.topics_service_pb2 import GetTopicRequest
 
 log = logging.getLogger("topics_client.worker")
 

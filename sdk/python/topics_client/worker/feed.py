@@ -7,14 +7,14 @@ from collections.abc import Callable
 from threading import Event, Thread
 from typing import Final
 
-from topics.v1 import queue_service_pb2 as pb
-from topics.v1.topics_service_pb2 import GetTopicRequest
 from topics_client.connection import Connection
 from topics_client.decoding import job_of
 from topics_client.errors import UnavailableError
 from topics_client.models import Job
 from topics_client.retry import Patience, Retry
 from topics_client.worker.errors import passes
+from topics_proto.v1 import queue_service_pb2 as pb
+from topics_proto.v1.topics_service_pb2 import GetTopicRequest
 
 log = logging.getLogger("topics_client.worker")
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from threading import Event, Thread
 from typing import Final
 
-from topics.v1 import queue_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.retry import Patience, Retry
 from topics_client.worker.errors import passes
 from topics_client.worker.leases import Held, Leases
+from topics_proto.v1 import queue_service_pb2 as pb
 
 log = logging.getLogger("topics_client.worker")
 

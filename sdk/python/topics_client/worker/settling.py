@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Final
 
-from topics.v1 import queue_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.models import Job
 from topics_client.retry import Patience, Retry
 from topics_client.worker.errors import passes
 from topics_client.worker.leases import Held, Leases
 from topics_client.worker.outbox import ACKED, Outbox, Outcome
+from topics_proto.v1 import queue_service_pb2 as pb
 
 log = logging.getLogger("topics_client.worker")
 

@@ -4,8 +4,8 @@ import struct
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from topics.v1 import record_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import record_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.grpc import arrow
 from topics_service.api.grpc.arrow import Column, Field, Piece
 from topics_service.api.grpc.slices import Joined, by_block, joined_data, numbers, seq_runs, time_runs

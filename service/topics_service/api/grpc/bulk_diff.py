@@ -6,8 +6,8 @@ from contextlib import aclosing
 from itertools import accumulate
 from typing import Final
 
-from topics.v1 import record_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import record_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.bulk import Turns, read_bulk
 from topics_service.api.grpc.bulk_arrow import ArrowFrames, kinds
 from topics_service.api.grpc.convert import checked_time, tag_match, tombstone_message

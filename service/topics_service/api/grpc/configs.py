@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from topics.v1 import topic_pb2
+from topics_proto.v1 import topic_pb2
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import ConfigInput, Discard, Durability, TopicConfig, TopicType
 

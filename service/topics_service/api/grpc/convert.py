@@ -4,8 +4,8 @@ Requests raise TopicsError `invalid_request` for what the engine's structs canno
 `performance.server_total_ms`, which is the servicer's to measure.
 """
 
-from topics.v1 import performance_pb2, record_pb2, topic_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import performance_pb2, record_pb2, topic_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.grpc.columns import columnar_batch
 from topics_service.api.grpc.configs import TYPES, config_input, config_message

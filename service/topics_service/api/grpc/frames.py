@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from topics.v1 import errors_pb2, record_pb2, stream_pb2
+from topics_proto.v1 import errors_pb2, record_pb2, stream_pb2
 from topics_service.api.grpc.convert import tombstone_message
 from topics_service.api.grpc.record_runs import Parts, RunCache
 from topics_service.api.watch_stream import WatchStream

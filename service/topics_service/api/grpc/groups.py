@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from topics.v1 import group_pb2
-from topics.v1 import group_service_pb2 as pb
+from topics_proto.v1 import group_pb2
+from topics_proto.v1 import group_service_pb2 as pb
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.groups import ConsumeRequest
 from topics_service.api.grpc.convert import checked_time, tag_match

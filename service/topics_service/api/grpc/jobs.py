@@ -6,8 +6,8 @@ Requests raise `invalid_request` for what the engine's structs cannot express. R
 
 from typing import Final
 
-from topics.v1 import job_pb2, performance_pb2, record_pb2, stream_pb2
-from topics.v1 import queue_service_pb2 as pb
+from topics_proto.v1 import job_pb2, performance_pb2, record_pb2, stream_pb2
+from topics_proto.v1 import queue_service_pb2 as pb
 from topics_service.api.grpc.convert import tag_match
 from topics_service.api.grpc.frames import error_message
 from topics_service.api.work import WorkFrame

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from topics.v1 import stream_pb2
+from topics_proto.v1 import stream_pb2
 from topics_service.api.grpc.records import add_records
 from topics_service.engine.model import Slice
 from topics_service.statistics import CacheStatistics

@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from topics.v1 import (
+from topics_proto.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
     group_service_pb2,
