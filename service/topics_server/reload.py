@@ -13,7 +13,7 @@ from topics_server.audit import AuditFile
 from topics_server.bulk_readers import BulkReaders
 from topics_server.keys import KeysError, from_file
 from topics_server.settings import Settings
-from topics_server.tls import DoorCertificates, TlsError
+from topics_server.tls import ServerCertificates, TlsError
 from topics_service.api.access import Gate
 from topics_service.api.audit import AuditLog
 from topics_service.api.watch import WatchApi
@@ -114,7 +114,7 @@ class Reload:
         settings: Settings,
         gate: Gate,
         watches: WatchApi,
-        tls: DoorCertificates,
+        tls: ServerCertificates,
         readers: Readers,
         *,
         audit_file: AuditFile | None,

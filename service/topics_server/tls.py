@@ -95,8 +95,8 @@ class Certificate:
         )
 
 
-class DoorCertificates(NamedTuple):
-    """What each door shows; None: it has no TLS. Kafka may have one of its own, else it has that of the others."""
+class ServerCertificates(NamedTuple):
+    """The certificate of HTTP and gRPC (`common`) and that of Kafka, which may have its own. None: no TLS."""
 
     common: Certificate | None
     kafka: Certificate | None
@@ -107,7 +107,7 @@ class DoorCertificates(NamedTuple):
         return any(changed)
 
 
-def certificates(settings: Settings) -> DoorCertificates:
+def certificates(settings: Settings) -> ServerCertificates:
     """The certificates that the settings name. Raises TlsError."""
     common = kafka = None
     if settings.tls_cert_file:
@@ -130,7 +130,7 @@ def certificates(settings: Settings) -> DoorCertificates:
                 settings.tls_client_ca_file,
             )
         )
-    return DoorCertificates(common, kafka)
+    return ServerCertificates(common, kafka)
 
 
 def _read(source: Source) -> _Files:

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; 1 if the server refuses to start."""
     with needs("server"):
         from topics_server import memory
-        from topics_server.server import StartError
+        from topics_server.errors import StartError
         from topics_server.server import run as run_server
         from topics_server.settings import SettingsError, load, unheeded
     try:
