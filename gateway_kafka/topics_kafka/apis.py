@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from topics_kafka.handlers import (
-    Door,
     Handler,
+    ServerContext,
     configs,
     fetch,
     groups,
@@ -37,9 +37,9 @@ _MODULES = (
 )
 
 
-def all_handlers(door: Door) -> Mapping[int, Handler]:
-    """The handlers of every module, made for `door`."""
+def all_handlers(server: ServerContext) -> Mapping[int, Handler]:
+    """The handlers of every module, made for `server`."""
     table: dict[int, Handler] = {}
     for module in _MODULES:
-        table |= module.handlers(door)
+        table |= module.handlers(server)
     return table

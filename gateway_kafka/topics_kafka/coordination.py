@@ -9,7 +9,7 @@ from uuid import UUID
 
 from ulid import ULID
 
-from topics_kafka.handlers import Door
+from topics_kafka.handlers import ServerContext
 from topics_kafka.topicids import uuid_of
 from topics_net import background
 from topics_service.engine.errors import Reason, TopicsError
@@ -37,12 +37,12 @@ _Reply = TypeVar("_Reply", JoinReply, SyncReply)
 class EngineTopics:
     """The topics of an engine as groups see them: those that readers see."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
 
     def facts(self, name: str) -> TopicFacts | None:
         """See TopicsView."""
-        catalog = self._door.catalog
+        catalog = self._server.catalog
         topic = catalog.find(name)
         if topic is None or catalog.unsynced(topic):
             return None
@@ -50,35 +50,35 @@ class EngineTopics:
 
     def name_of(self, topic_id: bytes) -> str | None:
         """See TopicsView."""
-        topic = self._door.ids.find(UUID(bytes=topic_id))
+        topic = self._server.ids.find(UUID(bytes=topic_id))
         return None if topic is None else topic.name
 
     def names(self) -> Iterable[str]:
         """See TopicsView."""
-        catalog = self._door.catalog
+        catalog = self._server.catalog
         return [name for name, topic in catalog.topics.items() if not catalog.unsynced(topic)]
 
 
 class Coordination:
-    """One for each engine, whatever doors it has; `of` finds it. Lives on the event loop that owns the engine.
+    """One for each engine, however many listeners it has; `of` finds it. Lives on the event loop that owns the engine.
 
     A reply is given when everything that it rests on is durable. Methods raise TopicsError: the server does not take
     work, or what they would answer can't be stored, which the next request about the group tries again.
     """
 
-    def __init__(self, door: Door) -> None:
-        self._api = door.api
-        self._engine = door.engine
-        self._groups = door.engine.groups
+    def __init__(self, server: ServerContext) -> None:
+        self._api = server.api
+        self._engine = server.engine
+        self._groups = server.engine.groups
         self._tickets: dict[str, int] = {}
         self._unstored: set[str] = set()
         self._held: set[asyncio.Future[JoinReply] | asyncio.Future[SyncReply]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0
         self._is_closed = False
-        settings = door.settings
+        settings = server.settings
         self.coordinator = Coordinator(
-            EngineTopics(door),
+            EngineTopics(server),
             now=_now_ms,
             new_id=lambda: str(ULID()).lower(),
             settings=GroupSettings(
@@ -93,15 +93,15 @@ class Coordination:
             exists=lambda name: self._groups.find(name) is not None,
         )
         self._load()
-        door.catalog.on_changed.append(self.coordinator.topics_changed)
+        server.catalog.on_changed.append(self.coordinator.topics_changed)
         self._groups.on_deleted.append(self._deleted)
 
     @classmethod
-    def of(cls, door: Door) -> "Coordination":
-        """The one of the door's engine; made, with what is stored of its groups, by the first door."""
-        groups = door.engine.groups
+    def of(cls, server: ServerContext) -> "Coordination":
+        """The instance of the engine of `server`; the first call creates it and loads its stored groups."""
+        groups = server.engine.groups
         if not isinstance(groups.coordinator, cls):
-            groups.coordinator = cls(door)
+            groups.coordinator = cls(server)
         return groups.coordinator
 
     def close(self) -> None:

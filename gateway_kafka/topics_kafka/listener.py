@@ -13,7 +13,7 @@ from topics_kafka.apis import all_handlers
 from topics_kafka.cluster import cluster_id
 from topics_kafka.connection import Connection
 from topics_kafka.coordination import Coordination
-from topics_kafka.handlers import Context, Door, Handler
+from topics_kafka.handlers import Context, Handler, ServerContext
 from topics_kafka.session import Session
 from topics_kafka.settings import KafkaSettings
 from topics_net import background
@@ -34,7 +34,7 @@ _GOODBYE_SECONDS: Final = 1.0  # that TLS waits for the other side to say it
 
 
 class KafkaServer:
-    """Serves Kafka's protocol for `door` on a bound TCP socket, which it owns from `start` on.
+    """Serves Kafka's protocol for `context` on a bound TCP socket, which it owns from `start` on.
 
     Lives on the event loop that calls `start`; starts once, when the engine is recovered: a client that comes earlier
     would be told that its topics do not exist. With `tls` every connection is TLS.
@@ -42,23 +42,23 @@ class KafkaServer:
 
     def __init__(
         self,
-        door: Door,
+        context: ServerContext,
         sock: socket.socket,
         *,
         tls: ssl.SSLContext | None = None,
-        handlers: Callable[[Door], Mapping[int, Handler]] = all_handlers,
+        handlers: Callable[[ServerContext], Mapping[int, Handler]] = all_handlers,
     ) -> None:
-        self.door = door
+        self.context = context
         self._sock = sock
         self._tls = tls
-        self._handlers = handlers(door)
-        settings = door.settings
-        self.statistics = door.statistics
+        self._handlers = handlers(context)
+        settings = context.settings
+        self.statistics = context.statistics
         self.budget = MemoryBudget(settings.frame_bytes, partial(setattr, self.statistics, "frame_bytes"))
-        self.turns = door.turns
+        self.turns = context.turns
         self.unsent = 0
         self.slow = SlowClients(settings.send_seconds)
-        self.log = door.log
+        self.log = context.log
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.idle_seconds = settings.idle_seconds
         self.first_request_seconds = settings.first_request_seconds
@@ -97,7 +97,7 @@ class KafkaServer:
         self._server.close()
         self._draining = self.slow.draining = True
         self._emptied.clear()
-        Coordination.of(self.door).close()  # or held joins would last as long as the drain
+        Coordination.of(self.context).close()  # or held joins would last as long as the drain
         for each in self._open():
             each.shutdown()
         try:
@@ -119,7 +119,7 @@ class KafkaServer:
 
     def is_full(self) -> bool:
         """Whether there are as many connections as may be; one in its TLS handshake counts."""
-        most = self.door.settings.max_connections
+        most = self.context.settings.max_connections
         return bool(most) and len(self._connections) + len(self._handshakes) >= most
 
     def opened(self, connection: Connection) -> bool:
@@ -166,9 +166,9 @@ class KafkaServer:
             self._emptied.set()
 
     def _session(self, connection: Connection) -> Session:
-        gate = self.door.gate
+        gate = self.context.gate
         context = Context(
-            door=self.door,
+            server=self.context,
             peer=connection.peer,
             principal=ANYONE if gate.open else NOBODY,
             authenticated=gate.open,
@@ -177,7 +177,7 @@ class KafkaServer:
 
     def _is_congested(self) -> bool:
         """Whether responses that clients do not take fill as much memory as requests may."""
-        return self.unsent > self.door.settings.frame_bytes
+        return self.unsent > self.context.settings.frame_bytes
 
     def _check(self) -> None:
         """Look at the deadlines of all connections: one timer for all, none without connections."""
@@ -201,13 +201,13 @@ def create_kafka(
     host: str,
     port: int,
     tls: ssl.SSLContext | None = None,
-    handlers: Callable[[Door], Mapping[int, Handler]] = all_handlers,
+    handlers: Callable[[ServerContext], Mapping[int, Handler]] = all_handlers,
 ) -> KafkaServer:
     """The server for a recovered engine; clients are told `host` and `port`. Raises TopicsError.
 
     What it counts is shown by the metrics of `api`.
     """
-    door = Door(
+    context = ServerContext(
         api=api,
         engine=engine,
         gate=gate,
@@ -217,7 +217,7 @@ def create_kafka(
         host=host,
         port=port,
     )
-    return KafkaServer(door, sock, tls=tls, handlers=handlers)
+    return KafkaServer(context, sock, tls=tls, handlers=handlers)
 
 
 def tls_context(certificate: str, key: str) -> ssl.SSLContext:

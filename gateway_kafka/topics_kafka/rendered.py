@@ -50,7 +50,7 @@ class BatchCache:
         return recordbatch.patched(batch, part.first_seq - 1)
 
     def made(self, part: FetchPart) -> Iterator[bytes]:
-        """Records that other doors wrote, without the dead ones, as one batch after the other."""
+        """Records of other protocols, without the dead ones, as one batch after the other."""
         block = part.block
         assert isinstance(block, Block), "there are two kinds"
         dead = set(part.dead)

@@ -113,7 +113,7 @@ class Session:
         self._is_congested = is_congested
         self._share: Share | None = None
         self._loop = asyncio.get_running_loop()
-        self._statistics = context.door.statistics
+        self._statistics = context.server.statistics
         self._running: deque[_Running] = deque()
         self._running_bytes = 0
         self._held: tuple[Buffer, int] | None = None
@@ -130,7 +130,7 @@ class Session:
     def share(self) -> Share | None:
         """What the key of this connection may hold of the budget, from the request behind authentication on."""
         if self._share is None and not self._running and self._held is None:
-            self._share = self._context.door.share(self._context.principal)
+            self._share = self._context.server.share(self._context.principal)
         return self._share
 
     @property
@@ -196,7 +196,7 @@ class Session:
             self._refuse(taken, "length", "a %s request of %d bytes", _NAMES[api], len(frame))
             return
         slot = context.principal.key_id if KAFKA_RULES[api].slot else ""
-        if (api is ApiKey.FETCH and self._is_congested()) or (slot and not context.door.gate.acquire(slot)):
+        if (api is ApiKey.FETCH and self._is_congested()) or (slot and not context.server.gate.acquire(slot)):
             self._held = (frame, taken)
             self._retry = background.call_later(_RETRY_SECONDS, self._advance)
             return
@@ -204,7 +204,7 @@ class Session:
             header, body = decode_request(frame)
         except MalformedError as error:
             if slot:
-                context.door.gate.release(slot)
+                context.server.gate.release(slot)
             self._refuse(taken, "malformed", "%s", error)
             return
         context.client_id = header["client_id"]
@@ -220,7 +220,7 @@ class Session:
             self._end("failed", "a bug in %s", _NAMES[api])
             return
         if answer is None or isinstance(answer, dict):
-            if answer is not None and context.door.engine.untold():
+            if answer is not None and context.server.engine.untold():
                 answer = self._told(answer)
         elif api is not ApiKey.PRODUCE:  # which tells only of what it has written itself
             answer = self._then_told(answer)
@@ -237,7 +237,7 @@ class Session:
 
     async def _told(self, response: Message | None) -> Message | None:
         """The response, once what it tells of losses is durable for the topics' classes."""
-        await self._context.door.api.told()
+        await self._context.server.api.told()
         return response
 
     async def _then_told(self, answer: Awaitable[Message | None]) -> Message | None:
@@ -334,7 +334,7 @@ class Session:
         """The request has ended: give back what it held and count it."""
         self._budget.release(request.taken, self._share)
         if request.slot:
-            self._context.door.gate.release(request.slot)
+            self._context.server.gate.release(request.slot)
         requests = self._statistics.requests
         requests.in_flight -= 1
         requests.observe(_NAMES[request.api], outcome, time.perf_counter() - request.started)

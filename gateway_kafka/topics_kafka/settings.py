@@ -1,11 +1,11 @@
-"""What the Kafka door can be told."""
+"""Settings of the Kafka listener."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSettings:
-    """Settings of the Kafka door; the defaults are those of the documented environment variables."""
+    """Settings of the Kafka listener; the defaults are those of the documented environment variables."""
 
     max_batch_bytes: int = 1_048_588
     """TOPICS_KAFKA_MAX_BATCH_BYTES: the largest record batch, unless the topic's `max.message.bytes` says otherwise."""
@@ -38,4 +38,4 @@ class KafkaSettings:
     fetch_max_bytes: int = 16 << 20
     """The most record bytes in one fetch response, as Kafka's `fetch.max.bytes`. A slow client makes it stay."""
     render_cache_bytes: int = 32 << 20
-    """Half of the share of TOPICS_MEMORY_BYTES for rendered records: batches made of what other doors wrote."""
+    """Half of the share of TOPICS_MEMORY_BYTES for rendered records: batches made of records of other protocols."""

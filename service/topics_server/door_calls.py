@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from topics_kafka.handlers import Answer, Context, Door, Handler, HandlerTable
+from topics_kafka.handlers import Answer, Context, Handler, HandlerTable, ServerContext
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.api.access import Gate
 from topics_service.api.audit import ACTIONS, AuditLog, Call, current_call
@@ -35,7 +35,7 @@ _DENIED: Final = frozenset(
 )
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
-Make = Callable[[Door], HandlerTable]
+Make = Callable[[ServerContext], HandlerTable]
 
 
 def audited_app(app: App, log: AuditLog) -> App:

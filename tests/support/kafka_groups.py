@@ -4,7 +4,7 @@ from typing import Any
 
 from support.kafka_members import subscription
 from topics_kafka.coordination import Coordination
-from topics_kafka.handlers import Context, Door, groups, groups_admin, offsets
+from topics_kafka.handlers import Context, ServerContext, groups, groups_admin, offsets
 from topics_kafka.protocol import (
     SUPPORTED,
     ApiKey,
@@ -41,7 +41,7 @@ class Broker:
         commit = GroupCommit(engine.writer.store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
         self.commits.append(commit)
         self.api = TopicsApi(engine, commit)
-        self.door = Door(
+        self.server = ServerContext(
             api=self.api,
             engine=engine,
             gate=Gate(),
@@ -52,11 +52,11 @@ class Broker:
             port=9092,
         )
         self.handlers = {
-            **groups.handlers(self.door),
-            **groups_admin.handlers(self.door),
-            **offsets.handlers(self.door),
+            **groups.handlers(self.server),
+            **groups_admin.handlers(self.server),
+            **offsets.handlers(self.server),
         }
-        self.coordination = Coordination.of(self.door)
+        self.coordination = Coordination.of(self.server)
         self.context = self.connect()
 
     def restart(self) -> None:
@@ -64,7 +64,7 @@ class Broker:
         self.start()
 
     def connect(self, principal: Principal = ANYONE) -> Context:
-        return Context(door=self.door, peer="127.0.0.1:5000", principal=principal, authenticated=True)
+        return Context(server=self.server, peer="127.0.0.1:5000", principal=principal, authenticated=True)
 
     async def put(self, topic: str, partitions: int = 1, records: int = 0) -> None:
         """A topic with so many partitions, and records in each."""

@@ -1,6 +1,6 @@
-"""What the handlers of Kafka's APIs share: the door they belong to, and the connection they answer.
+"""State that the handlers of Kafka's APIs share: the context of the server, and that of the connection.
 
-A module of handlers has `handlers(door) -> HandlerTable`, which `topics_kafka.apis` collects. A handler
+A module of handlers has `handlers(server) -> HandlerTable`, which `topics_kafka.apis` collects. A handler
 gets the connection's context, the request's version and its decoded body, and gives one of:
 
 - a message: the response body, sent at once. A member that the version does not have is left out of it, an absent one
@@ -38,7 +38,7 @@ Handler = Callable[["Context", int, Message], Answer]
 
 
 @dataclass(slots=True, kw_only=True)
-class Door:
+class ServerContext:
     """One Kafka listener: what all its connections share. What writes goes through `api`, which asks whether the server
     takes work; `engine` is there for what is only looked at.
 
@@ -98,7 +98,7 @@ class Context:
     `closing` has the connection closed behind its response; while a Produce is `appending`, the next one waits.
     """
 
-    door: Door
+    server: ServerContext
     peer: str = ""
     principal: Principal = NOBODY
     client_id: str | None = None

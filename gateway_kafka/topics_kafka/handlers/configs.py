@@ -7,7 +7,7 @@ from typing import Final
 
 from topics_kafka import configs
 from topics_kafka.configs import CONFIGS, ConfigType, InvalidConfigError, Overrides
-from topics_kafka.handlers import Context, Door, HandlerTable
+from topics_kafka.handlers import Context, HandlerTable, ServerContext
 from topics_kafka.handlers.config_entries import broker_entries, entries
 from topics_kafka.handlers.errors import RefusedError, admin_error_of
 from topics_kafka.handlers.waves import in_waves
@@ -30,9 +30,9 @@ class Operation(IntEnum):
     SUBTRACT = 3
 
 
-def handlers(door: Door) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """The APIs of configs."""
-    made = ConfigHandlers(door)
+    made = ConfigHandlers(server)
     return {
         ApiKey.DESCRIBE_CONFIGS: made.describe,
         ApiKey.ALTER_CONFIGS: made.alter,
@@ -43,8 +43,8 @@ def handlers(door: Door) -> HandlerTable:
 class ConfigHandlers:
     """Topics have configs that can be changed; those of the broker are only shown."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
 
     def describe(self, context: Context, version: int, request: Message) -> Message:
         """The configs of topics and of the broker, with where each value comes from."""
@@ -64,7 +64,7 @@ class ConfigHandlers:
     def _described(
         self, context: Context, kind: int, name: str, names: list[str] | None, synonyms: bool
     ) -> list[Message]:
-        settings = self._door.settings
+        settings = self._server.settings
         if kind == _TOPIC:
             topic = self._topic(context, ApiKey.DESCRIBE_CONFIGS, name)
             return entries(configs.overrides(topic), settings, names, synonyms=synonyms)
@@ -74,7 +74,7 @@ class ConfigHandlers:
             raise RefusedError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the API key may not see the broker's configs")
         if name not in ("", str(settings.node_id)):
             raise RefusedError(ErrorCode.INVALID_REQUEST, f"the broker is {settings.node_id}")
-        return broker_entries(settings, self._door.host, self._door.port, names, synonyms=synonyms)
+        return broker_entries(settings, self._server.host, self._server.port, names, synonyms=synonyms)
 
     async def alter(self, context: Context, version: int, request: Message) -> Message:
         """Replace all overrides of topics: a config that is not named goes back to its default."""
@@ -105,7 +105,7 @@ class ConfigHandlers:
             topic = self._alterable(context, api, kind, name)
             config, beside = configs.to_topic(change(configs.overrides(topic), resource), topic.config)
             if not only_check:
-                await self._door.api.put_topic(name, config, principal=context.principal, kafka_configs=beside)
+                await self._server.api.put_topic(name, config, principal=context.principal, kafka_configs=beside)
         except RefusedError as error:
             return {**shown, **error.result}
         except InvalidConfigError as error:
@@ -126,7 +126,7 @@ class ConfigHandlers:
     def _topic(self, context: Context, api: ApiKey, name: str) -> Topic:
         if not context.may(api, name):
             raise RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not do this with this topic")
-        topic = self._door.find(name)
+        topic = self._server.find(name)
         if topic is None:
             raise RefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
         return topic

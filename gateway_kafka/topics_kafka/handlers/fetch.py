@@ -12,7 +12,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, Final
 
-from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.handlers.producer_ids import epoch_error
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
@@ -34,10 +34,10 @@ FEW: Final = 100
 """Partitions of a fetch that may wait in any case."""
 
 
-def handlers(door: Door) -> HandlerTable:
-    """Fetch. What it makes of records that other doors wrote is kept for all its readers."""
-    cache = BatchCache(door.settings.render_cache_bytes)
-    door.api.metrics.caches["kafka_batches"] = cache
+def handlers(server: ServerContext) -> HandlerTable:
+    """Fetch. Batches rendered from records of other protocols are cached for all readers."""
+    cache = BatchCache(server.settings.render_cache_bytes)
+    server.api.metrics.caches["kafka_batches"] = cache
     return {ApiKey.FETCH: partial(_fetch, cache)}
 
 
@@ -79,12 +79,12 @@ class Fetch:
     """
 
     def __init__(self, cache: BatchCache, context: Context, body: Message) -> None:
-        door = self._door = context.door
-        self._api: TopicsApi = door.api
+        server = self._server = context.server
+        self._api: TopicsApi = server.api
         self._cache = cache
         self._context = context
-        self._statistics = door.statistics
-        self._max_bytes = min(body["max_bytes"], door.settings.fetch_max_bytes)
+        self._statistics = server.statistics
+        self._max_bytes = min(body["max_bytes"], server.settings.fetch_max_bytes)
         self._wanted = min(body["min_bytes"], self._max_bytes)
         self._wait_seconds = body["max_wait"] / 1000
         self._nbytes = 0  # found so far
@@ -95,7 +95,7 @@ class Fetch:
         self._future: asyncio.Future[Message | None] | None = None
         self._sleeping = False
         self._over = False  # the time is up, or the server drains
-        self._holds = 0  # partitions that it waits for, as the door counts them
+        self._holds = 0  # partitions that it waits for, as `ServerContext.waiting` counts them
         self._woken: dict[_Target, None] = {}
         self._parked: list[Parked] = []
         self._drain: ExitStack | None = None
@@ -177,7 +177,7 @@ class Fetch:
         responses: list[dict[str, Any]] = []
         for asked in body["topics"]:
             name, topic_id = asked.get("topic"), asked.get("topic_id")
-            topic = self._context.door.find(name, topic_id)
+            topic = self._context.server.find(name, topic_id)
             known = name or (None if topic is None else topic.name)
             code = ErrorCode.NONE
             if not self._context.may(ApiKey.FETCH, known):
@@ -308,16 +308,16 @@ class Fetch:
 
     def _hold(self) -> None:
         """Wait only if there is memory for it: one partition may be named many times, and each costs as a whole one."""
-        door, count = self._door, len(self._targets)
-        if count <= FEW or (door.waiting + count) * WAITING_WEIGHT <= door.settings.frame_bytes:
+        server, count = self._server, len(self._targets)
+        if count <= FEW or (server.waiting + count) * WAITING_WEIGHT <= server.settings.frame_bytes:
             self._holds = count
-            door.waiting += count
+            server.waiting += count
         else:
             self._wait_seconds = 0
 
     def _leave(self) -> None:
         """Nothing is waited for any more."""
-        self._door.waiting -= self._holds
+        self._server.waiting -= self._holds
         self._holds = 0
         for parked in self._parked:
             parked.leave()

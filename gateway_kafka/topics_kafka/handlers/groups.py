@@ -4,7 +4,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from topics_kafka.coordination import Coordination
-from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.engine.errors import TopicsError
@@ -26,9 +26,9 @@ _TRANSACTION: Final = 1
 _MAX_CLIENT_ID_CHARS: Final = 255
 
 
-def handlers(door: Door) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """The APIs of members."""
-    members = MemberHandlers(door, Coordination.of(door))
+    members = MemberHandlers(server, Coordination.of(server))
     return {
         ApiKey.FIND_COORDINATOR: members.find_coordinator,
         ApiKey.JOIN_GROUP: members.join,
@@ -47,8 +47,8 @@ def client_of(context: Context) -> Client:
 class MemberHandlers:
     """Every answer waits until what it says of the group is durable."""
 
-    def __init__(self, door: Door, coordination: Coordination) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext, coordination: Coordination) -> None:
+        self._server = server
         self._coordination = coordination
 
     def find_coordinator(self, context: Context, version: int, request: Message) -> Answer:
@@ -67,8 +67,8 @@ class MemberHandlers:
         if kind == _GROUP and not context.may(ApiKey.FIND_COORDINATOR, key):
             message = "the API key may not touch this group"
             return {**nowhere, "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "error_message": message}
-        door = self._door
-        place = {"node_id": door.settings.node_id, "host": door.host, "port": door.port}
+        server = self._server
+        place = {"node_id": server.settings.node_id, "host": server.host, "port": server.port}
         return {"key": key, **place, "error_code": ErrorCode.NONE}
 
     # --- classic groups
@@ -196,7 +196,7 @@ class MemberHandlers:
 
     async def _after(self, response: Message, ticket: int) -> Message:
         try:
-            await self._door.api.settled(ticket)
+            await self._server.api.settled(ticket)
         except TopicsError as error:
             return {**response, "error_code": group_error_of(error)}
         return response

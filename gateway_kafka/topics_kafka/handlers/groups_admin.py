@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from topics_kafka.coordination import Coordination
-from topics_kafka.handlers import Context, Door, HandlerTable, operations
+from topics_kafka.handlers import Context, HandlerTable, ServerContext, operations
 from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.topicids import uuid_of
@@ -17,9 +17,9 @@ _DEAD: Final = "Dead"
 _CONSUMER_MEMBER: Final = 1
 
 
-def handlers(door: Door) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """The APIs of admins."""
-    groups = GroupAdminHandlers(door, Coordination.of(door))
+    groups = GroupAdminHandlers(server, Coordination.of(server))
     return {
         ApiKey.DESCRIBE_GROUPS: groups.describe,
         ApiKey.CONSUMER_GROUP_DESCRIBE: groups.describe_consumer,
@@ -34,8 +34,8 @@ class GroupAdminHandlers:
     A group that a request names many times is described once, or small requests would have huge responses.
     """
 
-    def __init__(self, door: Door, coordination: Coordination) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext, coordination: Coordination) -> None:
+        self._server = server
         self._coordination = coordination
 
     # --- describe
@@ -56,7 +56,7 @@ class GroupAdminHandlers:
             described |= {"group_state": view.state, "protocol_type": view.protocol_type}
             described["protocol_data"] = view.protocol
             described["members"] = [_classic_member(member) for member in view.members]
-        elif view is None and self._door.engine.groups.find(name) is not None:
+        elif view is None and self._server.engine.groups.find(name) is not None:
             described["group_state"] = _EMPTY
         else:
             described["group_state"] = _DEAD
@@ -117,7 +117,7 @@ class GroupAdminHandlers:
         """Partitions with the names and ids of their topics, as far as these are the caller's to know."""
         found = []
         for name, partitions in (parts or {}).items():
-            topic = self._door.find(name)
+            topic = self._server.find(name)
             if topic is not None and context.principal.allows_name(name):
                 topic_id = uuid_of(topic.identity.topic_id)
                 found.append({"topic_id": topic_id, "topic_name": name, "partitions": list(partitions)})
@@ -137,7 +137,7 @@ class GroupAdminHandlers:
         types = {each.casefold() for each in request.get("types_filter") or ()}
         known = {name: rest for name, *rest in self._coordination.coordinator.summaries()}
         groups = []
-        for name in self._door.engine.groups.roster.by_name:
+        for name in self._server.engine.groups.roster.by_name:
             if not context.principal.allows_name(name):
                 continue
             kind, state, protocol_type = known.get(name, ("classic", _EMPTY, ""))
@@ -159,7 +159,7 @@ class GroupAdminHandlers:
             error = ErrorCode.NON_EMPTY_GROUP
         else:
             try:
-                reply = await self._door.api.groups.delete(name, principal=context.principal)
+                reply = await self._server.api.groups.delete(name, principal=context.principal)
             except TopicsError as refusal:
                 error = group_error_of(refusal)
             else:

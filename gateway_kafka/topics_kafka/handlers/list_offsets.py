@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.handlers.producer_ids import LEADER_EPOCH, epoch_error
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
@@ -28,14 +28,14 @@ _SINCE: Final[Mapping[int, int]] = {
 _NONE: Final = -1
 
 
-def handlers(door: Door) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """ListOffsets."""
-    return {ApiKey.LIST_OFFSETS: partial(_list_offsets, door.api)}
+    return {ApiKey.LIST_OFFSETS: partial(_list_offsets, server.api)}
 
 
 def _list_offsets(api: TopicsApi, context: Context, version: int, body: Message) -> Answer:
     work = _answer(api, context, version, body)  # each time that is looked up can cost a batch to decode
-    routers = context.door.engine.routers
+    routers = context.server.engine.routers
     behind = {
         name
         for name in (asked["name"] for asked in body["topics"])

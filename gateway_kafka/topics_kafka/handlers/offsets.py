@@ -1,4 +1,4 @@
-"""Where groups stand: OffsetCommit, OffsetFetch and OffsetDelete. An offset is the cursor of the other doors."""
+"""Committed positions: OffsetCommit, OffsetFetch and OffsetDelete. An offset is the `position` of HTTP and gRPC."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from topics_kafka.coordination import Coordination
-from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.topicids import uuid_of
@@ -19,9 +19,9 @@ _NONE: Final = -1
 _EPOCHS_SINCE: Final = 9  # the version of OffsetCommit whose clients know member epochs
 
 
-def handlers(door: Door) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """The APIs of positions."""
-    offsets = OffsetHandlers(door, Coordination.of(door))
+    offsets = OffsetHandlers(server, Coordination.of(server))
     return {
         ApiKey.OFFSET_COMMIT: offsets.commit,
         ApiKey.OFFSET_FETCH: offsets.fetch,
@@ -40,10 +40,10 @@ class _Asked(NamedTuple):
 class OffsetHandlers:
     """Commits are as durable as their topics before they are acknowledged."""
 
-    def __init__(self, door: Door, coordination: Coordination) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext, coordination: Coordination) -> None:
+        self._server = server
         self._coordination = coordination
-        self._groups = door.engine.groups
+        self._groups = server.engine.groups
 
     def _topic(self, context: Context, api: ApiKey, asked: Message) -> _Asked:
         """The topic that is asked for, by its name or its id, if the caller may know of it."""
@@ -54,7 +54,7 @@ class OffsetHandlers:
         unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if not by_id and not context.may(api, name):
             return _Asked(named, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        topic = self._door.find(name, topic_id)
+        topic = self._server.find(name, topic_id)
         if topic is None:
             return _Asked(named, None, unknown)
         if not context.may(api, topic.name):
@@ -90,7 +90,7 @@ class OffsetHandlers:
             ]
             topics.append({**named, "partitions": partitions})
         response = {"topics": topics}
-        return response if self._door.api.is_durable(ticket) else self._durable(request, asked, response, ticket)
+        return response if self._server.api.is_durable(ticket) else self._durable(request, asked, response, ticket)
 
     def _check(self, version: int, name: str, request: Message, asked: list[_Asked]) -> GroupError:
         member_id, instance_id = request.get("member_id", ""), request.get("group_instance_id")
@@ -109,7 +109,7 @@ class OffsetHandlers:
 
     async def _durable(self, request: Message, asked: list[_Asked], response: Message, ticket: int) -> Message:
         try:
-            await self._door.api.settled(ticket)
+            await self._server.api.settled(ticket)
         except TopicsError as error:
             return _committed(request, asked, group_error_of(error))
         return response
@@ -155,7 +155,7 @@ class OffsetHandlers:
         group = self._groups.find(name)
         found: list[Message] = []
         for topic, positions in () if group is None else group.positions.items():
-            if not context.may(ApiKey.OFFSET_FETCH, topic.name) or self._door.find(topic.name) is not topic:
+            if not context.may(ApiKey.OFFSET_FETCH, topic.name) or self._server.find(topic.name) is not topic:
                 continue
             by_id = version >= 10
             named = {"topic_id": uuid_of(topic.identity.topic_id)} if by_id else {"name": topic.name}
@@ -214,7 +214,7 @@ class OffsetHandlers:
                     targets.append(Target(each["name"], known))
             if targets:
                 _, ticket = self._groups.delete_positions(name, targets, in_use=True)
-                await self._door.api.settled(ticket)
+                await self._server.api.settled(ticket)
         except TopicsError as refusal:
             return {"error_code": group_error_of(refusal), "topics": []}
         return {"error_code": ErrorCode.NONE, "topics": topics}

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from topics_kafka.configs import DEFAULT_AFTER_MS, MAX_MESSAGE_BYTES, TIMESTAMP_AFTER_MAX, TIMESTAMP_BEFORE_MAX
-from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import RefusedError, error_of
 from topics_kafka.outcomes import error_codes
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
@@ -39,20 +39,20 @@ Buffer = bytes | bytearray | memoryview
 _Waiting = tuple[dict[str, Any], int]  # the answer of a partition, and the ticket that it waits for
 
 
-def handlers(door: Door) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """Produce. A call appends before it returns, unless that takes long: then the context says that it is `appending`.
 
     What it returns waits for durability too.
     """
-    return {ApiKey.PRODUCE: Produce(door)}
+    return {ApiKey.PRODUCE: Produce(server)}
 
 
 class Produce:
     """The handler; `clock` says what is too far in the future."""
 
-    def __init__(self, door: Door, clock: Clock | None = None) -> None:
-        self._door = door
-        self._api = door.api
+    def __init__(self, server: ServerContext, clock: Clock | None = None) -> None:
+        self._server = server
+        self._api = server.api
         self._clock = clock or SystemClock()
 
     def __call__(self, context: Context, _version: int, body: Message) -> Answer:
@@ -76,7 +76,7 @@ class Produce:
         steps: Generator[None, None, None],
     ) -> Message | None:
         """What a request of many large batches has left, in turns."""
-        turns, over = self._door.turns, False
+        turns, over = self._server.turns, False
         while not over:
             await turns.come()
             over = True
@@ -111,7 +111,7 @@ class Produce:
                 number = partition["index"]
                 ticket = 0
                 try:
-                    topic = self._door.find(name, topic_id)  # it may be gone since the last stop
+                    topic = self._server.find(name, topic_id)  # it may be gone since the last stop
                     wrong = refused or _wrong(context, name, topic)
                     if wrong is not None:
                         raise wrong
@@ -136,7 +136,7 @@ class Produce:
         limit = configs.get(MAX_MESSAGE_BYTES)
         if not records:
             raise RefusedError(ErrorCode.INVALID_RECORD, "there is no record batch for the partition")
-        most = self._door.settings.max_batch_bytes if limit is None else int(limit)
+        most = self._server.settings.max_batch_bytes if limit is None else int(limit)
         if len(records) > most:
             raise RefusedError(ErrorCode.MESSAGE_TOO_LARGE, f"{len(records)} bytes, at most {most} are taken")
         self._api.check_write()  # before the work
@@ -179,7 +179,7 @@ class Produce:
         """The client asked not to be told: its errors are counted, and it can only notice that it is cut off."""
         for code in error_codes(ApiKey.PRODUCE, response):
             context.closing = True
-            self._door.statistics.errors["Produce", ErrorCode(code).name] += 1
+            self._server.statistics.errors["Produce", ErrorCode(code).name] += 1
 
 
 def _refused(body: Message) -> RefusedError | None:

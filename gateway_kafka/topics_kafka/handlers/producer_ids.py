@@ -4,7 +4,7 @@ from collections.abc import Generator
 from functools import partial
 from typing import Any, Final
 
-from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.turns import in_turns
@@ -15,12 +15,12 @@ LEADER_EPOCH: Final = 0
 """Of every partition, for ever: there is one server."""
 
 
-def handlers(door: Door) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """The three APIs."""
     return {
-        ApiKey.INIT_PRODUCER_ID: partial(_init_producer_id, door.api),
-        ApiKey.DESCRIBE_PRODUCERS: partial(_describe_producers, door.api),
-        ApiKey.OFFSET_FOR_LEADER_EPOCH: partial(_offset_for_leader_epoch, door.api),
+        ApiKey.INIT_PRODUCER_ID: partial(_init_producer_id, server.api),
+        ApiKey.DESCRIBE_PRODUCERS: partial(_describe_producers, server.api),
+        ApiKey.OFFSET_FOR_LEADER_EPOCH: partial(_offset_for_leader_epoch, server.api),
     }
 
 

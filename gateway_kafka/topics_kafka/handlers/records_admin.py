@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from topics_kafka.handlers import Context, Door, HandlerTable
+from topics_kafka.handlers import Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.handlers.waves import in_waves
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
@@ -17,17 +17,17 @@ _UNKNOWN: Final = -1
 _LOG_DIR: Final = "data"
 
 
-def handlers(door: Door) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """DeleteRecords and DescribeLogDirs."""
-    made = RecordsAdminHandlers(door)
+    made = RecordsAdminHandlers(server)
     return {ApiKey.DELETE_RECORDS: made.delete_records, ApiKey.DESCRIBE_LOG_DIRS: made.describe_log_dirs}
 
 
 class RecordsAdminHandlers:
     """A partition's records, as an administrator sees them. Offset N is seq N + 1."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
 
     async def delete_records(self, context: Context, version: int, request: Message) -> Message:
         """Delete what is below an offset; -1 is the high watermark. Beyond that it is OFFSET_OUT_OF_RANGE."""
@@ -44,7 +44,7 @@ class RecordsAdminHandlers:
 
     async def _delete(self, context: Context, name: str, partition: int, offset: int) -> tuple[int, ErrorCode]:
         """The first offset that is left, and what went wrong."""
-        api = self._door.api
+        api = self._server.api
         if not context.may(ApiKey.DELETE_RECORDS, name):
             return _UNKNOWN, ErrorCode.TOPIC_AUTHORIZATION_FAILED
         try:
@@ -71,15 +71,15 @@ class RecordsAdminHandlers:
 
     def _asked(self, context: Context, asked: list[Message] | None) -> Iterable[tuple[Topic, Iterable[int]]]:
         """The topics and partitions that are there, of those that are asked for and that the caller may touch."""
-        door = self._door
+        server = self._server
         if asked is None:
-            for name in door.catalog.under(names.narrow("", context.principal.prefixes)):
-                topic = door.find(name)
+            for name in server.catalog.under(names.narrow("", context.principal.prefixes)):
+                topic = server.find(name)
                 if topic is not None:
                     yield topic, range(len(topic.logs))
             return
         for entry in asked:
-            topic = door.find(entry["topic"]) if context.may(ApiKey.DESCRIBE_LOG_DIRS, entry["topic"]) else None
+            topic = server.find(entry["topic"]) if context.may(ApiKey.DESCRIBE_LOG_DIRS, entry["topic"]) else None
             if topic is not None:
                 yield topic, [index for index in dict.fromkeys(entry["partitions"]) if 0 <= index < len(topic.logs)]
 

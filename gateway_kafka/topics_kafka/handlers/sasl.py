@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from topics_kafka.handlers import Context, Door, HandlerTable
+from topics_kafka.handlers import Context, HandlerTable, ServerContext
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.api.quota import count_refusal
 from topics_service.engine.errors import TopicsError
@@ -10,7 +10,7 @@ from topics_service.engine.errors import TopicsError
 _MECHANISM: Final = "PLAIN"
 
 
-def handlers(_: Door) -> HandlerTable:
+def handlers(_: ServerContext) -> HandlerTable:
     """SaslHandshake and SaslAuthenticate."""
     return {ApiKey.SASL_HANDSHAKE: handshake, ApiKey.SASL_AUTHENTICATE: authenticate}
 
@@ -33,8 +33,8 @@ def authenticate(context: Context, version: int, request: Message) -> Message:
     context.mechanism = ""
     if refusal is not None:
         context.closing = True
-        context.door.statistics.closed["credentials"] += 1
-        context.door.log.warning("SASL authentication from %s failed: %s", context.peer, refusal)
+        context.server.statistics.closed["credentials"] += 1
+        context.server.log.warning("SASL authentication from %s failed: %s", context.peer, refusal)
         return _refusal(ErrorCode.SASL_AUTHENTICATION_FAILED, refusal)
     return {"error_code": ErrorCode.NONE, "error_message": None, "auth_bytes": b""}
 
@@ -53,17 +53,17 @@ def _check(context: Context, token: bytes) -> str | None:
     act_for, user, password = parts
     if act_for not in (b"", user):
         return "to act for somebody else is not possible"
-    principal = context.door.gate.find(password)
+    principal = context.server.gate.find(password)
     if principal is None:
         return "unknown API key"
     if context.authenticated and principal.key_id != context.principal.key_id:
         return "a connection can't change its API key"
     if not context.authenticated and principal.key_id:
-        usage = context.door.gate.quotas.of(principal.key_id)
+        usage = context.server.gate.quotas.of(principal.key_id)
         try:
             usage.take_connection()
         except TopicsError as error:
-            count_refusal(context.door.api.metrics.refusals, "kafka", error)
+            count_refusal(context.server.api.metrics.refusals, "kafka", error)
             return error.message
         context.on_gone.append(usage.leave_connection)
     context.principal, context.authenticated = principal, True

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from topics_kafka import configs
 from topics_kafka.configs import InvalidConfigError
-from topics_kafka.handlers import Context, Door, HandlerTable
+from topics_kafka.handlers import Context, HandlerTable, ServerContext
 from topics_kafka.handlers.config_entries import entries
 from topics_kafka.handlers.errors import RefusedError, admin_error_of
 from topics_kafka.handlers.waves import in_waves
@@ -18,9 +18,9 @@ from topics_service.engine.topic import Topic
 _UNSET: Final = -1
 
 
-def handlers(door: Door) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """The APIs that make, grow and remove topics."""
-    topics = TopicHandlers(door)
+    topics = TopicHandlers(server)
     return {
         ApiKey.CREATE_TOPICS: topics.create,
         ApiKey.DELETE_TOPICS: topics.delete,
@@ -31,8 +31,8 @@ def handlers(door: Door) -> HandlerTable:
 class TopicHandlers:
     """Each topic of a request succeeds or fails alone; all of them are durable before the response."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
 
     # --------------------------------------------------------------- create
 
@@ -54,7 +54,7 @@ class TopicHandlers:
             count, given = self._checked(context, entry)
             config, beside = configs.to_topic(given)
             if not only_check:
-                await self._door.api.put_topic(
+                await self._server.api.put_topic(
                     name, config, principal=context.principal, partition_count=count, kafka_configs=beside
                 )
         except RefusedError as error:
@@ -68,12 +68,12 @@ class TopicHandlers:
             "error_code": ErrorCode.NONE,
             "num_partitions": count,
             "replication_factor": 1,
-            "configs": entries(given, self._door.settings),
+            "configs": entries(given, self._server.settings),
         }
         if not context.may(ApiKey.DESCRIBE_CONFIGS, name):
             made.update(topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, configs=None)
             made.update(num_partitions=_UNSET, replication_factor=_UNSET)
-        topic = self._door.find(name)
+        topic = self._server.find(name)
         if topic is not None:
             made["topic_id"] = uuid_of(topic.identity.topic_id)
         return made
@@ -88,7 +88,7 @@ class TopicHandlers:
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
                 "a topic name is 1 to 249 characters from A-Z a-z 0-9 . _ - and starts with a letter or digit",
             )
-        engine = self._door.engine
+        engine = self._server.engine
         if engine.has_topic(name):
             raise RefusedError(ErrorCode.TOPIC_ALREADY_EXISTS, f'topic "{name}" exists')
         count = self._count(entry)
@@ -104,7 +104,7 @@ class TopicHandlers:
         if not assignments:
             if copies not in (_UNSET, 1):
                 raise RefusedError(ErrorCode.INVALID_REPLICATION_FACTOR, "there is one broker, so one replica")
-            return int(self._door.settings.num_partitions if count == _UNSET else count)
+            return int(self._server.settings.num_partitions if count == _UNSET else count)
         if count != _UNSET or copies != _UNSET:
             raise RefusedError(
                 ErrorCode.INVALID_REQUEST,
@@ -118,7 +118,7 @@ class TopicHandlers:
         return len(assignments)
 
     def _check_assignments(self, assignments: list[dict[str, Any]]) -> None:
-        me = self._door.settings.node_id
+        me = self._server.settings.node_id
         if any(each["broker_ids"] != [me] for each in assignments):
             raise RefusedError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"every partition is on broker {me}, the only one")
 
@@ -141,7 +141,7 @@ class TopicHandlers:
                 raise RefusedError(ErrorCode.INVALID_REQUEST, "a topic is named either by its name or by its id")
             topic = self._found(context, name, topic_id)
             shown = {"name": topic.name, "topic_id": uuid_of(topic.identity.topic_id)}
-            reply = await self._door.api.delete_topic(topic.name)
+            reply = await self._server.api.delete_topic(topic.name)
             if not reply.deleted:  # somebody else was faster
                 raise _unknown(topic_id)
         except RefusedError as error:
@@ -154,7 +154,7 @@ class TopicHandlers:
         forbidden = RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not delete this topic")
         if name is not None and not context.may(ApiKey.DELETE_TOPICS, name):
             raise forbidden
-        topic = self._door.find(name, topic_id)
+        topic = self._server.find(name, topic_id)
         if topic is None:
             raise _unknown(topic_id)
         if not context.may(ApiKey.DELETE_TOPICS, topic.name):
@@ -181,7 +181,7 @@ class TopicHandlers:
             topic = self._growable(context, entry)
             if not only_check:
                 config, _ = configs.to_topic(configs.overrides(topic), topic.config)
-                await self._door.api.put_topic(
+                await self._server.api.put_topic(
                     name, config, principal=context.principal, partition_count=entry["count"]
                 )
         except RefusedError as error:
@@ -194,10 +194,10 @@ class TopicHandlers:
         name, count, assignments = entry["name"], entry["count"], entry["assignments"]
         if not context.may(ApiKey.CREATE_PARTITIONS, name):
             raise RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not change this topic")
-        topic = self._door.find(name)
+        topic = self._server.find(name)
         if topic is None:
             raise _unknown(None)
-        engine, now = self._door.engine, topic.identity.partition_count
+        engine, now = self._server.engine, topic.identity.partition_count
         if count <= now:
             raise RefusedError(
                 ErrorCode.INVALID_PARTITIONS, f"the topic has {now} partitions already; there can only be more"

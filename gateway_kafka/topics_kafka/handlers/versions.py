@@ -3,14 +3,14 @@
 import re
 from typing import Final
 
-from topics_kafka.handlers import Context, Door, HandlerTable
+from topics_kafka.handlers import Context, HandlerTable, ServerContext
 from topics_kafka.protocol import ADVERTISED, ApiKey, ErrorCode, Message
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
 _SOFTWARE_CHARS: Final = 100  # that are kept
 
 
-def handlers(_: Door) -> HandlerTable:
+def handlers(_: ServerContext) -> HandlerTable:
     """ApiVersions."""
     versions = [
         {"api_key": int(api), "min_version": least, "max_version": most}

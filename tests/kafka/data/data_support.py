@@ -9,7 +9,7 @@ import google_crc32c
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from support.kafka_wire import Wire
-from topics_kafka.handlers import Context, Door, fetch, list_offsets, produce, producer_ids
+from topics_kafka.handlers import Context, ServerContext, fetch, list_offsets, produce, producer_ids
 from topics_kafka.protocol import ApiKey, Message, decode_request, decode_response, encode_request, encode_response
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import uuid_of
@@ -187,13 +187,13 @@ class Broker:
         self.engine = self.commit.engine = Engine(self.store, self.clock, **self.options)
         self.api = TopicsApi(self.engine, self.commit)  # type: ignore[arg-type]
         self.statistics = KafkaStatistics()
-        self.door = Door(
+        self.server = ServerContext(
             api=self.api, engine=self.engine, gate=Gate(), settings=self.settings, statistics=self.statistics,
             cluster_id="cluster",
         )  # fmt: skip
-        self.handlers = {ApiKey.PRODUCE: produce.Produce(self.door, self.clock)}
+        self.handlers = {ApiKey.PRODUCE: produce.Produce(self.server, self.clock)}
         for module in (fetch, list_offsets, producer_ids):
-            self.handlers |= module.handlers(self.door)
+            self.handlers |= module.handlers(self.server)
         self.context = self.connect()
 
     def restart(self) -> None:
@@ -202,7 +202,7 @@ class Broker:
         self.start()
 
     def connect(self, principal: Principal | None = None) -> Context:
-        return Context(door=self.door, principal=principal or self.principal, authenticated=True)
+        return Context(server=self.server, principal=principal or self.principal, authenticated=True)
 
     def put(self, topic: str = "t", partitions: int | None = None, kafka: dict[str, str] | None = None, **config: Any):
         self.engine.put_topic(topic, ConfigInput(**config), partitions, kafka)
@@ -299,7 +299,7 @@ class Broker:
         answer = await self.call(ApiKey.LIST_OFFSETS, version, body)
         return answer["topics"][0]["partitions"][0]
 
-    # ------------------------------------------------------------ other doors
+    # ------------------------------------------------------------ other protocols
 
     def append(self, *datas: bytes, topic: str = "t", partition: int = 0, **columns: Any) -> int:
         """Append as HTTP or gRPC do; the first seq."""

@@ -269,13 +269,13 @@ async def test_too_much_to_wait_for_is_answered_at_once(monkeypatch: pytest.Monk
 
     waiting = ask(200)
     assert not isinstance(waiting, dict)
-    assert broker.door.waiting == 200
+    assert broker.server.waiting == 200
     assert len(ask(101)["responses"][0]["partitions"]) == 101, "there is no memory for it to wait"
     few = ask(fetch.FEW)
-    assert broker.door.waiting == 300, "but for that"
+    assert broker.server.waiting == 300, "but for that"
     waiting.cancel()
     await steps(2)
-    assert broker.door.waiting == 100
+    assert broker.server.waiting == 100
     await broker.produce(batch(b"a"))
     assert len((await few)["responses"][0]["partitions"]) == 100
-    assert (broker.door.waiting, parked(broker)) == (0, 0)
+    assert (broker.server.waiting, parked(broker)) == (0, 0)

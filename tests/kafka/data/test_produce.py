@@ -297,7 +297,7 @@ async def test_many_large_batches_are_appended_in_turns(monkeypatch: pytest.Monk
     broker.put("t", 3)
     broker.commit.eager = False
     may = itertools.cycle((True, False))
-    monkeypatch.setattr(broker.door.turns, "may", lambda: next(may))
+    monkeypatch.setattr(broker.server.turns, "may", lambda: next(may))
     body = broker.produce_body(batch(b"0"))
     body["topic_data"][0]["partition_data"] += [{"index": i, "records": batch(b"%d" % i)} for i in (1, 2, 9)]
     running = asyncio.ensure_future(broker.start_call(ApiKey.PRODUCE, 9, body))

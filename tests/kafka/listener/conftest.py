@@ -14,7 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))
 from support.kafka_wire import Wire
 from support.server import ServerProcess
-from topics_kafka.handlers import Door, Handler, sasl
+from topics_kafka.handlers import Handler, ServerContext, sasl
 from topics_kafka.listener import KafkaServer
 from topics_kafka.protocol import ApiKey, Message, decode_response, encode_request
 from topics_kafka.settings import KafkaSettings
@@ -133,7 +133,7 @@ async def serve() -> AsyncIterator[Serve]:
         api = TopicsApi(engine, commit)
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
-        door = Door(
+        context = ServerContext(
             api=api,
             engine=engine,
             gate=Gate(keys, max_inflight=max_inflight),
@@ -141,8 +141,8 @@ async def serve() -> AsyncIterator[Serve]:
             statistics=api.metrics.kafka,
             cluster_id="cluster",
         )
-        server = KafkaServer(door, sock, tls=tls, handlers=lambda door: {**sasl.handlers(door), **handlers})
-        door.port = sock.getsockname()[1]
+        server = KafkaServer(context, sock, tls=tls, handlers=lambda context: {**sasl.handlers(context), **handlers})
+        context.port = sock.getsockname()[1]
         await server.start()
         started.append((server, commit))
         return server
@@ -160,7 +160,7 @@ async def connect() -> AsyncIterator[Connect]:
 
     async def make(server: KafkaServer, tls: ssl.SSLContext | None = None) -> Client:
         name = None if tls is None else "localhost"
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.door.port, ssl=tls, server_hostname=name)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.context.port, ssl=tls, server_hostname=name)
         writers.append(writer)
         return Client(reader, writer)
 

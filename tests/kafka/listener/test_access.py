@@ -115,4 +115,4 @@ def test_the_configs_of_a_topic_one_made_but_may_not_read(login: Callable[[str],
 
 async def test_every_advertised_api_has_a_handler_and_a_rule(serve: Serve) -> None:
     server = await serve({})
-    assert set(all_handlers(server.door)) == set(ADVERTISED) == set(KAFKA_RULES) == set(SUPPORTED)
+    assert set(all_handlers(server.context)) == set(ADVERTISED) == set(KAFKA_RULES) == set(SUPPORTED)
