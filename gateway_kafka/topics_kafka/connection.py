@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from topics_kafka.turns import TURN_SECONDS, Turns
+from topics_kafka.loop_budget import SLICE_SECONDS, LoopBudget
 from topics_net.quiet import QuietLog
 from topics_net.slow import SlowClients, undrained
 from topics_service.api.budget import MemoryBudget, Share
@@ -65,7 +65,7 @@ class Listening(Protocol):
 
     statistics: KafkaStatistics
     budget: MemoryBudget
-    turns: Turns
+    loop_budget: LoopBudget
     unsent: int
     slow: SlowClients
     log: QuietLog
@@ -231,9 +231,9 @@ class Connection(asyncio.BufferedProtocol):
         """Feed the whole frames in `data`, begin the one that is cut off, and keep what can't be taken now."""
         position, end = 0, len(data)
         self._rest = b""
-        turn_ends = self._loop.time() + TURN_SECONDS
+        slice_ends = self._loop.time() + SLICE_SECONDS
         while end - position >= 4 and self._frames.room():
-            if not self._listening.turns.may():
+            if not self._listening.loop_budget.has_time():
                 self._yield()
                 break
             length = int.from_bytes(data[position : position + 4], "big")
@@ -254,7 +254,7 @@ class Connection(asyncio.BufferedProtocol):
             self._frames.feed(bytes(data[start:position]), length)
             if self._transport is None:
                 return
-            if end - position >= 4 and self._loop.time() > turn_ends:
+            if end - position >= 4 and self._loop.time() > slice_ends:
                 self._yield()
                 break
         self._rest = bytes(data[position:])
@@ -265,9 +265,9 @@ class Connection(asyncio.BufferedProtocol):
     def _yield(self) -> None:
         self._yielding = True
         self.deadline = 0.0
-        self._listening.turns.wait(self._after_turn)
+        self._listening.loop_budget.enqueue(self._after_wait)
 
-    def _after_turn(self) -> None:
+    def _after_wait(self) -> None:
         self._yielding = False
         if self._transport is None or self._transport.is_closing():
             return
@@ -298,7 +298,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._taken = size
             self.regulate()
             return
-        if not self._listening.turns.may():
+        if not self._listening.loop_budget.has_time():
             self._yield()
             self.regulate()
             return

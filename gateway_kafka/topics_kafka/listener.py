@@ -55,7 +55,7 @@ class KafkaServer:
         settings = context.settings
         self.statistics = context.statistics
         self.budget = MemoryBudget(settings.frame_bytes, partial(setattr, self.statistics, "frame_bytes"))
-        self.turns = context.turns
+        self.loop_budget = context.loop_budget
         self.unsent = 0
         self.slow = SlowClients(settings.send_seconds)
         self.log = context.log

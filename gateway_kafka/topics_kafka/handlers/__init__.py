@@ -18,10 +18,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from topics_kafka.loop_budget import LoopBudget
 from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import TopicIds
-from topics_kafka.turns import Turns
 from topics_net.quiet import QuietLog
 from topics_service.api.access import KAFKA_RULES, Gate
 from topics_service.api.auth import NOBODY, Principal, Scope
@@ -55,7 +55,7 @@ class ServerContext:
     port: int = 9092
     log: QuietLog = field(default_factory=lambda: QuietLog(logging.getLogger("topics.kafka")))
     ids: TopicIds = field(init=False)
-    turns: Turns = field(default_factory=Turns)
+    loop_budget: LoopBudget = field(default_factory=LoopBudget)
     shares: dict[str, Share] = field(default_factory=dict)
     waiting: int = 0
     """Partitions that fetches wait for, each counted as often as it is named."""

@@ -15,9 +15,9 @@ from typing import Any, Final
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.handlers.producer_ids import epoch_error
+from topics_kafka.loop_budget import SLICE_SECONDS
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.rendered import BatchCache, aligned
-from topics_kafka.turns import TURN_SECONDS
 from topics_net import background
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchReply, FetchRequest
@@ -117,20 +117,20 @@ class Fetch:
     # ---------------------------------------------------------------- driving
 
     def _advance(self) -> bool:
-        """Go on for a turn; True once the response is complete."""
-        turn_ends = time.perf_counter() + TURN_SECONDS
+        """Run for one slice. Return True once the response is complete."""
+        slice_ends = time.perf_counter() + SLICE_SECONDS
         for pause in self._steps:
             if pause is _Pause.NEWS:
                 self._sleeping = True
                 return False
-            if time.perf_counter() >= turn_ends:
+            if time.perf_counter() >= slice_ends:
                 asyncio.get_running_loop().call_soon(self._go_on, context=self._within)
                 return False
         return True
 
     def _go_on(self) -> None:
         future = self._future
-        assert future is not None, "it has had its first turn"
+        assert future is not None, "it has had its first slice"
         if future.done():
             return
         try:
@@ -164,7 +164,7 @@ class Fetch:
             self._hold()
         for target in self._targets:
             if self._wait_seconds > 0 and not self._is_enough():
-                self._park(target)  # before it is read: nothing is missed if others have their turn in between
+                self._park(target)  # before it is read: nothing is missed if others run in between
             self._read(target)
             yield _Pause.TURN
         if self._targets and not self._is_enough() and self._wait_seconds > 0:

@@ -8,8 +8,8 @@ from typing import Any, Final
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.handlers.producer_ids import LEADER_EPOCH, epoch_error
+from topics_kafka.loop_budget import run_in_slices
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_kafka.turns import in_turns
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError
 
@@ -41,7 +41,7 @@ def _list_offsets(api: TopicsApi, context: Context, version: int, body: Message)
         for name in (asked["name"] for asked in body["topics"])
         if routers.behind(name) and context.may(ApiKey.LIST_OFFSETS, name)
     }
-    return _once_forwarded(api, behind, work) if behind else in_turns(work)
+    return _once_forwarded(api, behind, work) if behind else run_in_slices(work)
 
 
 async def _once_forwarded(api: TopicsApi, names: Iterable[str], work: Generator[None, None, Message]) -> Message:
@@ -49,7 +49,7 @@ async def _once_forwarded(api: TopicsApi, names: Iterable[str], work: Generator[
     with suppress(TopicsError):  # the topics tell
         for name in names:
             await api.routers.forwarded(name)
-    answer = in_turns(work)
+    answer = run_in_slices(work)
     return answer if isinstance(answer, dict) else await answer
 
 

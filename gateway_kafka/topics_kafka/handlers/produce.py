@@ -8,9 +8,9 @@ from typing import Any, Final
 from topics_kafka.configs import DEFAULT_AFTER_MS, MAX_MESSAGE_BYTES, TIMESTAMP_AFTER_MAX, TIMESTAMP_BEFORE_MAX
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import RefusedError, error_of
+from topics_kafka.loop_budget import BUDGET_SECONDS
 from topics_kafka.outcomes import error_codes
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_kafka.turns import SHARED_SECONDS
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import LOG_APPEND_TIME, TIMESTAMP_TYPE, BatchRequest
 from topics_service.engine.clock import Clock, SystemClock
@@ -60,7 +60,7 @@ class Produce:
         response: Message = {"responses": [], "throttle_time": 0}
         waiting: list[_Waiting] = []
         steps = self._steps(context, body, response, waiting)
-        ends = time.perf_counter() + SHARED_SECONDS
+        ends = time.perf_counter() + BUDGET_SECONDS
         for _ in steps:
             if time.perf_counter() >= ends:
                 context.appending = True
@@ -75,13 +75,13 @@ class Produce:
         waiting: list[_Waiting],
         steps: Generator[None, None, None],
     ) -> Message | None:
-        """What a request of many large batches has left, in turns."""
-        turns, over = self._server.turns, False
+        """Finish a request of many large batches, in slices."""
+        budget, over = self._server.loop_budget, False
         while not over:
-            await turns.come()
+            await budget.wait_turn()
             over = True
             for _ in steps:
-                if not turns.may():
+                if not budget.has_time():
                     over = False
                     break
         context.appending = False

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
+from topics_kafka.loop_budget import run_in_slices
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_kafka.turns import in_turns
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError
 
@@ -58,7 +58,7 @@ def _no_id(code: ErrorCode) -> Message:
 
 
 def _describe_producers(api: TopicsApi, context: Context, _version: int, body: Message) -> Answer:
-    return in_turns(_described(api, context, body))
+    return run_in_slices(_described(api, context, body))
 
 
 def _described(api: TopicsApi, context: Context, body: Message) -> Generator[None, None, Message]:

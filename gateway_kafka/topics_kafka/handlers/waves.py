@@ -1,4 +1,4 @@
-"""Much work of one request, in parts between which others have their turn."""
+"""Much work of one request, in parts between which other requests run."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable

@@ -330,7 +330,7 @@ async def test_what_is_made_for_one_response_is_bounded(broker: Broker, monkeypa
 
 
 async def test_long_work_gives_others_their_turn(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(fetch, "SLICE_SECONDS", 0.0)
     sent = [b'"%0500d"' % i for i in range(1000)]
     broker.append(*sent)
     await broker.produce(batch(b"k"))

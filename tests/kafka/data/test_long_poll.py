@@ -220,8 +220,8 @@ async def test_a_drain_ends_it() -> None:
 
 
 @in_fake_time
-async def test_news_between_the_turns_of_a_large_fetch() -> None:
-    turn, fetch.TURN_SECONDS = fetch.TURN_SECONDS, 0.0
+async def test_news_between_the_slices_of_a_large_fetch() -> None:
+    length, fetch.SLICE_SECONDS = fetch.SLICE_SECONDS, 0.0
     try:
         broker = broker_of(50)
         waiting = start(broker, broker.fetch_many([("t", i, 0) for i in range(50)], max_wait=60_000))
@@ -233,13 +233,13 @@ async def test_news_between_the_turns_of_a_large_fetch() -> None:
         assert loop.time() == began
         assert parked(broker) == 0
     finally:
-        fetch.TURN_SECONDS = turn
+        fetch.SLICE_SECONDS = length
 
 
 @in_fake_time
 async def test_only_partitions_with_news_are_read() -> None:
     broker = broker_of(1000)
-    turn, fetch.TURN_SECONDS = fetch.TURN_SECONDS, 10.0
+    length, fetch.SLICE_SECONDS = fetch.SLICE_SECONDS, 10.0
     try:
         waiting = start(broker, broker.fetch_many([("t", i, 0) for i in range(1000)], max_wait=60_000))
         asked: list[int] = []
@@ -254,7 +254,7 @@ async def test_only_partitions_with_news_are_read() -> None:
         await waiting
         assert asked == [77]
     finally:
-        fetch.TURN_SECONDS = turn
+        fetch.SLICE_SECONDS = length
 
 
 @in_fake_time

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from topics_kafka.handlers import Context
+from topics_kafka.loop_budget import BUDGET_SECONDS
 from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.session import MOST_PIPELINED
-from topics_kafka.turns import SHARED_SECONDS
 
 from .conftest import Connect, Serve, keys
 
@@ -259,7 +259,7 @@ async def test_all_connections_together_leave_the_loop_its_turns(serve: Serve, c
         nonlocal running, most
         running += 1
         most = max(most, running)
-        time.sleep(SHARED_SECONDS)
+        time.sleep(BUDGET_SECONDS)
         return {"responses": []}
 
     def turn() -> None:
@@ -287,7 +287,7 @@ async def test_a_connection_that_ends_in_line_leaves_nothing(serve: Serve, conne
     def slow(context: Context, version: int, request: Message) -> Message:
         nonlocal started
         started += 1
-        time.sleep(SHARED_SECONDS)
+        time.sleep(BUDGET_SECONDS)
         return {"responses": []}
 
     server = await serve({ApiKey.PRODUCE: slow})
