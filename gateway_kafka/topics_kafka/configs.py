@@ -23,7 +23,7 @@ TIMESTAMP_BEFORE_MAX: Final = "message.timestamp.before.max.ms"
 TIMESTAMP_AFTER_MAX: Final = "message.timestamp.after.max.ms"
 DEFAULT_AFTER_MS: Final = 3_600_000
 _FAILOVER: Final = "rafka.failover.enabled"
-_MOST_BATCH_BYTES: Final = 64 << 20
+_MAX_BATCH_BYTES: Final = 64 << 20
 
 
 class ConfigType(IntEnum):
@@ -71,14 +71,14 @@ class Config:
     fixed: bool = False
 
 
-def _number(least: int, most: int, *, no_zero: str = "") -> Check:
+def _number(low: int, high: int, *, no_zero: str = "") -> Check:
     def check(value: str) -> str:
         try:
             number = int(value.strip()) if value.isascii() and "_" not in value else None
         except ValueError:
             number = None
-        if number is None or not least <= number <= most:
-            raise InvalidConfigError(f"must be a number from {least} to {most}")
+        if number is None or not low <= number <= high:
+            raise InvalidConfigError(f"must be a number from {low} to {high}")
         if number == 0 and no_zero:
             raise InvalidConfigError(no_zero)
         return str(number)
@@ -166,7 +166,7 @@ _ALL: Final = (
         name=MAX_MESSAGE_BYTES,
         default="1048588",
         type=ConfigType.INT,
-        check=_number(0, _MOST_BATCH_BYTES),
+        check=_number(0, _MAX_BATCH_BYTES),
         broker="message.max.bytes",
     ),
     Config(
@@ -330,14 +330,14 @@ def _fixed(old: Overrides, new: Overrides) -> Overrides:
 def to_topic(given: Overrides, base: TopicConfig | None = None) -> tuple[ConfigInput, dict[str, str]]:
     """Our own config and what is stored beside it, of a topic with these overrides; the rest is that of `base`."""
     fields: dict[str, Any] = {} if base is None else asdict(base)
-    beside = {}
+    stored = {}
     for config in _ALL:
         if config.field:
             fields[config.field] = _read(config, given.get(config.name, config.default))
         elif config.name in given:
-            beside[config.name] = given[config.name]
+            stored[config.name] = given[config.name]
     fields.pop("durable", None)  # follows from durability
-    return ConfigInput(**fields), beside
+    return ConfigInput(**fields), stored
 
 
 def effective(given: Mapping[str, str], name: str, max_batch_bytes: int) -> str:

@@ -12,14 +12,14 @@ from topics_net.slow import SlowClients, undrained
 from topics_service.api.budget import MemoryBudget, Share
 from topics_service.statistics import KafkaStatistics
 
-LEAST_FRAME_BYTES: Final = 8
-MOST_FRAME_BYTES: Final = 100 << 20
-MOST_EARLY_FRAME_BYTES: Final = 512 << 10
+MIN_FRAME_BYTES: Final = 8
+MAX_FRAME_BYTES: Final = 100 << 20
+MAX_UNAUTHENTICATED_FRAME_BYTES: Final = 512 << 10
 """Before the client has said who it is."""
 
 _FIRST_BYTES: Final = 16 << 10
 _GROWTH: Final = 8
-_LEAST_BYTES_A_SECOND: Final = 128 << 10
+_MIN_BYTES_PER_SECOND: Final = 128 << 10
 _CRAWLED_SECONDS: Final = 5
 _JOIN_BYTES: Final = 64 << 10
 _WRITE_BUFFER_BYTES: Final = 256 << 10
@@ -98,7 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         self.deadline = 0.0
         self.write_paused = False
         self._opened_at = 0.0
-        self._rest: bytes = b""  # arrived, not yet a frame that was taken
+        self._unread: bytes = b""  # arrived, not yet a frame that was taken
         self._body: bytearray | None = None  # a frame that is being received, as far as there is memory for it
         self._length = 0  # of that frame
         self._got = 0
@@ -139,7 +139,7 @@ class Connection(asyncio.BufferedProtocol):
         self._listening.budget.leave(self)
         self._listening.budget.release(self._taken + self._credit, self.share)
         self._taken = self._credit = 0
-        self._body, self._rest = None, b""
+        self._body, self._unread = None, b""
         self._frames.lost()
 
     def end(self, reason: str, message: str, *arguments: object) -> None:
@@ -169,14 +169,14 @@ class Connection(asyncio.BufferedProtocol):
     def expire(self) -> None:
         """The deadline has passed."""
         self.deadline = 0.0
-        if self._body is not None or self._rest or self.write_paused:
+        if self._body is not None or self._unread or self.write_paused:
             self.end("slow", "a request took too long to arrive")
         else:
             self.end("idle", "there was no request for too long")
 
-    def tell_shortage(self) -> None:
+    def check_rate(self) -> None:
         """Called once a second while others wait for memory: who holds some and sends next to nothing is cut."""
-        if self._body is None or self._asked or self._got - self._seen >= _LEAST_BYTES_A_SECOND:
+        if self._body is None or self._asked or self._got - self._seen >= _MIN_BYTES_PER_SECOND:
             self._crawled = 0
         else:
             self._crawled += 1
@@ -204,8 +204,8 @@ class Connection(asyncio.BufferedProtocol):
             self._got += nbytes
             if self._got == len(self._body):
                 self._filled()
-        elif self._rest or not self._frames.room():
-            self._rest += bytes(self._listening.scratch[:nbytes])
+        elif self._unread or not self._frames.room():
+            self._unread += bytes(self._listening.scratch[:nbytes])
             self.proceed()
         else:
             self._cut(self._listening.scratch[:nbytes])
@@ -214,7 +214,7 @@ class Connection(asyncio.BufferedProtocol):
         """Go on with what has arrived, as far as `frames` takes it."""
         if self._transport is None or self._asked or self._yielding or self._body is not None:
             return
-        self._cut(self._rest)
+        self._cut(self._unread)
 
     def granted(self) -> None:
         """The budget has given what was asked for."""
@@ -222,15 +222,15 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         if self._body is not None:
-            self.deadline = self._patience(self._length - self._got)
+            self.deadline = self._arrival_deadline(self._length - self._got)
             self._filled()
         else:
-            self._cut(self._rest)
+            self._cut(self._unread)
 
     def _cut(self, data: bytes | memoryview) -> None:
         """Feed the whole frames in `data`, begin the one that is cut off, and keep what can't be taken now."""
         position, end = 0, len(data)
-        self._rest = b""
+        self._unread = b""
         slice_ends = self._loop.time() + SLICE_SECONDS
         while end - position >= 4 and self._frames.room():
             if not self._listening.loop_budget.has_time():
@@ -257,8 +257,8 @@ class Connection(asyncio.BufferedProtocol):
             if end - position >= 4 and self._loop.time() > slice_ends:
                 self._yield()
                 break
-        self._rest = bytes(data[position:])
-        if self._rest and not self.deadline and self._frames.room() and not self._asked and not self._yielding:
+        self._unread = bytes(data[position:])
+        if self._unread and not self.deadline and self._frames.room() and not self._asked and not self._yielding:
             self.deadline = self._loop.time() + self._listening.first_request_seconds
         self.regulate()
 
@@ -282,7 +282,7 @@ class Connection(asyncio.BufferedProtocol):
         self._length, self._got = length, len(data)
         self._seen = self._crawled = 0
         self._taken = size
-        self.deadline = self._patience(length)
+        self.deadline = self._arrival_deadline(length)
         if self._got == size:
             self._filled()
 
@@ -319,16 +319,16 @@ class Connection(asyncio.BufferedProtocol):
         self.deadline = 0.0
         return False
 
-    def _patience(self, length: int) -> float:
+    def _arrival_deadline(self, length: int) -> float:
         """When so many bytes must be here."""
-        return self._loop.time() + self._listening.first_request_seconds + length / _LEAST_BYTES_A_SECOND
+        return self._loop.time() + self._listening.first_request_seconds + length / _MIN_BYTES_PER_SECOND
 
     def regulate(self) -> None:
         """Read from the client, or not. While it is not read from, its end is not noticed either."""
         if self._transport is None:
             return
         frames = self._frames
-        pause = bool(self._asked) or self._yielding or frames.is_writing or (bool(self._rest) and not frames.room())
+        pause = bool(self._asked) or self._yielding or frames.is_writing or (bool(self._unread) and not frames.room())
         if pause and not self._paused:
             self._paused = True
             self._transport.pause_reading()
@@ -336,17 +336,17 @@ class Connection(asyncio.BufferedProtocol):
             self._paused = False
             self._transport.resume_reading()
 
-    def rest(self) -> None:
+    def idle(self) -> None:
         """No request runs and none has begun: the client has the idle time for its next one."""
-        if self._body is None and not self._rest:
+        if self._body is None and not self._unread:
             if self._frames.authenticated:
                 self.deadline = self._loop.time() + self._listening.idle_seconds
             else:
                 self.deadline = self._opened_at + self._listening.first_request_seconds
 
     def _is_length(self, length: int, head: bytes | memoryview) -> bool:
-        most = MOST_FRAME_BYTES if self._frames.authenticated else MOST_EARLY_FRAME_BYTES
-        if LEAST_FRAME_BYTES <= length <= most:
+        limit = MAX_FRAME_BYTES if self._frames.authenticated else MAX_UNAUTHENTICATED_FRAME_BYTES
+        if MIN_FRAME_BYTES <= length <= limit:
             return True
         first = bytes(head)
         if first in _HTTP:

@@ -97,7 +97,7 @@ class Coordination:
         self._groups.on_deleted.append(self._deleted)
 
     @classmethod
-    def of(cls, server: ServerContext) -> "Coordination":
+    def for_server(cls, server: ServerContext) -> "Coordination":
         """The instance of the engine of `server`; the first call creates it and loads its stored groups."""
         groups = server.engine.groups
         if not isinstance(groups.coordinator, cls):

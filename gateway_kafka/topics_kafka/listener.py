@@ -97,7 +97,7 @@ class KafkaServer:
         self._server.close()
         self._draining = self.slow.draining = True
         self._emptied.clear()
-        Coordination.of(self.context).close()  # or held joins would last as long as the drain
+        Coordination.for_server(self.context).close()  # or held joins would last as long as the drain
         for each in self._open():
             each.shutdown()
         try:
@@ -119,8 +119,8 @@ class KafkaServer:
 
     def is_full(self) -> bool:
         """Whether there are as many connections as may be; one in its TLS handshake counts."""
-        most = self.context.settings.max_connections
-        return bool(most) and len(self._connections) + len(self._handshakes) >= most
+        max_connections = self.context.settings.max_connections
+        return bool(max_connections) and len(self._connections) + len(self._handshakes) >= max_connections
 
     def opened(self, connection: Connection) -> bool:
         """Whether there is room for one more connection."""
@@ -185,7 +185,7 @@ class KafkaServer:
         now, short = loop.time(), self.budget.is_short
         for connection in list(self._connections):
             if short:
-                connection.tell_shortage()
+                connection.check_rate()
             if connection.deadline and now > connection.deadline:
                 connection.expire()
         self._timer = background.call_later(_CHECK_SECONDS, self._check) if self._connections else None

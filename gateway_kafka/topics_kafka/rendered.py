@@ -31,7 +31,7 @@ class BatchCache:
 
     def __init__(self, max_bytes: int) -> None:
         self.statistics = CacheStatistics()
-        self.made_bytes = 0
+        self.rendered_bytes = 0
         """Of all batches that were made since the start."""
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -49,7 +49,7 @@ class BatchCache:
             return (self._rebuilt(part, batch),)
         return recordbatch.patched(batch, part.first_seq - 1)
 
-    def made(self, part: FetchPart) -> Iterator[bytes]:
+    def render(self, part: FetchPart) -> Iterator[bytes]:
         """Records of other protocols, without the dead ones, as one batch after the other."""
         block = part.block
         assert isinstance(block, Block), "there are two kinds"
@@ -96,7 +96,7 @@ class BatchCache:
         return found
 
     def _keep(self, key: _Key, batch: bytes) -> bytes:
-        self.made_bytes += len(batch)
+        self.rendered_bytes += len(batch)
         weight = _weight(key, batch)
         if weight > self._max_bytes // _LARGE:
             return batch

@@ -30,10 +30,10 @@ from topics_service.api.request_ids import KafkaRequestId, current_request
 
 log: Final = logging.getLogger("topics.kafka")
 
-MOST_PIPELINED: Final = 64
-MOST_PIPELINED_BYTES: Final = 16 << 20
+MAX_PIPELINED: Final = 64
+MAX_PIPELINED_BYTES: Final = 16 << 20
 """Produce requests of one connection that wait for their durability; one alone may be larger."""
-MOST_OTHER_BYTES: Final = 16 << 20
+MAX_OTHER_BYTES: Final = 16 << 20
 """A request that is not Produce: what it holds takes more memory once it is decoded."""
 
 _EARLY: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
@@ -60,7 +60,7 @@ class Link(Protocol):
     def regulate(self) -> None:
         """There is none, but what is read may have changed."""
 
-    def rest(self) -> None:
+    def idle(self) -> None:
         """Nothing runs."""
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class Session:
         return self._share
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no request runs or waits."""
         return not self._running and self._held is None
 
@@ -155,8 +155,8 @@ class Session:
         return (
             running[-1].api is ApiKey.PRODUCE
             and not self._context.appending
-            and len(running) < MOST_PIPELINED
-            and self._running_bytes < MOST_PIPELINED_BYTES
+            and len(running) < MAX_PIPELINED
+            and self._running_bytes < MAX_PIPELINED_BYTES
         )
 
     def feed(self, frame: Buffer, taken: int) -> None:
@@ -166,7 +166,7 @@ class Session:
             return
         self._start(frame, taken)
         if not self._running and not self._over and self._held is None:
-            self._link.rest()
+            self._link.idle()
 
     def _must_wait(self, frame: Buffer) -> bool:
         """Whether the frame can't be started before those that run are done: anything but a Produce."""
@@ -192,7 +192,7 @@ class Session:
         if not context.authenticated and api not in _EARLY:
             self._refuse(taken, "unauthenticated", "a %s request before authentication", _NAMES[api])
             return
-        if len(frame) > MOST_OTHER_BYTES and api is not ApiKey.PRODUCE:
+        if len(frame) > MAX_OTHER_BYTES and api is not ApiKey.PRODUCE:
             self._refuse(taken, "length", "a %s request of %d bytes", _NAMES[api], len(frame))
             return
         slot = context.principal.key_id if KAFKA_RULES[api].slot else ""
@@ -221,9 +221,9 @@ class Session:
             return
         if answer is None or isinstance(answer, dict):
             if answer is not None and context.server.engine.untold():
-                answer = self._told(answer)
+                answer = self._settled(answer)
         elif api is not ApiKey.PRODUCE:  # which tells only of what it has written itself
-            answer = self._then_told(answer)
+            answer = self._then_settled(answer)
         if answer is None or isinstance(answer, dict):
             request.response = answer
             if not self._running:
@@ -235,13 +235,13 @@ class Session:
         self._running.append(request)
         self._running_bytes += taken
 
-    async def _told(self, response: Message | None) -> Message | None:
+    async def _settled(self, response: Message | None) -> Message | None:
         """The response, once what it tells of losses is durable for the topics' classes."""
         await self._context.server.api.told()
         return response
 
-    async def _then_told(self, answer: Awaitable[Message | None]) -> Message | None:
-        return await self._told(await answer)
+    async def _then_settled(self, answer: Awaitable[Message | None]) -> Message | None:
+        return await self._settled(await answer)
 
     def _answer_token(self, token: bytes) -> None:
         """SaslHandshake version 0: a token, not a request, comes next, and an empty one is the answer."""
@@ -257,7 +257,7 @@ class Session:
         # KIP-511: the one answer to a version that is not known, so that the client can choose another.
         self._budget.release(taken, self._share)
         versions = [
-            {"api_key": api, "min_version": least, "max_version": most} for api, (least, most) in ADVERTISED.items()
+            {"api_key": api, "min_version": first, "max_version": last} for api, (first, last) in ADVERTISED.items()
         ]
         body = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "api_keys": versions}
         self._link.send(encode_response(ApiKey.API_VERSIONS, 0, correlation, body))
@@ -276,8 +276,8 @@ class Session:
                     return
                 error = request.future.exception()
                 if error is not None:
-                    mine = {"request": KafkaRequestId(self._context.peer, request.correlation).text}
-                    log.error("%s version %d failed", _NAMES[request.api], request.version, exc_info=error, extra=mine)
+                    extra = {"request": KafkaRequestId(self._context.peer, request.correlation).text}
+                    log.error("%s version %d failed", _NAMES[request.api], request.version, exc_info=error, extra=extra)
                     self._forget(request, "failed")
                     self._end("failed", "a bug in %s", _NAMES[request.api])
                     return
@@ -304,8 +304,8 @@ class Session:
             self._link.proceed()
         else:
             self._link.regulate()
-        if self.idle and not self._over:
-            self._link.rest()
+        if self.is_idle and not self._over:
+            self._link.idle()
 
     def _respond(self, request: _Running) -> None:
         response = request.response
@@ -315,9 +315,12 @@ class Session:
             try:
                 parts = encode_response(request.api, request.version, request.correlation, response)
             except Exception:
-                name, mine = _NAMES[request.api], KafkaRequestId(self._context.peer, request.correlation).text
+                name, request_id = _NAMES[request.api], KafkaRequestId(self._context.peer, request.correlation).text
                 log.exception(
-                    "the response of %s version %d can't be written", name, request.version, extra={"request": mine}
+                    "the response of %s version %d can't be written",
+                    name,
+                    request.version,
+                    extra={"request": request_id},
                 )
                 self._forget(request, "failed")
                 self._end("failed", "a bug in %s", _NAMES[request.api])
@@ -384,8 +387,8 @@ class Session:
             self._forget(request, "gone")
         context = self._context
         context.gone = True
-        for told in context.on_gone:
-            told()
+        for callback in context.on_gone:
+            callback()
         context.on_gone.clear()
 
     def _appended(self, request: _Running, _: "asyncio.Future[Message | None]") -> None:

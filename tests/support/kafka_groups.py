@@ -56,7 +56,7 @@ class Broker:
             **groups_admin.handlers(self.server),
             **offsets.handlers(self.server),
         }
-        self.coordination = Coordination.of(self.server)
+        self.coordination = Coordination.for_server(self.server)
         self.context = self.connect()
 
     def restart(self) -> None:

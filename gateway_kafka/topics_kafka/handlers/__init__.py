@@ -121,7 +121,7 @@ class Context:
         """Whether the caller has `scope`."""
         return self.principal.allows(scope)
 
-    def may(self, api: ApiKey, name: str | None = None) -> bool:
+    def is_allowed(self, api: ApiKey, name: str | None = None) -> bool:
         """Whether the caller has the scopes of `api`, and may touch the topic or group `name` where one is given."""
         scopes = KAFKA_RULES[api].scopes
         return scopes <= self.principal.scopes and (name is None or self.principal.allows_name(name))

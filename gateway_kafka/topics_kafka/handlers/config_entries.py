@@ -12,9 +12,9 @@ def entries(
     given: Mapping[str, str], settings: KafkaSettings, names: Container[str] | None = None, *, synonyms: bool = True
 ) -> list[dict[str, Any]]:
     """The configs of a topic with these overrides, all or those of `names`. Shared by many topics: never change one."""
-    most = settings.max_batch_bytes
+    max_batch_bytes = settings.max_batch_bytes
     shown = (config for name, config in CONFIGS.items() if names is None or name in names)
-    return [_entry(config, given.get(config.name), most, synonyms) for config in shown]
+    return [_entry(config, given.get(config.name), max_batch_bytes, synonyms) for config in shown]
 
 
 @lru_cache(maxsize=1024)

@@ -32,11 +32,11 @@ class Operation(IntEnum):
 
 def handlers(server: ServerContext) -> HandlerTable:
     """The APIs of configs."""
-    made = ConfigHandlers(server)
+    config_handlers = ConfigHandlers(server)
     return {
-        ApiKey.DESCRIBE_CONFIGS: made.describe,
-        ApiKey.ALTER_CONFIGS: made.alter,
-        ApiKey.INCREMENTAL_ALTER_CONFIGS: made.alter_some,
+        ApiKey.DESCRIBE_CONFIGS: config_handlers.describe,
+        ApiKey.ALTER_CONFIGS: config_handlers.alter,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS: config_handlers.alter_some,
     }
 
 
@@ -70,7 +70,7 @@ class ConfigHandlers:
             return entries(configs.overrides(topic), settings, names, synonyms=synonyms)
         if kind != _BROKER:
             raise RefusedError(ErrorCode.INVALID_REQUEST, f"there are no resources of type {kind}")
-        if not context.may(ApiKey.DESCRIBE_CONFIGS):
+        if not context.is_allowed(ApiKey.DESCRIBE_CONFIGS):
             raise RefusedError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the API key may not see the broker's configs")
         if name not in ("", str(settings.node_id)):
             raise RefusedError(ErrorCode.INVALID_REQUEST, f"the broker is {settings.node_id}")
@@ -103,9 +103,9 @@ class ConfigHandlers:
             if twice:
                 raise RefusedError(ErrorCode.INVALID_REQUEST, "the resource is in the request more than once")
             topic = self._alterable(context, api, kind, name)
-            config, beside = configs.to_topic(change(configs.overrides(topic), resource), topic.config)
+            config, kafka_configs = configs.to_topic(change(configs.overrides(topic), resource), topic.config)
             if not only_check:
-                await self._server.api.put_topic(name, config, principal=context.principal, kafka_configs=beside)
+                await self._server.api.put_topic(name, config, principal=context.principal, kafka_configs=kafka_configs)
         except RefusedError as error:
             return {**shown, **error.result}
         except InvalidConfigError as error:
@@ -118,13 +118,13 @@ class ConfigHandlers:
         if kind == _TOPIC:
             return self._topic(context, api, name)
         if kind == _BROKER:
-            if not context.may(api):
+            if not context.is_allowed(api):
                 raise RefusedError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the API key may not change the broker")
             raise RefusedError(ErrorCode.INVALID_REQUEST, "the broker's configs are settings of the server")
         raise RefusedError(ErrorCode.INVALID_REQUEST, f"there are no resources of type {kind}")
 
     def _topic(self, context: Context, api: ApiKey, name: str) -> Topic:
-        if not context.may(api, name):
+        if not context.is_allowed(api, name):
             raise RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not do this with this topic")
         topic = self._server.find(name)
         if topic is None:

@@ -26,7 +26,7 @@ from topics_service.engine.errors import TopicsError
 from topics_service.storage import recordbatch
 from topics_service.storage.kafkablock import KafkaBlock
 
-MOST_MADE_BYTES: Final = 8 << 20
+MAX_RENDERED_BYTES: Final = 8 << 20
 """Batches that are made for one response, beside those that are there: they are memory of this response alone."""
 WAITING_WEIGHT: Final = 1 << 10
 """Bytes, of a partition that a fetch waits for."""
@@ -51,7 +51,7 @@ def _fetch(cache: BatchCache, context: Context, version: int, body: Message) -> 
 class _Pause(Enum):
     """Why a fetch stops for now."""
 
-    TURN = auto()  # it may go on at once, if it is not for too long already
+    SLICE = auto()  # continue at once, unless the slice is over
     NEWS = auto()  # there is nothing to do before it is woken
 
 
@@ -166,7 +166,7 @@ class Fetch:
             if self._wait_seconds > 0 and not self._is_enough():
                 self._park(target)  # before it is read: nothing is missed if others run in between
             self._read(target)
-            yield _Pause.TURN
+            yield _Pause.SLICE
         if self._targets and not self._is_enough() and self._wait_seconds > 0:
             yield from self._wait()
         self._leave()
@@ -180,7 +180,7 @@ class Fetch:
             topic = self._context.server.find(name, topic_id)
             known = name or (None if topic is None else topic.name)
             code = ErrorCode.NONE
-            if not self._context.may(ApiKey.FETCH, known):
+            if not self._context.is_allowed(ApiKey.FETCH, known):
                 code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             elif topic is None:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID
@@ -290,7 +290,7 @@ class Fetch:
             woken, self._woken = self._woken, {}
             for target in woken:
                 self._read_on(target)
-                yield _Pause.TURN
+                yield _Pause.SLICE
         self._leave()
         if old and not self._api.draining:
             # What was found before the wait may be deleted by now.
@@ -298,7 +298,7 @@ class Fetch:
             self._nbytes = 0
             for target in found:
                 self._read(target)
-                yield _Pause.TURN
+                yield _Pause.SLICE
 
     def _park(self, target: _Target) -> None:
         try:
@@ -354,8 +354,8 @@ class Fetch:
 
     def _render(self) -> Iterator[_Pause]:
         """Fill in the records."""
-        most_made = self._cache.made_bytes + MOST_MADE_BYTES
-        turns = 0
+        max_rendered = self._cache.rendered_bytes + MAX_RENDERED_BYTES
+        parts = 0
         for target in self._targets:
             reply = target.reply
             if reply is None or not (reply.parts or reply.is_hole):
@@ -370,19 +370,19 @@ class Fetch:
                 else:
                     cut = aligned(part)
                     whole = cut is part
-                    for batch in self._cache.made(cut):
+                    for batch in self._cache.render(cut):
                         pieces.append(batch)
-                        yield _Pause.TURN
-                        if self._cache.made_bytes > most_made:
+                        yield _Pause.SLICE
+                        if self._cache.rendered_bytes > max_rendered:
                             break
-                if self._cache.made_bytes > most_made:
+                if self._cache.rendered_bytes > max_rendered:
                     whole = False
                 if not whole:
                     break
-                if not (turns := turns + 1) % 16:
-                    yield _Pause.TURN
+                if not (parts := parts + 1) % 16:
+                    yield _Pause.SLICE
             if reply.is_hole and whole:
                 last_ts = reply.parts[-1].block.last_ts if reply.parts else 0
                 pieces.append(recordbatch.control(reply.head_seq - 1, last_ts))
-            if self._cache.made_bytes > most_made:
+            if self._cache.rendered_bytes > max_rendered:
                 return

@@ -28,7 +28,7 @@ _MAX_CLIENT_ID_CHARS: Final = 255
 
 def handlers(server: ServerContext) -> HandlerTable:
     """The APIs of members."""
-    members = MemberHandlers(server, Coordination.of(server))
+    members = MemberHandlers(server, Coordination.for_server(server))
     return {
         ApiKey.FIND_COORDINATOR: members.find_coordinator,
         ApiKey.JOIN_GROUP: members.join,
@@ -64,19 +64,19 @@ class MemberHandlers:
         if kind not in (_GROUP, _TRANSACTION):
             message = "only groups and transactions have coordinators"
             return {**nowhere, "error_code": ErrorCode.INVALID_REQUEST, "error_message": message}
-        if kind == _GROUP and not context.may(ApiKey.FIND_COORDINATOR, key):
+        if kind == _GROUP and not context.is_allowed(ApiKey.FIND_COORDINATOR, key):
             message = "the API key may not touch this group"
             return {**nowhere, "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "error_message": message}
         server = self._server
-        place = {"node_id": server.settings.node_id, "host": server.host, "port": server.port}
-        return {"key": key, **place, "error_code": ErrorCode.NONE}
+        coordinator = {"node_id": server.settings.node_id, "host": server.host, "port": server.port}
+        return {"key": key, **coordinator, "error_code": ErrorCode.NONE}
 
     # --- classic groups
 
     async def join(self, context: Context, version: int, request: Message) -> Message:
         """Join, and wait until all others have."""
         name, member_id = request["group_id"], request["member_id"]
-        if not context.may(ApiKey.JOIN_GROUP, name):
+        if not context.is_allowed(ApiKey.JOIN_GROUP, name):
             return _not_joined(version, ErrorCode.GROUP_AUTHORIZATION_FAILED, member_id)
         asked = JoinRequest(
             group=name,
@@ -101,7 +101,7 @@ class MemberHandlers:
     async def sync(self, context: Context, version: int, request: Message) -> Message:
         """Bring the assignments, as the leader, and wait for one's own."""
         name = request["group_id"]
-        if not context.may(ApiKey.SYNC_GROUP, name):
+        if not context.is_allowed(ApiKey.SYNC_GROUP, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "assignment": b""}
         if version >= 5 and name and not (request["protocol_type"] and request["protocol_name"]):
             return {"error_code": ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "assignment": b""}
@@ -128,7 +128,7 @@ class MemberHandlers:
     def heartbeat(self, context: Context, _version: int, request: Message) -> Answer:
         """Stay a member."""
         name = request["group_id"]
-        if not context.may(ApiKey.HEARTBEAT, name):
+        if not context.is_allowed(ApiKey.HEARTBEAT, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
         instance_id = request.get("group_instance_id")
         try:
@@ -140,7 +140,7 @@ class MemberHandlers:
     def leave(self, context: Context, version: int, request: Message) -> Answer:
         """Leave; from version 3 on an admin may have many members leave."""
         name = request["group_id"]
-        if not context.may(ApiKey.LEAVE_GROUP, name):
+        if not context.is_allowed(ApiKey.LEAVE_GROUP, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "members": []}
         asked = request["members"] if version >= 3 else [{"member_id": request["member_id"]}]
         leaving = [Leaving(each["member_id"], each.get("group_instance_id")) for each in asked]
@@ -163,7 +163,7 @@ class MemberHandlers:
     def consumer_heartbeat(self, context: Context, version: int, request: Message) -> Answer:
         """Join, stay or leave, and hear which partitions are one's own."""
         name, names = request["group_id"], request["subscribed_topic_names"]
-        if not context.may(ApiKey.CONSUMER_GROUP_HEARTBEAT, name):
+        if not context.is_allowed(ApiKey.CONSUMER_GROUP_HEARTBEAT, name):
             return _refused(ErrorCode.GROUP_AUTHORIZATION_FAILED, "the API key may not touch this group")
         hidden = [topic for topic in names or () if not context.principal.allows_name(topic)]
         if hidden:

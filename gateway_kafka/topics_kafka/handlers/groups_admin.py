@@ -19,7 +19,7 @@ _CONSUMER_MEMBER: Final = 1
 
 def handlers(server: ServerContext) -> HandlerTable:
     """The APIs of admins."""
-    groups = GroupAdminHandlers(server, Coordination.of(server))
+    groups = GroupAdminHandlers(server, Coordination.for_server(server))
     return {
         ApiKey.DESCRIBE_GROUPS: groups.describe,
         ApiKey.CONSUMER_GROUP_DESCRIBE: groups.describe_consumer,
@@ -93,7 +93,7 @@ class GroupAdminHandlers:
         }
 
     def _view(self, context: Context, api: ApiKey, name: str) -> GroupView | None:
-        if not context.may(api, name):
+        if not context.is_allowed(api, name):
             raise TopicsError(Reason.FORBIDDEN, "the API key may not touch this group")
         self._coordination.check()
         return self._coordination.coordinator.describe(name)
@@ -127,7 +127,7 @@ class GroupAdminHandlers:
 
     def list(self, context: Context, _version: int, request: Message) -> Message:
         """The groups that the caller may touch, of the states and types that are asked for; none named means all."""
-        if not context.may(ApiKey.LIST_GROUPS):
+        if not context.is_allowed(ApiKey.LIST_GROUPS):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "groups": []}
         try:
             self._coordination.check()
@@ -153,7 +153,7 @@ class GroupAdminHandlers:
         return {"results": await asyncio.gather(*work)}
 
     async def _delete(self, context: Context, name: str) -> Message:
-        if not context.may(ApiKey.DELETE_GROUPS, name):
+        if not context.is_allowed(ApiKey.DELETE_GROUPS, name):
             error = ErrorCode.GROUP_AUTHORIZATION_FAILED
         elif not self._coordination.is_empty(name):
             error = ErrorCode.NON_EMPTY_GROUP

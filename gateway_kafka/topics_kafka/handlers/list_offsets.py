@@ -39,7 +39,7 @@ def _list_offsets(api: TopicsApi, context: Context, version: int, body: Message)
     behind = {
         name
         for name in (asked["name"] for asked in body["topics"])
-        if routers.behind(name) and context.may(ApiKey.LIST_OFFSETS, name)
+        if routers.behind(name) and context.is_allowed(ApiKey.LIST_OFFSETS, name)
     }
     return _once_forwarded(api, behind, work) if behind else run_in_slices(work)
 
@@ -57,7 +57,7 @@ def _answer(api: TopicsApi, context: Context, version: int, body: Message) -> Ge
     topics: list[dict[str, Any]] = []
     for asked in body["topics"]:
         name = asked["name"]
-        allowed = context.may(ApiKey.LIST_OFFSETS, name)
+        allowed = context.is_allowed(ApiKey.LIST_OFFSETS, name)
         partitions: list[dict[str, Any]] = []
         for partition in asked["partitions"]:
             number, ts = partition["partition_index"], partition["timestamp"]

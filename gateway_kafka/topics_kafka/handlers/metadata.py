@@ -22,8 +22,8 @@ _BROKERS: Final = 1  # endpoint type
 
 def handlers(server: ServerContext) -> HandlerTable:
     """Metadata and DescribeCluster."""
-    places = MetadataHandlers(server)
-    return {ApiKey.METADATA: places.metadata, ApiKey.DESCRIBE_CLUSTER: places.describe_cluster}
+    metadata_handlers = MetadataHandlers(server)
+    return {ApiKey.METADATA: metadata_handlers.metadata, ApiKey.DESCRIBE_CLUSTER: metadata_handlers.describe_cluster}
 
 
 class MetadataHandlers:
@@ -81,7 +81,10 @@ class MetadataHandlers:
         return [
             name
             for name in asked_for
-            if name and is_kafka_name(name) and context.may(ApiKey.METADATA, name) and self._server.find(name) is None
+            if name
+            and is_kafka_name(name)
+            and context.is_allowed(ApiKey.METADATA, name)
+            and self._server.find(name) is None
         ]
 
     async def _create(self, context: Context, version: int, request: Message, missing: list[str]) -> Message:
@@ -114,7 +117,7 @@ class MetadataHandlers:
         return list(found.values())
 
     def _by_name(self, context: Context, name: str, failed: Mapping[str, ErrorCode], request: Message) -> Message:
-        if not context.may(ApiKey.METADATA, name):
+        if not context.is_allowed(ApiKey.METADATA, name):
             return {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED, "name": name}
         topic = self._server.find(name)
         if topic is not None:
@@ -125,7 +128,7 @@ class MetadataHandlers:
 
     def _by_id(self, context: Context, version: int, topic_id: UUID | None, request: Message) -> Message:
         topic = self._server.find(None, topic_id)
-        if topic is not None and context.may(ApiKey.METADATA, topic.name):
+        if topic is not None and context.is_allowed(ApiKey.METADATA, topic.name):
             return self._described(context, topic, request)
         code = ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return {"error_code": code, "name": None if version >= 12 else "", "topic_id": topic_id}

@@ -21,7 +21,7 @@ _EPOCHS_SINCE: Final = 9  # the version of OffsetCommit whose clients know membe
 
 def handlers(server: ServerContext) -> HandlerTable:
     """The APIs of positions."""
-    offsets = OffsetHandlers(server, Coordination.of(server))
+    offsets = OffsetHandlers(server, Coordination.for_server(server))
     return {
         ApiKey.OFFSET_COMMIT: offsets.commit,
         ApiKey.OFFSET_FETCH: offsets.fetch,
@@ -52,12 +52,12 @@ class OffsetHandlers:
         name: str = asked.get("name") or ""
         named: Message = {"topic_id": topic_id} if by_id else {"name": name}
         unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if not by_id and not context.may(api, name):
+        if not by_id and not context.is_allowed(api, name):
             return _Asked(named, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         topic = self._server.find(name, topic_id)
         if topic is None:
             return _Asked(named, None, unknown)
-        if not context.may(api, topic.name):
+        if not context.is_allowed(api, topic.name):
             return _Asked(named, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         return _Asked(named, topic, ErrorCode.NONE)
 
@@ -67,7 +67,7 @@ class OffsetHandlers:
         """Set positions; each partition succeeds or fails alone."""
         name = request["group_id"]
         asked = [self._topic(context, ApiKey.OFFSET_COMMIT, each) for each in request["topics"]]
-        if not context.may(ApiKey.OFFSET_COMMIT, name):
+        if not context.is_allowed(ApiKey.OFFSET_COMMIT, name):
             return _committed(request, asked, ErrorCode.GROUP_AUTHORIZATION_FAILED)
         try:
             self._coordination.check(name)
@@ -136,7 +136,7 @@ class OffsetHandlers:
     def _fetched(self, context: Context, version: int, request: Message) -> Message:
         name = request["group_id"]
         nothing: Message = {"group_id": name, "topics": []}
-        if not context.may(ApiKey.OFFSET_FETCH, name):
+        if not context.is_allowed(ApiKey.OFFSET_FETCH, name):
             return {**nothing, "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
         try:
             self._coordination.check(name)
@@ -155,7 +155,7 @@ class OffsetHandlers:
         group = self._groups.find(name)
         found: list[Message] = []
         for topic, positions in () if group is None else group.positions.items():
-            if not context.may(ApiKey.OFFSET_FETCH, topic.name) or self._server.find(topic.name) is not topic:
+            if not context.is_allowed(ApiKey.OFFSET_FETCH, topic.name) or self._server.find(topic.name) is not topic:
                 continue
             by_id = version >= 10
             named = {"topic_id": uuid_of(topic.identity.topic_id)} if by_id else {"name": topic.name}
@@ -166,12 +166,12 @@ class OffsetHandlers:
     def _some(self, context: Context, name: str, topics: list[Message]) -> list[Message]:
         group = self._groups.find(name)
         found: list[Message] = []
-        told: set[tuple[Any, int]] = set()
+        answered: set[tuple[Any, int]] = set()
         for asked in topics:
             named, topic, error = self._topic(context, ApiKey.OFFSET_FETCH, asked)
             (key,) = named.values()
-            numbers = [p for p in dict.fromkeys(asked["partition_indexes"]) if (key, p) not in told]
-            told.update((key, p) for p in numbers)
+            numbers = [p for p in dict.fromkeys(asked["partition_indexes"]) if (key, p) not in answered]
+            answered.update((key, p) for p in numbers)
             if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 error = ErrorCode.NONE  # Kafka keeps positions, and so knows none, whatever topics there are
             partitions = [
@@ -186,7 +186,7 @@ class OffsetHandlers:
     async def delete(self, context: Context, _version: int, request: Message) -> Message:
         """Forget positions in topics that no member subscribes to."""
         name = request["group_id"]
-        if not context.may(ApiKey.OFFSET_DELETE, name):
+        if not context.is_allowed(ApiKey.OFFSET_DELETE, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "topics": []}
         if not name:
             return {"error_code": ErrorCode.INVALID_GROUP_ID, "topics": []}

@@ -22,7 +22,7 @@ from topics_service.storage.recordbatch import Header, InvalidBatchError
 
 _ACKS: Final = (-1, 0, 1)
 _NO_TIMESTAMP: Final = -1
-_MOST_RECORD_ERRORS: Final = 100
+_MAX_RECORD_ERRORS: Final = 100
 _BATCH_CODES: Final[Mapping[str, ErrorCode]] = {
     "corrupt": ErrorCode.CORRUPT_MESSAGE,
     "magic": ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
@@ -64,10 +64,10 @@ class Produce:
         for _ in steps:
             if time.perf_counter() >= ends:
                 context.appending = True
-                return self._rest(context, body, response, waiting, steps)
+                return self._finish(context, body, response, waiting, steps)
         return self._answer(context, body, response, waiting)
 
-    async def _rest(
+    async def _finish(
         self,
         context: Context,
         body: Message,
@@ -136,12 +136,14 @@ class Produce:
         limit = configs.get(MAX_MESSAGE_BYTES)
         if not records:
             raise RefusedError(ErrorCode.INVALID_RECORD, "there is no record batch for the partition")
-        most = self._server.settings.max_batch_bytes if limit is None else int(limit)
-        if len(records) > most:
-            raise RefusedError(ErrorCode.MESSAGE_TOO_LARGE, f"{len(records)} bytes, at most {most} are taken")
+        max_bytes = self._server.settings.max_batch_bytes if limit is None else int(limit)
+        if len(records) > max_bytes:
+            raise RefusedError(ErrorCode.MESSAGE_TOO_LARGE, f"{len(records)} bytes, at most {max_bytes} are taken")
         self._api.check_write()  # before the work
         batch = bytes(records)
-        header = recordbatch.check(batch, max_bytes=most, max_inflated=max(recordbatch.MAX_INFLATED, 4 * most))
+        header = recordbatch.check(
+            batch, max_bytes=max_bytes, max_inflated=max(recordbatch.MAX_INFLATED, 4 * max_bytes)
+        )
         if header.is_log_append_time:
             raise RefusedError(ErrorCode.INVALID_TIMESTAMP, "only the broker may give records its own time")
         if configs.get(TIMESTAMP_TYPE) != LOG_APPEND_TIME:
@@ -172,7 +174,7 @@ class Produce:
         raise RefusedError(
             ErrorCode.INVALID_TIMESTAMP,
             f"{len(wrong)} records, or the batch, are not of a time that the topic takes",
-            [(i, f"the timestamp {times[i]} is out of range") for i in wrong[:_MOST_RECORD_ERRORS]],
+            [(i, f"the timestamp {times[i]} is out of range") for i in wrong[:_MAX_RECORD_ERRORS]],
         )
 
     def _count_unanswered(self, context: Context, response: Message) -> None:
@@ -194,7 +196,7 @@ def _refused(body: Message) -> RefusedError | None:
 def _wrong(context: Context, name: str | None, topic: Topic | None) -> RefusedError | None:
     """Why nothing can be written to the topic; `name` is as the client gave it, with an id there is none."""
     known = name or (None if topic is None else topic.name)
-    if not context.may(ApiKey.PRODUCE, known):
+    if not context.is_allowed(ApiKey.PRODUCE, known):
         return RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not write to the topic")
     if topic is None:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID

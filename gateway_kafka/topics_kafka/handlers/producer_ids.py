@@ -35,7 +35,7 @@ def _init_producer_id(api: TopicsApi, context: Context, _version: int, body: Mes
     if transactional_id is not None:
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if transactional_id else ErrorCode.INVALID_REQUEST
         return _no_id(code)
-    if not context.may(ApiKey.INIT_PRODUCER_ID):
+    if not context.is_allowed(ApiKey.INIT_PRODUCER_ID):
         return _no_id(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     try:
         producer_id, ticket = api.new_producer_id()
@@ -75,7 +75,7 @@ def _described(api: TopicsApi, context: Context, body: Message) -> Generator[Non
             seen.add((name, number))
             answer: dict[str, Any] = {"partition_index": number, "error_code": 0, "active_producers": []}
             partitions.append(answer)
-            if not context.may(ApiKey.DESCRIBE_PRODUCERS, name):
+            if not context.is_allowed(ApiKey.DESCRIBE_PRODUCERS, name):
                 answer["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
                 answer["error_message"] = "the API key may not read the topic"
                 continue
@@ -108,7 +108,7 @@ def _offset_for_leader_epoch(api: TopicsApi, context: Context, _version: int, bo
         for partition in asked["partitions"]:
             answer = {"partition": partition["partition"], "error_code": epoch_error(partition["current_leader_epoch"])}
             partitions.append(answer)
-            if not context.may(ApiKey.OFFSET_FOR_LEADER_EPOCH, name):
+            if not context.is_allowed(ApiKey.OFFSET_FOR_LEADER_EPOCH, name):
                 answer["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
                 continue
             try:

@@ -19,8 +19,8 @@ _LOG_DIR: Final = "data"
 
 def handlers(server: ServerContext) -> HandlerTable:
     """DeleteRecords and DescribeLogDirs."""
-    made = RecordsAdminHandlers(server)
-    return {ApiKey.DELETE_RECORDS: made.delete_records, ApiKey.DESCRIBE_LOG_DIRS: made.describe_log_dirs}
+    records = RecordsAdminHandlers(server)
+    return {ApiKey.DELETE_RECORDS: records.delete_records, ApiKey.DESCRIBE_LOG_DIRS: records.describe_log_dirs}
 
 
 class RecordsAdminHandlers:
@@ -45,7 +45,7 @@ class RecordsAdminHandlers:
     async def _delete(self, context: Context, name: str, partition: int, offset: int) -> tuple[int, ErrorCode]:
         """The first offset that is left, and what went wrong."""
         api = self._server.api
-        if not context.may(ApiKey.DELETE_RECORDS, name):
+        if not context.is_allowed(ApiKey.DELETE_RECORDS, name):
             return _UNKNOWN, ErrorCode.TOPIC_AUTHORIZATION_FAILED
         try:
             state = await api.get_topic(name, touch=False, partition=partition)
@@ -61,7 +61,7 @@ class RecordsAdminHandlers:
 
     def describe_log_dirs(self, context: Context, version: int, request: Message) -> Message:
         """How many bytes of records each partition holds; there is one directory for all."""
-        if not context.may(ApiKey.DESCRIBE_LOG_DIRS):
+        if not context.is_allowed(ApiKey.DESCRIBE_LOG_DIRS):
             return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "results": []}
         topics = [
             {"name": topic.name, "partitions": [_sized(topic, partition) for partition in partitions]}
@@ -79,7 +79,9 @@ class RecordsAdminHandlers:
                     yield topic, range(len(topic.logs))
             return
         for entry in asked:
-            topic = server.find(entry["topic"]) if context.may(ApiKey.DESCRIBE_LOG_DIRS, entry["topic"]) else None
+            topic = (
+                server.find(entry["topic"]) if context.is_allowed(ApiKey.DESCRIBE_LOG_DIRS, entry["topic"]) else None
+            )
             if topic is not None:
                 yield topic, [index for index in dict.fromkeys(entry["partitions"]) if 0 <= index < len(topic.logs)]
 

@@ -52,10 +52,10 @@ class TopicHandlers:
             if twice:
                 raise RefusedError(ErrorCode.INVALID_REQUEST, "the topic is in the request more than once")
             count, given = self._checked(context, entry)
-            config, beside = configs.to_topic(given)
+            config, kafka_configs = configs.to_topic(given)
             if not only_check:
                 await self._server.api.put_topic(
-                    name, config, principal=context.principal, partition_count=count, kafka_configs=beside
+                    name, config, principal=context.principal, partition_count=count, kafka_configs=kafka_configs
                 )
         except RefusedError as error:
             return {"name": name, **error.result}
@@ -63,25 +63,25 @@ class TopicHandlers:
             return {"name": name, "error_code": ErrorCode.INVALID_CONFIG, "error_message": str(error)}
         except TopicsError as error:
             return {"name": name, "error_code": admin_error_of(error), "error_message": error.message}
-        made = {
+        answer = {
             "name": name,
             "error_code": ErrorCode.NONE,
             "num_partitions": count,
             "replication_factor": 1,
             "configs": entries(given, self._server.settings),
         }
-        if not context.may(ApiKey.DESCRIBE_CONFIGS, name):
-            made.update(topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, configs=None)
-            made.update(num_partitions=_UNSET, replication_factor=_UNSET)
+        if not context.is_allowed(ApiKey.DESCRIBE_CONFIGS, name):
+            answer.update(topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, configs=None)
+            answer.update(num_partitions=_UNSET, replication_factor=_UNSET)
         topic = self._server.find(name)
         if topic is not None:
-            made["topic_id"] = uuid_of(topic.identity.topic_id)
-        return made
+            answer["topic_id"] = uuid_of(topic.identity.topic_id)
+        return answer
 
     def _checked(self, context: Context, entry: Message) -> tuple[int, configs.Overrides]:
-        """The number of partitions and the configs of a topic to be made. Raises what speaks against it."""
+        """The number of partitions and the configs of a topic to be created. Raises RefusedError."""
         name = entry["name"]
-        if not context.may(ApiKey.CREATE_TOPICS, name):
+        if not context.is_allowed(ApiKey.CREATE_TOPICS, name):
             raise RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not create this topic")
         if not is_kafka_name(name):
             raise RefusedError(
@@ -92,9 +92,11 @@ class TopicHandlers:
         if engine.has_topic(name):
             raise RefusedError(ErrorCode.TOPIC_ALREADY_EXISTS, f'topic "{name}" exists')
         count = self._count(entry)
-        most = engine.limits.max_partitions
-        if not 1 <= count <= most:
-            raise RefusedError(ErrorCode.INVALID_PARTITIONS, f"the number of partitions must be from 1 to {most}")
+        max_partitions = engine.limits.max_partitions
+        if not 1 <= count <= max_partitions:
+            raise RefusedError(
+                ErrorCode.INVALID_PARTITIONS, f"the number of partitions must be from 1 to {max_partitions}"
+            )
         given = configs.created({config["name"]: config["value"] for config in entry["configs"]})
         engine.catalog.check_room(count)
         return count, given
@@ -152,12 +154,12 @@ class TopicHandlers:
 
     def _found(self, context: Context, name: str | None, topic_id: Any) -> Topic:
         forbidden = RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not delete this topic")
-        if name is not None and not context.may(ApiKey.DELETE_TOPICS, name):
+        if name is not None and not context.is_allowed(ApiKey.DELETE_TOPICS, name):
             raise forbidden
         topic = self._server.find(name, topic_id)
         if topic is None:
             raise _unknown(topic_id)
-        if not context.may(ApiKey.DELETE_TOPICS, topic.name):
+        if not context.is_allowed(ApiKey.DELETE_TOPICS, topic.name):
             raise forbidden
         return topic
 
@@ -192,7 +194,7 @@ class TopicHandlers:
 
     def _growable(self, context: Context, entry: Message) -> Topic:
         name, count, assignments = entry["name"], entry["count"], entry["assignments"]
-        if not context.may(ApiKey.CREATE_PARTITIONS, name):
+        if not context.is_allowed(ApiKey.CREATE_PARTITIONS, name):
             raise RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not change this topic")
         topic = self._server.find(name)
         if topic is None:

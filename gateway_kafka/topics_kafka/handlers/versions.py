@@ -13,8 +13,8 @@ _SOFTWARE_CHARS: Final = 100  # that are kept
 def handlers(_: ServerContext) -> HandlerTable:
     """ApiVersions."""
     versions = [
-        {"api_key": int(api), "min_version": least, "max_version": most}
-        for api, (least, most) in sorted(ADVERTISED.items())
+        {"api_key": int(api), "min_version": first, "max_version": last}
+        for api, (first, last) in sorted(ADVERTISED.items())
     ]
 
     def api_versions(context: Context, version: int, request: Message) -> Message:

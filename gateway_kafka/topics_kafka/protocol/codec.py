@@ -44,30 +44,30 @@ _responses: dict[tuple[int, int], _Response] = {}
 
 
 def _request(key: int, version: int) -> _Request:
-    made = _requests.get((key, version))
-    if made is None:
+    codec = _requests.get((key, version))
+    if codec is None:
         api = SCHEMA.api(key, version)
         if api is None:
             raise MalformedError(f"version {version} of API {key} is not served")
         flexible = api.flexible(version)
         title, fields = f"{api.name} request v{version}", api.request(version)
-        made = _Request(flexible, decoder(title, fields, flexible), encoder(title, fields, flexible))
-        _requests[key, version] = made
-    return made
+        codec = _Request(flexible, decoder(title, fields, flexible), encoder(title, fields, flexible))
+        _requests[key, version] = codec
+    return codec
 
 
 def _response(key: int, version: int) -> _Response:
-    made = _responses.get((key, version))
-    if made is None:
+    codec = _responses.get((key, version))
+    if codec is None:
         api = SCHEMA.api(key, version)
         if api is None:
             raise MalformedError(f"version {version} of API {key} is not served")
         flexible, flexible_header = api.flexible(version), api.flexible_response_header(version)
         title, fields = f"{api.name} response v{version}", api.response(version)
         header = _correlation_and_tags if flexible_header else _correlation
-        made = _Response(header, flexible_header, decoder(title, fields, flexible), encoder(title, fields, flexible))
-        _responses[key, version] = made
-    return made
+        codec = _Response(header, flexible_header, decoder(title, fields, flexible), encoder(title, fields, flexible))
+        _responses[key, version] = codec
+    return codec
 
 
 def request_header(frame: Buffer) -> tuple[int, int, int]:

@@ -64,12 +64,12 @@ def uuid_of(raw: bytes) -> UUID | None:
     return UUID(bytes=raw) if raw.strip(b"\0") else None
 
 
-def least_size(field: Field, flexible: bool) -> int:
+def min_size(field: Field, flexible: bool) -> int:
     """The least number of bytes that a field can take."""
     if field.fixed:
         return struct.calcsize(">" + field.fixed)
     if field.struct and not field.array and not field.nullable:
-        members = sum(least_size(member, flexible) for member in field.fields if member.tag is None)
+        members = sum(min_size(member, flexible) for member in field.fields if member.tag is None)
         return members + (1 if flexible else 0)
     if flexible or (field.struct and not field.array):
         return 1
@@ -97,7 +97,7 @@ class DecoderSource:
         self.source = Source(title, HELPERS)
         self.flexible = flexible
         self._run: list[tuple[str, str]] = []
-        with self.source.block("def made(b,p,e):"):
+        with self.source.block("def compiled(b,p,e):"):
             self.source.line(f"left={MAX_ELEMENTS}")
             self.source.line(f"return {self._struct(fields, 0)}")
 
@@ -225,7 +225,7 @@ class DecoderSource:
 
     def _elements(self, field: Field, variable: str, depth: int) -> None:
         line = self.source.line
-        smallest = least_size(field.element, self.flexible)
+        smallest = min_size(field.element, self.flexible)
         line(f"if n*{smallest}>e-p or n>left:raise Malformed('the length of {field.name}')")
         line("left-=n")
         code = FIXED.get(field.type)
@@ -244,4 +244,4 @@ class DecoderSource:
 
 def decoder(title: str, fields: tuple[Field, ...], flexible: bool) -> Decoder:
     """The decoder of a message with these fields."""
-    return DecoderSource(title, fields, flexible).source.made()
+    return DecoderSource(title, fields, flexible).source.build()

@@ -93,7 +93,7 @@ class EncoderSource:
         self.flexible = flexible
         self._run: list[tuple[str, str]] = []
         self._write = "w0"
-        with self.source.block("def made(d0,o0,cuts):"):
+        with self.source.block("def compiled(d0,o0,cuts):"):
             self.source.line("w0=o0.append;s=0")
             self._struct(fields, 0)
             self._flush()
@@ -247,4 +247,4 @@ class EncoderSource:
 
 def encoder(title: str, fields: tuple[Field, ...], flexible: bool) -> Encoder:
     """The encoder of a message with these fields."""
-    return EncoderSource(title, fields, flexible).source.made()
+    return EncoderSource(title, fields, flexible).source.build()

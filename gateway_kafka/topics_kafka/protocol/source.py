@@ -10,7 +10,7 @@ SMALL = 17
 
 
 class Source:
-    """The source of one function `made`, written line by line."""
+    """The source of one function, `compiled`, written line by line."""
 
     def __init__(self, title: str, helpers: dict[str, Any]) -> None:
         self.title = title
@@ -47,8 +47,8 @@ class Source:
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
 
-    def made(self) -> Callable[..., Any]:
+    def build(self) -> Callable[..., Any]:
         """Compiles the source. It is made of the committed schema alone: nothing in it comes from the network."""
         exec(compile(self.text, f"<{self.title}>", "exec"), self._names)
-        made: Callable[..., Any] = self._names["made"]
-        return made
+        function: Callable[..., Any] = self._names["compiled"]
+        return function

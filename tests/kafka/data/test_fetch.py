@@ -318,7 +318,7 @@ async def test_the_cache_is_bounded() -> None:
 
 
 async def test_what_is_made_for_one_response_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "MOST_MADE_BYTES", 200_000)
+    monkeypatch.setattr(fetch, "MAX_RENDERED_BYTES", 200_000)
     for partition in range(3):
         broker.append(*[b'"%0500d"' % i for i in range(1000)], partition=partition)
     body = broker.fetch_many([("t", partition, 0) for partition in range(3)])

@@ -176,7 +176,7 @@ async def test_a_restart_is_not_noticed_by_members(broker: Broker) -> None:
 
 
 async def test_a_second_door_has_the_same_groups(broker: Broker) -> None:
-    assert Coordination.of(broker.server) is broker.coordination is broker.engine.groups.coordinator
+    assert Coordination.for_server(broker.server) is broker.coordination is broker.engine.groups.coordinator
 
 
 async def test_what_cannot_be_stored_is_not_told(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from topics_kafka.handlers import Context
 from topics_kafka.loop_budget import BUDGET_SECONDS
 from topics_kafka.protocol import ApiKey, Message
-from topics_kafka.session import MOST_PIPELINED
+from topics_kafka.session import MAX_PIPELINED
 
 from .conftest import Connect, Serve, keys
 
@@ -96,18 +96,18 @@ async def test_pipelined_produces_are_bounded(serve: Serve, connect: Connect) ->
     work = Work({"responses": []})
     server = await serve({ApiKey.PRODUCE: work})
     client = await connect(server)
-    for number in range(MOST_PIPELINED + 10):
+    for number in range(MAX_PIPELINED + 10):
         client.send(ApiKey.PRODUCE, 7, number, **PRODUCE)
-    await until(lambda: len(work.started) == MOST_PIPELINED)
+    await until(lambda: len(work.started) == MAX_PIPELINED)
     await settle()
-    assert len(work.started) == MOST_PIPELINED
+    assert len(work.started) == MAX_PIPELINED
     work.release(0)
-    await until(lambda: len(work.started) == MOST_PIPELINED + 1)
-    work.release(*range(1, MOST_PIPELINED + 1))
-    await until(lambda: len(work.started) == MOST_PIPELINED + 10)
-    work.release(*range(MOST_PIPELINED + 1, MOST_PIPELINED + 10))
-    found = [(await client.receive(ApiKey.PRODUCE, 7))[0] for _ in range(MOST_PIPELINED + 10)]
-    assert found == list(range(MOST_PIPELINED + 10))
+    await until(lambda: len(work.started) == MAX_PIPELINED + 1)
+    work.release(*range(1, MAX_PIPELINED + 1))
+    await until(lambda: len(work.started) == MAX_PIPELINED + 10)
+    work.release(*range(MAX_PIPELINED + 1, MAX_PIPELINED + 10))
+    found = [(await client.receive(ApiKey.PRODUCE, 7))[0] for _ in range(MAX_PIPELINED + 10)]
+    assert found == list(range(MAX_PIPELINED + 10))
     assert (server.budget.used, server.statistics.requests.in_flight) == (0, 0)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from support.kafka_kio import served
 from topics_kafka.protocol import decode_request, decode_response, encode_request, encode_response, encoding
-from topics_kafka.protocol.decoding import least_size
+from topics_kafka.protocol.decoding import min_size
 from topics_kafka.protocol.encoding import LARGE, encoder
 from topics_kafka.protocol.schema import SCHEMA, Field
 
@@ -322,10 +322,10 @@ def test_the_least_size_of_an_element_is_that_of_an_empty_one() -> None:
             if field.struct:
                 pieces: list[bytes | bytearray | memoryview] = []
                 encoder("an element", field.fields, flexible)({}, pieces, [])
-                assert least_size(field.element, flexible) == len(b"".join(pieces)) > 0
+                assert min_size(field.element, flexible) == len(b"".join(pieces)) > 0
                 seen += 1
             elif field.type == "string":
-                assert least_size(field.element, flexible) == (1 if flexible else 2)
+                assert min_size(field.element, flexible) == (1 if flexible else 2)
             else:
-                assert least_size(field.element, flexible) == {"int8": 1, "int32": 4}[field.type]
+                assert min_size(field.element, flexible) == {"int8": 1, "int32": 4}[field.type]
     assert seen > 500
