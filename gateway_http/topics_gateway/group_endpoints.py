@@ -14,7 +14,8 @@ from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.groups import ConsumeRequest
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
-from topics_service.engine.group.positions import (
+from topics_service.engine.model import DiffRequest
+from topics_service.engine.offsets.positions import (
     CommitItem,
     GroupSummary,
     ListGroupsRequest,
@@ -23,7 +24,6 @@ from topics_service.engine.group.positions import (
     ResetRequest,
     Target,
 )
-from topics_service.engine.model import DiffRequest
 
 _U32_MAX: Final = (1 << 32) - 1
 _CONSUME: Final = frozenset(

@@ -13,8 +13,8 @@ from topics_kafka.handlers import ServerContext
 from topics_kafka.topicids import uuid_of
 from topics_net import background
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.group.coordinator import Coordinator
-from topics_service.engine.group.members import (
+from topics_service.engine.membership.coordinator import Coordinator
+from topics_service.engine.membership.members import (
     Beat,
     BeatReply,
     GroupError,
@@ -27,7 +27,7 @@ from topics_service.engine.group.members import (
     SyncRequest,
     TopicFacts,
 )
-from topics_service.engine.group.positions import Membership
+from topics_service.engine.offsets.positions import Membership
 
 log: Final = logging.getLogger("topics.kafka")
 

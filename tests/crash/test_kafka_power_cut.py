@@ -37,8 +37,8 @@ from topics_kafka.protocol import ApiKey
 from topics_service.engine.batches import BatchRequest
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
-from topics_service.engine.group.positions import CommitItem
 from topics_service.engine.model import ConfigInput
+from topics_service.engine.offsets.positions import CommitItem
 from topics_service.storage import recordbatch
 from topics_service.storage.rocks import RocksStore
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from engine_support import World
 
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group.positions import CommitItem, Member, Membership, ResetRequest, Target
+from topics_service.engine.offsets.positions import CommitItem, Member, Membership, ResetRequest, Target
 
 
 class Coordinator:

@@ -10,8 +10,8 @@ from topics_service.api.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchRequest
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group.positions import CommitItem, ResetRequest, Target
 from topics_service.engine.model import AppendRequest, Batch, BulkRequest, DiffRequest, ListTopicsRequest
+from topics_service.engine.offsets.positions import CommitItem, ResetRequest, Target
 from topics_service.engine.router.router import PutRouterRequest, RouterConfig
 from topics_service.engine.watch.frames import RecordsFrame, TombstoneFrame, WatchRequest, WatchTopic
 

@@ -6,8 +6,10 @@ from group_support import Coordinator, GroupWorld
 from msgspec.structs import replace
 
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group import groups
-from topics_service.engine.group.positions import (
+from topics_service.engine.limits import Limits
+from topics_service.engine.model import ConfigInput, DiffRequest
+from topics_service.engine.offsets import groups
+from topics_service.engine.offsets.positions import (
     MAX_METADATA,
     CommitItem,
     ListGroupsRequest,
@@ -16,8 +18,6 @@ from topics_service.engine.group.positions import (
     position_key,
     row_key,
 )
-from topics_service.engine.limits import Limits
-from topics_service.engine.model import ConfigInput, DiffRequest
 from topics_service.storage import keys
 from topics_service.storage.store import Family, StoreOpenError
 

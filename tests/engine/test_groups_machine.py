@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group.positions import CommitItem, Target
 from topics_service.engine.limits import Limits
+from topics_service.engine.offsets.positions import CommitItem, Target
 
 Positions = dict[tuple[str, str, int], int]  # by group, topic and epoch
 

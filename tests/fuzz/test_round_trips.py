@@ -16,10 +16,10 @@ from topics_server import keys
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.engine import producers, snapshot
 from topics_service.engine.deletes import Deletes, decode_chunk
-from topics_service.engine.group.positions import GroupRow, Position, decode_position
-from topics_service.engine.group.positions import decode_row as decode_group
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import TagMatch, TopicConfig
+from topics_service.engine.offsets.positions import GroupRow, Position, decode_position
+from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.queue import leases
 from topics_service.engine.router.router import RouterConfig, RouterRow
 from topics_service.engine.router.router import decode_row as decode_router

@@ -5,7 +5,7 @@ import httpx
 from topics_proto.v1 import group_pb2
 from topics_service.api.grpc.groups import state_message
 from topics_service.engine.engine import Engine
-from topics_service.engine.group.positions import Member, Membership
+from topics_service.engine.offsets.positions import Member, Membership
 
 MEMBERS = (
     Member(member_id="m-1", client_id="c", client_host="/127.0.0.1", partitions=(("t", 0), ("u", 1), ("t", 2))),

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from topics_service.engine import idempotency, recovery, retention, upkeep
 from topics_service.engine.deletes import Deletes
-from topics_service.engine.group.groups import Groups
 from topics_service.engine.log import Log
+from topics_service.engine.offsets.groups import Groups
 from topics_service.engine.queue import moves
 from topics_service.engine.queue.jobs import SettleReply, SettleRequest
 from topics_service.engine.queue.leases import Delivery

@@ -8,7 +8,7 @@ from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group.members import (
+from topics_service.engine.membership.members import (
     Beat,
     BeatReply,
     Client,

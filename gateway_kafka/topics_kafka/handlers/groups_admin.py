@@ -10,7 +10,7 @@ from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.topicids import uuid_of
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.group.members import GroupView, MemberView
+from topics_service.engine.membership.members import GroupView, MemberView
 
 _EMPTY: Final = "Empty"
 _DEAD: Final = "Dead"

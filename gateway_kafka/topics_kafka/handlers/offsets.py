@@ -11,8 +11,8 @@ from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.topicids import uuid_of
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.group.members import GroupError
-from topics_service.engine.group.positions import CommitItem, Position, Target
+from topics_service.engine.membership.members import GroupError
+from topics_service.engine.offsets.positions import CommitItem, Position, Target
 from topics_service.engine.topic import Topic
 
 _NONE: Final = -1

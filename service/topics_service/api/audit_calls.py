@@ -17,7 +17,6 @@ from topics_service.api.routers import RoutersApi
 from topics_service.api.topics import Submitted, TopicsApi
 from topics_service.api.watch import WatchCaps
 from topics_service.engine.engine import Engine
-from topics_service.engine.group.positions import DeleteGroupReply, PositionState, ResetRequest, Target
 from topics_service.engine.model import (
     AppendRequest,
     ConfigInput,
@@ -28,6 +27,7 @@ from topics_service.engine.model import (
     DiffRequest,
     PutTopicReply,
 )
+from topics_service.engine.offsets.positions import DeleteGroupReply, PositionState, ResetRequest, Target
 from topics_service.engine.queue.jobs import RedriveReply, RedriveRequest
 from topics_service.engine.router.router import DeleteRouterReply, PutRouterReply, PutRouterRequest
 

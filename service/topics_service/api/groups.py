@@ -11,7 +11,8 @@ from topics_service.api.auth import Principal
 from topics_service.engine import names
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, invalid
-from topics_service.engine.group.positions import (
+from topics_service.engine.model import DiffReply, DiffRequest
+from topics_service.engine.offsets.positions import (
     CommitItem,
     DeleteGroupReply,
     GroupState,
@@ -21,7 +22,6 @@ from topics_service.engine.group.positions import (
     ResetRequest,
     Target,
 )
-from topics_service.engine.model import DiffReply, DiffRequest
 
 
 class ConsumeRequest(Struct, kw_only=True):

@@ -25,7 +25,6 @@ from topics_service.engine.errors import (
     topic_not_found,
     topic_recreated,
 )
-from topics_service.engine.group.groups import Groups
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.model import (
@@ -45,6 +44,7 @@ from topics_service.engine.model import (
     ReadyState,
     TopicState,
 )
+from topics_service.engine.offsets.groups import Groups
 from topics_service.engine.producers import Producers
 from topics_service.engine.queue.queues import Queues
 from topics_service.engine.room import Room

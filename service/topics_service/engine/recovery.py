@@ -16,16 +16,16 @@ from topics_service.engine import retention, snapshot
 from topics_service.engine.blocks import BlockCache, LogBlocks
 from topics_service.engine.deletes import Chunk, Deletes, decode_chunk
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group.positions import (
+from topics_service.engine.log import Log
+from topics_service.engine.model import GapReason
+from topics_service.engine.offsets.positions import (
     GroupRow,
     Position,
     decode_position,
     is_group_row,
     read_position_key,
 )
-from topics_service.engine.group.positions import decode_row as decode_group
-from topics_service.engine.log import Log
-from topics_service.engine.model import GapReason
+from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.router.router import RouterRow, cursor_key, decode_cursor
 from topics_service.engine.router.router import decode_row as decode_router
 from topics_service.engine.snapshot import Gap, Snapshot

@@ -12,19 +12,19 @@ from support.kafka_members import Classic, Modern, Topics, World, assignment, se
 from topics_service.engine import producers, snapshot
 from topics_service.engine.deletes import Deletes, decode_chunk
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group import subscriptions
-from topics_service.engine.group.members import RefusedError
-from topics_service.engine.group.positions import (
+from topics_service.engine.idempotency import _ROW as OUTCOME
+from topics_service.engine.idempotency import expiry_key
+from topics_service.engine.membership import subscriptions
+from topics_service.engine.membership.members import RefusedError
+from topics_service.engine.model import GapReason, TagMatch, TopicConfig
+from topics_service.engine.offsets.positions import (
     GroupRow,
     Position,
     decode_position,
     position_key,
     read_position_key,
 )
-from topics_service.engine.group.positions import decode_row as decode_group
-from topics_service.engine.idempotency import _ROW as OUTCOME
-from topics_service.engine.idempotency import expiry_key
-from topics_service.engine.model import GapReason, TagMatch, TopicConfig
+from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.queue import leases
 from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.deadletters import origin, stamp, strip

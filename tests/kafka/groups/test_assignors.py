@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_service.engine.group.assignors import ASSIGNORS, Assignment, Subscriber, range_, uniform
-from topics_service.engine.group.members import TopicFacts
+from topics_service.engine.membership.assignors import ASSIGNORS, Assignment, Subscriber, range_, uniform
+from topics_service.engine.membership.members import TopicFacts
 
 NAMES = ["t", "u", "v", "w"]
 

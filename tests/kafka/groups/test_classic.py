@@ -3,7 +3,7 @@
 import pytest
 
 from support.kafka_members import REBALANCE_MS, SESSION_MS, Classic, Modern, World, assignment, settle, subscription
-from topics_service.engine.group.members import MEMBER_BYTES, Beat, GroupError, Leaving, RefusedError, SyncRequest
+from topics_service.engine.membership.members import MEMBER_BYTES, Beat, GroupError, Leaving, RefusedError, SyncRequest
 
 OK = GroupError.NONE
 

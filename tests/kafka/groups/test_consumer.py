@@ -3,7 +3,7 @@
 import pytest
 
 from support.kafka_members import REBALANCE_MS, Classic, Modern, Topics, World, until_quiet
-from topics_service.engine.group.members import MEMBER_BYTES, Beat, GroupError, Leaving
+from topics_service.engine.membership.members import MEMBER_BYTES, Beat, GroupError, Leaving
 
 OK = GroupError.NONE
 SESSION_MS = 45_000

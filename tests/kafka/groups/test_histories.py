@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from support.kafka_members import REBALANCE_MS, SESSION_MS, Modern, Topics, World, assignment, subscription
-from topics_service.engine.group.members import (
+from topics_service.engine.membership.members import (
     GroupError,
     JoinReply,
     JoinRequest,
@@ -20,7 +20,7 @@ from topics_service.engine.group.members import (
     SyncReply,
     SyncRequest,
 )
-from topics_service.engine.group.subscriptions import consumer_assignment, consumer_topics
+from topics_service.engine.membership.subscriptions import consumer_assignment, consumer_topics
 
 NAMES = ["t", "u", "v"]
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)  # to explain a failure takes minutes

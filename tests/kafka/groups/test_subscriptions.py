@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.kafka_members import assignment, subscription
-from topics_service.engine.group import subscriptions
-from topics_service.engine.group.members import GroupError, RefusedError
-from topics_service.engine.group.subscriptions import compile_pattern, consumer_assignment, consumer_topics, matching
+from topics_service.engine.membership import subscriptions
+from topics_service.engine.membership.members import GroupError, RefusedError
+from topics_service.engine.membership.subscriptions import (
+    compile_pattern,
+    consumer_assignment,
+    consumer_topics,
+    matching,
+)
 
 NAMES = st.text(max_size=20)
 

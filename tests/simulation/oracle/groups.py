@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from simulation.oracle.log import demand
 from simulation.oracle.topics import History, TopicModel, back, keep, prune
-from topics_service.engine.group.positions import CommitItem, ResetRequest, Target
+from topics_service.engine.offsets.positions import CommitItem, ResetRequest, Target
 
 if TYPE_CHECKING:
     from simulation.world import World

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from topics_service.engine.group.positions import decode_position, is_group_row, read_position_key
-from topics_service.engine.group.positions import decode_row as decode_group
+from topics_service.engine.offsets.positions import decode_position, is_group_row, read_position_key
+from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.repair.actions import Rows
 from topics_service.engine.repair.catalog import Ledger
 from topics_service.engine.router.router import _CURSOR, _VERSION, cursor_key, decode_cursor

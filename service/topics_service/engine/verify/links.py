@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topics_service.engine.group.positions import decode_position, is_group_row, read_position_key
-from topics_service.engine.group.positions import decode_row as decode_group
+from topics_service.engine.offsets.positions import decode_position, is_group_row, read_position_key
+from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.router.router import cursor_key, decode_cursor
 from topics_service.engine.router.router import decode_row as decode_router
 from topics_service.engine.verify.findings import Findings, Part

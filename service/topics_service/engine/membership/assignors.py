@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from topics_service.engine.group.members import Partition, TopicFacts
+from topics_service.engine.membership.members import Partition, TopicFacts
 
 
 class Subscriber(NamedTuple):

@@ -6,12 +6,12 @@ A classic group is stored when its members get their assignments, so that they g
 import msgspec
 from msgspec import Raw, Struct
 
-from topics_service.engine.group.classic import STABLE, ClassicGroup
-from topics_service.engine.group.consumer import ConsumerGroup
-from topics_service.engine.group.consumer_member import ConsumerMember, by_topic
-from topics_service.engine.group.members import Client, Partition, RefusedError, TopicFacts
-from topics_service.engine.group.runtime import Runtime
-from topics_service.engine.group.subscriptions import compile_pattern
+from topics_service.engine.membership.classic import STABLE, ClassicGroup
+from topics_service.engine.membership.consumer import ConsumerGroup
+from topics_service.engine.membership.consumer_member import ConsumerMember, by_topic
+from topics_service.engine.membership.members import Client, Partition, RefusedError, TopicFacts
+from topics_service.engine.membership.runtime import Runtime
+from topics_service.engine.membership.subscriptions import compile_pattern
 
 _VERSION = 1
 

@@ -7,8 +7,14 @@ A member's session runs out unless it is heard of, but not while we owe it an an
 from collections import Counter
 from functools import partial
 
-from topics_service.engine.group.classic_member import ClassicMember, JoinRespond, SyncRespond, size_of, subscription
-from topics_service.engine.group.members import (
+from topics_service.engine.membership.classic_member import (
+    ClassicMember,
+    JoinRespond,
+    SyncRespond,
+    size_of,
+    subscription,
+)
+from topics_service.engine.membership.members import (
     GroupError,
     JoinedMember,
     JoinReply,
@@ -18,9 +24,9 @@ from topics_service.engine.group.members import (
     SyncReply,
     SyncRequest,
 )
-from topics_service.engine.group.runtime import Runtime
-from topics_service.engine.group.subscriptions import consumer_topics
-from topics_service.engine.group.timers import Alarm
+from topics_service.engine.membership.runtime import Runtime
+from topics_service.engine.membership.subscriptions import consumer_topics
+from topics_service.engine.membership.timers import Alarm
 
 EMPTY = "Empty"
 PREPARING = "PreparingRebalance"

@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from topics_service.engine.group.members import GroupError, GroupSettings, RefusedError, TopicsView
-from topics_service.engine.group.subscriptions import Matches
-from topics_service.engine.group.timers import Alarm, Timers
+from topics_service.engine.membership.members import GroupError, GroupSettings, RefusedError, TopicsView
+from topics_service.engine.membership.subscriptions import Matches
+from topics_service.engine.membership.timers import Alarm, Timers
 
 
 class Weighed(Protocol):

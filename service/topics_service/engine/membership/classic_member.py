@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from topics_service.engine.group.members import MEMBER_BYTES, Client, JoinReply, JoinRequest, SyncReply
-from topics_service.engine.group.subscriptions import consumer_topics
-from topics_service.engine.group.timers import Alarm
+from topics_service.engine.membership.members import MEMBER_BYTES, Client, JoinReply, JoinRequest, SyncReply
+from topics_service.engine.membership.subscriptions import consumer_topics
+from topics_service.engine.membership.timers import Alarm
 
 JoinRespond = Callable[[JoinReply], None]
 SyncRespond = Callable[[SyncReply], None]

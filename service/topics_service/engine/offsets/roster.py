@@ -6,8 +6,8 @@ from itertools import islice
 from sortedcontainers import SortedDict
 
 from topics_service.engine import names
-from topics_service.engine.group.positions import Group, Position, lag_of
 from topics_service.engine.model import TopicConfig
+from topics_service.engine.offsets.positions import Group, Position, lag_of
 from topics_service.engine.topic import Topic
 
 Place = tuple[Topic, int]

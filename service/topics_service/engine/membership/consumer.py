@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Collection
 from functools import partial
 
-from topics_service.engine.group.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, Subscriber
-from topics_service.engine.group.consumer_member import LEFT, ConsumerMember, by_topic, size_of
-from topics_service.engine.group.members import (
+from topics_service.engine.membership.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, Subscriber
+from topics_service.engine.membership.consumer_member import LEFT, ConsumerMember, by_topic, size_of
+from topics_service.engine.membership.members import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
     STATIC_LEAVE_EPOCH,
@@ -24,8 +24,8 @@ from topics_service.engine.group.members import (
     RefusedError,
     TopicFacts,
 )
-from topics_service.engine.group.runtime import Runtime
-from topics_service.engine.group.subscriptions import Pattern, compile_pattern
+from topics_service.engine.membership.runtime import Runtime
+from topics_service.engine.membership.subscriptions import Pattern, compile_pattern
 
 _MAX_ID_CHARS = 255
 _MAX_NAMES = 10_000

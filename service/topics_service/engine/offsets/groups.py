@@ -9,7 +9,8 @@ from topics_service.engine import names, retention
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, group_not_found, invalid
-from topics_service.engine.group.positions import (
+from topics_service.engine.limits import Limits
+from topics_service.engine.offsets.positions import (
     MAX_METADATA,
     CommitItem,
     Coordinator,
@@ -31,8 +32,7 @@ from topics_service.engine.group.positions import (
     state_key,
     topic_range,
 )
-from topics_service.engine.group.roster import Place, Roster, in_order, places
-from topics_service.engine.limits import Limits
+from topics_service.engine.offsets.roster import Place, Roster, in_order, places
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from topics_service.engine.group.members import MEMBER_BYTES, Beat, Client, Partition
-from topics_service.engine.group.subscriptions import Matches, Pattern
-from topics_service.engine.group.timers import Alarm
+from topics_service.engine.membership.members import MEMBER_BYTES, Beat, Client, Partition
+from topics_service.engine.membership.subscriptions import Matches, Pattern
+from topics_service.engine.membership.timers import Alarm
 
 _NAME_BYTES = 64  # what a name takes beside its characters
 

@@ -8,11 +8,11 @@ could have reason to work on the same partition. Nothing is answered twice or fo
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from topics_service.engine.group import stored
-from topics_service.engine.group.classic import ClassicGroup
-from topics_service.engine.group.classic_member import JoinRespond, SyncRespond
-from topics_service.engine.group.consumer import ConsumerGroup
-from topics_service.engine.group.members import (
+from topics_service.engine.membership import stored
+from topics_service.engine.membership.classic import ClassicGroup
+from topics_service.engine.membership.classic_member import JoinRespond, SyncRespond
+from topics_service.engine.membership.consumer import ConsumerGroup
+from topics_service.engine.membership.members import (
     JOIN_EPOCH,
     Beat,
     BeatReply,
@@ -29,9 +29,9 @@ from topics_service.engine.group.members import (
     SyncRequest,
     TopicsView,
 )
-from topics_service.engine.group.positions import Membership
-from topics_service.engine.group.runtime import Runtime
-from topics_service.engine.group.views import membership_of, view_of
+from topics_service.engine.membership.runtime import Runtime
+from topics_service.engine.membership.views import membership_of, view_of
+from topics_service.engine.offsets.positions import Membership
 
 Group = ClassicGroup | ConsumerGroup
 AnyGroup = TypeVar("AnyGroup", ClassicGroup, ConsumerGroup)

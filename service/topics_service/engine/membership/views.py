@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 
-from topics_service.engine.group.classic import COMPLETING, STABLE, ClassicGroup
-from topics_service.engine.group.classic_member import ClassicMember
-from topics_service.engine.group.consumer import ConsumerGroup
-from topics_service.engine.group.consumer_member import ConsumerMember, by_topic
-from topics_service.engine.group.members import GroupView, MemberView, Partition, TopicsView
-from topics_service.engine.group.positions import Member, Membership
-from topics_service.engine.group.subscriptions import consumer_assignment
+from topics_service.engine.membership.classic import COMPLETING, STABLE, ClassicGroup
+from topics_service.engine.membership.classic_member import ClassicMember
+from topics_service.engine.membership.consumer import ConsumerGroup
+from topics_service.engine.membership.consumer_member import ConsumerMember, by_topic
+from topics_service.engine.membership.members import GroupView, MemberView, Partition, TopicsView
+from topics_service.engine.membership.subscriptions import consumer_assignment
+from topics_service.engine.offsets.positions import Member, Membership
 
 
 def view_of(group: ClassicGroup | ConsumerGroup, topics: TopicsView) -> GroupView:

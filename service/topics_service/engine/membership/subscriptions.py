@@ -4,7 +4,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from topics_service.engine.group.members import GroupError, RefusedError
+from topics_service.engine.membership.members import GroupError, RefusedError
 
 try:
     import re2  # type: ignore[import-untyped, unused-ignore]
