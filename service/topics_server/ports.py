@@ -1,5 +1,6 @@
 """Listening sockets, the addresses that clients connect to, and the files that tell them."""
 
+import contextlib
 import os
 import socket
 from errno import EADDRINUSE, EADDRNOTAVAIL
@@ -11,15 +12,17 @@ from topics_server.settings import Settings, split_host
 
 def bind(host: str, port: int, setting: str) -> socket.socket:
     """Bind a socket, which does not listen yet. Raises StartError that names `setting`, the variable of the port."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, proto)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
+    with contextlib.ExitStack() as stack:
+        try:
+            family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            sock = stack.enter_context(socket.socket(family, kind, proto))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        except OSError as error:
+            raise StartError(f"can't listen on {host}:{port}: {explain(error, setting)}") from error
         sock.setblocking(False)
-    except OSError as error:
-        raise StartError(f"can't listen on {host}:{port}: {explain(error, setting)}") from error
-    return sock
+        stack.pop_all()
+        return sock
 
 
 def explain(error: OSError, setting: str) -> str:

@@ -33,7 +33,7 @@ class Resources:
 
     @classmethod
     def open(cls, settings: Settings, store: RocksStore | None = None) -> Self:
-        """Take everything, or nothing. A given `store` takes the place of the one in `settings.data_path`.
+        """Take everything, or nothing. A given `store` is the open one in `settings.data_path`.
 
         Blocks for as long as RocksDB takes. Raises StartError.
         """

@@ -92,8 +92,8 @@ class Server:
         store: RocksStore | None = None,
         hangups: Hangups | None = None,
     ) -> None:
-        """`clock` and `store` replace the system's clock and the store in `settings.data_path`; the server closes the
-        store. `hangups` are the SIGHUPs to follow."""
+        """`clock` replaces the system's clock; `store` is the store in `settings.data_path`, opened by the caller and
+        closed by the server. `hangups` are the SIGHUPs to follow."""
         self._settings = settings
         self._clock = clock or SystemClock()
         self._store = store
