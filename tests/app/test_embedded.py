@@ -1,8 +1,11 @@
-"""A server inside a program of somebody else: started and ended by its event loop, with a clock and a store of theirs."""
+"""A server embedded in a program: started and ended by its event loop, with its own clock and store."""
 
 import asyncio
 import contextlib
+import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from topics_server.server import Server
 from topics_server.settings import Settings
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
+
+ROOT = Path(__file__).parents[2]
 
 
 class ManualClock:
@@ -90,3 +95,13 @@ async def test_clock_and_store_are_those_that_are_given(tmp_path: Path) -> None:
             assert (await http.post(f"{base}/diff", json={"from_seq": 0})).json()["records"] == []
     with pytest.raises(StoreError):  # the server has closed it
         store.sync()
+
+
+def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs/deployment.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"HTTP on port \d+\n", done.stdout)
+    assert (tmp_path / "embedded-data").is_dir()
