@@ -225,7 +225,7 @@ class _Routes:
         except TopicsError:
             if rpc != _OPEN_WATCH:
                 raise
-            return NOBODY  # a session that does not exist is told of before a wrong key (SPEC API 7)
+            return NOBODY  # a session that does not exist is told of before a wrong key (docs/contract.md, 8)
 
     def _count(self, call: Call) -> None:
         """Let the connection, and what the body will hold, count against the key. Raises `throttled`."""

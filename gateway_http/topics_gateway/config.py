@@ -1,4 +1,4 @@
-"""A topic configuration in a request body (SPEC API 0.10)."""
+"""A topic configuration in a request body (docs/contract.md, 3.2)."""
 
 from typing import Final
 

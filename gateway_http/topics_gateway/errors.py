@@ -1,4 +1,4 @@
-"""The error envelope of SPEC API 0.5."""
+"""The error envelope (docs/contract.md, 1.5)."""
 
 from typing import Any
 

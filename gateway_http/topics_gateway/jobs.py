@@ -1,4 +1,4 @@
-"""Jobs as JSON, spliced from the bytes that their records are stored as (SPEC API 10.2)."""
+"""Jobs as JSON, spliced from the bytes that their records are stored as (docs/contract.md, 10.1)."""
 
 from base64 import b64encode
 

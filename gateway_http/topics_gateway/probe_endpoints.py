@@ -1,4 +1,4 @@
-"""Handlers of the probes and metrics (SPEC API 8)."""
+"""Handlers of the probes and metrics (docs/contract.md, 11)."""
 
 import time
 from typing import Any

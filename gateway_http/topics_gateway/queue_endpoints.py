@@ -1,4 +1,4 @@
-"""Handlers of a queue's jobs: claim, ack, nack, extend, redrive, jobs (SPEC API 10)."""
+"""Handlers of a queue's jobs: claim, ack, nack, extend, redrive, jobs (docs/contract.md, 10)."""
 
 from typing import Any, Final, Literal, cast
 
@@ -31,7 +31,7 @@ _MODES: Final = ("retry", "release")
 
 
 class QueueEndpoints:
-    """Requests to engine structs and replies to the JSON of SPEC API 10, members in its order."""
+    """Requests to engine structs and replies to the JSON of docs/contract.md, 10, members in its order."""
 
     def __init__(self, api: TopicsApi, settings: GatewaySettings) -> None:
         self._api = api

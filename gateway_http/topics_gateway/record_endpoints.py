@@ -1,4 +1,4 @@
-"""Handlers of a topic's records: append, diff, delete (SPEC API 2, 3, 5)."""
+"""Handlers of a topic's records: append, diff, delete (docs/contract.md, 4 to 6)."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -25,7 +25,7 @@ _DELETE: Final = frozenset({"before_seq", "match", "partition"})
 
 
 class RecordEndpoints:
-    """Requests to engine structs and replies to the JSON of the SPEC, members in its order."""
+    """Requests to engine structs and replies to the JSON of docs/contract.md, 4 to 6, members in its order."""
 
     def __init__(self, api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> None:
         self._api = api

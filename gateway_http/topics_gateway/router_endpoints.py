@@ -1,4 +1,4 @@
-"""Handlers of routers: put, get, list, delete (SPEC API 6)."""
+"""Handlers of routers: put, get, list, delete (docs/contract.md, 7)."""
 
 from typing import Any, Final, get_args
 
@@ -27,7 +27,7 @@ _GUARANTEES: Final[dict[str, Guarantee]] = {name: name for name in get_args(Guar
 
 
 class RouterEndpoints:
-    """Requests to engine structs and replies to the JSON of SPEC API 6, members in its order."""
+    """Requests to engine structs and replies to the JSON of docs/contract.md, 7, members in its order."""
 
     def __init__(self, api: TopicsApi, settings: GatewaySettings) -> None:
         self._api = api

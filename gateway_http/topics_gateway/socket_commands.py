@@ -1,4 +1,4 @@
-"""What a client may say on a WebSocket, from JSON text (SPEC API 7.7; contract.md 9)."""
+"""What a client may say on a WebSocket, from JSON text (docs/contract.md, 9)."""
 
 from typing import Final
 

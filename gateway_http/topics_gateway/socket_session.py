@@ -1,4 +1,4 @@
-"""One open WebSocket: commands in, replies and the frames of subscriptions out (SPEC API 7.7; contract.md 9)."""
+"""One open WebSocket: commands in, replies and the frames of subscriptions out (docs/contract.md, 9)."""
 
 import asyncio
 import logging

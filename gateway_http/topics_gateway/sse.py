@@ -1,4 +1,4 @@
-"""Server-sent events: answers that go on until one side ends them (SPEC API 7.3 to 7.6)."""
+"""Server-sent events: answers that go on until one side ends them (docs/contract.md, 8.3 to 8.6)."""
 
 import asyncio
 from collections.abc import Mapping

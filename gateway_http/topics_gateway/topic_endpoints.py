@@ -1,4 +1,4 @@
-"""Handlers of topics as a whole: put, get, list, delete (SPEC API 1)."""
+"""Handlers of topics as a whole: put, get, list, delete (docs/contract.md, 3)."""
 
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ _PARTITIONS: Final = frozenset({"partition_count"})
 
 
 class TopicEndpoints:
-    """Requests to engine structs and replies to the JSON of SPEC API 1, members in its order."""
+    """Requests to engine structs and replies to the JSON of docs/contract.md, 3, members in its order."""
 
     def __init__(self, api: TopicsApi, settings: GatewaySettings) -> None:
         self._api = api
@@ -113,7 +113,7 @@ def page_size(text: str) -> int:
 
 
 def _counters(queue: QueueCounters) -> dict[str, int]:
-    """The members that SPEC API 10.7 names, and no others."""
+    """The members that docs/contract.md, 10.8 names, and no others."""
     return {"ready": queue.ready, "in_flight": queue.in_flight, "dead_lettered": queue.dead_lettered}
 
 

@@ -1,4 +1,4 @@
-"""Handlers of watch sessions: create one, follow one (SPEC API 7)."""
+"""Handlers of watch sessions: create one, follow one (docs/contract.md, 8)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

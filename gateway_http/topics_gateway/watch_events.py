@@ -1,4 +1,4 @@
-"""The frames of a watch as server-sent events (SPEC API 7.5)."""
+"""The frames of a watch as server-sent events (docs/contract.md, 8.4)."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping

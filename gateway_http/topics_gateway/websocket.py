@@ -1,4 +1,4 @@
-"""The WebSocket door: GET /v0/ws (SPEC API 7.7; contract.md 9)."""
+"""The WebSocket door: GET /v0/ws (docs/contract.md, 9)."""
 
 import time
 from contextlib import ExitStack, closing

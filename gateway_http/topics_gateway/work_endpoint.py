@@ -1,4 +1,4 @@
-"""GET /v0/topics/{topic}/work: jobs pushed as server-sent events, one event for each (SPEC API 10.8)."""
+"""GET /v0/topics/{topic}/work: jobs pushed as server-sent events, one event for each (docs/contract.md, 10.9)."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The shape of a write body (SPEC API 2), as msgspec decodes it.
+"""The shape of a write body (docs/contract.md, 4), as msgspec decodes it.
 
 What a record holds stays text (`Raw`); UNSET marks an absent member where null is allowed too. An absent `Raw` is
 empty, which no JSON value is: msgspec takes no unions with `Raw`.

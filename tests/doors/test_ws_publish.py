@@ -1,4 +1,4 @@
-"""Publishing on a WebSocket: acks, bytes that are kept as sent, refusals, pipelines (contract.md 9)."""
+"""Publishing on a WebSocket: acks, bytes that are kept as sent, refusals, pipelines (docs/contract.md, 9)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Subscriptions on a WebSocket: what they start with, what they give, and how they end (contract.md 9)."""
+"""Subscriptions on a WebSocket: what they start with, what they give, and how they end (docs/contract.md, 9)."""
 
 import time
 from collections.abc import Callable

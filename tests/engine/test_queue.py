@@ -1,4 +1,4 @@
-"""Claim, ack, nack, extend and expiry, rule by rule (SPEC API 10, contract.md section 10)."""
+"""Claim, ack, nack, extend and expiry, rule by rule (docs/contract.md, 10)."""
 
 from typing import Any
 

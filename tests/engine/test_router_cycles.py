@@ -100,7 +100,7 @@ def test_runs_of_hops() -> None:
 
 
 def test_one_write_goes_round_eight_times() -> None:
-    """contract.md 7: one write to A settles at five records in A and four in B."""
+    """docs/contract.md, 7.5: one write to A settles at five records in A and four in B."""
     world = RouterWorld()
     world.route("a", "b", allow_cycle=True)
     world.route("b", "a", allow_cycle=True)

@@ -125,7 +125,7 @@ def test_tag_rules() -> None:
 
 
 def test_cursors() -> None:
-    assert write_cursor("jobs") == "eyJhZnRlciI6ImpvYnMifQ=="  # the sample of SPEC API 1.3
+    assert write_cursor("jobs") == "eyJhZnRlciI6ImpvYnMifQ=="  # base64 with padding: docs/contract.md, 1.7
     assert read_cursor(write_cursor("a>b?~")) == "a>b?~"
     assert "+" in write_cursor("abc->d")
     assert read_cursor(write_cursor("abc->d").replace("+", " ")) == "abc->d"

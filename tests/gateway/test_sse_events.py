@@ -189,7 +189,7 @@ async def test_the_rest() -> None:
 
 
 def test_ids() -> None:
-    # From SPEC API 7.5.
+    # From docs/contract.md, 8.4.
     assert cursor_id({"jobs": 4098}) == b"eyJqb2JzIjo0MDk4fQ"
     assert read_cursor_id(b"eyJqb2JzIjo1MjEwLCJldmVudHMiOjg4MTMwfQ") == {"jobs": 5210, "events": 88130}
     assert read_cursor_id(cursor_id({"b": 1, "a": (1 << 64) - 1})) == {"a": (1 << 64) - 1, "b": 1}

@@ -1,4 +1,4 @@
-"""Long-lived connections: how many there are, and whose (SPEC API 11)."""
+"""Long-lived connections: how many there are, and whose (docs/contract.md, 12)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,6 +1,6 @@
 """Where the workers of one queue wait: claims in an open window, and push streams with room for more jobs.
 
-All that wait share one pass over the queue, so polling and pushed workers are served alike (SPEC DESIGN 10.3).
+All that wait share one pass over the queue, so polling and pushed workers are served alike (docs/contract.md, 10.2).
 """
 
 import asyncio

@@ -4,9 +4,9 @@ A write to a log with a thousand watchers makes a thousand streams due at once. 
 keep every request waiting until the last of them was served. Here at most `_TURNS` streams get a turn in a step;
 requests, and topics of higher priority that become due meanwhile, come in between.
 
-Topics are served by effective priority (SPEC DESIGN 3) plus age: it grows by 100 for every second that a topic's first
-stream has waited. Within a topic the order is first come, first served. SPEC stops the ageing at +1000, which is less
-than manual priorities may differ by; here it goes on, so that nobody starves: 25 seconds outweigh any priority.
+Topics are served by effective priority (docs/contract.md, 3.7) plus age: 100 for every second that a topic's first
+stream has waited. Within a topic the order is first come, first served. The age has no bound, so that no topic starves:
+25 seconds outweigh any priority.
 
 While the loop is overloaded, streams that a step leaves over are paced, from the lowest priority upwards: each is told
 so once and then waits for `retry_after_ms` before it takes part again, with its age. So it goes on with that topic

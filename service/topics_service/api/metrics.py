@@ -1,4 +1,4 @@
-"""What the server tells about itself: one snapshot, as Prometheus text or as JSON (SPEC API 8.3).
+"""What the server tells about itself: one snapshot, as Prometheus text or as JSON (docs/contract.md, 11).
 
 The counters live where things happen and are read here when somebody asks. `docs/metrics.md` describes every metric;
 a test keeps it in step.

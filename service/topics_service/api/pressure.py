@@ -1,8 +1,8 @@
 """The elastic throttle: when the server is too busy or the disk too full, a write is told to come back later.
 
-Measured, not guessed: the event loop's lag, write stalls of the store, and the free space of the disk (SPEC API 0.6;
-contract.md lists the codes). Reads, deletes, acks and changes of configs are never throttled: they are how a crowded
-server gets better. Watchers are paced while the loop lags (api.dispatch).
+Measured, not guessed: the event loop's lag, write stalls of the store, and the free space of the disk
+(docs/contract.md, 4.6). Reads, deletes, acks and changes of configs are never throttled: they are how a crowded server
+gets better. Watchers are paced while the loop lags (api.dispatch).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The queue service: every call of SPEC API 10, once, for gRPC and HTTP alike."""
+"""The queue service: every call of docs/contract.md, 10, once, for gRPC and HTTP alike."""
 
 import asyncio
 import logging
@@ -70,7 +70,7 @@ class QueuesApi:
         self._acks = Together(self._ack_together, _ACKS)
 
     async def claim(self, request: ClaimRequest) -> ClaimReply:
-        """Lease up to `max` jobs; waits for the cohort where the queue has `claim_jitter_ms` (SPEC API 10.2).
+        """Lease up to `max` jobs; waits for the cohort where the queue has `claim_jitter_ms` (docs/contract.md, 10.1).
 
         Beyond the contract it finishes other jobs first, those of `ack`, which are as good as acked when it returns.
         """
@@ -110,7 +110,7 @@ class QueuesApi:
         return reply
 
     async def ack(self, request: SettleRequest) -> SettleReply:
-        """Finish jobs: delete them, as durably as the queue promises (SPEC API 10.4)."""
+        """Finish jobs: delete them, as durably as the queue promises (docs/contract.md, 10.4)."""
         reply, ticket = await self._ack(request)
         if ticket:
             began = time.perf_counter()
@@ -136,7 +136,7 @@ class QueuesApi:
         return [(reply, ticket) for reply in replies]
 
     async def nack(self, request: SettleRequest) -> SettleReply:
-        """Give jobs back, at once or after a delay (SPEC API 10.5)."""
+        """Give jobs back, at once or after a delay (docs/contract.md, 10.5)."""
         engine = self._admit()
         reply, ticket = engine.queues.nack(request)
         self._changed(request.topic, request.seqs)
@@ -145,7 +145,7 @@ class QueuesApi:
         return reply
 
     async def extend(self, request: SettleRequest) -> SettleReply:
-        """Set a new end for leases (SPEC API 10.6)."""
+        """Set a new end for leases (docs/contract.md, 10.6)."""
         engine = self._admit()
         reply, ticket = engine.queues.extend(request)
         self._changed(request.topic, request.seqs)
@@ -155,7 +155,7 @@ class QueuesApi:
 
     @contextmanager
     def work(self, request: ClaimRequest, *, principal: Principal) -> Iterator[WorkStream]:
-        """A stream that leases jobs and pushes them, at most `max` at a time (SPEC API 10.8).
+        """A stream that leases jobs and pushes them, at most `max` at a time (docs/contract.md, 10.9).
 
         Leaving the context gives back at once what is still held. Entering raises, beside the usual, `throttled` when
         there are too many streams.

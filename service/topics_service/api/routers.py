@@ -1,4 +1,4 @@
-"""The router service: every call of SPEC API 6, once, for gRPC and HTTP alike; and the wait of those who read."""
+"""The calls of routers for gRPC and HTTP (docs/contract.md, 7), and the wait of readers for pending copies."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

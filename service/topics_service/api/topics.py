@@ -108,7 +108,7 @@ class TopicsApi:
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
     ) -> PutTopicReply:
-        """Create a topic or replace its config; durable before it is acknowledged (SPEC API 1.1).
+        """Create a topic or replace its config; durable before it is acknowledged (docs/contract.md, 3.3).
 
         Beyond the contract, `partition_count` (None: 1 for a new topic, no change for an old one) makes a topic of
         many partitions or adds some; `kafka_configs` are those that only the Kafka door knows, None leaves them.
@@ -120,7 +120,7 @@ class TopicsApi:
         return reply
 
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
-        """A topic's state; with `touch` it counts as a read for recency (SPEC API 1.2).
+        """A topic's state; with `touch` it counts as a read for recency (docs/contract.md, 3.4).
 
         Of a router's destination it is with what the source holds now (`RoutersApi.forwarded`), as are reads.
         """
@@ -130,13 +130,13 @@ class TopicsApi:
         return state
 
     async def list_topics(self, request: ListTopicsRequest, *, principal: Principal) -> ListTopicsReply:
-        """One page, in name order, of the topics that the caller may know of (SPEC API 1.3)."""
+        """One page, in name order, of the topics that the caller may know of (docs/contract.md, 3.5)."""
         page = self._admit().list_topics(request, principal.prefixes)
         await self.told()
         return page
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
-        """Remove a topic and everything in it, irreversibly and durably (SPEC API 1.4)."""
+        """Remove a topic and everything in it, irreversibly and durably (docs/contract.md, 3.6)."""
         try:
             reply, ticket = self._admit().delete_topic(name, if_empty=if_empty)
         except TopicsError:
@@ -146,7 +146,7 @@ class TopicsApi:
         return reply
 
     async def append(self, request: AppendRequest, *, principal: Principal) -> AppendReply:
-        """Append records atomically; returns once they are durable for the topic's class and visible (SPEC API 2).
+        """Append records atomically; return once they are as durable as their class, and visible (docs/contract.md, 4).
 
         Small ones to one partition that come in the same turn of the loop are written as one block.
         """
@@ -288,7 +288,7 @@ class TopicsApi:
         return self._engine.park(topic, wake, partition)
 
     async def diff(self, request: DiffRequest) -> DiffReply:
-        """Read from a cursor, waiting up to `wait_ms` for a first record (SPEC API 3).
+        """Read from a cursor, waiting up to `wait_ms` for a first record (docs/contract.md, 5).
 
         A topic that is deleted meanwhile ends the wait with `topic_not_found`.
         """
@@ -345,7 +345,7 @@ class TopicsApi:
         return found
 
     async def delete_records(self, request: DeleteRequest) -> DeleteReply:
-        """Delete records by seq and/or tag, permanently and silently (SPEC API 5).
+        """Delete records by seq and/or tag, permanently and silently (docs/contract.md, 6).
 
         Before it goes by tag in what Kafka clients wrote, that is indexed, in slices between other requests.
         """

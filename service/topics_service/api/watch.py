@@ -1,4 +1,4 @@
-"""Following many topics at once, for every door: sessions, their streams, and streams without one (SPEC API 7)."""
+"""Watches of many topics, for every protocol: sessions, and streams with or without one (docs/contract.md, 8)."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ _REMOVED: Final = ErrorFrame(reason=Reason.NOT_FOUND, code=410, message="the wat
 
 
 class WatchCaps(Struct, frozen=True, kw_only=True):
-    """How many there may be of each, 0 is no cap (SPEC API 11); and the least interval of heartbeats."""
+    """How many there may be of each, 0 is no cap (docs/contract.md, 12); and the least interval of heartbeats."""
 
     max_sessions: int = 10_000
     max_connections: int = 10_000
@@ -73,7 +73,7 @@ class WatchApi:
         self._streams: dict[WatchStream, None] = {}
 
     async def create(self, request: WatchRequest, *, principal: Principal) -> Session:
-        """Create a session that belongs to the caller's key (SPEC API 7.2).
+        """Create a session that belongs to the caller's key (docs/contract.md, 8.2).
 
         Raises `invalid_request`, `forbidden`, `topic_not_found`, and `throttled` when there are too many sessions.
         """
@@ -92,7 +92,7 @@ class WatchApi:
 
     @contextmanager
     def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> Iterator[WatchStream]:
-        """A stream of a session, from where its last one was left; it ends when it is exited (SPEC API 7.3).
+        """A stream of a session, from where its last one was left; it ends when it is exited (docs/contract.md, 8.3).
 
         `cursor` (an SSE client's Last-Event-ID) can only take the session back, topic by topic. `principal` None is a
         caller without a valid key. Raises `not_found`, then `unauthorized` for another key than the session's, then

@@ -1,4 +1,4 @@
-"""Watch sessions: a subscription that outlives its streams, found by a `wid` that nobody can guess (SPEC API 7.1)."""
+"""Watch sessions: subscriptions that outlive their streams, found by an unguessable `wid` (docs/contract.md, 8.1)."""
 
 import secrets
 from collections import OrderedDict

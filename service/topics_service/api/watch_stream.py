@@ -23,7 +23,7 @@ from topics_service.statistics import WatchStatistics
 
 _TURN: Final = 256  # what a turn is worth: frames are read while some of it is left, and a record costs 1
 _FRAME_COST: Final = 8
-_SLOW_SECONDS: Final = 5.0  # SPEC API 7.6: buffer_grace_ms
+_SLOW_SECONDS: Final = 5.0  # a watcher is slow when it took nothing for so long
 _TIMER_SECONDS: Final = 0.001  # timers may be so much early
 _NO_TOPIC: Final = "*"
 

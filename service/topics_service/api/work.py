@@ -1,4 +1,4 @@
-"""One push stream of jobs: what the doors iterate over (SPEC API 10.8)."""
+"""One push stream of jobs: what the doors iterate over (docs/contract.md, 10.9)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

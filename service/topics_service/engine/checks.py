@@ -1,4 +1,4 @@
-"""Limits of a write, checked before anything else looks at it (SPEC API 2)."""
+"""Limits of a write, checked before anything else looks at it (docs/contract.md, 4)."""
 
 from itertools import repeat
 

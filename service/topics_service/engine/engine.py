@@ -301,7 +301,7 @@ class Engine:
     # --------------------------------------------------------------- records
 
     def append(self, request: AppendRequest) -> tuple[AppendReply, int]:
-        """Append a batch, atomically. See TopicsApi.append. The order of the checks is contract.md's, section 4."""
+        """Append a batch, atomically. See TopicsApi.append. Checks run in the order of docs/contract.md, 4.2."""
         self.writer.check()
         batch = request.batch
         checks.check_count(batch, self.limits)

@@ -1,4 +1,4 @@
-"""Append dedupe: (log, idempotency key) -> the original outcome, written in the append's own batch (SPEC API 0.8).
+"""Append dedupe (docs/contract.md, 4.4): (log, key) -> the first outcome, written in the append's own batch.
 
 The state is as durable as the topic and costs no memory. A second row, ordered by expiry, lets `purge` find what is
 due without looking at what is not.

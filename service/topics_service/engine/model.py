@@ -46,7 +46,7 @@ class ConfigInput(Struct, kw_only=True, frozen=True):
 
 
 class TopicConfig(Struct, kw_only=True, frozen=True):
-    """A resolved topic configuration (SPEC API 0.10); the field order is the order of the JSON echo.
+    """A resolved topic configuration (docs/contract.md, 3.2); the field order is the order of the JSON echo.
 
     Beyond the contract, and in no echo unless it is set: `retain_until_acked_by` are groups whose committed positions
     retention stays behind.
@@ -141,7 +141,7 @@ def _joined(columns: Sequence[list[bytes | None] | None], counts: Sequence[int])
 
 
 class AppendRequest(Struct, kw_only=True):
-    """Append `batch` to `topic`, atomically (SPEC API 2).
+    """Append `batch` to `topic`, atomically (docs/contract.md, 4).
 
     `create` None follows the topic's (or the inline config's) `auto_create`. `config` counts only when this call
     creates the topic, which then has one partition. Beyond the contract, on a queue only: `delay_ms` hides the
@@ -190,7 +190,7 @@ class AppendReply(Struct, kw_only=True):
 
 
 class DiffRequest(Struct, kw_only=True):
-    """Read the records after `from_seq` (SPEC API 3).
+    """Read the records after `from_seq` (docs/contract.md, 5).
 
     `limit` 0 means the default (256), above the maximum it is clamped; `max_batch_bytes` 0 means 1 MiB, clamped to
     8 MiB; `wait_ms` is clamped to 30000. `nodes` drops records written by these nodes.
@@ -236,7 +236,7 @@ class Slice(Struct, frozen=True):
 
 
 class Tombstone(Struct, frozen=True, kw_only=True):
-    """An explicit gap: the records `gap_from..gap_to` (inclusive) were lost to `reason` (SPEC API 3.3)."""
+    """An explicit gap: the records `gap_from..gap_to` (inclusive) were lost to `reason` (docs/contract.md, 5.3)."""
 
     gap_from: int
     gap_to: int
@@ -278,7 +278,7 @@ class TagMatch(Struct, frozen=True):
 
 
 class DeleteRequest(Struct, kw_only=True):
-    """Delete records below `before_seq` and/or with a matching tag; both are ANDed (SPEC API 5)."""
+    """Delete records below `before_seq` and/or with a matching tag; both are ANDed (docs/contract.md, 6)."""
 
     topic: str
     partition: int = 0
@@ -319,7 +319,7 @@ class Identity(Struct, frozen=True, kw_only=True):
 
 
 class QueueCounters(Struct, frozen=True, kw_only=True):
-    """The counters of a queue: those of SPEC API 10.7, and beyond them jobs that are in neither of the first two.
+    """The counters of a queue: those of docs/contract.md, 10.8, and the jobs that these leave out.
 
     `delayed` jobs are not due yet, those among them that are `retrying` were delivered before; nobody gets `exhausted`
     ones again, which the dead letter topic has not taken yet.
@@ -346,7 +346,7 @@ class PartitionState(Struct, frozen=True, kw_only=True):
 
 
 class TopicState(Struct, kw_only=True):
-    """A topic's state (SPEC API 1.2). `last_write_ts` and `last_read_ts` are None if it never happened.
+    """A topic's state (docs/contract.md, 3.4). `last_write_ts` and `last_read_ts` are None if it never happened.
 
     Positions and counters are those of one partition. `partitions` has those of all, and is empty where there is one.
     """

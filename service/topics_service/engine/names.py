@@ -22,7 +22,7 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether `name` follows the rule of SPEC API 1.1 (1 to 255 ASCII characters)."""
+    """Whether `name` follows the rule of docs/contract.md, 3.1 (1 to 255 ASCII characters)."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -33,7 +33,7 @@ def check_topic_name(name: str) -> None:
 
 
 def check_router_name(name: str) -> None:
-    """Raise `invalid_request` unless `name` may name a router: as a topic, and `>` (SPEC API 6)."""
+    """Raise `invalid_request` unless `name` may name a router: as a topic, and `>` (docs/contract.md, 3.1)."""
     if _ROUTER_NAME.fullmatch(name) is None:
         raise invalid("a router name is 1 to 255 characters from A-Z a-z 0-9 . _ : > -, the first a letter or digit")
 

@@ -1,4 +1,4 @@
-"""The read path: from a cursor to a page of record slices and at most one tombstone (SPEC API 3, DESIGN 7.3)."""
+"""The read path: from a cursor to a page of record slices and at most one tombstone (docs/contract.md, 5)."""
 
 from collections.abc import Iterator, Sequence
 

@@ -47,7 +47,7 @@ class Room:
     def check(
         self, topic: Topic, s: Snapshot, count: int, nbytes: int, freed: int = 0, *, log: Log | None = None
     ) -> None:
-        """Refuse `count` records of `nbytes` in all on top of `s` (SPEC DESIGN 5.3, API 11).
+        """Refuse `count` records of `nbytes` in all on top of `s` (docs/contract.md, 4.5 and 12).
 
         `freed` bytes leave another topic in the same write. `s` is of `log`, that of partition 0 if not given.
 

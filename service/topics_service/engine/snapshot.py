@@ -19,7 +19,7 @@ _stop_of = attrgetter("stop")
 
 
 class Gap(Struct, frozen=True):
-    """An interior range of lost seqs, `start..stop` inclusive (contract.md, Decided, Loss)."""
+    """An interior range of lost seqs, `start..stop` inclusive (docs/contract.md, 5.3)."""
 
     start: int
     stop: int
@@ -59,7 +59,7 @@ class Snapshot(Struct):
 
     @property
     def evict_floor(self) -> int:
-        """Cursors whose next seq lies below this one have lost live records (SPEC DESIGN 5.1)."""
+        """Cursors whose next seq lies below this one have lost live records (docs/contract.md, 5.4)."""
         return max(self.evict_cap, self.evict_ttl, self.evict_trim) + 1
 
     def gap_at(self, seq: int) -> Gap | None:

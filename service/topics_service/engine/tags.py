@@ -1,4 +1,4 @@
-"""The tag index: where records with a tag are, without walking the log (SPEC DESIGN 7.2).
+"""The tag index: where records with a tag are, without walking the log.
 
 Sealed blocks are indexed by run: one row per distinct tag of a run, holding positions relative to the run's base.
 Blocks above `sealed_to` are few by construction (`upkeep`) and are looked at directly.

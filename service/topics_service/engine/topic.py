@@ -90,7 +90,7 @@ class Topic:
             self.last_read_ts = now
 
     def effective_priority(self, now: int) -> int:
-        """The manual priority, or how recently the topic was consumed: 500, halving every 30 s (SPEC DESIGN 3)."""
+        """The manual priority, or 500 halved for every 30 s since the topic was read (docs/contract.md, 3.7)."""
         if self.config.priority is not None:
             return self.config.priority
         if self.touched_ts is None or not self.config.auto_priority:

@@ -12,7 +12,7 @@ in a block kind of its own (`kafkablock`); `StoredBlock` is what both have in co
 
 Version 1 had no `max_ts` in its header and is still read.
 
-The record size that every limit, cap and counter uses is len(data) + len(meta) (contract.md, Decided, Bytes).
+The record size that every limit, cap and counter uses is len(data) + len(meta) (docs/contract.md, 1.3).
 """
 
 import struct

@@ -462,7 +462,7 @@ def _options(family: Family, cache: Cache, write_buffer_bytes: int, steps: _Step
     options.create_if_missing(True)
     options.create_missing_column_families(True)
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
-    options.set_max_total_wal_size(steps.log)  # bounds the replay, which holds the GIL (design.md 4)
+    options.set_max_total_wal_size(steps.log)  # bounds the replay, which holds the GIL
     options.set_db_write_buffer_size(write_buffer_bytes)
     options.set_write_buffer_size(min(64 << 20 if family is Family.BLOCKS else 16 << 20, steps.table))
     options.set_target_file_size_base(steps.table)

@@ -1,4 +1,4 @@
-"""Dealing jobs to the claimers of one pass: one each in turn, in the order they came (SPEC DESIGN 10.3)."""
+"""Dealing jobs to the claimers of one pass: one each in turn, in the order they came (docs/contract.md, 10.2)."""
 
 from collections.abc import Iterator
 from itertools import islice

@@ -1,4 +1,4 @@
-"""The `$dead_letter_*` members of a dead letter's meta (SPEC API 10.6).
+"""The `$dead_letter_*` members of a dead letter's meta (docs/contract.md, 10.7).
 
 Meta is kept byte for byte as it was sent: members are cut out of its text and put in, the rest is never re-encoded.
 """

@@ -1,4 +1,4 @@
-"""Requests and replies of queues: the plain structs that cross the engine's seam (SPEC API 10)."""
+"""Requests and replies of queues: the plain structs that cross the engine's seam (docs/contract.md, 10)."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""A job that was delivered and is not done, and its row: what `leases_durable` keeps over a restart (SPEC DESIGN 10).
+"""A delivered, unfinished job, and the row that `leases_durable` keeps of it over a restart (docs/contract.md, 10).
 
 Rows of Family.LEASES, by log id and seq. The row of seq 0 is the queue's own: it is kept whatever `leases_durable` is.
 """

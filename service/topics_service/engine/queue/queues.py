@@ -1,4 +1,4 @@
-"""The calls of queues on plain structs, synchronous, each atomic (SPEC API 10, DESIGN 10).
+"""The calls of queues on plain structs, synchronous, each atomic (docs/contract.md, 10).
 
 A lease is in memory; with `leases_durable` also a row, written in the batch of what it belongs to. An ack is the
 deletion of the job in the log. Nothing is loaded for a job at a start: a queue is read when somebody first asks.
@@ -480,7 +480,7 @@ class Queues:
         return topic, queue, now, *self._held(queue, request, {})
 
     def _check(self, request: SettleRequest) -> None:
-        """What can be wrong with a request whatever the queue; the checks are in contract.md's order, section 10."""
+        """Check all of a request that does not depend on the queue, in the order of docs/contract.md, 10.3."""
         for token in request.lease_ids:
             if token and not leases.is_token(token):
                 raise invalid("lease_ids must hold lease ids as a claim gave them, or empty strings")

@@ -1,4 +1,4 @@
-"""What of a source one slice of forwarding copies, gathered from blocks as columns (SPEC DESIGN 8)."""
+"""What of a source one slice of forwarding copies, gathered from blocks as columns (docs/contract.md, 7.4)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy

@@ -1,4 +1,4 @@
-"""How often records were forwarded, so that a cycle of routers comes to an end (SPEC DESIGN 8.3). In memory only."""
+"""Hop counts of forwarded records, in memory only: they end a cycle of routers (docs/contract.md, 7.5)."""
 
 from bisect import bisect_right
 from typing import Final

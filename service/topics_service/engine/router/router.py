@@ -22,7 +22,7 @@ _BACKOFF_MAX_MS = 2000
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):
-    """What a router does (SPEC API 6). `filter` None forwards everything, also untagged records."""
+    """What a router does (docs/contract.md, 7). `filter` None forwards everything, also untagged records."""
 
     source: str
     dest: str

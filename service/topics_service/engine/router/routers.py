@@ -1,4 +1,4 @@
-"""Routers: who forwards what to where, and whose turn it is (SPEC API 6, DESIGN 8)."""
+"""Routers: who forwards what to where, and whose turn it is (docs/contract.md, 7)."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -105,7 +105,7 @@ class Routers:
         return router
 
     def check(self, request: PutRouterRequest) -> None:
-        """Raise for whatever keeps a PUT from being done now, in the order of contract.md 7. Nothing is changed."""
+        """Raise if a PUT can't be done now; the checks run in the order of docs/contract.md, 7.2."""
         names.check_router_name(request.router)
         given, catalog = request.config, self._catalog
         if given.source == given.dest:

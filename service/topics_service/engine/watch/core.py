@@ -1,4 +1,4 @@
-"""The watch core: turns the state of many logs into the frames of one subscriber, pulled one by one (SPEC API 7)."""
+"""The watch core: the frames of one subscriber, pulled from the state of many logs (docs/contract.md, 8)."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""A subscription and the frames of its stream: the union that gRPC, SSE and WebSocket carry alike (SPEC API 7)."""
+"""A subscription and the frames of its stream, the same for gRPC, SSE and WebSocket (docs/contract.md, 8)."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -32,7 +32,7 @@ class WatchTopic(Struct, frozen=True, kw_only=True):
 
 
 class WatchRequest(Struct, kw_only=True):
-    """Follow many topics (SPEC API 7.2).
+    """Follow many topics (docs/contract.md, 8.2).
 
     The keys of `topics` are names or, beyond the contract, a prefix and a `*` (`tenant42:*`, or `*` for everything):
     every topic that starts with it, also those created later, which are followed from their first record. `topic@3` is

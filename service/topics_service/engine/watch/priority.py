@@ -1,4 +1,4 @@
-"""Effective priority: which of the topics that are due is served first (SPEC DESIGN 3).
+"""Effective priority: which of the topics that are due is served first (docs/contract.md, 3.7).
 
 It decides order only, never what is delivered.
 """

@@ -1,4 +1,4 @@
-"""Whose turn it is: the topics of one reader that are due, served in rounds by effective priority (SPEC DESIGN 3)."""
+"""The due topics of one reader, served in rounds by effective priority (docs/contract.md, 3.7)."""
 
 from heapq import heapify, heappop, heappush
 
