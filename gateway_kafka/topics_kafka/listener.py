@@ -9,11 +9,11 @@ from functools import partial
 from typing import Final
 
 from topics_client.units import counted
-from topics_kafka.apis import all_handlers
 from topics_kafka.cluster import cluster_id
 from topics_kafka.connection import Connection
 from topics_kafka.coordination import Coordination
 from topics_kafka.handlers import Context, Handler, ServerContext
+from topics_kafka.registry import APIS, all_handlers
 from topics_kafka.session import Session
 from topics_kafka.settings import KafkaSettings
 from topics_net import background
@@ -208,6 +208,7 @@ def create_kafka(
     What it counts is shown by the metrics of `api`.
     """
     context = ServerContext(
+        apis=APIS,
         api=api,
         engine=engine,
         gate=gate,

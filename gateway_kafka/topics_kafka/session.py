@@ -9,12 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from topics_kafka.handlers import Context, Handler
+from topics_kafka.handlers import Api, Context, Handler, advertised_versions
 from topics_kafka.handlers.sasl import raw_token
-from topics_kafka.outcomes import error_codes
 from topics_kafka.protocol import (
-    ADVERTISED,
-    SUPPORTED,
     ApiKey,
     ErrorCode,
     MalformedError,
@@ -24,7 +21,6 @@ from topics_kafka.protocol import (
     request_header,
 )
 from topics_net import background
-from topics_service.api.access import KAFKA_RULES
 from topics_service.api.budget import MemoryBudget, Share
 from topics_service.api.request_ids import KafkaRequestId, current_request
 
@@ -36,10 +32,7 @@ MAX_PIPELINED_BYTES: Final = 16 << 20
 MAX_OTHER_BYTES: Final = 16 << 20
 """A request that is not Produce: what it holds takes more memory once it is decoded."""
 
-_EARLY: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
 _RETRY_SECONDS: Final = 0.02
-_APIS: Final = {api.value: api for api in ApiKey}
-_NAMES: Final = {api: api.name.title().replace("_", "") for api in ApiKey}
 _ERRORS: Final = {code.value: code.name for code in ErrorCode}
 
 Buffer = bytes | bytearray | memoryview
@@ -75,7 +68,7 @@ class _Running:
 
     __slots__ = ("api", "correlation", "future", "response", "slot", "started", "taken", "version")
 
-    def __init__(self, api: ApiKey, version: int, correlation: int, taken: int, slot: str) -> None:
+    def __init__(self, api: Api, version: int, correlation: int, taken: int, slot: str) -> None:
         self.api = api
         self.version = version
         self.correlation = correlation
@@ -108,6 +101,7 @@ class Session:
     ) -> None:
         self._context = context
         self._handlers = handlers
+        self._apis = context.server.apis
         self._budget = budget
         self._link = link
         self._is_congested = is_congested
@@ -153,7 +147,7 @@ class Session:
         if not running:
             return True
         return (
-            running[-1].api is ApiKey.PRODUCE
+            running[-1].api.key is ApiKey.PRODUCE
             and not self._context.appending
             and len(running) < MAX_PIPELINED
             and self._running_bytes < MAX_PIPELINED_BYTES
@@ -183,20 +177,19 @@ class Session:
         except MalformedError as error:
             self._refuse(taken, "malformed", "%s", error)
             return
-        versions = SUPPORTED.get(key)
+        api = self._apis.get(key)
         handler = self._handlers.get(key)
-        if versions is None or handler is None or not versions[0] <= version <= versions[1]:
+        if api is None or handler is None or not api.versions[0] <= version <= api.versions[1]:
             self._unsupported(key, version, correlation, taken)
             return
-        api = _APIS[key]
-        if not context.authenticated and api not in _EARLY:
-            self._refuse(taken, "unauthenticated", "a %s request before authentication", _NAMES[api])
+        if not context.authenticated and not api.before_authentication:
+            self._refuse(taken, "unauthenticated", "a %s request before authentication", api.name)
             return
-        if len(frame) > MAX_OTHER_BYTES and api is not ApiKey.PRODUCE:
-            self._refuse(taken, "length", "a %s request of %d bytes", _NAMES[api], len(frame))
+        if len(frame) > MAX_OTHER_BYTES and api.key is not ApiKey.PRODUCE:
+            self._refuse(taken, "length", "a %s request of %d bytes", api.name, len(frame))
             return
-        slot = context.principal.key_id if KAFKA_RULES[api].slot else ""
-        if (api is ApiKey.FETCH and self._is_congested()) or (slot and not context.server.gate.acquire(slot)):
+        slot = context.principal.key_id if api.rule.slot else ""
+        if (api.key is ApiKey.FETCH and self._is_congested()) or (slot and not context.server.gate.acquire(slot)):
             self._held = (frame, taken)
             self._retry = background.call_later(_RETRY_SECONDS, self._advance)
             return
@@ -215,14 +208,14 @@ class Session:
         try:
             answer = within.run(handler, context, version, body)
         except Exception:
-            within.run(log.exception, "%s version %d failed", _NAMES[api], version)
+            within.run(log.exception, "%s version %d failed", api.name, version)
             self._forget(request, "failed")
-            self._end("failed", "a bug in %s", _NAMES[api])
+            self._end("failed", "a bug in %s", api.name)
             return
         if answer is None or isinstance(answer, dict):
             if answer is not None and context.server.engine.untold():
                 answer = self._settled(answer)
-        elif api is not ApiKey.PRODUCE:  # which tells only of what it has written itself
+        elif api.key is not ApiKey.PRODUCE:  # which tells only of what it has written itself
             answer = self._then_settled(answer)
         if answer is None or isinstance(answer, dict):
             request.response = answer
@@ -256,10 +249,7 @@ class Session:
             return
         # KIP-511: the one answer to a version that is not known, so that the client can choose another.
         self._budget.release(taken, self._share)
-        versions = [
-            {"api_key": api, "min_version": first, "max_version": last} for api, (first, last) in ADVERTISED.items()
-        ]
-        body = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "api_keys": versions}
+        body = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "api_keys": advertised_versions(self._apis)}
         self._link.send(encode_response(ApiKey.API_VERSIONS, 0, correlation, body))
 
     # ------------------------------------------------------------ responses
@@ -272,14 +262,14 @@ class Session:
             if request.future is not None:
                 if request.future.cancelled():
                     self._forget(request, "gone")
-                    self._end("failed", "%s was given up", _NAMES[request.api])
+                    self._end("failed", "%s was given up", request.api.name)
                     return
                 error = request.future.exception()
                 if error is not None:
                     extra = {"request": KafkaRequestId(self._context.peer, request.correlation).text}
-                    log.error("%s version %d failed", _NAMES[request.api], request.version, exc_info=error, extra=extra)
+                    log.error("%s version %d failed", request.api.name, request.version, exc_info=error, extra=extra)
                     self._forget(request, "failed")
-                    self._end("failed", "a bug in %s", _NAMES[request.api])
+                    self._end("failed", "a bug in %s", request.api.name)
                     return
                 request.response = request.future.result()
             self._respond(request)
@@ -313,9 +303,9 @@ class Session:
             self._forget(request, "silent")
         else:
             try:
-                parts = encode_response(request.api, request.version, request.correlation, response)
+                parts = encode_response(request.api.key, request.version, request.correlation, response)
             except Exception:
-                name, request_id = _NAMES[request.api], KafkaRequestId(self._context.peer, request.correlation).text
+                name, request_id = request.api.name, KafkaRequestId(self._context.peer, request.correlation).text
                 log.exception(
                     "the response of %s version %d can't be written",
                     name,
@@ -323,12 +313,12 @@ class Session:
                     extra={"request": request_id},
                 )
                 self._forget(request, "failed")
-                self._end("failed", "a bug in %s", _NAMES[request.api])
+                self._end("failed", "a bug in %s", request.api.name)
                 return
             self._link.send(parts)
             self._forget(request, "answered")
-            for code in error_codes(request.api, response):
-                self._statistics.errors[_NAMES[request.api], _ERRORS.get(code, str(code))] += 1
+            for code in request.api.error_codes(response):
+                self._statistics.errors[request.api.name, _ERRORS.get(code, str(code))] += 1
         if self._context.closing and not self._over:
             self._over = True
             self._link.close()
@@ -340,7 +330,7 @@ class Session:
             self._context.server.gate.release(request.slot)
         requests = self._statistics.requests
         requests.in_flight -= 1
-        requests.observe(_NAMES[request.api], outcome, time.perf_counter() - request.started)
+        requests.observe(request.api.name, outcome, time.perf_counter() - request.started)
 
     # ------------------------------------------------------------------ end
 

@@ -10,22 +10,13 @@ import grpc
 
 from topics_kafka.handlers import Answer, Context, Handler, HandlerTable, ServerContext
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_kafka.registry import AUDIT_ACTIONS
 from topics_service.api.access import Gate
 from topics_service.api.audit import ACTIONS, AuditLog, Call, current_call
 from topics_service.api.auth import NOBODY
 from topics_service.api.grpc.guard import Handler as GrpcHandler
 
 _APPENDS: Final = frozenset({"topics.v1.TopicsService.Append", "topics.v1.TopicsService.AppendStream"})
-KAFKA_ACTIONS: Final = {
-    ApiKey.CREATE_TOPICS: ("topic.put", "topic"),
-    ApiKey.CREATE_PARTITIONS: ("topic.put", "topic"),
-    ApiKey.ALTER_CONFIGS: ("topic.put", "topic"),
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: ("topic.put", "topic"),
-    ApiKey.DELETE_TOPICS: ("topic.delete", "topic"),
-    ApiKey.DELETE_RECORDS: ("records.delete", "topic"),
-    ApiKey.DELETE_GROUPS: ("group.delete", "group"),
-    ApiKey.OFFSET_DELETE: ("group.delete_positions", "group"),
-}
 _DENIED: Final = frozenset(
     {
         ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -100,7 +91,7 @@ def audited_kafka(make: Make, log: AuditLog) -> Make:
             call = Call(log, "kafka", context.peer, context.principal)
             current_call.set(call)
             answer = handler(context, version, request)
-            if api not in KAFKA_ACTIONS or answer is None:
+            if api not in AUDIT_ACTIONS or answer is None:
                 return answer
             if isinstance(answer, dict):
                 _tell(call, api, request, answer)
@@ -144,7 +135,7 @@ async def _then(answer: Awaitable[Message | None], told: Callable[[Message], Non
 
 
 def _tell(call: Call, api: ApiKey, request: Message, response: Message) -> None:
-    action, kind = KAFKA_ACTIONS[api]
+    action, kind = AUDIT_ACTIONS[api]
     for name in _denied(response):
         target = {kind: name if name is not None else request.get("group_id")}
         call.log.write(action, target, call=call, outcome="refused", reason="forbidden")

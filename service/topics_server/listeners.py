@@ -5,8 +5,8 @@ import asyncio
 from topics_gateway.app import create_app
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.transport.server import HttpServer
-from topics_kafka.apis import all_handlers
 from topics_kafka.listener import KafkaServer, create_kafka
+from topics_kafka.registry import all_handlers
 from topics_server.core import Core
 from topics_server.door_calls import AuditInterceptor, audited_app, audited_kafka, while_good
 from topics_server.errors import StartError

@@ -5,8 +5,8 @@ from collections.abc import Awaitable
 from typing import Final
 
 from topics_kafka.handlers import Answer, Context, Handler
-from topics_kafka.outcomes import error_codes
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_kafka.registry import error_codes
 from topics_server.door_calls import Make
 from topics_server.tracing_spans import CallSpan, Spans, current_call, named
 

@@ -19,11 +19,11 @@ from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import WebSocket
 from topics_kafka.protocol import ApiKey
+from topics_kafka.registry import APIS, AUDIT_ACTIONS
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
-from topics_server.door_calls import KAFKA_ACTIONS
 from topics_server.keys import fingerprint
-from topics_service.api.access import KAFKA_RULES, RULES
+from topics_service.api.access import RULES
 from topics_service.api.audit import ACTIONS
 from topics_service.api.auth import Scope
 
@@ -285,4 +285,4 @@ def test_every_rpc_that_takes_admin_or_delete_is_audited() -> None:
     dangerous = {Scope.ADMIN, Scope.DELETE}
     wanted = {rpc for rpc, rule in RULES.items() if rule.scopes & dangerous and rpc.startswith("topics.v1.")}
     assert wanted <= set(ACTIONS)
-    assert {api for api, rule in KAFKA_RULES.items() if rule.scopes & dangerous} == set(KAFKA_ACTIONS)
+    assert {key for key, api in APIS.items() if api.rule.scopes & dangerous} == set(AUDIT_ACTIONS)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from doors.conftest import RPCS
 
-from topics_service.api.access import KAFKA_RULES, PROBES, RULES
+from topics_kafka.registry import APIS
+from topics_service.api.access import PROBES, RULES
 from topics_service.api.auth import Scope
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
@@ -26,7 +27,7 @@ def test_every_rpc_has_a_rule_and_no_other_has() -> None:
 def test_only_probes_take_no_scope() -> None:
     assert {name for name, rule in RULES.items() if not rule.scopes and name.startswith("topics.v1.")} == PROBES
     early = {3, 10, 17, 18, 36, 60}  # Metadata, FindCoordinator, SASL, ApiVersions, DescribeCluster
-    assert {api for api, rule in KAFKA_RULES.items() if not rule.scopes} == early
+    assert {key for key, api in APIS.items() if not api.rule.scopes} == early
 
 
 def test_what_names_a_topic_router_or_group_is_checked_for_its_prefix() -> None:

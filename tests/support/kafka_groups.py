@@ -14,6 +14,7 @@ from topics_kafka.protocol import (
     encode_request,
     encode_response,
 )
+from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import uuid_of
 from topics_service.api.access import Gate
@@ -42,6 +43,7 @@ class Broker:
         self.commits.append(commit)
         self.api = TopicsApi(engine, commit)
         self.server = ServerContext(
+            apis=APIS,
             api=self.api,
             engine=engine,
             gate=Gate(),

@@ -1,6 +1,6 @@
 """State that the handlers of Kafka's APIs share: the context of the server, and that of the connection.
 
-A module of handlers has `handlers(server) -> HandlerTable`, which `topics_kafka.apis` collects. A handler
+A module of handlers has `handlers(server) -> HandlerTable`, which rows of `topics_kafka.registry` name. A handler
 gets the connection's context, the request's version and its decoded body, and gives one of:
 
 - a message: the response body, sent at once. A member that the version does not have is left out of it, an absent one
@@ -14,8 +14,9 @@ it is logged and counted, and closes the connection.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from topics_kafka.loop_budget import LoopBudget
@@ -23,7 +24,7 @@ from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import TopicIds
 from topics_net.quiet import QuietLog
-from topics_service.api.access import KAFKA_RULES, Gate
+from topics_service.api.access import Gate, Rule
 from topics_service.api.auth import NOBODY, Principal, Scope
 from topics_service.api.budget import Share
 from topics_service.api.topics import TopicsApi
@@ -35,6 +36,63 @@ from topics_service.statistics import KafkaStatistics
 
 Answer = Message | None | Awaitable[Message | None]
 Handler = Callable[["Context", int, Message], Answer]
+HandlerTable = Mapping[int, Handler]
+
+
+class AuditAction(NamedTuple):
+    """The entry of an API in the audit log: `target` is the member that names the topic or group."""
+
+    action: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One Kafka API.
+
+    `versions` are the first and the last that are served. `rule` says what a caller needs; its names are those of
+    topics, or of groups in the APIs of groups. `handlers` creates the handlers of the API's module, `audit` is the
+    entry of a change in the audit log. `errors` are paths to the arrays, one inside the other, whose members have
+    error codes; the versions of one API may name them differently.
+    """
+
+    key: ApiKey
+    versions: tuple[int, int]
+    rule: Rule
+    handlers: Callable[["ServerContext"], HandlerTable]
+    audit: AuditAction | None = None
+    errors: tuple[tuple[str, ...], ...] = ()
+    advertised_since: int | None = None
+    """The first version that ApiVersions lists, if that is not the first that is served."""
+    before_authentication: bool = False
+    name: str = field(init=False)
+    """The name in metrics and log lines: that of Kafka's documentation."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.key.name.title().replace("_", ""))
+
+    @property
+    def advertised(self) -> tuple[int, int]:
+        """The first and the last version that ApiVersions lists."""
+        first, last = self.versions
+        return first if self.advertised_since is None else self.advertised_since, last
+
+    def error_codes(self, response: Message) -> Iterator[int]:
+        """The error codes other than 0 in a response: its own, and those of its topics, partitions and so on."""
+        code = response.get("error_code")
+        if code:
+            yield code
+        for path in self.errors:
+            yield from _error_codes_in(response, path)
+
+
+def _error_codes_in(message: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[int]:
+    for entry in message.get(path[0]) or ():
+        code = entry.get("error_code")
+        if code:
+            yield code
+        if len(path) > 1:
+            yield from _error_codes_in(entry, path[1:])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +103,7 @@ class ServerContext:
     `host` and `port` are what clients are told to connect to, `cluster_id` never changes for a data directory.
     """
 
+    apis: Mapping[int, Api]
     api: TopicsApi
     engine: Engine
     gate: Gate
@@ -123,8 +182,16 @@ class Context:
 
     def is_allowed(self, api: ApiKey, name: str | None = None) -> bool:
         """Whether the caller has the scopes of `api`, and may touch the topic or group `name` where one is given."""
-        scopes = KAFKA_RULES[api].scopes
+        scopes = self.server.apis[api].rule.scopes
         return scopes <= self.principal.scopes and (name is None or self.principal.allows_name(name))
+
+
+def advertised_versions(apis: Mapping[int, Api]) -> list[Message]:
+    """The entries of ApiVersions, by API key."""
+    return [
+        {"api_key": key, "min_version": api.advertised[0], "max_version": api.advertised[1]}
+        for key, api in sorted(apis.items())
+    ]
 
 
 def zone_of(client_id: str | None) -> str | None:
@@ -134,6 +201,3 @@ def zone_of(client_id: str | None) -> str | None:
         if equals and key.strip() == "zone_id":
             return value.strip() or None
     return None
-
-
-HandlerTable = Mapping[int, Handler]

@@ -9,7 +9,6 @@ from topics_kafka.configs import DEFAULT_AFTER_MS, MAX_MESSAGE_BYTES, TIMESTAMP_
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import RefusedError, error_of
 from topics_kafka.loop_budget import BUDGET_SECONDS
-from topics_kafka.outcomes import error_codes
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import LOG_APPEND_TIME, TIMESTAMP_TYPE, BatchRequest
@@ -179,7 +178,7 @@ class Produce:
 
     def _count_unanswered(self, context: Context, response: Message) -> None:
         """The client asked not to be told: its errors are counted, and it can only notice that it is cut off."""
-        for code in error_codes(ApiKey.PRODUCE, response):
+        for code in self._server.apis[ApiKey.PRODUCE].error_codes(response):
             context.closing = True
             self._server.statistics.errors["Produce", ErrorCode(code).name] += 1
 

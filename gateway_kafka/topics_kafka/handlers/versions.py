@@ -3,19 +3,16 @@
 import re
 from typing import Final
 
-from topics_kafka.handlers import Context, HandlerTable, ServerContext
-from topics_kafka.protocol import ADVERTISED, ApiKey, ErrorCode, Message
+from topics_kafka.handlers import Context, HandlerTable, ServerContext, advertised_versions
+from topics_kafka.protocol import ApiKey, ErrorCode, Message
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
 _SOFTWARE_CHARS: Final = 100  # that are kept
 
 
-def handlers(_: ServerContext) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """ApiVersions."""
-    versions = [
-        {"api_key": int(api), "min_version": first, "max_version": last}
-        for api, (first, last) in sorted(ADVERTISED.items())
-    ]
+    versions = advertised_versions(server.apis)
 
     def api_versions(context: Context, version: int, request: Message) -> Message:
         """The APIs with their versions. From version 3 on the client says what it is."""

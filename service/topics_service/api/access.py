@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from topics_service.api.access_calls import Call, Running, gone
 from topics_service.api.access_rules import (
-    KAFKA_RULES,
     NO_GROUP_ROUTE,
     NO_ROUTE,
     NO_ROUTER_ROUTE,
@@ -31,7 +30,6 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, ConfigInput
 
 __all__ = [
-    "KAFKA_RULES",
     "NO_GROUP_ROUTE",
     "NO_ROUTE",
     "NO_ROUTER_ROUTE",

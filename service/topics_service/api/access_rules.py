@@ -1,4 +1,4 @@
-"""The rule of each RPC and of each request of Kafka's: what it asks of its caller, once for every door."""
+"""Access rules: the scopes and names that each RPC requires, for HTTP and gRPC alike."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -79,44 +79,6 @@ RULES: Final[Mapping[str, Rule]] = {
     NO_TOPIC_ROUTE: Rule(_WRITE, "topic"),
     NO_ROUTER_ROUTE: Rule(_ADMIN, "router"),
     NO_GROUP_ROUTE: Rule(_READ, "group"),
-}
-
-# The requests of Kafka clients, by API key. Names are those of topics, or of groups in the APIs of groups. Metadata and
-# what comes before it take any key, as Kafka's Describe, which every other permission implies: a producer needs it
-# too. What waits for others (a fetch, members of a group) takes no slot: a connection has one such request at most.
-KAFKA_RULES: Final[Mapping[int, Rule]] = {
-    0: Rule(_WRITE, "topic"),  # Produce
-    1: Rule(_READ, "topic", slot=False),  # Fetch
-    2: Rule(_READ, "topic"),  # ListOffsets
-    3: Rule(_NONE, "topic"),  # Metadata; to create what is missing takes `write`, as an append does
-    8: Rule(_READ, "group"),  # OffsetCommit; and `read` of the topics
-    9: Rule(_READ, "group"),  # OffsetFetch
-    10: Rule(_NONE, "group"),  # FindCoordinator
-    11: Rule(_READ, "group", slot=False),  # JoinGroup
-    12: Rule(_READ, "group", slot=False),  # Heartbeat
-    13: Rule(_READ, "group", slot=False),  # LeaveGroup
-    14: Rule(_READ, "group", slot=False),  # SyncGroup
-    15: Rule(_READ, "group"),  # DescribeGroups
-    16: Rule(_READ),  # ListGroups: those that the key may touch
-    17: Rule(_NONE, slot=False),  # SaslHandshake
-    18: Rule(_NONE, slot=False),  # ApiVersions
-    19: Rule(_ADMIN, "topic"),  # CreateTopics
-    20: Rule(_DELETE, "topic"),  # DeleteTopics
-    21: Rule(_DELETE, "topic"),  # DeleteRecords
-    22: Rule(_WRITE),  # InitProducerId
-    23: Rule(_READ, "topic"),  # OffsetForLeaderEpoch
-    32: Rule(_READ, "topic"),  # DescribeConfigs
-    33: Rule(_ADMIN, "topic"),  # AlterConfigs
-    35: Rule(_READ, "topic"),  # DescribeLogDirs
-    36: Rule(_NONE, slot=False),  # SaslAuthenticate
-    37: Rule(_ADMIN, "topic"),  # CreatePartitions
-    42: Rule(_DELETE, "group"),  # DeleteGroups
-    44: Rule(_ADMIN, "topic"),  # IncrementalAlterConfigs
-    47: Rule(_DELETE, "group"),  # OffsetDelete
-    60: Rule(_NONE),  # DescribeCluster
-    61: Rule(_READ, "topic"),  # DescribeProducers
-    68: Rule(_READ, "group", slot=False),  # ConsumerGroupHeartbeat
-    69: Rule(_READ, "group"),  # ConsumerGroupDescribe
 }
 
 

@@ -11,6 +11,7 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 from support.kafka_wire import Wire
 from topics_kafka.handlers import Context, ServerContext, fetch, list_offsets, produce, producer_ids
 from topics_kafka.protocol import ApiKey, Message, decode_request, decode_response, encode_request, encode_response
+from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import uuid_of
 from topics_service.api.access import Gate
@@ -188,8 +189,8 @@ class Broker:
         self.api = TopicsApi(self.engine, self.commit)  # type: ignore[arg-type]
         self.statistics = KafkaStatistics()
         self.server = ServerContext(
-            api=self.api, engine=self.engine, gate=Gate(), settings=self.settings, statistics=self.statistics,
-            cluster_id="cluster",
+            apis=APIS, api=self.api, engine=self.engine, gate=Gate(), settings=self.settings,
+            statistics=self.statistics, cluster_id="cluster",
         )  # fmt: skip
         self.handlers = {ApiKey.PRODUCE: produce.Produce(self.server, self.clock)}
         for module in (fetch, list_offsets, producer_ids):

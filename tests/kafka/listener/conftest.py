@@ -17,6 +17,7 @@ from support.server import ServerProcess
 from topics_kafka.handlers import Handler, ServerContext, sasl
 from topics_kafka.listener import KafkaServer
 from topics_kafka.protocol import ApiKey, Message, decode_response, encode_request
+from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
 from topics_service.api.access import Gate
 from topics_service.api.auth import KeyRing, parse_keys
@@ -134,6 +135,7 @@ async def serve() -> AsyncIterator[Serve]:
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
         context = ServerContext(
+            apis=APIS,
             api=api,
             engine=engine,
             gate=Gate(keys, max_inflight=max_inflight),

@@ -15,7 +15,8 @@ import pytest
 from support.kafka_wire import ClosedError, Wire
 from support.server import ServerProcess
 from support.waiting import poll
-from topics_kafka.protocol import ADVERTISED, SUPPORTED, ApiKey, encode_request
+from topics_kafka.protocol import SUPPORTED, ApiKey, encode_request
+from topics_kafka.registry import APIS
 
 SOFTWARE = {"client_software_name": "test", "client_software_version": "1"}
 
@@ -168,7 +169,7 @@ def _gauge(server: ServerProcess, name: str) -> float:
 
 
 def test_before_authentication(keyed: ServerProcess, login: Callable[[str], Wire]) -> None:
-    for api in ADVERTISED:
+    for api in APIS:
         if api in (ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE):
             continue
         with Wire(keyed.kafka_port) as early:

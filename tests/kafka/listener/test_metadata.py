@@ -13,7 +13,8 @@ import pytest
 from support.http import Api, ok
 from support.kafka_wire import Wire
 from support.server import ServerProcess
-from topics_kafka.protocol import ADVERTISED, SUPPORTED, ApiKey, decode_response
+from topics_kafka.protocol import SUPPORTED, ApiKey, decode_response
+from topics_kafka.registry import APIS
 from topics_kafka.topicids import uuid_of
 
 VERSIONS = range(SUPPORTED[ApiKey.METADATA][0], SUPPORTED[ApiKey.METADATA][1] + 1)
@@ -42,7 +43,7 @@ def test_versions(version: int, wire: Wire) -> None:
     body = wire.call(ApiKey.API_VERSIONS, version, client_software_name="a-b.c", client_software_version="1.0.0-x")
     assert body["error_code"] == 0
     found = {entry["api_key"]: (entry["min_version"], entry["max_version"]) for entry in body["api_keys"]}
-    assert found == dict(ADVERTISED)
+    assert found == {key: api.advertised for key, api in APIS.items()}
     assert found[ApiKey.PRODUCE][0] == 0, "else old librdkafka sends uncompressed batches"
 
 
@@ -51,7 +52,7 @@ def test_an_unknown_version_of_api_versions(version: int, wire: Wire) -> None:
     wire.write_frame(struct.pack(">hhih", ApiKey.API_VERSIONS, version, 77, -1) + b"\x01nonsense")
     correlation, body = decode_response(ApiKey.API_VERSIONS, 0, wire.read_frame())
     assert (correlation, body["error_code"]) == (77, 35)
-    assert {entry["api_key"] for entry in body["api_keys"]} == set(ADVERTISED)
+    assert {entry["api_key"] for entry in body["api_keys"]} == set(APIS)
     assert wire.call(ApiKey.API_VERSIONS, 0)["error_code"] == 0, "the connection goes on"
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from topics_kafka.handlers import zone_of
 from topics_kafka.handlers.errors import admin_error_of, error_of, group_error_of
-from topics_kafka.outcomes import _PATHS, error_codes
 from topics_kafka.protocol import ApiKey, ErrorCode
 from topics_kafka.protocol.schema import SCHEMA, Field
+from topics_kafka.registry import APIS, error_codes
 from topics_kafka.topicids import TopicIds, uuid_of
 from topics_net.quiet import QuietLog
 from topics_service.engine.clock import SystemClock
@@ -61,11 +61,10 @@ def test_error_codes_are_looked_for_where_responses_have_them() -> None:
             return any(has_path(field.fields, path[1:]) for field in found)
         return any(inner.name == "error_code" for field in found for inner in field.fields)
 
-    for api, paths in _PATHS.items():
-        assert all(has_path(SCHEMA.apis[api].response_fields, path) for path in paths), api
-    for api in ApiKey:
-        if api not in _PATHS:
-            assert any(field.name == "error_code" for field in SCHEMA.apis[api].response_fields), api
+    for key, api in APIS.items():
+        fields = SCHEMA.apis[key].response_fields
+        assert all(has_path(fields, path) for path in api.errors), api.name
+        assert api.errors or any(field.name == "error_code" for field in fields), api.name
 
 
 def test_error_codes_of_a_response() -> None:
