@@ -45,8 +45,7 @@ class Core:
             recover=False,
         )
         engine.blocks.on_damage = lambda error: log.error("%s", error.message)
-        self._commit = traces.commit(store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
-        engine.writer.request_sync = self._commit.want
+        self._commit = traces.commit.for_engine(engine)
         engine.writer.on_write_failed = lambda error: log.critical("the server is read-only from now on: %s", error)
         self._reclaim = Reclaim(store, lambda: engine.writer.total_bytes)
         engine.writer.on_freed = self._reclaim.freed

@@ -60,9 +60,7 @@ async def engine() -> CountingEngine:
 
 @pytest.fixture
 async def topics(engine: CountingEngine) -> AsyncIterator[Any]:
-    writer = engine.writer
-    commit = GroupCommit(writer.store.sync, lambda: writer.written, engine.synced, engine.sync_failed)
-    writer.request_sync = commit.want
+    commit = GroupCommit.for_engine(engine)
     server = GrpcServer(TopicsApi(engine, commit), host="127.0.0.1", port=0)
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

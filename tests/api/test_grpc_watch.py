@@ -31,11 +31,7 @@ class World:
 
     def __init__(self, caps: WatchCaps | None = None) -> None:
         self.engine = Engine(MemoryStore(), SystemClock())
-        writer = self.engine.writer
-        self.commit = GroupCommit(
-            writer.store.sync, lambda: writer.written, self.engine.synced, self.engine.sync_failed
-        )
-        writer.request_sync = self.commit.want
+        self.commit = GroupCommit.for_engine(self.engine)
         self.api = TopicsApi(self.engine, self.commit, watch_caps=caps)
         self.server = GrpcServer(self.api, host="127.0.0.1", port=0)
         self.channel: grpc.aio.Channel | None = None

@@ -59,7 +59,7 @@ async def engine(store: Store) -> Engine:
 
 @pytest.fixture
 async def commit(engine: Engine) -> AsyncIterator[GroupCommit]:
-    commit = GroupCommit(engine.writer.store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
+    commit = GroupCommit.for_engine(engine)
     yield commit
     commit.stop()
 
@@ -234,7 +234,7 @@ async def test_the_queue_of_waiters(engine: Engine, metrics: Metrics) -> None:
     def sync() -> None:
         asyncio.run_coroutine_threadsafe(held.wait(), loop).result()
 
-    slow = GroupCommit(sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
+    slow = GroupCommit.for_engine(engine, sync)
     tickets = [engine.put_topic(name, ConfigInput())[1] for name in "abc"]
     waits = [asyncio.create_task(slow.wait(ticket)) for ticket in tickets]
     while slow.statistics.waiting < 3:

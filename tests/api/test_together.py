@@ -184,9 +184,7 @@ def disk() -> Disk:
 @pytest.fixture
 async def door(disk: Disk) -> AsyncIterator[Door]:
     engine = Engine(disk, SystemClock(), limits=LIMITS)
-    writer = engine.writer
-    commit = GroupCommit(disk.sync, lambda: writer.written, engine.synced, engine.sync_failed)
-    writer.request_sync = commit.want
+    commit = GroupCommit.for_engine(engine, disk.sync)
     made = Door(commit, engine)
     await made.api.put_topic("t", ConfigInput(), principal=ANYONE)
     await made.append(b"0")  # from here on the ceiling is durable

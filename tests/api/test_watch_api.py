@@ -360,8 +360,7 @@ async def test_overload_paces_streams_tells_them_once_and_loses_nothing() -> Non
 
 async def test_the_service_paces_drains_and_counts() -> None:
     engine = Engine(MemoryStore(), SystemClock())
-    commit = GroupCommit(engine.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
-    engine.writer.request_sync = commit.want
+    commit = GroupCommit.for_engine(engine, engine.sync)
     api = TopicsApi(engine, commit, Pressure(lag_ms=lambda: 900, max_lag_ms=500), WatchCaps(max_connections=100))
     try:
         await api.put_topic("a", ConfigInput(), principal=ANYONE)

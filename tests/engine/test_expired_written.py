@@ -227,8 +227,7 @@ async def test_an_fsync_topic_is_answered_for_after_the_fsync(call: Callable[[To
     store = world.store
     assert isinstance(store, CrashStore)
     engine = world.engine
-    commit = GroupCommit(store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
-    engine.writer.request_sync = commit.want
+    commit = GroupCommit.for_engine(engine)
     try:
         api = TopicsApi(engine, commit)
         world.clock.advance(AHEAD_MS)

@@ -25,9 +25,7 @@ async def engine() -> Engine:
 
 @pytest.fixture
 async def api(engine: Engine) -> AsyncIterator[TopicsApi]:
-    writer = engine.writer
-    commit = GroupCommit(writer.store.sync, lambda: writer.written, engine.synced, engine.sync_failed)
-    writer.request_sync = commit.want
+    commit = GroupCommit.for_engine(engine)
     yield TopicsApi(engine, commit)
     commit.stop()
 

@@ -15,8 +15,7 @@ from topics_service.storage.memory import MemoryStore
 
 async def _answer(head: bytes) -> bytes:
     engine = Engine(MemoryStore(), SystemClock())
-    commit = GroupCommit(engine.writer.store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
-    engine.writer.request_sync = commit.want
+    commit = GroupCommit.for_engine(engine)
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     app = create_app(TopicsApi(engine, commit), GatewaySettings(body_timeout_seconds=0.05))

@@ -91,8 +91,7 @@ def test_http_answers_with_the_id_it_was_given(traced: ServerProcess, secret: st
 async def broken() -> Any:
     """The HTTP door in front of an api with a bug."""
     engine = Engine(MemoryStore(), SystemClock())
-    writer = engine.writer
-    commit = GroupCommit(writer.store.sync, lambda: writer.written, engine.synced, engine.sync_failed)
+    commit = GroupCommit.for_engine(engine)
     api = TopicsApi(engine, commit)
 
     async def get_topic(*_: Any, **__: Any) -> None:

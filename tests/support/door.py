@@ -43,9 +43,7 @@ class Door:
     def __init__(self, store: GatedStore, gate: Gate | None, limits: Limits | None) -> None:
         self.store = store
         self.engine = Engine(store, SystemClock(), limits=limits)
-        writer = self.engine.writer
-        self.commit = GroupCommit(store.sync, lambda: writer.written, self.engine.synced, self.engine.sync_failed)
-        writer.request_sync = self.commit.want
+        self.commit = GroupCommit.for_engine(self.engine)
         self.api = TopicsApi(self.engine, self.commit)
         self.server = GrpcServer(self.api, host="127.0.0.1", port=0, gate=gate)
         self.address = ""

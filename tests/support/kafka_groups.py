@@ -39,7 +39,7 @@ class Broker:
 
     def start(self) -> None:
         self.engine = engine = Engine(self.store, SystemClock())
-        commit = GroupCommit(engine.writer.store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
+        commit = GroupCommit.for_engine(engine)
         self.commits.append(commit)
         self.api = TopicsApi(engine, commit)
         self.server = ServerContext(

@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
+from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.statistics import Histogram
 
@@ -58,6 +60,17 @@ class GroupCommit:
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def for_engine(cls, engine: Engine, sync: Callable[[], None] | None = None) -> Self:
+        """Return the group commit of the engine's writes, which asks it for its fsyncs from now on.
+
+        `sync` stands in for that of the engine's store.
+        """
+        writer = engine.writer
+        commit = cls(sync or writer.store.sync, lambda: writer.written, engine.synced, engine.sync_failed)
+        writer.request_sync = commit.want
+        return commit
 
     def want(self, ticket: int) -> None:
         """Ask for `ticket` to become durable soon, without waiting."""

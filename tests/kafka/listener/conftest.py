@@ -130,7 +130,7 @@ async def serve() -> AsyncIterator[Serve]:
         **settings: Any,
     ) -> KafkaServer:
         engine = Engine(MemoryStore(), SystemClock())
-        commit = GroupCommit(engine.writer.store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
+        commit = GroupCommit.for_engine(engine)
         api = TopicsApi(engine, commit)
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
