@@ -89,7 +89,7 @@ test-trust: setup-dev
 test-sdk: setup-dev $(SDK_CLIENTS)
 	$(PYTEST) -m 'not soak' --durations 15 tests/sdk
 
-# The Kafka door, and unmodified Kafka clients against the server.
+# The Kafka gateway, and unmodified Kafka clients against the server.
 test-kafka: setup-dev $(KAFKA_CLIENTS)
 	$(PYTEST) -m 'not soak' tests/kafka
 

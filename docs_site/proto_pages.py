@@ -34,7 +34,7 @@ _INTRODUCTION: Final = """\
 # The API
 
 One set of services, `topics.v1`, for gRPC and for HTTP. This reference is made from the protos, the files that both
-doors and every generated client come from. What the calls are for, with examples, is in the guides; how a key opens
+protocols and every generated client come from. What the calls are for, with examples, is in the guides; how a key opens
 them in [Security](../../security.md).
 
 - Over gRPC a call is `topics.v1.<Service>/<Call>`.
