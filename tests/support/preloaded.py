@@ -1,4 +1,4 @@
-"""`topics serve` processes that are forked from one that has imported everything: 0.07 s of CPU a start in place of 1.2.
+"""`topics serve` processes forked from one that has imported everything: 0.07 s of CPU a start in place of 1.2.
 
 Run as a program, with a SOCK_SEQPACKET socket as its standard input, this is the process that is forked. It starts no
 thread and no channel of gRPC, so each child begins as a fresh interpreter would after its imports. A child has its own
