@@ -271,7 +271,7 @@ class Metrics:
         yield histogram("grpc_call_seconds", "Duration of gRPC calls.", finished, ("rpc", "code"))
         yield gauge("grpc_calls_in_flight", "gRPC calls under way.", door.in_flight)
         yield from kafka(self.kafka)
-        yield gauge("request_bytes", "Memory of requests of the doors but Kafka.", self.request_bytes())
+        yield gauge("request_bytes", "Memory of requests over HTTP and gRPC.", self.request_bytes())
         refusals = list(self.refusals.items())
         meaning = "Refusals because a key holds as much as it may."
         yield counter("key_limit_refusals", meaning, refusals, ("door", "limit"))
