@@ -23,8 +23,8 @@ from topics_client.errors import (
     UnavailableError,
 )
 from topics_client.models import RawJson, Record
+from topics_client.producer.api import AsyncProducer, Producer, ProducerOptions
 from topics_client.producer.delivery import Delivery
-from topics_client.producer.faces import AsyncProducer, Producer, ProducerOptions
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_proto.v1.topic_pb2 import DISCARD_POLICY_REJECT, TopicConfig
 

@@ -19,7 +19,7 @@ from topics_client.aio_connection import AsyncConnection
 from topics_client.connection import Connection
 from topics_client.errors import AuthError, ConflictError, NotFoundError
 from topics_client.models import Job
-from topics_client.worker.faces import AsyncWorker, Backoff, Release, RetryLater, Worker
+from topics_client.worker.api import AsyncWorker, Backoff, Release, RetryLater, Worker
 from topics_client.worker.reasons import reason_of
 from topics_proto.v1.job_pb2 import JOB_STATE_DELAYED, JOB_STATE_IN_FLIGHT
 from topics_proto.v1.topic_pb2 import DISCARD_POLICY_REJECT, TopicConfig

@@ -24,7 +24,7 @@ from topics_client.aio_connection import AsyncConnection
 from topics_client.connection import Connection
 from topics_client.errors import TopicsError
 from topics_client.models import Job
-from topics_client.worker.faces import AsyncWorker, Worker
+from topics_client.worker.api import AsyncWorker, Worker
 from topics_proto.v1.job_pb2 import JOB_STATE_IN_FLIGHT, JOB_STATE_READY
 
 
@@ -316,7 +316,7 @@ import asyncio, json, logging, os, sys, time, threading
 from topics_client.address import Address
 from topics_client.aio_connection import AsyncConnection
 from topics_client.connection import Connection
-from topics_client.worker.faces import AsyncWorker, Worker
+from topics_client.worker.api import AsyncWorker, Worker
 
 target, queue, kind = sys.argv[1:4]
 options = json.loads(sys.argv[4])

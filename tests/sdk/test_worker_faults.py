@@ -20,8 +20,8 @@ from support.waiting import poll
 from topics_client.address import Address
 from topics_client.connection import Connection
 from topics_client.models import Job
-from topics_client.worker import core, feed
-from topics_client.worker.faces import Worker
+from topics_client.worker import core, receiver
+from topics_client.worker.api import Worker
 from topics_proto.v1.topic_pb2 import DURABILITY_FSYNC
 
 
@@ -171,7 +171,7 @@ def test_a_broken_stream_loses_its_jobs_to_others_and_the_handlers_are_told(
     with running(connection, "broken", handle, concurrency=4) as worker:
         poll(lambda: worker.statistics().running == 4)
         with running(connection, "broken", again.append) as other:
-            cancel = worker._core._feed._cancel
+            cancel = worker._core._receiver._cancel
             assert cancel is not None
             cancel()
             acked(other, 4)
@@ -206,10 +206,10 @@ def test_a_worker_waits_for_its_server_and_says_so_once(
 def test_a_server_that_hangs_is_a_break(
     house: House, connection: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(feed, "_HEARTBEAT_SECONDS", 0.3)
+    monkeypatch.setattr(receiver, "_HEARTBEAT_SECONDS", 0.3)
     make_queue(connection, "hangs")
     with running(connection, "hangs", lambda job: None) as worker:
-        poll(lambda: worker._core._feed.is_open)
+        poll(lambda: worker._core._receiver.is_open)
         house.server.signal(signal.SIGSTOP)
         poll(lambda: _warnings(caplog, "hangs: no jobs come (unavailable: no answer for 0.9 s)"), 10)
         house.server.signal(signal.SIGCONT)

@@ -9,7 +9,7 @@ from typing import Any
 from support.waiting import poll
 from topics_client.connection import Connection
 from topics_client.models import Job
-from topics_client.worker.faces import Backoff, Worker
+from topics_client.worker.api import Backoff, Worker
 from topics_proto.v1 import queue_service_pb2 as qpb
 from topics_proto.v1 import topic_pb2
 from topics_proto.v1 import topics_service_pb2 as pb

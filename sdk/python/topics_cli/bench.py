@@ -129,7 +129,7 @@ def produce(
 ) -> tuple[int, float, float]:
     """Append `count` records, for `most` seconds at most. Returns how many it were, and when it began and ended."""
     from topics_client import RawJson, TopicsClient
-    from topics_client.producer.faces import Producer
+    from topics_client.producer.api import Producer
 
     with TopicsClient(url, key=key, timeout=timeout) as client:
         client.ready()  # the connection is made

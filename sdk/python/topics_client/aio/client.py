@@ -12,9 +12,9 @@ from topics_client.aio.topics import AsyncTopics
 from topics_client.codecs import Codec, codec_of
 from topics_client.errors import UnavailableError
 from topics_client.models import Job, Of
-from topics_client.producer.faces import AsyncProducer, ProducerOptions
-from topics_client.worker.faces import AsyncWorker
-from topics_client.worker.handling import Handler
+from topics_client.producer.api import AsyncProducer, ProducerOptions
+from topics_client.worker.api import AsyncWorker
+from topics_client.worker.executor import Handler
 from topics_client.worker.options import WorkerOptions
 from topics_proto.v1 import admin_service_pb2 as pb
 

@@ -13,7 +13,7 @@ from topics_client.connection import Connection
 from topics_client.encoding import encode_meta
 from topics_client.errors import InvalidRequestError, UnavailableError
 from topics_client.models import Headers
-from topics_client.producer import ending
+from topics_client.producer import shutdown
 from topics_client.producer.batch import Limits, Parts
 from topics_client.producer.batching import Batches
 from topics_client.producer.delivery import Delivery, on_delivering_thread
@@ -41,7 +41,7 @@ class ProducerStatistics(NamedTuple):
 
 
 class ProducerCore:
-    """A producer without a face. Threads can share it; only `drain` and `close` block."""
+    """The common part of the blocking and the asyncio producer. Thread-safe; only `drain` and `close` block."""
 
     def __init__(
         self, connection: Connection, limits: Limits, retry: Retry, *, owns_connection: bool, codec: Codec[Any] | None
@@ -54,7 +54,7 @@ class ProducerCore:
         )
         self._sender = Sender(connection, self._batches)
         self._lock = self._sender.lock
-        ending.opened(self)
+        shutdown.register(self)
 
     def __str__(self) -> str:
         """Its server, and what it holds and has done."""
@@ -162,19 +162,19 @@ class ProducerCore:
             self.close(None)
             return
         try:
-            self.close(None if isinstance(error, Exception) else ending.SECONDS)
+            self.close(None if isinstance(error, Exception) else shutdown.SECONDS)
         except Exception as failure:
             _LOG.error("a producer was closed with a failure: %s", failure)
 
     def end_with_process(self, seconds: float) -> None:
-        """See ending."""
+        """See shutdown."""
         try:
             self.close(seconds)
         except Exception as error:
             _LOG.error("a producer was not closed before its process ended: %s", error)
 
     def abandon(self) -> None:
-        """See ending."""
+        """See shutdown."""
         why = "this process was forked: the producer is its parent's; make one of your own after the fork"
         self._lock = self._sender.abandon(why)
         self._owns_connection = False
@@ -195,7 +195,7 @@ class ProducerCore:
 
     def _end(self) -> None:
         self._sender.finish(UnavailableError("closed", "the producer was closed before it could deliver"))
-        ending.closed(self)
+        shutdown.unregister(self)
         if self._owns_connection:
             self._connection.close()
 

@@ -7,15 +7,15 @@ from typing import Any, Unpack, overload
 from topics_client.codecs import Codec, codec_of
 from topics_client.errors import UnavailableError
 from topics_client.models import Job, Of
-from topics_client.producer.faces import Producer, ProducerOptions
+from topics_client.producer.api import Producer, ProducerOptions
 from topics_client.sync.appends import Appends
 from topics_client.sync.groups import Groups
 from topics_client.sync.queues import Queues
 from topics_client.sync.records import Records
 from topics_client.sync.routers import Routers
 from topics_client.sync.topics import Topics
-from topics_client.worker.faces import Worker
-from topics_client.worker.handling import Handler
+from topics_client.worker.api import Worker
+from topics_client.worker.executor import Handler
 from topics_client.worker.options import WorkerOptions
 from topics_proto.v1 import admin_service_pb2 as pb
 

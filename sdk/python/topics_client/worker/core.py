@@ -12,15 +12,15 @@ from topics_client.connection import Connection
 from topics_client.errors import TopicsError
 from topics_client.models import Job
 from topics_client.units import counted
+from topics_client.worker.ack_sender import AckSender, Release, RetryLater, outcome_of
 from topics_client.worker.errors import passes
-from topics_client.worker.feed import Feed
-from topics_client.worker.handling import Handling
-from topics_client.worker.keeper import Keeper
+from topics_client.worker.executor import Executor
+from topics_client.worker.lease_renewer import LeaseRenewer
 from topics_client.worker.leases import Fate, Held, Leases
 from topics_client.worker.options import Options, WorkerStatistics
 from topics_client.worker.outbox import RELEASED, RELEASED_AT_LAST, Outcome
 from topics_client.worker.reasons import reason_of
-from topics_client.worker.settling import Release, RetryLater, Settler, outcome_of
+from topics_client.worker.receiver import Receiver
 from topics_proto.v1.job_pb2 import JOB_STATE_IN_FLIGHT
 from topics_proto.v1.queue_service_pb2 import ListJobsRequest, StopWorkRequest
 from topics_proto.v1.topics_service_pb2 import GetTopicRequest
@@ -50,9 +50,9 @@ class _AbandonedError(Exception):
 
 
 class Core:
-    """One run of a worker: four kinds of threads (feed, handlers, settler, keeper), and this one, which waits.
+    """One run of a worker: four kinds of threads (receiver, executor, ack sender, lease renewer) and this one.
 
-    Between them there are only the Leases and queues.
+    This one waits. The threads share only the Leases and queues.
     """
 
     def __init__(self, connection: Connection, queue: str, options: Options) -> None:
@@ -60,14 +60,14 @@ class Core:
         self._queue = queue
         self._options = options
         self._wishes: SimpleQueue[Wish | BaseException] = SimpleQueue()
-        self._handling: Handling
+        self._executor: Executor
         self._error: BaseException | None = None
         self._is_stopped = False  # whether the server sends no more jobs
         self.leases = Leases(options.slots)
-        self._settler = Settler(connection, queue, options.node, self.leases, failed=self._failed)
-        self._outbox = self._settler.outbox
-        self._keeper = Keeper(connection, queue, options.node, self.leases, failed=self._failed)
-        self._feed = Feed(
+        self._ack_sender = AckSender(connection, queue, options.node, self.leases, failed=self._failed)
+        self._outbox = self._ack_sender.outbox
+        self._lease_renewer = LeaseRenewer(connection, queue, options.node, self.leases, failed=self._failed)
+        self._receiver = Receiver(
             connection,
             queue,
             options.node,
@@ -76,7 +76,7 @@ class Core:
             opening=self._opening,
             opened=self._opened,
             took=self._took,
-            broke=self._keeper.recheck,
+            broke=self._lease_renewer.recheck,
             has_room=lambda: self.leases.unsettled < options.slots,
             is_wanted=lambda: not self.leases.is_closed,
             failed=self._failed,
@@ -92,14 +92,14 @@ class Core:
         kinds: tuple[Fate, ...] = ("acked", "retried", "released", "lost", "given_up")
         return WorkerStatistics(taken, running, *(fates[fate] for fate in kinds))
 
-    def conduct(self, handling: Handling) -> None:
+    def conduct(self, executor: Executor) -> None:
         """Work until the end. Blocks. Raises what ended it, unless that was a wish or an empty queue."""
-        self._handling = handling
+        self._executor = executor
         log.info("%s: working as %s, %d jobs at a time", self._queue, self._options.node, self._options.concurrency)
         try:
-            self._settler.start()
-            self._keeper.start()
-            self._feed.start()
+            self._ack_sender.start()
+            self._lease_renewer.start()
+            self._receiver.start()
             wish = self._until_asked()
             self._drain(wish)
         except BaseException as error:
@@ -166,10 +166,10 @@ class Core:
         while self._stopped() and time.monotonic() < arrives:
             time.sleep(_LOOK_SECONDS)
         self._flush(max(ends, time.monotonic() + _LEAST_FLUSH_SECONDS))
-        self._feed.stop()
-        self._keeper.stop()
-        self._handling.close()
-        for thread in (self._feed, self._keeper):
+        self._receiver.stop()
+        self._lease_renewer.stop()
+        self._executor.close()
+        for thread in (self._receiver, self._lease_renewer):
             thread.join(_JOIN_SECONDS)
 
     def _stopped(self) -> int:
@@ -192,12 +192,12 @@ class Core:
             self._outbox.give_back(held)
 
     def _flush(self, ends: float) -> None:
-        """Have the settler send what it has; more urgent wishes are heard meanwhile."""
+        """Let the ack sender send what it has, while listening for more urgent wishes."""
         self._outbox.close()
-        while not self._settler.is_done and time.monotonic() < ends:
+        while not self._ack_sender.is_done and time.monotonic() < ends:
             with suppress(Empty):
                 self._heard(self._wishes.get(timeout=_LOOK_SECONDS))
-        self._settler.give_up()
+        self._ack_sender.give_up()
         undone = self.leases.abandon()
         if undone:
             jobs = counted(undone, "job")
@@ -205,14 +205,14 @@ class Core:
 
     def _abandon(self) -> None:
         self.leases.abandon()
-        self._settler.give_up()
-        self._feed.stop()
-        self._keeper.stop()
-        self._handling.close()
+        self._ack_sender.give_up()
+        self._receiver.stop()
+        self._lease_renewer.stop()
+        self._executor.close()
 
     def _opening(self, lease_ms: int) -> None:
         self._length = lease_ms / 1e3
-        self._keeper.lasts(lease_ms)
+        self._lease_renewer.lasts(lease_ms)
 
     def _opened(self) -> None:
         if self.leases.is_closed:  # it was on its way when the others were stopped
@@ -223,7 +223,7 @@ class Core:
         for held in refused:
             self._give_back(held)
         if accepted:
-            self._handling.start(accepted)
+            self._executor.start(accepted)
         for held in lost:
             log.warning("%s: job %d comes again, its lease was lost before it was acked", self._queue, held.job.seq)
 
@@ -260,7 +260,7 @@ class Core:
 
         Where the deliveries of a job are limited, jobs that rest before a retry are waited for: that ends.
         """
-        if self.leases.unsettled or not self._feed.is_open:
+        if self.leases.unsettled or not self._receiver.is_open:
             return False
         topics, queues = self._connection.topics, self._connection.queues
         try:

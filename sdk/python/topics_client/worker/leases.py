@@ -12,7 +12,7 @@ from topics_client.models import Job
 
 Fate = Literal["acked", "retried", "given_up", "released", "lost"]
 _EXTENDED_AT: Final = 1 / 6
-"""The age, as a part of its length, from which a lease is extended. The keeper looks as often: none gets past 1/3."""
+"""The age, as a part of its length, from which a lease is extended. The renewer checks as often: none gets past 1/3."""
 
 
 class Stage(Enum):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, TypedDict
 
 from topics_client.models import Job
-from topics_client.worker.settling import Backoff
+from topics_client.worker.ack_sender import Backoff
 
 _MOST_JOBS: Final = 1000  # of one stream; what the server clamps to
 _LEASE_MS: Final = range(100, 86_400_000 + 1)

@@ -3,7 +3,7 @@
 from traceback import TracebackException
 from typing import Final
 
-from topics_client.worker.settling import Release, RetryLater
+from topics_client.worker.ack_sender import Release, RetryLater
 
 _BYTES: Final = 4096  # the server takes no more
 _HEAD_BYTES: Final = 1024

@@ -27,7 +27,7 @@ _lock = threading.Lock()
 _watching = False
 
 
-def opened(producer: Endable) -> None:
+def register(producer: Endable) -> None:
     """Look after a producer until it is closed."""
     global _watching
     with _lock:
@@ -39,7 +39,7 @@ def opened(producer: Endable) -> None:
             threading.Thread(target=_watch, name="topics-producers-exit", daemon=False).start()
 
 
-def closed(producer: Endable) -> None:
+def unregister(producer: Endable) -> None:
     """A producer has nothing left."""
     with _lock:
         _open.discard(producer)

@@ -21,7 +21,7 @@ _LEAST_CALL_SECONDS: Final = 1.0
 _RETRY: Final = Retry(seconds=math.inf, first_pause=0.05, longest_pause=1.0)
 
 
-class Keeper:
+class LeaseRenewer:
     """Extends the leases of all jobs that are not settled yet, each when a sixth to a third of it is over."""
 
     def __init__(

@@ -18,10 +18,10 @@ from typing import Any, Final, Protocol
 from topics_client.codecs import Codec
 from topics_client.connection import Connection
 from topics_client.models import Job
+from topics_client.worker.ack_sender import Backoff, Release, RetryLater
 from topics_client.worker.core import Core, Wish
-from topics_client.worker.handling import Handler, Handling, LoopHandling, ThreadHandling, decoding, is_async
+from topics_client.worker.executor import Executor, Handler, LoopExecutor, ThreadExecutor, decoding, is_async
 from topics_client.worker.options import DEFAULT_BACKOFF, OnError, Options, WorkerStatistics, default_node
-from topics_client.worker.settling import Backoff, Release, RetryLater
 from topics_client.worker.signals import heeded, heeded_by_loop
 
 __all__ = ["AsyncWorker", "Backoff", "Release", "RetryLater", "Worker", "WorkerStatistics"]
@@ -38,7 +38,7 @@ class HasBlocking(Protocol):
 
 
 class _Worker:
-    """What both faces share."""
+    """Common part of the blocking and the asyncio worker."""
 
     def __init__(
         self,
@@ -121,11 +121,11 @@ class _Worker:
         if not self._begins.acquire(blocking=False):
             raise RuntimeError("a worker runs once: make another")
 
-    def _handling(self, loop: asyncio.AbstractEventLoop | None) -> Handling:
+    def _executor(self, loop: asyncio.AbstractEventLoop | None) -> Executor:
         most, leases, finished = self._options.concurrency, self._core.leases, self._core.finished
         if is_async(self._handler):
-            return LoopHandling(self._handler, most, leases, finished, loop)
-        return ThreadHandling(self._handler, most, leases, finished)
+            return LoopExecutor(self._handler, most, leases, finished, loop)
+        return ThreadExecutor(self._handler, most, leases, finished)
 
 
 class Worker(_Worker):
@@ -146,7 +146,7 @@ class Worker(_Worker):
         """
         self._begin()
         with heeded(self.stop, install=self._install_signals):
-            self._core.conduct(self._handling(None))
+            self._core.conduct(self._executor(None))
 
 
 class AsyncWorker(_Worker):
@@ -163,11 +163,11 @@ class AsyncWorker(_Worker):
         """
         self._begin()
         loop, ended, errors = asyncio.get_running_loop(), asyncio.Event(), list[BaseException]()
-        handling = self._handling(loop)
+        executor = self._executor(loop)
 
         def conduct() -> None:
             try:
-                self._core.conduct(handling)
+                self._core.conduct(executor)
             except BaseException as error:
                 errors.append(error)
             with suppress(RuntimeError):  # the loop is closed

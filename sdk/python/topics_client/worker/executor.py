@@ -34,7 +34,7 @@ def decoding(handler: Handler, codec: Codec[Any]) -> Handler:
     return lambda job: handler(decoded_job(job, codec))
 
 
-class Handling(Protocol):
+class Executor(Protocol):
     """Calls a handler for jobs, up to `concurrency` at a time, and tells how each call ended."""
 
     def start(self, batch: list[Held]) -> None:
@@ -46,7 +46,7 @@ class Handling(Protocol):
         ...
 
 
-class ThreadHandling:
+class ThreadExecutor:
     """Calls a plain function in threads of its own, as many as jobs run at a time.
 
     They are daemons: one that hangs does not keep the process from its end.
@@ -61,7 +61,7 @@ class ThreadHandling:
         self._threads: list[Thread] = []
 
     def start(self, batch: list[Held]) -> None:
-        """See Handling."""
+        """See Executor."""
         for _ in range(min(self._leases.busy, self._concurrency) - len(self._threads)):
             thread = Thread(target=self._run, name=f"topics-job-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
@@ -70,7 +70,7 @@ class ThreadHandling:
             self._jobs.put(held)
 
     def close(self) -> None:
-        """See Handling."""
+        """See Executor."""
         for _ in self._threads:
             self._jobs.put(None)
 
@@ -96,7 +96,7 @@ def _unawaited(result: object) -> TypeError:
     return TypeError("the handler returned something to await: give the worker the async function itself")
 
 
-class LoopHandling:
+class LoopExecutor:
     """Calls an async function on an event loop: that of the caller, or without one its own, in a thread."""
 
     def __init__(
@@ -123,11 +123,11 @@ class LoopHandling:
         self._loop = loop
 
     def start(self, batch: list[Held]) -> None:
-        """See Handling."""
+        """See Executor."""
         self._loop.call_soon_threadsafe(self._spawn, batch, context=self._context)
 
     def close(self) -> None:
-        """See Handling."""
+        """See Executor."""
         quiet = Event()
         try:
             self._loop.call_soon_threadsafe(self._cancel, quiet)

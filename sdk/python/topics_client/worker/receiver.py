@@ -23,7 +23,7 @@ _HEARTBEAT_SECONDS: Final = 15.0  # of a Work stream, as the protos promise
 _RETRY: Final = Retry(seconds=math.inf, first_pause=0.1, longest_pause=5.0)
 
 
-class Feed:
+class Receiver:
     """Hands on jobs as they come: at most `slots` at a time that are neither acked nor given back nor lost.
 
     The server gives back what a stream brought when the stream breaks, so a worker may hold jobs that it has lost, and

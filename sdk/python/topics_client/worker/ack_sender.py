@@ -90,7 +90,7 @@ def calls(batch: list[Held]) -> Iterator[list[Held]]:
         batch = rest
 
 
-class Settler:
+class AckSender:
     """A thread that sends what is put into its outbox.
 
     While the server is unavailable it tries again, without end: lease ids fence each call, so a repeated one finds at
