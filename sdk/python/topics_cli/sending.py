@@ -214,13 +214,13 @@ class Sender:
             return batch
 
     def _send(self, batch: Batch) -> None:
-        from topics_client import window
+        from topics_client import retry_window
         from topics_client.errors import InvalidRequestError, TopicsError
 
         try:
             reply = self._append(batch)
         except TopicsError as error:
-            unknown = batch.lost_at is not None and not window.proves_absence(error)
+            unknown = batch.lost_at is not None and not retry_window.proves_absence(error)
             refused = isinstance(error, InvalidRequestError) or error.reason == "topic_full"
             if len(batch) > 1 and self._options.key is None and refused and not unknown:
                 middle = len(batch) // 2
@@ -242,21 +242,21 @@ class Sender:
 
     def _append(self, batch: Batch) -> "AppendResponse":
         """One write, made again while that is safe and the server may come back."""
-        from topics_client import window
+        from topics_client import retry_window
         from topics_client.errors import InvalidRequestError, TopicsError, UnavailableError
         from topics_client.retry import Patience, Retry
 
         request, connection, timeout = self._request(batch), self._connection, self._connection.timeout
         patience = Patience(Retry(seconds=_GONE_SECONDS if self.count else _ABSENT_SECONDS))
         while True:
-            sent_at = window.now()
+            sent_at = retry_window.now()
             try:
                 if batch.lost_at is not None:
-                    timeout = min(connection.timeout, window.left(batch.lost_at, self._window()))
+                    timeout = min(connection.timeout, retry_window.left(batch.lost_at, self._window()))
                 reply = connection.unary(connection.topics.Append, request, repeatable=False, timeout=timeout)
                 break
             except TopicsError as error:
-                if batch.lost_at is None and window.may_be_stored(error):
+                if batch.lost_at is None and retry_window.may_be_stored(error):
                     batch.lost_at = sent_at
                 if not isinstance(error, UnavailableError) or not patience.waited(error):
                     raise
@@ -267,15 +267,15 @@ class Sender:
 
     def _window(self) -> float:
         """For how many seconds the topic knows a write again."""
-        from topics_client import window
+        from topics_client import retry_window
         from topics_client.errors import AuthError, NotFoundError
 
-        question = window.question(self._options.topic)
+        question = retry_window.question(self._options.topic)
         try:
             answer = self._connection.unary(self._connection.topics.GetTopic, question, repeatable=False)
         except (AuthError, NotFoundError) as error:
-            return window.seconds(error)
-        return window.seconds(answer)
+            return retry_window.seconds(error)
+        return retry_window.seconds(answer)
 
     def _request(self, batch: Batch) -> "AppendRequest":
         from topics_client.encoding import column_batch

@@ -12,8 +12,8 @@ import grpc
 from google.protobuf.message import Message
 
 from topics_client.address import Address
-from topics_client.declared import repeatable as declared_repeatable
 from topics_client.errors import TopicsError, UnavailableError, from_rpc
+from topics_client.idempotency import is_repeatable as is_declared_repeatable
 from topics_client.retry import Patience, Retry
 from topics_proto.v1.admin_service_pb2_grpc import AdminServiceStub
 from topics_proto.v1.group_service_pb2_grpc import GroupServiceStub
@@ -223,7 +223,7 @@ class _Watch:
 
 def is_repeatable(request: Message, said: bool | None) -> bool:
     """What the caller said of a call, else what the protos declare."""
-    return declared_repeatable(request) if said is None else said
+    return is_declared_repeatable(request) if said is None else said
 
 
 def closed(address: Address) -> TopicsError:

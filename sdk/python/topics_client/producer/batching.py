@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final
 
-from topics_client import window
+from topics_client import retry_window
 from topics_client.errors import TopicsError, UnavailableError
 from topics_client.producer.batch import RECORD_OVERHEAD, Batch, Limits, Parts, Place, check_place
 from topics_client.producer.delivery import Delivery, Outcome, Receipt
@@ -276,7 +276,7 @@ class Batches:
 
     def _fail(self, batch: Batch, error: TopicsError) -> None:
         topic, partition = batch.place
-        lost = batch.lost_at is not None and not window.proves_absence(error)
+        lost = batch.lost_at is not None and not retry_window.proves_absence(error)
         detail = {"topic": topic, "partition": str(partition), "outcome": "unknown" if lost else "not_stored"}
         told = "maybe stored" if lost else "not stored"
         text = f"{batch}, {told}: {error.message}"

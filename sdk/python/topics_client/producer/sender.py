@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import grpc
 
-from topics_client import window
+from topics_client import retry_window
 from topics_client.connection import Connection
 from topics_client.encoding import column_batch
 from topics_client.errors import TopicsError
@@ -200,7 +200,7 @@ class Sender:
         elif batch.lost_at is None:
             self._append(batch)
         else:
-            look = window.question(batch.place[0])
+            look = retry_window.question(batch.place[0])
             self._start(batch, self._connection.topics.GetTopic, look, partial(self._topic_came, batch, batch.lost_at))
 
     def _append(self, batch: Batch, left: float | None = None) -> None:
@@ -210,7 +210,7 @@ class Sender:
         if batch.parts:
             request.columns.MergeFrom(_other_columns(batch))
         self._start(
-            batch, self._connection.topics.Append, request, partial(self._append_came, batch, window.now()), left
+            batch, self._connection.topics.Append, request, partial(self._append_came, batch, retry_window.now()), left
         )
 
     def _start(
@@ -230,7 +230,7 @@ class Sender:
     def _append_came(self, batch: Batch, sent_at: float, future: Any) -> None:
         answer = self._answer(future)
         if isinstance(answer, TopicsError):
-            self.batches.failed(batch, answer, sent_at if window.may_be_stored(answer) else None)
+            self.batches.failed(batch, answer, sent_at if retry_window.may_be_stored(answer) else None)
         elif answer.count != len(batch):
             text = f"the server tells of {answer.count} records in place of {len(batch)}"
             self.batches.failed(batch, TopicsError("internal", text), sent_at)
@@ -240,7 +240,7 @@ class Sender:
     def _topic_came(self, batch: Batch, lost_at: float, future: Any) -> None:
         """For how long a repeat of the batch is recognized."""
         try:
-            left = window.left(lost_at, window.seconds(self._answer(future)))
+            left = retry_window.left(lost_at, retry_window.seconds(self._answer(future)))
         except TopicsError as error:
             self.batches.failed(batch, error)
         else:

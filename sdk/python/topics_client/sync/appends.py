@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from threading import Event
 from typing import Any
 
-from topics_client import window
+from topics_client import retry_window
 from topics_client.codecs import encoder_of
 from topics_client.decoding import appended_of
 from topics_client.errors import AuthError, NotFoundError, UnavailableError
@@ -87,13 +87,13 @@ class Appends(Base):
         lost: UnavailableError | None = None  # how the first attempt failed whose outcome nobody knows
         lost_at, timeout = 0.0, connection.timeout
         while True:
-            began = window.now()
+            began = retry_window.now()
             try:
                 if lost is not None:
-                    timeout = min(connection.timeout, window.left(lost_at, self._window(request.topic)))
+                    timeout = min(connection.timeout, retry_window.left(lost_at, self._window(request.topic)))
                 return connection.unary(connection.topics.Append, request, repeatable=False, timeout=timeout)
             except UnavailableError as error:
-                if lost is None and window.may_be_stored(error):
+                if lost is None and retry_window.may_be_stored(error):
                     lost, lost_at = error, began
                 if not connection.waited(patience, error, ended):
                     raise lost or error from None
@@ -102,7 +102,7 @@ class Appends(Base):
         """For how many seconds a topic knows the key of a write again."""
         topics = self.connection.topics
         try:
-            answer = self.connection.unary(topics.GetTopic, window.question(topic), repeatable=False)
+            answer = self.connection.unary(topics.GetTopic, retry_window.question(topic), repeatable=False)
         except (AuthError, NotFoundError) as error:
-            return window.seconds(error)
-        return window.seconds(answer)
+            return retry_window.seconds(error)
+        return retry_window.seconds(answer)

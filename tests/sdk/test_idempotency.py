@@ -4,7 +4,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import MethodOptions
 from google.protobuf.message import Message
 
-from topics_client.declared import repeatable
+from topics_client.idempotency import is_repeatable
 from topics_proto.v1 import (
     admin_service_pb2,
     group_service_pb2,
@@ -56,4 +56,4 @@ def test_every_call_has_its_level() -> None:
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_request_tells_whether_it_may_be_repeated(name: str) -> None:
     request: Message = METHODS[name].input_type._concrete_class()
-    assert repeatable(request) is (name not in ONCE)
+    assert is_repeatable(request) is (name not in ONCE)

@@ -24,7 +24,7 @@ _FILES = (
 )
 
 
-def repeatable(request: Message) -> bool:
+def is_repeatable(request: Message) -> bool:
     """Whether the call that `request` belongs to is declared (`idempotency_level`) free of side effects, or idempotent.
 
     What also depends on the request, such as an append with an idempotency key, the caller knows.
