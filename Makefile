@@ -5,7 +5,7 @@ PYTHON3 ?= $(shell for each in python3 python3.11 python3.12 python3.13 python3.
 	if $$each -c '$(FIT)' 2>/dev/null; then echo $$each; break; fi; done)
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest --durations 15
 STAMP := $(VENV)/.installed
 STAMP_DEV := $(VENV)/.installed-dev
 NODE_CLIENTS := tests/clients/node_modules/.installed
@@ -87,7 +87,7 @@ test-trust: setup-dev
 
 # The SDKs: the Python client, the command line, the generated code of every language against a real server, grpcurl.
 test-sdk: setup-dev $(SDK_CLIENTS)
-	$(PYTEST) -m 'not soak' --durations 15 tests/sdk
+	$(PYTEST) -m 'not soak' tests/sdk
 
 # The Kafka gateway, and unmodified Kafka clients against the server.
 test-kafka: setup-dev $(KAFKA_CLIENTS)
@@ -95,7 +95,7 @@ test-kafka: setup-dev $(KAFKA_CLIENTS)
 
 # The Spark connector and the lakehouse. What needs Java is skipped where there is none, and said so (pytest -ra).
 test-spark: setup-dev build/spark-4.1/.installed build/spark-4.3/.installed
-	$(PYTEST) -m 'not soak' --durations 15 tests/lakehouse tests/spark
+	$(PYTEST) -m 'not soak' tests/lakehouse tests/spark
 
 lint: setup-dev
 	$(BIN)/ruff check .

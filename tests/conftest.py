@@ -3,7 +3,10 @@
 import os
 import signal
 
+import pytest
 from hypothesis import settings
+
+from support.cpu import CpuSeconds
 
 # Whoever runs the tests may ignore these (nohup does, and a shell for what it puts in the background), which every
 # process that a test starts would inherit.
@@ -16,3 +19,8 @@ for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 settings.register_profile("fixed", derandomize=True)
 if not os.environ.get("TOPICS_SOAK_SECONDS"):
     settings.load_profile("fixed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("CI") or os.environ.get("TOPICS_ALL_CLIENTS"):
+        config.pluginmanager.register(CpuSeconds())
