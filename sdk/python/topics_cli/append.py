@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from topics_cli import output, server
 from topics_cli.appending import Appending
+from topics_cli.argparse_ext import allow_intermixed
 from topics_cli.inputs import Inputs
-from topics_cli.intermixed import intermixed
 from topics_cli.progress import amount
 from topics_cli.sending import MOST_RECORDS, Batch, Options, Sender
 from topics_cli.types import milliseconds, positive, whole
@@ -68,13 +68,13 @@ def add_parser(commands: "Commands") -> None:
     group.add_argument("--priority", type=whole, default=0, metavar="P", help="queues: 0 to 9, the highest comes first")
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)
-    intermixed(parser)
+    allow_intermixed(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Append; 130 if interrupted."""
-    return server.told("append", lambda: _run(arguments))
+    return server.run_command("append", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the action; exit codes as in docs/cli.md, and 5 if there is no such backup."""
     name = f"backup {arguments.action}"
     if arguments.action == "release":
-        return server.told(name, lambda: _release(arguments))
+        return server.run_command(name, lambda: _release(arguments))
     with needs("server"):
         import topics_backup.inventory  # noqa: F401  needs what the others need
         from topics_backup.errors import AbsentError, BackupError
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         "prune": _prune,
     }
     try:
-        return server.told(name, lambda: work[arguments.action](arguments))
+        return server.run_command(name, lambda: work[arguments.action](arguments))
     except AbsentError as error:
         return server.complain(name, str(error), server.NOT_FOUND)
     except BackupError as error:

@@ -54,7 +54,7 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, and clean up, also when interrupted."""
-    return server.told("bench", lambda: _run(arguments))
+    return server.run_command("bench", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:

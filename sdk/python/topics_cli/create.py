@@ -28,17 +28,17 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Create; exit codes as in docs/cli.md."""
-    return server.told("create", lambda: _run(arguments))
+    return server.run_command("create", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.partitions is not None and not 1 <= arguments.partitions < 1 << 32:
         raise server.UsageError("--partitions must be at least 1")
-    from topics_cli import shapes
+    from topics_cli import json_output
 
     with server.client(arguments) as client:
         put, before = _put(client, arguments)
-        members = shapes.put(put)
+        members = json_output.put(put)
     if arguments.json:
         output.line(members)
         return 0

@@ -4,7 +4,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from topics_cli import asking, output, server
+from topics_cli import confirm, output, server
 from topics_cli.types import milliseconds, whole
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def add_parser(commands: "Commands") -> None:
     tags.add_argument("--tag", metavar="TAG", help="records with exactly this tag")
     tags.add_argument("--tag-prefix", metavar="TEXT", help="records whose tag starts so")
     parser.add_argument("--all", action="store_true", help="all records up to the head")
-    asking.add_arguments(parser)
+    confirm.add_arguments(parser)
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -35,14 +35,14 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Remove; exit codes as in docs/cli.md."""
-    return server.told("delete", lambda: _run(arguments))
+    return server.run_command("delete", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
     which = _which(arguments)
     if arguments.all == bool(which):
         raise server.UsageError("which records? --before-seq, --older-than, --tag or --tag-prefix; or --all")
-    ask = asking.needed(arguments)
+    ask = confirm.is_required(arguments)
     topic, partition = arguments.topic, arguments.partition
     with server.client(arguments) as client:
         head = client.get_topic(topic, partition=partition, touch=False).head_seq
@@ -51,7 +51,7 @@ def _run(arguments: argparse.Namespace) -> int:
             before = client.locate_time(topic, int(time.time() * 1000) - arguments.older_than, partition=partition)
         elif arguments.all:
             before = head + 1
-        if ask and not asking.agreed(f"delete records of {topic}{which or ', all of them,'} for good?"):
+        if ask and not confirm.is_confirmed(f"delete records of {topic}{which or ', all of them,'} for good?"):
             return server.FAILED
         done = client.delete_records(
             topic, before_seq=before, tag=arguments.tag, tag_prefix=arguments.tag_prefix, partition=partition

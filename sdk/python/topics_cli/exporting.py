@@ -58,7 +58,7 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; 1 for a gap with `--gaps fail`, a file that is there, or what the server or the disk has against it."""
-    return server.told("export", lambda: _run(arguments))
+    return server.run_command("export", lambda: _run(arguments))
 
 
 class Writer(Protocol):

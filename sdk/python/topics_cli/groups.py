@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from topics_cli import asking, output, server
+from topics_cli import confirm, output, server
 from topics_cli.times import point
 from topics_cli.types import whole
 
@@ -31,7 +31,7 @@ def add_parser(commands: "Commands") -> None:
         "2026-11-28T14:30Z",
     )
     parser.add_argument("--delete", action="store_true", help="delete the group and all its positions; asks first")
-    asking.add_arguments(parser)
+    confirm.add_arguments(parser)
     output.add_arguments(parser)
     server.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -56,7 +56,7 @@ def _place(text: str) -> str | int:
 
 def run(arguments: argparse.Namespace) -> int:
     """List, show, reset or delete; exit codes as in docs/cli.md."""
-    return server.told("groups", lambda: _run(arguments))
+    return server.run_command("groups", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise server.UsageError("which GROUP?")
     if arguments.reset is not None and arguments.delete:
         raise server.UsageError("--reset and --delete exclude each other")
-    ask = arguments.delete and asking.needed(arguments)
+    ask = arguments.delete and confirm.is_required(arguments)
     with server.client(arguments) as client:
         if arguments.delete:
             return _delete(client, arguments, ask=ask)
@@ -79,7 +79,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _delete(client: "TopicsClient", arguments: argparse.Namespace, *, ask: bool) -> int:
     group = arguments.group
-    if ask and not asking.agreed(f"delete the group {group} and all its positions, for good?"):
+    if ask and not confirm.is_confirmed(f"delete the group {group} and all its positions, for good?"):
         return server.FAILED
     deleted = client.delete_group(group)
     if arguments.json:
@@ -92,7 +92,7 @@ def _delete(client: "TopicsClient", arguments: argparse.Namespace, *, ask: bool)
 
 
 def _rows(client: "TopicsClient", arguments: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    from topics_cli.shapes import position
+    from topics_cli.json_output import position
 
     group = arguments.group
     if group is None:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from topics_cli import formats, output, server
 from topics_cli.appending import Appending
-from topics_cli.comparing import Comparison
+from topics_cli.argparse_ext import allow_intermixed
+from topics_cli.checksum import RecordChecksums
 from topics_cli.inputs import FileInputs
-from topics_cli.intermixed import intermixed
 from topics_cli.sending import MOST_RECORDS, Options, Sender
 from topics_cli.types import positive, whole
 
@@ -54,13 +54,13 @@ def add_parser(commands: "Commands") -> None:
     parser.add_argument("--no-compare", action="store_true", help="don't read back")
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)
-    intermixed(parser)
+    allow_intermixed(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Import, read back and compare; 1 if a line is not JSON, the server refuses, or a record differs."""
-    return server.told("import", lambda: _run(arguments))
+    return server.run_command("import", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -76,7 +76,7 @@ def _run(arguments: argparse.Namespace) -> int:
         partition=arguments.partition,
         tag_field=arguments.tag_field,
     )
-    comparison = Comparison(arguments.topic)
+    comparison = RecordChecksums(arguments.topic)
     options = Options(
         topic=arguments.topic,
         batch_records=min(arguments.batch, MOST_RECORDS),

@@ -27,17 +27,17 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show; exit codes as in docs/cli.md."""
-    return server.told("info", lambda: _run(arguments))
+    return server.run_command("info", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from topics_cli import shapes
+    from topics_cli import json_output
 
     with server.client(arguments) as client:
         for number, topic in enumerate(arguments.topic):
             found = client.get_topic(topic, partition=arguments.partition, touch=False)
             if arguments.json:
-                output.line(shapes.state(found))
+                output.line(json_output.state(found))
                 continue
             if number:
                 print()
@@ -46,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace, found: "TopicInfo") -> None:
-    from topics_cli import shapes
+    from topics_cli import json_output
 
     parts = found.partitions or (found,)
     facts: dict[str, object] = {
@@ -76,7 +76,7 @@ def _show(arguments: argparse.Namespace, found: "TopicInfo") -> None:
             "exhausted": found.queue.exhausted,
             "dead_lettered": found.queue.dead_lettered,
         }
-    texts = {name: _config_text(name, value) for name, value in shapes.config(found.config).items()}
+    texts = {name: _config_text(name, value) for name, value in json_output.config(found.config).items()}
     output.sections(arguments, {"": facts, "Configuration": texts})
     if found.partitions:
         print(f"\n{output.title(arguments, 'Partitions')}")

@@ -29,7 +29,7 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """List; exit codes as in docs/cli.md."""
-    return server.told("ls", lambda: _run(arguments))
+    return server.run_command("ls", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -56,18 +56,18 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _summaries(client: "TopicsClient", arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    from topics_cli import shapes
+    from topics_cli import json_output
 
-    return map(shapes.summary, client.list_topics(arguments.prefix))
+    return map(json_output.summary, client.list_topics(arguments.prefix))
 
 
 def _states(client: "TopicsClient", arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    from topics_cli import shapes
+    from topics_cli import json_output
     from topics_client.errors import NotFoundError
 
     for each in client.list_topics(arguments.prefix):
         try:
-            state = shapes.state(client.get_topic(each.topic, touch=False))
+            state = json_output.state(client.get_topic(each.topic, touch=False))
         except NotFoundError:  # deleted meanwhile
             continue
         if arguments.json:

@@ -67,7 +67,9 @@ def add_parser(commands: "Commands") -> None:
 
 
 def _finish(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], int]) -> None:
-    parser.set_defaults(run=lambda arguments: server.told(f"profile {arguments.action}", lambda: work(arguments)))
+    parser.set_defaults(
+        run=lambda arguments: server.run_command(f"profile {arguments.action}", lambda: work(arguments))
+    )
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -87,7 +87,7 @@ class Read:
     def batches(self) -> "Iterator[tuple[Gap | None, Sequence[Record]]]":
         """What comes: records, at most `--limit` of them, and the gap in front of them. Raises GapFoundError with
         `--gaps fail`."""
-        from topics_cli.steady import steadily
+        from topics_cli.reconnect import reconnecting
         from topics_client.models import Gap
         from topics_client.retry import Retry
 
@@ -95,7 +95,7 @@ class Read:
         if left == 0:
             return
         with self._stream as stream:
-            for items in steadily(stream, Retry(seconds=BREAK_SECONDS), broken=self._broken):
+            for items in reconnecting(stream, Retry(seconds=BREAK_SECONDS), broken=self._broken):
                 gap, records = None, cast("Sequence[Record]", items)
                 if isinstance(items[0], Gap):  # an answer has one at most, in front
                     gap, records = items[0], records[1:]

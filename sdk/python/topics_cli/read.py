@@ -59,7 +59,7 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read and print; 1 for a gap with `--gaps fail`."""
-    return server.told("read", lambda: _run(arguments))
+    return server.run_command("read", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Wait; 0 when the server is ready, 3 when the time is up, 4 at once if it wants another key."""
-    return server.told("wait-ready", lambda: _run(arguments))
+    return server.run_command("wait-ready", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Show or do; 0 if nothing is wrong any more, 1 if something is, 2 for wrong usage."""
     with needs("server"):
         from topics_server import repair
-    return server.told("repair", lambda: _repair(arguments, repair))
+    return server.run_command("repair", lambda: _repair(arguments, repair))
 
 
 def _repair(arguments: argparse.Namespace, repair: Any) -> int:

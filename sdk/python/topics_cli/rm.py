@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from topics_cli import asking, output, server
+from topics_cli import confirm, output, server
 
 if TYPE_CHECKING:
     from topics_cli.types import Commands
@@ -19,7 +19,7 @@ def add_parser(commands: "Commands") -> None:
     server.add_name(parser, "topic", nargs="+", help="the topic, or several")
     parser.add_argument("--if-empty", action="store_true", help="only topics without a record")
     parser.add_argument("--if-exists", action="store_true", help="a topic that is not there is no error")
-    asking.add_arguments(parser)
+    confirm.add_arguments(parser)
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -27,14 +27,14 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Delete; with several topics those that can be, and the code of the first that can't."""
-    return server.told("rm", lambda: _run(arguments))
+    return server.run_command("rm", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    ask = asking.needed(arguments)
+    ask = confirm.is_required(arguments)
     topics = list(dict.fromkeys(arguments.topic))
     with server.client(arguments) as client:
-        if ask and not asking.agreed(_question(client, topics)):
+        if ask and not confirm.is_confirmed(_question(client, topics)):
             return server.FAILED
         codes = [_delete(client, topic, arguments) for topic in topics]
     return next((code for code in codes if code), 0)

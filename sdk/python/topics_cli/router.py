@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from topics_cli import asking, output, server
+from topics_cli import confirm, output, server
 
 if TYPE_CHECKING:
     from topics_cli.types import Commands
@@ -52,34 +52,34 @@ def add_parser(commands: "Commands") -> None:
     remove = actions.add_parser("rm", help="remove routers", description="Remove routers. The copies stay.")
     server.add_name(remove, "router", kind="routers", nargs="+", help="the router, or several")
     remove.add_argument("--if-exists", action="store_true", help="a router that is not there is no error")
-    asking.add_arguments(remove)
+    confirm.add_arguments(remove)
     output.add_arguments(remove, table=False)
     _finish(remove, _rm)
 
 
 def _finish(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], int]) -> None:
     server.add_arguments(parser)
-    parser.set_defaults(run=lambda arguments: server.told(f"router {arguments.action}", lambda: work(arguments)))
+    parser.set_defaults(run=lambda arguments: server.run_command(f"router {arguments.action}", lambda: work(arguments)))
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    from topics_cli import shapes
+    from topics_cli import json_output
 
     shown = {"router": None, "source": None, "dest": None, "guarantee": None, "forwarded_total": None}
     headings = ("router", "source", "dest", "guarantee", "forwarded", "lag")
     with server.client(arguments) as client:
         found = client.list_routers(arguments.prefix, source=arguments.source, dest=arguments.dest)
-        rows = map(shapes.router_summary, found)
+        rows = map(json_output.router_summary, found)
         if not output.rows(arguments, rows, shown | {"lag_records": None}, headings) and not arguments.json:
             output.note("there are no such routers")
     return 0
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    from topics_cli import shapes
+    from topics_cli import json_output
 
     with server.client(arguments) as client:
-        found = shapes.router(client.get_router(arguments.router))
+        found = json_output.router(client.get_router(arguments.router))
     if arguments.json:
         output.line(found)
         return 0
@@ -126,7 +126,7 @@ def _create(arguments: argparse.Namespace) -> int:
 
 def _rm(arguments: argparse.Namespace) -> int:
     routers = list(dict.fromkeys(arguments.router))
-    if asking.needed(arguments) and not asking.agreed(f"remove {', '.join(routers)}?"):
+    if confirm.is_required(arguments) and not confirm.is_confirmed(f"remove {', '.join(routers)}?"):
         return server.FAILED
     code = 0
     with server.client(arguments) as client:

@@ -265,7 +265,7 @@ def _close(what: "Connection | TopicsClient") -> None:
     closing.join(_CLOSE_SECONDS)
 
 
-def told(name: str, work: Callable[[], int]) -> int:
+def run_command(name: str, work: Callable[[], int]) -> int:
     """The exit code of `work`; 1 to 5 (docs/cli.md) with one line on stderr for what the server, a file or a value has
     against it."""
     try:

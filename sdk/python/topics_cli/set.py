@@ -40,7 +40,7 @@ def _fields(prefix: str, **_: object) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Change; exit codes as in docs/cli.md."""
-    return server.told("set", lambda: _run(arguments))
+    return server.run_command("set", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _show(arguments: argparse.Namespace, before: "TopicConfig", after: "TopicConfig") -> None:
-    from topics_cli import shapes
+    from topics_cli import json_output
 
     changed = {
         name: {"before": config.value(before, name), "after": config.value(after, name)}
@@ -76,7 +76,7 @@ def _show(arguments: argparse.Namespace, before: "TopicConfig", after: "TopicCon
         if config.value(before, name) != config.value(after, name)
     }
     if arguments.json:
-        output.line({"topic": arguments.topic, "changed": changed, "config": shapes.config(after)})
+        output.line({"topic": arguments.topic, "changed": changed, "config": json_output.config(after)})
         return
     for name, values in changed.items():
         after_text = config.text(values["after"])

@@ -43,7 +43,7 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run what is typed; the exit code of the last command."""
-    return server.told("shell", lambda: _run(arguments))
+    return server.run_command("shell", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:

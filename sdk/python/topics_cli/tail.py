@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from topics_cli import output, ranges, server, template
-from topics_cli.intermixed import intermixed
+from topics_cli.argparse_ext import allow_intermixed
 from topics_cli.recordtext import gap_object, value_line, whole_line
 from topics_cli.times import point, shown
 from topics_cli.types import whole
@@ -50,13 +50,13 @@ def add_parser(commands: "Commands") -> None:
     )
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)
-    intermixed(parser)
+    allow_intermixed(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print, and follow; a gap, a restart of the server or the end of a topic is told on stderr."""
-    return server.told("tail", lambda: _run(arguments))
+    return server.run_command("tail", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -161,14 +161,14 @@ def _follow(
     arguments: argparse.Namespace,
     printer: "_Printer",
 ) -> None:
-    from topics_cli.steady import steadily
+    from topics_cli.reconnect import reconnecting
     from topics_client.models import Advice, Gap, Record, TopicDeleted
     from topics_client.retry import Retry
 
     printer.flush()
     stream = client.watch(names, cursor=cursor, tag=arguments.tag, tag_prefix=arguments.tag_prefix, events=True)
     with stream:
-        for items in steadily(
+        for items in reconnecting(
             stream,
             Retry(seconds=float("inf")),
             broken=lambda error: printer.note("the server is gone; waiting for it"),

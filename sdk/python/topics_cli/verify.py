@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Check; 0 if nothing is wrong, 1 if something is, 2 if there is no data directory."""
     with needs("server"):
         from topics_server.verify import verify
-    return server.told("verify", lambda: _verify(arguments, verify))
+    return server.run_command("verify", lambda: _verify(arguments, verify))
 
 
 def _verify(arguments: argparse.Namespace, verify: Any) -> int:

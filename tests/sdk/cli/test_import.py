@@ -11,7 +11,7 @@ import pytest
 
 from support.http import Api, fresh
 from support.server import ServerProcess
-from topics_cli.comparing import Comparison
+from topics_cli.checksum import RecordChecksums
 from topics_cli.sending import Batch
 from topics_client import RawJson, TopicsClient
 from topics_client.models import NewRecord
@@ -140,7 +140,7 @@ def test_the_comparison_finds_what_is_different_and_what_is_missing(server: Serv
         client.append_many(topic, ["of another"])
         client.append_many(topic, kept[:2])
         client.delete_records(topic, before_seq=2)
-        comparison = Comparison(topic)
+        comparison = RecordChecksums(topic)
         for first_seq, numbers in ((1, range(8)), (10, range(2)), (12, range(1))):
             batch = Batch("file")
             for number in numbers:

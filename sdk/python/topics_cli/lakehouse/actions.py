@@ -164,14 +164,14 @@ def _each_table(
     catalog = open_catalog(config)
     with Connection(config.address, retry=_PATIENCE) as connection:
         found = status(config, catalog, connection)
-        told = _told(config, connection, [each.topic for each in found if each.heads is not None])
+        committed = _committed_positions(config, connection, [each.topic for each in found if each.heads is not None])
     rows, failed = [], False
     for topic, role in product([each.topic for each in found], (RECORDS, ERRORS, GAPS)):
         try:
             table = find_table(catalog, identifier(config, topic, role))
             if table is not None:
                 owned_state(table, topic, role)
-                check_history(table, told)
+                check_history(table, committed)
                 rows.append({"table": ".".join(table.name()), **asdict(work(role, table))})
         except CatalogDownError:
             raise
@@ -181,13 +181,13 @@ def _each_table(
     return 1 if failed else 0
 
 
-def _told(config: Config, connection: Connection, topics: Sequence[str]) -> Witness:
+def _committed_positions(config: Config, connection: Connection, topics: Sequence[str]) -> Witness:
     """Positions that tables told their group, as far as the server answers."""
-    told: dict[uuid.UUID, Positions] = {}
+    committed: dict[uuid.UUID, Positions] = {}
     with suppress(UnavailableError):
         for topic in topics:
-            told |= witnessed(connection, config.group, topic)
-    return told
+            committed |= witnessed(connection, config.group, topic)
+    return committed
 
 
 def _compact(arguments: argparse.Namespace, config: Config) -> int:

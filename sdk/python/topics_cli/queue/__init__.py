@@ -90,4 +90,4 @@ def run(arguments: argparse.Namespace) -> int:
     from topics_cli.queue.actions import ACTIONS
 
     work: Callable[[argparse.Namespace], int] = ACTIONS[arguments.action]
-    return server.told(f"queue {arguments.action}", lambda: work(arguments))
+    return server.run_command(f"queue {arguments.action}", lambda: work(arguments))

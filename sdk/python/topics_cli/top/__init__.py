@@ -37,7 +37,7 @@ def add_parser(commands: "Commands") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Watch until interrupted; exit codes as in docs/cli.md."""
-    return server.told("top", lambda: _run(arguments))
+    return server.run_command("top", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:

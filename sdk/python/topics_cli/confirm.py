@@ -11,7 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask; needed where there is no terminal")
 
 
-def needed(arguments: argparse.Namespace) -> bool:
+def is_required(arguments: argparse.Namespace) -> bool:
     """Whether somebody has to be asked. Raises UsageError where nobody can be."""
     if arguments.yes:
         return False
@@ -20,7 +20,7 @@ def needed(arguments: argparse.Namespace) -> bool:
     return True
 
 
-def agreed(question: str) -> bool:
+def is_confirmed(question: str) -> bool:
     """The answer at the terminal; anything but yes, the end of the input too, is no."""
     from topics_cli.output import clean
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from topics_client import TopicsClient
 
 
-class Comparison:
+class RecordChecksums:
     """Takes in what was appended, and then reads the topic."""
 
     def __init__(self, topic: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def intermixed(parser: argparse.ArgumentParser) -> None:
+def allow_intermixed(parser: argparse.ArgumentParser) -> None:
     """Let `parser` take its positional arguments from wherever they stand."""
     if "_ARGCOMPLETE" in os.environ:  # which looks at how argparse goes about it
         return

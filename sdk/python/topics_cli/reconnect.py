@@ -17,7 +17,7 @@ class Stream(Protocol[Item_co]):
         """The items in the groups in which they come; again after an error, those behind it."""
 
 
-def steadily(
+def reconnecting(
     stream: Stream[Item_co],
     retry: "Retry",
     *,
