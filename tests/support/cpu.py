@@ -1,6 +1,6 @@
 """Where the CPU time of a run goes: a pytest plugin that prints the files which took most of it.
 
-Two cores run the tests, so that CPU time, not waiting, is what a run costs. Processes that a test starts count once they
+Two cores run the tests, so CPU time, not waiting, is what a run costs. Processes that a test starts count once they
 have ended and their parent has waited for them; forked servers do not count.
 """
 
