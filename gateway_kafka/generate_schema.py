@@ -55,7 +55,7 @@ class Field:
 
     @property
     def attributes(self) -> tuple[Any, ...]:
-        """What must be equal for two versions to share an entry."""
+        """The attributes that are equal in versions which share an entry."""
         return self.name, self.type, self.nullable, self.tag, json.dumps(self.default)
 
 
@@ -82,7 +82,7 @@ def field_of(field: dataclasses.Field[Any]) -> Field:
 
 
 def default_of(field: dataclasses.Field[Any], kio_type: str, members: tuple[Field, ...]) -> Any:
-    """The default if kio states one that is not what the type and the nullability imply; else None."""
+    """The default that kio states; None if the type and nullability imply it."""
     value = field.default
     if kio_type == "datetime_i64" and (value is None or value is dataclasses.MISSING):
         return -1

@@ -1,4 +1,4 @@
-"""One connection's bytes: frames in, within the memory budget; responses out, as fast as the client reads."""
+"""The bytes of one connection: frames in, within the memory budget; responses out, as fast as the client reads."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ from topics_service.statistics import KafkaStatistics
 MIN_FRAME_BYTES: Final = 8
 MAX_FRAME_BYTES: Final = 100 << 20
 MAX_UNAUTHENTICATED_FRAME_BYTES: Final = 512 << 10
-"""Before the client has said who it is."""
+"""Limit before authentication."""
 
 _FIRST_BYTES: Final = 16 << 10
 _GROWTH: Final = 8
@@ -30,38 +30,38 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Frames(Protocol):
-    """Who takes a connection's frames and answers them."""
+    """Handles the frames of a connection."""
 
     @property
     def authenticated(self) -> bool:
-        """Whether the client has said who it is, or need not."""
+        """True once the client is authenticated, or if no authentication is needed."""
 
     @property
     def share(self) -> Share | None:
-        """What its key may hold of the budget; None while there is no key."""
+        """The share of the memory budget of the connection's key; None without a key."""
 
     def feed(self, frame: Buffer, taken: int) -> None:
-        """Take a frame, which holds `taken` bytes of the budget until they are released. Only while there is room."""
+        """Accept a frame, which holds `taken` bytes of the budget until it is answered. Requires `room()`."""
 
     def room(self) -> bool:
-        """Whether it takes another frame now."""
+        """Return whether another frame is accepted now."""
 
     @property
     def is_writing(self) -> bool:
-        """Whether a frame is to be written also if the client leaves behind it."""
+        """True while a write is running or held that must complete even if the client disconnects."""
 
     def writable(self) -> None:
-        """The client reads again."""
+        """Called when the client reads again."""
 
     def shutdown(self) -> None:
-        """Finish what runs and close."""
+        """Finish running requests, then close."""
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Called when the connection is lost."""
 
 
 class Listening(Protocol):
-    """What the connections of one listener share."""
+    """State that the connections of one listener share."""
 
     statistics: KafkaStatistics
     budget: MemoryBudget
@@ -74,18 +74,18 @@ class Listening(Protocol):
     first_request_seconds: float
 
     def opened(self, connection: "Connection") -> bool:
-        """Whether there is room for one more connection."""
+        """Register the connection. Return False if there are too many."""
 
     def closed(self, connection: "Connection") -> None:
-        """The connection is gone, or was never taken in."""
+        """Unregister the connection, or one that was refused."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Cuts what arrives into frames and feeds them to `frames`; sends what it is given.
+    """Splits the incoming bytes into frames for `frames`, and sends responses.
 
-    While `frames` takes no more, at most 64 KiB are read ahead. A frame's memory is taken from the budget as its bytes
-    arrive, so that to announce a large one costs nothing; while there is none, the client is not read from.
-    `deadline`, on the loop's clock, is when the listener should call `expire`; 0 is never.
+    While `frames` accepts no more, at most 64 KiB are read ahead. Memory for a frame is taken from the budget as its
+    bytes arrive: announcing a large frame costs nothing. While the budget is exhausted, reading is paused.
+    The listener calls `expire` after `deadline`, a time of the loop's clock; 0 means never.
     """
 
     def __init__(self, listening: Listening, frames: Callable[["Connection"], Frames]) -> None:
@@ -98,18 +98,18 @@ class Connection(asyncio.BufferedProtocol):
         self.deadline = 0.0
         self.write_paused = False
         self._opened_at = 0.0
-        self._unread: bytes = b""  # arrived, not yet a frame that was taken
-        self._body: bytearray | None = None  # a frame that is being received, as far as there is memory for it
-        self._length = 0  # of that frame
+        self._unread: bytes = b""  # received, not yet fed as a frame
+        self._body: bytearray | None = None  # the frame being received: as much of it as memory was granted for
+        self._length = 0  # of the frame being received
         self._got = 0
-        self._taken = 0  # from the budget, for it
-        self._asked = 0  # of the budget, which has too little
-        self._credit = 0  # granted since
+        self._taken = 0  # bytes taken from the budget for it
+        self._asked = 0  # bytes requested from the exhausted budget
+        self._credit = 0  # bytes granted since then
         self._yielding = False
         self._paused = False
-        self._seen = 0  # what had arrived of the frame a second ago
-        self._crawled = 0  # seconds
-        self._unsent = 0  # bytes of a response that the client did not take at once
+        self._seen = 0  # bytes of the frame received a second ago
+        self._crawled = 0  # seconds below the minimum rate
+        self._unsent = 0  # bytes of responses waiting for the client
 
     # -------------------------------------------------------------- lifetime
 
@@ -119,7 +119,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = f"{address[0]}:{address[1]}" if address else "?"
         self._frames = self._make_frames(self)
         if not self._listening.opened(self):
-            self.end("limit", "there are as many connections as TOPICS_KAFKA_MAX_CONNECTIONS allows")
+            self.end("limit", "TOPICS_KAFKA_MAX_CONNECTIONS is reached")
             return
         sock: socket.socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -143,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frames.lost()
 
     def end(self, reason: str, message: str, *arguments: object) -> None:
-        """Cut the connection now, count and log why."""
+        """Abort the connection; count and log the reason."""
         if self._transport is None:
             return
         self._listening.statistics.closed[reason] += 1
@@ -152,37 +152,37 @@ class Connection(asyncio.BufferedProtocol):
         transport.abort()
 
     def close(self) -> None:
-        """Close once everything is sent."""
+        """Close after sending everything."""
         if self._transport is not None:
             self.deadline = self._loop.time() + self._listening.first_request_seconds
             self._transport.close()
 
     def abort(self) -> None:
-        """Cut the connection; for the end of the server."""
+        """Abort the connection when the server stops."""
         if self._transport is not None:
             self._transport.abort()
 
     def shutdown(self) -> None:
-        """The server stops: finish what runs, take nothing new."""
+        """Finish running requests and accept no new ones."""
         self._frames.shutdown()
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Close the connection: its deadline has passed."""
         self.deadline = 0.0
         if self._body is not None or self._unread or self.write_paused:
             self.end("slow", "a request took too long to arrive")
         else:
-            self.end("idle", "there was no request for too long")
+            self.end("idle", "idle timeout")
 
     def check_rate(self) -> None:
-        """Called once a second while others wait for memory: who holds some and sends next to nothing is cut."""
+        """Close the connection if it sends too slowly. Called once a second while frame memory is short."""
         if self._body is None or self._asked or self._got - self._seen >= _MIN_BYTES_PER_SECOND:
             self._crawled = 0
         else:
             self._crawled += 1
         self._seen = self._got
         if self._crawled >= _CRAWLED_SECONDS:
-            self.end("slow", "a request arrives too slowly while memory is short")
+            self.end("slow", "a request arrives too slowly while frame memory is short")
 
     @property
     def share(self) -> Share | None:
@@ -193,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._body is None:
-            return self._listening.scratch  # of all connections: what is read is taken out before the next read
+            return self._listening.scratch  # shared by all connections: its content is consumed before the next read
         return memoryview(self._body)[self._got :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -211,13 +211,13 @@ class Connection(asyncio.BufferedProtocol):
             self._cut(self._listening.scratch[:nbytes])
 
     def proceed(self) -> None:
-        """Go on with what has arrived, as far as `frames` takes it."""
+        """Feed received bytes as long as `frames` accepts frames."""
         if self._transport is None or self._asked or self._yielding or self._body is not None:
             return
         self._cut(self._unread)
 
     def granted(self) -> None:
-        """The budget has given what was asked for."""
+        """Called when the budget grants the requested bytes."""
         self._credit, self._asked = self._asked, 0
         if self._transport is None:
             return
@@ -228,7 +228,7 @@ class Connection(asyncio.BufferedProtocol):
             self._cut(self._unread)
 
     def _cut(self, data: bytes | memoryview) -> None:
-        """Feed the whole frames in `data`, begin the one that is cut off, and keep what can't be taken now."""
+        """Feed the complete frames in `data`, start to receive an incomplete one, and keep the rest for later."""
         position, end = 0, len(data)
         self._unread = b""
         slice_ends = self._loop.time() + SLICE_SECONDS
@@ -287,7 +287,7 @@ class Connection(asyncio.BufferedProtocol):
             self._filled()
 
     def _filled(self) -> None:
-        """What there is memory for has arrived: take more, or feed the frame."""
+        """The buffer is full: get memory for more of the frame, or feed the complete frame."""
         body = self._body
         assert body is not None, "a frame is being received"
         if len(body) < self._length:
@@ -309,7 +309,7 @@ class Connection(asyncio.BufferedProtocol):
         self.regulate()
 
     def _take(self, size: int) -> bool:
-        if self._credit:  # more may have arrived since it was asked for
+        if self._credit:  # more may have arrived since the request
             self._listening.budget.adjust(size - self._credit, self.share)
             self._credit = 0
             return True
@@ -320,11 +320,11 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def _arrival_deadline(self, length: int) -> float:
-        """When so many bytes must be here."""
+        """The time by which `length` more bytes must have arrived."""
         return self._loop.time() + self._listening.first_request_seconds + length / _MIN_BYTES_PER_SECOND
 
     def regulate(self) -> None:
-        """Read from the client, or not. While it is not read from, its end is not noticed either."""
+        """Pause or resume reading. While reading is paused, a disconnect goes unnoticed."""
         if self._transport is None:
             return
         frames = self._frames
@@ -337,7 +337,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def idle(self) -> None:
-        """No request runs and none has begun: the client has the idle time for its next one."""
+        """Start the idle timeout: no request is running or being received."""
         if self._body is None and not self._unread:
             if self._frames.authenticated:
                 self.deadline = self._loop.time() + self._listening.idle_seconds
@@ -350,17 +350,17 @@ class Connection(asyncio.BufferedProtocol):
             return True
         first = bytes(head)
         if first in _HTTP:
-            self.end("http", "it speaks HTTP to the Kafka port")
+            self.end("http", "HTTP request on the Kafka port")
         elif first[:2] == b"\x16\x03":
-            self.end("tls", "it speaks TLS to a Kafka port without TLS")
+            self.end("tls", "TLS handshake on a Kafka port without TLS")
         else:
-            self.end("length", "a request of %d bytes is announced", length)
+            self.end("length", "invalid frame length %d", length)
         return False
 
     # --------------------------------------------------------------- writing
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Send one response, whose length goes in front."""
+        """Send one response, prefixed with its length."""
         if self._transport is None:
             return
         size = sum(map(len, parts))
@@ -389,9 +389,9 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent = size
 
     def undrained(self) -> object:
-        """What is still to leave."""
+        """Bytes that are still to be sent."""
         return None if self._transport is None else undrained(self._transport)
 
     def give_up(self) -> None:
-        """The client takes nothing of its response."""
-        self.end("slow", "it does not read its responses")
+        """Close the connection: the client reads nothing of its response."""
+        self.end("slow", "send timeout: the client stopped reading")

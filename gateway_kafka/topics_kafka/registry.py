@@ -1,4 +1,4 @@
-"""The registry of the served Kafka APIs: one row per API, and everything that is derived from the rows.
+"""The registry of the served Kafka APIs: one row per API, and the tables derived from the rows.
 
 To serve another API, add its key to `protocol.ApiKey`, a row here, its handler to a module of `topics_kafka.handlers`,
 and run `generate_schema.py`.

@@ -88,8 +88,8 @@ def test_a_kafka_connection_is_not_its_last_request(audited: ServerProcess) -> N
             "error_code"
         ]
         wire.socket.sendall(b"\xff" * 8)
-        poll(lambda: "is announced" in audited.log, 10, "the line")
-    (told,) = [line for line in audited.log.splitlines() if "is announced" in line]
+        poll(lambda: "invalid frame length" in audited.log, 10, "the line")
+    (told,) = [line for line in audited.log.splitlines() if "invalid frame length" in line]
     assert "request=" not in told
 
 

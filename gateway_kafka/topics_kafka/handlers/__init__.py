@@ -1,16 +1,16 @@
-"""State that the handlers of Kafka's APIs share: the context of the server, and that of the connection.
+"""Types that the handlers of Kafka's APIs share: a row of the registry, the context of the server and of a connection.
 
 A module of handlers has `handlers(server) -> HandlerTable`, which rows of `topics_kafka.registry` name. A handler
-gets the connection's context, the request's version and its decoded body, and gives one of:
+is called with the connection's context, the request's version and its decoded body, and returns one of:
 
-- a message: the response body, sent at once. A member that the version does not have is left out of it, an absent one
-  takes the schema's default;
-- None: no response is sent, ever (Produce with acks=0);
-- an awaitable of either: sent when it is done, cancelled when the connection is gone. Requests of a connection are
-  answered in order and one at a time, except Produce: the next one is taken in while those before it wait.
+- a message: the response body, sent at once. Members missing in the version are omitted, absent ones get the schema's
+  default;
+- None: no response is ever sent (Produce with acks=0);
+- an awaitable of either: sent when it is done, cancelled when the connection is lost. Requests of a connection are
+  answered in order and one at a time, except Produce: the next one is accepted while earlier ones wait.
 
-Handlers put what is refused into the response, with `errors.error_of`. An exception that leaves a handler is a bug:
-it is logged and counted, and closes the connection.
+Handlers report refusals in the response, with `errors.error_of`. An exception that leaves a handler is a bug: it is
+logged and counted, and closes the connection.
 """
 
 import logging
@@ -97,10 +97,10 @@ def _error_codes_in(message: Mapping[str, Any], path: tuple[str, ...]) -> Iterat
 
 @dataclass(slots=True, kw_only=True)
 class ServerContext:
-    """One Kafka listener: what all its connections share. What writes goes through `api`, which asks whether the server
-    takes work; `engine` is there for what is only looked at.
+    """State that all connections of a Kafka listener share.
 
-    `host` and `port` are what clients are told to connect to, `cluster_id` never changes for a data directory.
+    Writes go through `api`, which checks whether the server accepts work; `engine` is for reading metadata. `host` and
+    `port` are the advertised address. `cluster_id` never changes for a data directory.
     """
 
     apis: Mapping[int, Api]
@@ -117,13 +117,13 @@ class ServerContext:
     loop_budget: LoopBudget = field(default_factory=LoopBudget)
     shares: dict[str, Share] = field(default_factory=dict)
     waiting: int = 0
-    """Partitions that fetches wait for, each counted as often as it is named."""
+    """Number of partitions that fetches wait for; one that is named repeatedly counts each time."""
 
     def __post_init__(self) -> None:
         self.ids = TopicIds(self.catalog)
 
     def share(self, principal: Principal) -> Share | None:
-        """What the requests of a key may hold of the memory for those of all: at most half of that."""
+        """The share of frame memory for requests of one key: at most half."""
         if not principal.key_id:
             return None
         share = self.shares.get(principal.key_id)
@@ -134,11 +134,11 @@ class ServerContext:
 
     @property
     def catalog(self) -> Catalog:
-        """The topics there are."""
+        """The catalog of topics."""
         return self.engine.catalog
 
     def find(self, name: str | None, topic_id: UUID | None = None) -> Topic | None:
-        """The topic as readers see it, by name or, where that is empty, by id; None if there is none."""
+        """The topic visible to readers by name or, if that is empty, by id; None if there is none."""
         if not name:
             return None if topic_id is None else self.ids.find(topic_id)
         try:
@@ -149,12 +149,12 @@ class ServerContext:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Context:
-    """One connection, as its handlers see it.
+    """State of one connection, for its handlers.
 
-    `client_id` is that of the request at hand, `zone` what it says as `zone_id=`, and `software` the name and version
-    that the client gave in ApiVersions, empty without. `peer` is its address. `mechanism` is that of SASL once the
-    client chose one; with `raw_tokens` its next frame is a token without a request around it. A handler that sets
-    `closing` has the connection closed behind its response; while a Produce is `appending`, the next one waits.
+    `client_id` is that of the current request, `zone` its `zone_id=` if any. `software` is the client's name and
+    version from ApiVersions, empty if unknown. `peer` is its address. `mechanism` is the SASL mechanism that the client
+    chose; with `raw_tokens` its next frame is a token without a request around it. If a handler sets `closing`, the
+    connection is closed after the response; while a Produce is `appending`, the next one waits.
     """
 
     server: ServerContext
@@ -173,15 +173,15 @@ class Context:
 
     @property
     def zone(self) -> str | None:
-        """The availability zone that the client is in, if it says so."""
+        """The availability zone of the client, if it is known."""
         return zone_of(self.client_id)
 
     def allows(self, scope: Scope) -> bool:
-        """Whether the caller has `scope`."""
+        """Return whether the caller has `scope`."""
         return self.principal.allows(scope)
 
     def is_allowed(self, api: ApiKey, name: str | None = None) -> bool:
-        """Whether the caller has the scopes of `api`, and may touch the topic or group `name` where one is given."""
+        """Return whether the caller has the scopes of `api` and access to the topic or group `name`, if given."""
         scopes = self.server.apis[api].rule.scopes
         return scopes <= self.principal.scopes and (name is None or self.principal.allows_name(name))
 

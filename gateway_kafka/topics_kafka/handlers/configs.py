@@ -22,7 +22,7 @@ Change = Callable[[Overrides, Message], Overrides]
 
 
 class Operation(IntEnum):
-    """What IncrementalAlterConfigs does with one config."""
+    """Operations of IncrementalAlterConfigs."""
 
     SET = 0
     DELETE = 1
@@ -41,13 +41,13 @@ def handlers(server: ServerContext) -> HandlerTable:
 
 
 class ConfigHandlers:
-    """Topics have configs that can be changed; those of the broker are only shown."""
+    """Handlers of configs: those of topics can be changed, those of the broker are read-only."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
 
     def describe(self, context: Context, version: int, request: Message) -> Message:
-        """The configs of topics and of the broker, with where each value comes from."""
+        """Describe the configs of topics and of the broker, with the origin of each value."""
         results = []
         synonyms = request["include_synonyms"]
         asked = {(each["resource_type"], each["resource_name"]): each for each in request["resources"]}
@@ -77,11 +77,11 @@ class ConfigHandlers:
         return broker_entries(settings, self._server.host, self._server.port, names, synonyms=synonyms)
 
     async def alter(self, context: Context, version: int, request: Message) -> Message:
-        """Replace all overrides of topics: a config that is not named goes back to its default."""
+        """Replace all overrides of topics: a config that is not named is reset to its default."""
         return await self._alter(context, ApiKey.ALTER_CONFIGS, request, _replace)
 
     async def alter_some(self, context: Context, version: int, request: Message) -> Message:
-        """Change those overrides of topics that are named."""
+        """Change only the overrides of topics that are named."""
         return await self._alter(context, ApiKey.INCREMENTAL_ALTER_CONFIGS, request, _patch)
 
     async def _alter(self, context: Context, api: ApiKey, request: Message, change: Change) -> Message:
@@ -158,7 +158,7 @@ def _patch(old: Overrides, resource: Message) -> Overrides:
 
 
 def _listed(old: Overrides, name: str, value: str, operation: Operation) -> str:
-    """The value of a list config with some items more or fewer."""
+    """The value of a list config after items are appended or subtracted."""
     config = CONFIGS.get(name)
     if config is None or config.type is not ConfigType.LIST:
         raise InvalidConfigError(f"{name} is not a list: items can't be added or taken away")

@@ -1,4 +1,4 @@
-"""The members of consumer groups: how they find the coordinator, join, get their partitions, stay and leave."""
+"""APIs of group members: they find the coordinator, join, get their partitions, send heartbeats and leave."""
 
 from typing import Any, Final
 from uuid import UUID
@@ -27,7 +27,7 @@ _MAX_CLIENT_ID_CHARS: Final = 255
 
 
 def handlers(server: ServerContext) -> HandlerTable:
-    """The APIs of members."""
+    """The APIs of group members."""
     members = MemberHandlers(server, Coordination.for_server(server))
     return {
         ApiKey.FIND_COORDINATOR: members.find_coordinator,
@@ -40,19 +40,19 @@ def handlers(server: ServerContext) -> HandlerTable:
 
 
 def client_of(context: Context) -> Client:
-    """Who speaks, as admins are shown it; the host as Kafka writes it."""
+    """The client as shown to admins, with the host in Kafka's notation."""
     return Client((context.client_id or "")[:_MAX_CLIENT_ID_CHARS], "/" + context.peer.rpartition(":")[0].strip("[]"))
 
 
 class MemberHandlers:
-    """Every answer waits until what it says of the group is durable."""
+    """Handlers of members. An answer is sent once the state of the group that it reports is durable."""
 
     def __init__(self, server: ServerContext, coordination: Coordination) -> None:
         self._server = server
         self._coordination = coordination
 
     def find_coordinator(self, context: Context, version: int, request: Message) -> Answer:
-        """The one broker coordinates every group; transactions too, which InitProducerId then refuses."""
+        """Name the only broker as the coordinator, also of transactions, which InitProducerId refuses."""
         kind = request.get("key_type", _GROUP)
         if version >= 4:
             found = [self._place(context, kind, key) for key in request["coordinator_keys"]]
@@ -74,7 +74,7 @@ class MemberHandlers:
     # --- classic groups
 
     async def join(self, context: Context, version: int, request: Message) -> Message:
-        """Join, and wait until all others have."""
+        """Join, and wait until all members have joined."""
         name, member_id = request["group_id"], request["member_id"]
         if not context.is_allowed(ApiKey.JOIN_GROUP, name):
             return _not_joined(version, ErrorCode.GROUP_AUTHORIZATION_FAILED, member_id)
@@ -99,7 +99,7 @@ class MemberHandlers:
         return _joined(reply)
 
     async def sync(self, context: Context, version: int, request: Message) -> Message:
-        """Bring the assignments, as the leader, and wait for one's own."""
+        """Submit the assignments, as the leader, and wait for the own one."""
         name = request["group_id"]
         if not context.is_allowed(ApiKey.SYNC_GROUP, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "assignment": b""}
@@ -126,7 +126,7 @@ class MemberHandlers:
         }
 
     def heartbeat(self, context: Context, _version: int, request: Message) -> Answer:
-        """Stay a member."""
+        """Keep the session of a member alive."""
         name = request["group_id"]
         if not context.is_allowed(ApiKey.HEARTBEAT, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
@@ -138,7 +138,7 @@ class MemberHandlers:
         return {"error_code": error}
 
     def leave(self, context: Context, version: int, request: Message) -> Answer:
-        """Leave; from version 3 on an admin may have many members leave."""
+        """Leave the group; from version 3 on an admin may remove many members."""
         name = request["group_id"]
         if not context.is_allowed(ApiKey.LEAVE_GROUP, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "members": []}
@@ -161,7 +161,7 @@ class MemberHandlers:
     # --- `consumer` groups
 
     def consumer_heartbeat(self, context: Context, version: int, request: Message) -> Answer:
-        """Join, stay or leave, and hear which partitions are one's own."""
+        """Join, stay or leave, and return the assigned partitions."""
         name, names = request["group_id"], request["subscribed_topic_names"]
         if not context.is_allowed(ApiKey.CONSUMER_GROUP_HEARTBEAT, name):
             return _refused(ErrorCode.GROUP_AUTHORIZATION_FAILED, "the API key may not touch this group")
@@ -191,7 +191,7 @@ class MemberHandlers:
         return self._later(_beaten(reply), ticket)
 
     def _later(self, response: Message, ticket: int) -> Answer:
-        """The response, now or when what it tells is durable."""
+        """Return the response, at once or when the state that it reports is durable."""
         return self._after(response, ticket) if ticket else response
 
     async def _after(self, response: Message, ticket: int) -> Message:

@@ -1,4 +1,4 @@
-"""Consumer groups as admins see them: DescribeGroups, ConsumerGroupDescribe, ListGroups and DeleteGroups."""
+"""Group administration: DescribeGroups, ConsumerGroupDescribe, ListGroups and DeleteGroups."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _CONSUMER_MEMBER: Final = 1
 
 
 def handlers(server: ServerContext) -> HandlerTable:
-    """The APIs of admins."""
+    """The APIs of group administration."""
     groups = GroupAdminHandlers(server, Coordination.for_server(server))
     return {
         ApiKey.DESCRIBE_GROUPS: groups.describe,
@@ -29,9 +29,9 @@ def handlers(server: ServerContext) -> HandlerTable:
 
 
 class GroupAdminHandlers:
-    """A group without members that has positions is a classic one, whoever committed them.
+    """Handlers of group administration. A group with positions but without members is shown as a classic one.
 
-    A group that a request names many times is described once, or small requests would have huge responses.
+    A group that is named repeatedly is described once: a small request must not have a huge response.
     """
 
     def __init__(self, server: ServerContext, coordination: Coordination) -> None:
@@ -41,7 +41,7 @@ class GroupAdminHandlers:
     # --- describe
 
     def describe(self, context: Context, version: int, request: Message) -> Message:
-        """Classic groups. One that there is none of is `Dead`; from version 6 on it is an error too."""
+        """Describe classic groups. An unknown group is `Dead`, and from version 6 on also an error."""
         return {"groups": [self._classic(context, version, request, name) for name in dict.fromkeys(request["groups"])]}
 
     def _classic(self, context: Context, version: int, request: Message, name: str) -> Message:
@@ -66,7 +66,7 @@ class GroupAdminHandlers:
         return described
 
     def describe_consumer(self, context: Context, _version: int, request: Message) -> Message:
-        """`consumer` groups."""
+        """Describe `consumer` groups."""
         return {"groups": [self._consumer(context, request, name) for name in dict.fromkeys(request["group_ids"])]}
 
     def _consumer(self, context: Context, request: Message, name: str) -> Message:
@@ -114,7 +114,7 @@ class GroupAdminHandlers:
         }
 
     def _partitions(self, context: Context, parts: Mapping[str, Sequence[int]] | None) -> list[Message]:
-        """Partitions with the names and ids of their topics, as far as these are the caller's to know."""
+        """Partitions with the names and ids of the topics that the caller may access."""
         found = []
         for name, partitions in (parts or {}).items():
             topic = self._server.find(name)
@@ -126,7 +126,7 @@ class GroupAdminHandlers:
     # --- list and delete
 
     def list(self, context: Context, _version: int, request: Message) -> Message:
-        """The groups that the caller may touch, of the states and types that are asked for; none named means all."""
+        """List the groups that the caller may access, filtered by state and type if any are given."""
         if not context.is_allowed(ApiKey.LIST_GROUPS):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "groups": []}
         try:
@@ -148,7 +148,7 @@ class GroupAdminHandlers:
         return {"error_code": ErrorCode.NONE, "groups": groups}
 
     async def delete(self, context: Context, _version: int, request: Message) -> Message:
-        """Remove groups without members, and their positions."""
+        """Delete groups without members, and their positions."""
         work = [self._delete(context, name) for name in dict.fromkeys(request["groups_names"])]
         return {"results": await asyncio.gather(*work)}
 

@@ -1,4 +1,4 @@
-"""ListOffsets: where a partition begins and ends, and which record is the first one since a time."""
+"""ListOffsets: the first and last offset of a partition, and the first record since a time."""
 
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import suppress
@@ -23,7 +23,7 @@ EARLIEST_PENDING_UPLOAD: Final = -6
 _SINCE: Final[Mapping[int, int]] = {
     LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11,
 }  # fmt: skip
-"""The times that mean something else, and the versions that have them."""
+"""Special timestamps, and the first version that has each."""
 
 _NONE: Final = -1
 
@@ -34,7 +34,7 @@ def handlers(server: ServerContext) -> HandlerTable:
 
 
 def _list_offsets(api: TopicsApi, context: Context, version: int, body: Message) -> Answer:
-    work = _answer(api, context, version, body)  # each time that is looked up can cost a batch to decode
+    work = _answer(api, context, version, body)  # each lookup by time may decode a batch
     routers = context.server.engine.routers
     behind = {
         name
@@ -45,8 +45,8 @@ def _list_offsets(api: TopicsApi, context: Context, version: int, body: Message)
 
 
 async def _once_forwarded(api: TopicsApi, names: Iterable[str], work: Generator[None, None, Message]) -> Message:
-    """As every read of a router's destination, it tells of what the source held when it began."""
-    with suppress(TopicsError):  # the topics tell
+    """Answer once everything that the sources held is forwarded, like every read of a router's destination."""
+    with suppress(TopicsError):  # reported for each topic
         for name in names:
             await api.routers.forwarded(name)
     answer = run_in_slices(work)
@@ -83,14 +83,14 @@ def _answer(api: TopicsApi, context: Context, version: int, body: Message) -> Ge
 
 
 def _offset(api: TopicsApi, topic: str, partition: int, ts: int) -> tuple[int, int]:
-    """An offset and the time of its record, -1 for what there is not."""
+    """An offset and the time of its record; -1 if there is none."""
     if ts >= 0:
         found = api.offset_at(topic, partition, ts)
     elif ts == MAX_TIMESTAMP:
         found = api.newest_time(topic, partition)
     else:
         earliest, head = api.extent(topic, partition)
-        if ts in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):  # no record is anywhere but here
+        if ts in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):  # there is no tiered storage
             return _NONE, _NONE
         return (head if ts == LATEST else earliest - 1), _NONE
     if found is None:

@@ -1,4 +1,4 @@
-"""Metadata and DescribeCluster: which topics there are, and where. Metadata may create what it is asked for."""
+"""Metadata and DescribeCluster: topics, partitions and the broker. Metadata may create missing topics."""
 
 from collections.abc import Awaitable, Iterable, Mapping
 from functools import lru_cache
@@ -27,16 +27,16 @@ def handlers(server: ServerContext) -> HandlerTable:
 
 
 class MetadataHandlers:
-    """There is one broker: it leads every partition and coordinates every group, in whatever zone the client is."""
+    """Metadata handlers. The only broker leads all partitions and coordinates all groups, for clients in any zone."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
 
     def metadata(self, context: Context, version: int, request: Message) -> Message | Awaitable[Message]:
-        """The topics that are asked for, or all that the caller may touch.
+        """Describe the requested topics, or all that the caller may access.
 
-        A topic that is missing is created where the request allows it (before version 4 every request does), with one
-        partition, by a caller with the scope `write`; else it is UNKNOWN_TOPIC_OR_PARTITION.
+        A missing topic is created with one partition if the request allows it (before version 4 every request does)
+        and the caller has the scope `write`; otherwise it is UNKNOWN_TOPIC_OR_PARTITION.
         """
         asked = request["topics"]
         if asked is None or (version == 0 and not asked):
@@ -48,7 +48,7 @@ class MetadataHandlers:
         return self._response(context, request, self._asked(context, version, request, {}))
 
     def describe_cluster(self, context: Context, version: int, request: Message) -> Message:
-        """The one broker."""
+        """Describe the only broker."""
         if version >= 1 and request["endpoint_type"] != _BROKERS:
             return {"error_code": ErrorCode.INVALID_REQUEST, "error_message": "there are no separate controllers"}
         server = self._server
@@ -95,7 +95,7 @@ class MetadataHandlers:
     async def _create_one(self, context: Context, name: str) -> ErrorCode:
         server = self._server
         try:
-            if server.engine.has_topic(name):  # somebody else makes it at this moment: with a config, perhaps
+            if server.engine.has_topic(name):  # another request is creating it, perhaps with a config
                 await server.api.settled(server.engine.creation_ticket(name))
             else:
                 await server.api.put_topic(name, ConfigInput(), principal=context.principal)
@@ -157,7 +157,7 @@ class MetadataHandlers:
 
 @lru_cache(maxsize=64)
 def _partitions(node_id: int, count: int) -> list[dict[str, Any]]:
-    """The partitions of a topic that has so many. Shared: never changed."""
+    """The partitions of a topic with `count` partitions. Cached: do not modify."""
     return [
         {
             "error_code": ErrorCode.NONE,

@@ -16,11 +16,11 @@ from topics_service.engine.offsets.positions import CommitItem, Position, Target
 from topics_service.engine.topic import Topic
 
 _NONE: Final = -1
-_EPOCHS_SINCE: Final = 9  # the version of OffsetCommit whose clients know member epochs
+_EPOCHS_SINCE: Final = 9  # the first version of OffsetCommit with member epochs
 
 
 def handlers(server: ServerContext) -> HandlerTable:
-    """The APIs of positions."""
+    """The APIs of committed positions."""
     offsets = OffsetHandlers(server, Coordination.for_server(server))
     return {
         ApiKey.OFFSET_COMMIT: offsets.commit,
@@ -30,7 +30,7 @@ def handlers(server: ServerContext) -> HandlerTable:
 
 
 class _Asked(NamedTuple):
-    """A topic of a request, as it was named; `topic` is None where `error` says why."""
+    """A topic of a request, as it was named. `topic` is None if there is an `error`."""
 
     named: Message
     topic: Topic | None
@@ -38,7 +38,7 @@ class _Asked(NamedTuple):
 
 
 class OffsetHandlers:
-    """Commits are as durable as their topics before they are acknowledged."""
+    """Handlers of positions. A commit is acknowledged once it is as durable as its topics."""
 
     def __init__(self, server: ServerContext, coordination: Coordination) -> None:
         self._server = server
@@ -46,7 +46,7 @@ class OffsetHandlers:
         self._groups = server.engine.groups
 
     def _topic(self, context: Context, api: ApiKey, asked: Message) -> _Asked:
-        """The topic that is asked for, by its name or its id, if the caller may know of it."""
+        """The requested topic, by name or id, if the caller may access it."""
         by_id = "topic_id" in asked
         topic_id: UUID | None = asked.get("topic_id")
         name: str = asked.get("name") or ""
@@ -117,7 +117,7 @@ class OffsetHandlers:
     # --- fetch
 
     def fetch(self, context: Context, version: int, request: Message) -> Answer:
-        """Tell positions, of some partitions or of all that the group has; each once, however often it is asked for."""
+        """Return positions of some partitions or of all that the group has; each once, even if named repeatedly."""
         if version >= 8:
             asked = {group["group_id"]: group for group in request["groups"]}
             if len(asked) != len(request["groups"]):
@@ -173,7 +173,7 @@ class OffsetHandlers:
             numbers = [p for p in dict.fromkeys(asked["partition_indexes"]) if (key, p) not in answered]
             answered.update((key, p) for p in numbers)
             if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                error = ErrorCode.NONE  # Kafka keeps positions, and so knows none, whatever topics there are
+                error = ErrorCode.NONE  # as in Kafka, which looks up positions without checking the topics
             partitions = [
                 _position(p, error, None if topic is None or group is None else group.position(topic, p))
                 for p in numbers
@@ -184,7 +184,7 @@ class OffsetHandlers:
     # --- delete
 
     async def delete(self, context: Context, _version: int, request: Message) -> Message:
-        """Forget positions in topics that no member subscribes to."""
+        """Delete positions in topics that no member subscribes to."""
         name = request["group_id"]
         if not context.is_allowed(ApiKey.OFFSET_DELETE, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "topics": []}
@@ -221,7 +221,7 @@ class OffsetHandlers:
 
 
 def _items(request: Message, asked: list[_Asked]) -> Iterable[CommitItem]:
-    """What to commit, in the order of the request, without topics that can't be."""
+    """The positions to commit, in the order of the request, without topics that have an error."""
     for each, (_, topic, _) in zip(request["topics"], asked, strict=True):
         if topic is not None:
             for partition in each["partitions"]:
@@ -235,7 +235,7 @@ def _items(request: Message, asked: list[_Asked]) -> Iterable[CommitItem]:
 
 
 def _outcome(error: TopicsError | None) -> int:
-    """The code of one partition of a commit."""
+    """The error code of one partition of a commit."""
     if error is None:
         return ErrorCode.NONE
     detail = error.detail or {}
@@ -247,7 +247,7 @@ def _outcome(error: TopicsError | None) -> int:
 
 
 def _committed(request: Message, asked: list[_Asked], error: int) -> Message:
-    """Nothing was committed: the one error for all partitions, but of topics with an error of their own."""
+    """A response without a commit: `error` for all partitions, except of topics with an error of their own."""
     topics = []
     for each, (named, _, own) in zip(request["topics"], asked, strict=True):
         partitions = [{"partition_index": p["partition_index"], "error_code": own or error} for p in each["partitions"]]

@@ -1,4 +1,4 @@
-"""What a caller may do, as the bit sets of Kafka's ACL operations."""
+"""Authorized operations of a caller, as bit sets of Kafka's ACL operations."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -26,17 +26,17 @@ _OF_GROUP: Final = {Scope.READ: (_READ,), Scope.DELETE: (_DELETE,)}
 
 
 def on_topics(context: Context) -> int:
-    """What the caller may do with a topic that it may touch."""
+    """Operations allowed on a topic that the caller may access."""
     return _bits(context, _OF_TOPIC)
 
 
 def on_groups(context: Context) -> int:
-    """What the caller may do with a group that it may touch."""
+    """Operations allowed on a group that the caller may access."""
     return _bits(context, _OF_GROUP)
 
 
 def on_cluster(context: Context) -> int:
-    """What the caller may do with the cluster as a whole."""
+    """Operations allowed on the cluster."""
     return _bits(context, _OF_CLUSTER)
 
 

@@ -1,4 +1,4 @@
-"""InitProducerId, DescribeProducers and OffsetForLeaderEpoch: what idempotent producers and careful consumers ask."""
+"""InitProducerId, DescribeProducers and OffsetForLeaderEpoch, for idempotent producers and truncation detection."""
 
 from collections.abc import Generator
 from functools import partial
@@ -12,11 +12,11 @@ from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError
 
 LEADER_EPOCH: Final = 0
-"""Of every partition, for ever: there is one server."""
+"""The epoch of every partition: with a single server the leader never changes."""
 
 
 def handlers(server: ServerContext) -> HandlerTable:
-    """The three APIs."""
+    """The APIs of producer ids and leader epochs."""
     return {
         ApiKey.INIT_PRODUCER_ID: partial(_init_producer_id, server.api),
         ApiKey.DESCRIBE_PRODUCERS: partial(_describe_producers, server.api),
@@ -25,12 +25,12 @@ def handlers(server: ServerContext) -> HandlerTable:
 
 
 def epoch_error(epoch: int) -> ErrorCode:
-    """What to answer a client that takes `epoch` for the partition's leader epoch; -1 is one that does not say."""
+    """The error for a client that assumes leader epoch `epoch`; -1 if it assumes none."""
     return ErrorCode.UNKNOWN_LEADER_EPOCH if epoch > LEADER_EPOCH else ErrorCode.NONE
 
 
 def _init_producer_id(api: TopicsApi, context: Context, _version: int, body: Message) -> Answer:
-    """Always an id that nobody has had, with epoch 0: what the client says that it had does not matter."""
+    """Allocate a new id with epoch 0, whatever id the client had before."""
     transactional_id = body["transactional_id"]
     if transactional_id is not None:
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if transactional_id else ErrorCode.INVALID_REQUEST
@@ -62,7 +62,7 @@ def _describe_producers(api: TopicsApi, context: Context, _version: int, body: M
 
 
 def _described(api: TopicsApi, context: Context, body: Message) -> Generator[None, None, Message]:
-    """The producers of each partition; one that is asked for again is not listed again."""
+    """Describe the producers of each partition. One that is named repeatedly is described once."""
     topics: list[dict[str, Any]] = []
     seen: set[tuple[str, int]] = set()
     for asked in body["topics"]:
@@ -100,7 +100,7 @@ def _described(api: TopicsApi, context: Context, body: Message) -> Generator[Non
 
 
 def _offset_for_leader_epoch(api: TopicsApi, context: Context, _version: int, body: Message) -> Answer:
-    """Where the records of an epoch end: there is one epoch, which ends at the head."""
+    """Return the end of an epoch: there is one, which ends at the head."""
     topics: list[dict[str, Any]] = []
     for asked in body["topics"]:
         name = asked["topic"]

@@ -1,4 +1,4 @@
-"""DeleteRecords and DescribeLogDirs: what a partition holds, and less of it."""
+"""DeleteRecords and DescribeLogDirs."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -24,13 +24,13 @@ def handlers(server: ServerContext) -> HandlerTable:
 
 
 class RecordsAdminHandlers:
-    """A partition's records, as an administrator sees them. Offset N is seq N + 1."""
+    """Handlers for the records of partitions. Offset N is seq N + 1."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
 
     async def delete_records(self, context: Context, version: int, request: Message) -> Message:
-        """Delete what is below an offset; -1 is the high watermark. Beyond that it is OFFSET_OUT_OF_RANGE."""
+        """Delete the records below an offset; -1 is the high watermark, and beyond it is OFFSET_OUT_OF_RANGE."""
         topics = []
         for entry in request["topics"]:
             asked = {each["partition_index"]: each["offset"] for each in entry["partitions"]}
@@ -43,7 +43,7 @@ class RecordsAdminHandlers:
         return {"topics": topics}
 
     async def _delete(self, context: Context, name: str, partition: int, offset: int) -> tuple[int, ErrorCode]:
-        """The first offset that is left, and what went wrong."""
+        """Return the first offset that is left, and an error code."""
         api = self._server.api
         if not context.is_allowed(ApiKey.DELETE_RECORDS, name):
             return _UNKNOWN, ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -60,7 +60,7 @@ class RecordsAdminHandlers:
         return reply.earliest_seq - 1, ErrorCode.NONE
 
     def describe_log_dirs(self, context: Context, version: int, request: Message) -> Message:
-        """How many bytes of records each partition holds; there is one directory for all."""
+        """Return the bytes of records in each partition. All are in one directory."""
         if not context.is_allowed(ApiKey.DESCRIBE_LOG_DIRS):
             return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "results": []}
         topics = [
@@ -70,7 +70,7 @@ class RecordsAdminHandlers:
         return {"results": [{"error_code": ErrorCode.NONE, "log_dir": _LOG_DIR, "topics": topics}]}
 
     def _asked(self, context: Context, asked: list[Message] | None) -> Iterable[tuple[Topic, Iterable[int]]]:
-        """The topics and partitions that are there, of those that are asked for and that the caller may touch."""
+        """The existing topics and partitions among those that are requested and that the caller may access."""
         server = self._server
         if asked is None:
             for name in server.catalog.under(names.narrow("", context.principal.prefixes)):

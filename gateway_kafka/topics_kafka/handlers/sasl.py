@@ -1,4 +1,4 @@
-"""SASL/PLAIN: any user, and an API key as the password. On a server without keys every password is right."""
+"""SASL/PLAIN with any user name and an API key as the password. A server without keys accepts every password."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ def handlers(_: ServerContext) -> HandlerTable:
 
 
 def handshake(context: Context, version: int, request: Message) -> Message:
-    """Choose the mechanism. Behind version 0 the token comes as it is, behind version 1 in SaslAuthenticate."""
+    """Choose the mechanism. After version 0 the bare token follows, after version 1 SaslAuthenticate."""
     if request["mechanism"] != _MECHANISM:
         return {"error_code": ErrorCode.UNSUPPORTED_SASL_MECHANISM, "mechanisms": [_MECHANISM]}
     context.mechanism = _MECHANISM
@@ -25,7 +25,10 @@ def handshake(context: Context, version: int, request: Message) -> Message:
 
 
 def authenticate(context: Context, version: int, request: Message) -> Message:
-    """Check the credentials. Who is wrong is told so and disconnected; who is in may do it again, as the same."""
+    """Check the credentials. On failure, reply with an error and disconnect.
+
+    Re-authentication must use the same principal.
+    """
     if not context.mechanism:
         context.closing = True
         return _refusal(ErrorCode.ILLEGAL_SASL_STATE, "SaslHandshake comes first")
@@ -40,19 +43,19 @@ def authenticate(context: Context, version: int, request: Message) -> Message:
 
 
 def raw_token(context: Context, token: bytes) -> bool:
-    """Check a token that came without a request around it, behind SaslHandshake version 0."""
+    """Check a token without a request around it, after SaslHandshake version 0."""
     context.mechanism, context.raw_tokens = "", False
     return _check(context, token) is None
 
 
 def _check(context: Context, token: bytes) -> str | None:
-    """Let the caller in, or say why not. The token (RFC 4616) is: authorization id, NUL, user, NUL, password."""
+    """Authenticate the caller, or return the refusal. Token (RFC 4616): authorization id, NUL, user, NUL, password."""
     parts = token.split(b"\0")
     if len(parts) != 3:
         return "a PLAIN token has three parts"
-    act_for, user, password = parts
-    if act_for not in (b"", user):
-        return "to act for somebody else is not possible"
+    authorization_id, user, password = parts
+    if authorization_id not in (b"", user):
+        return "the authorization id must be empty or the user name"
     principal = context.server.gate.find(password)
     if principal is None:
         return "unknown API key"

@@ -19,7 +19,7 @@ _UNSET: Final = -1
 
 
 def handlers(server: ServerContext) -> HandlerTable:
-    """The APIs that make, grow and remove topics."""
+    """The APIs that create, grow and delete topics."""
     topics = TopicHandlers(server)
     return {
         ApiKey.CREATE_TOPICS: topics.create,
@@ -29,7 +29,7 @@ def handlers(server: ServerContext) -> HandlerTable:
 
 
 class TopicHandlers:
-    """Each topic of a request succeeds or fails alone; all of them are durable before the response."""
+    """Handlers of topics. Each topic succeeds or fails alone; all changes are durable before the response."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
@@ -37,7 +37,7 @@ class TopicHandlers:
     # --------------------------------------------------------------- create
 
     async def create(self, context: Context, version: int, request: Message) -> Message:
-        """Make topics; their timeout does not matter, nothing here waits for other brokers."""
+        """Create topics. The timeout of the request is ignored: there are no other brokers to wait for."""
         names = Counter(entry["name"] for entry in request["topics"])
         entries_by_name = {entry["name"]: entry for entry in request["topics"]}
         work = (
@@ -127,7 +127,7 @@ class TopicHandlers:
     # --------------------------------------------------------------- delete
 
     async def delete(self, context: Context, version: int, request: Message) -> Message:
-        """Remove topics, by name or (from version 6 on) by id."""
+        """Delete topics by name or, from version 6 on, by id."""
         asked = request["topics"] if version >= 6 else [{"name": name} for name in request["topic_names"]]
         targets = [(entry["name"], entry.get("topic_id")) for entry in asked]
         counts = Counter(targets)
@@ -144,7 +144,7 @@ class TopicHandlers:
             topic = self._found(context, name, topic_id)
             shown = {"name": topic.name, "topic_id": uuid_of(topic.identity.topic_id)}
             reply = await self._server.api.delete_topic(topic.name)
-            if not reply.deleted:  # somebody else was faster
+            if not reply.deleted:  # another request deleted it first
                 raise _unknown(topic_id)
         except RefusedError as error:
             return {**shown, **error.result}
@@ -166,7 +166,7 @@ class TopicHandlers:
     # ----------------------------------------------------------- partitions
 
     async def create_partitions(self, context: Context, version: int, request: Message) -> Message:
-        """Give topics more partitions. What was written stays where it is."""
+        """Add partitions to topics. Existing records stay in their partitions."""
         names = Counter(entry["name"] for entry in request["topics"])
         by_name = {entry["name"]: entry for entry in request["topics"]}
         work = (

@@ -1,4 +1,4 @@
-"""What the makers of decoders and encoders share: a growing Python function and the helpers that it calls."""
+"""Source code under construction: a Python function and the helpers that it calls."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 SMALL = 17
-"""Arrays of numbers below this length have a compiled format."""
+"""Arrays of numbers shorter than this have a precompiled format."""
 
 
 class Source:
@@ -23,7 +23,7 @@ class Source:
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """The lines written inside are indented below `head`, which ends in a colon."""
+        """Indent the lines written inside below `head`, which ends in a colon."""
         self.line(head)
         self._indent += 1
         yield
@@ -48,7 +48,7 @@ class Source:
         return "\n".join(self._lines) + "\n"
 
     def build(self) -> Callable[..., Any]:
-        """Compiles the source. It is made of the committed schema alone: nothing in it comes from the network."""
+        """Compile the source. It consists of the committed schema alone: nothing in it comes from the network."""
         exec(compile(self.text, f"<{self.title}>", "exec"), self._names)
         function: Callable[..., Any] = self._names["compiled"]
         return function
