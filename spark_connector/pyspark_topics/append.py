@@ -102,7 +102,7 @@ class Appender:
 
     def add(self, chunk: Chunk) -> None:
         """Send a chunk. Blocks while too much is ahead. Raises TopicsError for this or an earlier chunk."""
-        while self._refused or len(self._pending) >= self._most_pending or self._ahead_bytes >= _AHEAD_BYTES:
+        while self._refused or len(self._pending) >= self._max_pending or self._ahead_bytes >= _AHEAD_BYTES:
             self._settle()
         self._last += 1
         append = pb.AppendRequest(
@@ -121,7 +121,7 @@ class Appender:
         return self.counts
 
     @property
-    def _most_pending(self) -> int:
+    def _max_pending(self) -> int:
         return self._in_flight if self._appending else 1
 
     def _send(self, sent: _Sent) -> None:

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark_topics.fetch import Parts
 from pyspark_topics.offsets import ceil_ms, floor_ms
 
-_MOST: Final = (1 << 63) - 1
+_MAX_INT64: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Span:
     """Whole numbers from `first` to `last`, both inclusive."""
 
     first: int = 0
-    last: int = _MOST
+    last: int = _MAX_INT64
 
     def __and__(self, other: "Span") -> "Span":
         return Span(max(self.first, other.first), min(self.last, other.last))
@@ -59,7 +59,7 @@ class Limits:
     @property
     def bounded_above(self) -> bool:
         """Whether there is a last time."""
-        return self.times.last < _MOST
+        return self.times.last < _MAX_INT64
 
     @property
     def void(self) -> bool:

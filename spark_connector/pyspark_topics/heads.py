@@ -15,7 +15,7 @@ FRESH: Final = 0.05
 """Seconds that an answer is kept: Spark asks about 65 times a second while nothing comes."""
 
 _SHARE: Final = 10  # an answer that took long is kept so many times as long ...
-_MOST_FRESH: Final = 2.0  # ... up to so many seconds
+_MAX_FRESH: Final = 2.0  # ... up to so many seconds
 _PAGE: Final = 1000
 
 
@@ -68,7 +68,7 @@ class Heads:
         if anew or self._lives is None or began - self._asked >= self._fresh:
             self._lives = dict(self._named() if self._names else self._listed())
             self._asked = time.monotonic()
-            self._fresh = min(max(FRESH, _SHARE * (self._asked - began)), _MOST_FRESH)
+            self._fresh = min(max(FRESH, _SHARE * (self._asked - began)), _MAX_FRESH)
         return self._lives
 
     def _named(self) -> Iterator[tuple[str, Life]]:

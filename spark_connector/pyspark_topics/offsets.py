@@ -18,7 +18,7 @@ from topics_proto.v1 import topics_service_pb2 as pb
 EARLIEST: Final = -2
 LATEST: Final = -1
 _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
-_MOST: Final = (1 << 63) - 1
+_MAX_INT64: Final = (1 << 63) - 1
 
 
 class OffsetError(ValueError):
@@ -106,7 +106,7 @@ def _resolve_one(
 
 def locate(connection: Connection, topic: str, partition: int, ts_ms: int) -> int:
     """The first live seq of a time or later; one more than the head if there is none."""
-    request = pb.LocateTimeRequest(topic=topic, partition=partition, ts_ms=min(max(ts_ms, 0), _MOST))
+    request = pb.LocateTimeRequest(topic=topic, partition=partition, ts_ms=min(max(ts_ms, 0), _MAX_INT64))
     return connection.unary(connection.topics.LocateTime, request, repeatable=True).seq
 
 
@@ -166,6 +166,6 @@ def _partition(topic: str, key: str) -> int:
 
 
 def _position(topic: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not EARLIEST <= value <= _MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or not EARLIEST <= value <= _MAX_INT64:
         raise ValueError(f"topic {topic}: not a number from 0, -1 (latest) or -2 (earliest): {value!r}")
     return value

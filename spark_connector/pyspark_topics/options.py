@@ -69,17 +69,17 @@ def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
     return known[value.strip().lower()]
 
 
-def number(options: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
-    """A whole number, at least `least`."""
+def number(options: Mapping[str, str], name: str, default: int, *, minimum: int = 1) -> int:
+    """A whole number, at least `minimum`."""
     value = text(options, name)
     if value is None:
         return default
     try:
         found = int(value)
     except ValueError:
-        found = least - 1
-    if found < least:
-        raise OptionError(f"option {name} is a whole number from {least}, not {value!r}")
+        found = minimum - 1
+    if found < minimum:
+        raise OptionError(f"option {name} is a whole number from {minimum}, not {value!r}")
     return found
 
 

@@ -185,8 +185,8 @@ def _decoded(kind: pa.DataType, path: str) -> Any:
     if pt.is_boolean(kind):
         return bool
     if kind in _INTEGERS:
-        most = 1 << _INTEGERS[kind]
-        return Annotated[int, msgspec.Meta(ge=-most, le=most - 1)]
+        maximum = 1 << _INTEGERS[kind]
+        return Annotated[int, msgspec.Meta(ge=-maximum, le=maximum - 1)]
     if pt.is_float64(kind):
         return float
     if pt.is_float32(kind):

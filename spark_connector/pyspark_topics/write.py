@@ -139,8 +139,8 @@ class TaskWrite:
                 for chunk in chunks(
                     batches,
                     self.layout,
-                    most_records=options.records_per_append,
-                    most_bytes=options.bytes_per_append,
+                    max_records=options.records_per_append,
+                    max_bytes=options.bytes_per_append,
                 ):
                     appender.add(chunk)
                 counts: Counts = appender.finish()

@@ -22,7 +22,7 @@ from pyspark_topics.fetch import Gap
 from pyspark_topics.inventory import TopicInfo
 from topics_lakehouse.catalog import ERRORS, GAPS, RECORDS, CatalogDownError, Positions
 from topics_lakehouse.commit import Append, Refill, append, form_of
-from topics_lakehouse.config import LEAST_GRACE, Config, TopicRule
+from topics_lakehouse.config import MIN_GRACE, Config, TopicRule
 from topics_lakehouse.files import TaskResult
 from topics_lakehouse.gaps import gap_rows, new_gaps
 from topics_lakehouse.history import Witness
@@ -117,7 +117,7 @@ class Follower:
 
     def _overdue(self) -> bool:
         """Whether a commit has waited so long that its files may soon pass for orphans: better to write them again."""
-        return bool(self._pending) and time.monotonic() - self._pending_since > LEAST_GRACE / 2
+        return bool(self._pending) and time.monotonic() - self._pending_since > MIN_GRACE / 2
 
     def _open(self, info: TopicInfo) -> TopicTables:
         def opened() -> TopicTables:

@@ -23,7 +23,7 @@ from topics_lakehouse.lineage import lineage
 from topics_lakehouse.rewrite import merge_manifests
 
 _EXPIRE_AT_ONCE: Final = 20  # a commit that drops 190 takes seconds, and lets others wait
-_LEAST_SNAPSHOTS: Final = 2  # a committer looks for its last commit in them
+_MIN_SNAPSHOTS: Final = 2  # a committer looks for its last commit in them
 _RACES: Final = 20
 _KEPT_NAMES: Final = frozenset({"version-hint.text"})
 
@@ -103,7 +103,7 @@ def expire(table: Table, keep: int) -> int:
         if line.mark:
             pinned |= {each.snapshot_id for each in line.path}
         by_age = sorted(metadata.snapshots, key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
-        old = [each.snapshot_id for each in by_age[: max(0, len(by_age) - max(keep, _LEAST_SNAPSHOTS))]]
+        old = [each.snapshot_id for each in by_age[: max(0, len(by_age) - max(keep, _MIN_SNAPSHOTS))]]
         drop = [each for each in old if each not in pinned][:_EXPIRE_AT_ONCE]
         if not drop:
             return done

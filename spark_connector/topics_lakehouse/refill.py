@@ -66,8 +66,8 @@ def missing(tables: TopicTables) -> Missing:
     errors_held = _held(tables.tables[ERRORS], known[ERRORS], ends[ERRORS]) if ERRORS in known else {}
     told = held
     if GAPS in tables.lacking:  # a gap is what the table of records has not got, although nobody took it back
-        least = {p: min(known[RECORDS].get(p, 0), known[GAPS].get(p, 0)) for p in ends[RECORDS]}
-        told = _held(tables.tables[RECORDS], least, ends[RECORDS])
+        minimum = {p: min(known[RECORDS].get(p, 0), known[GAPS].get(p, 0)) for p in ends[RECORDS]}
+        told = _held(tables.tables[RECORDS], minimum, ends[RECORDS])
     return Missing(tables, held, errors_held, told)
 
 

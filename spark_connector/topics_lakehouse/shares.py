@@ -53,8 +53,8 @@ def share(lags: Sequence[Lag], budget: int) -> list[tuple[Lag, int]]:
     chosen, left = [], float(budget)
     smallest_first = sorted(lags, key=lambda lag: lag.records * lag.weight)
     for i, lag in enumerate(smallest_first):
-        most = int(left / (len(smallest_first) - i) / lag.weight)
-        records = min(lag.records, max(most, 1))
+        maximum = int(left / (len(smallest_first) - i) / lag.weight)
+        records = min(lag.records, max(maximum, 1))
         left = max(0.0, left - records * lag.weight)
         chosen.append((lag, lag.skipped + records))
     return chosen

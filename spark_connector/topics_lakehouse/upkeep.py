@@ -58,6 +58,6 @@ class Upkeep:
             compact(
                 table,
                 Compaction(
-                    target_bytes=self.config.target_file_bytes, ordered=role == RECORDS, most_bytes=_COMPACT_BYTES
+                    target_bytes=self.config.target_file_bytes, ordered=role == RECORDS, max_bytes=_COMPACT_BYTES
                 ),
             )

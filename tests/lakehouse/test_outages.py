@@ -363,7 +363,7 @@ def test_a_commit_that_waited_too_long_is_made_anew(
     put_topic(connection, "overdue")
     fill(connection, "overdue", 100)
     config = settings(server, tmp_path, "overdue")
-    monkeypatch.setattr(follower, "LEAST_GRACE", 0.0)
+    monkeypatch.setattr(follower, "MIN_GRACE", 0.0)
     landing = SqlCatalog.commit_table
     calls = []
 

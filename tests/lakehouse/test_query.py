@@ -121,7 +121,7 @@ def test_no_record_is_missed_or_seen_twice_while_a_pipeline_runs(
     def run() -> None:
         while not stop.is_set():
             follow(config)
-            compact(_table(config, topic), Compaction(least_files=3))
+            compact(_table(config, topic), Compaction(min_files=3))
             maintain(_table(config, topic), Maintenance(keep_snapshots=3))
 
     thread = threading.Thread(target=run)

@@ -10,7 +10,7 @@ from topics_cli.appending import Appending
 from topics_cli.argparse_ext import allow_intermixed
 from topics_cli.inputs import Inputs
 from topics_cli.progress import amount
-from topics_cli.sending import MOST_RECORDS, Batch, Options, Sender
+from topics_cli.sending import MAX_RECORDS, Batch, Options, Sender
 from topics_cli.types import milliseconds, positive, whole
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def add_parser(commands: "Commands") -> None:
     group.add_argument("--key", metavar="KEY", help="idempotency key: used again, nothing is appended. One write only")
     group.add_argument("--no-create", action="store_true", help="fail if the topic is not there")
     group.add_argument("--partition", type=whole, default=0, metavar="N", help="its partition (default: 0)")
-    group.add_argument("--batch", type=positive, default=MOST_RECORDS, metavar="N", help="records in a write, at most")
+    group.add_argument("--batch", type=positive, default=MAX_RECORDS, metavar="N", help="records in a write, at most")
     group.add_argument(
         "--delay",
         "--delay-ms",
@@ -97,7 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
         create=False if arguments.no_create else None,
         delay_ms=arguments.delay_ms,
         priority=arguments.priority,
-        batch_records=MOST_RECORDS if keyed else min(arguments.batch, MOST_RECORDS),
+        batch_records=MAX_RECORDS if keyed else min(arguments.batch, MAX_RECORDS),
         skip_too_large=arguments.skip_invalid,
     )
     if "-" in inputs.files and sys.stdin.isatty():
@@ -149,7 +149,7 @@ def _one(inputs: Inputs) -> Iterator[Batch]:
             whole = batch
         else:
             whole.extend(batch)
-        if len(whole) > MOST_RECORDS or whole.size > _KEYED_BYTES:
-            raise ValueError(f"--key is for one write, and that is {MOST_RECORDS:,} records and 32 MiB at most")
+        if len(whole) > MAX_RECORDS or whole.size > _KEYED_BYTES:
+            raise ValueError(f"--key is for one write, and that is {MAX_RECORDS:,} records and 32 MiB at most")
     if whole is not None:
         yield whole

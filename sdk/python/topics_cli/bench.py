@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from topics_cli import output, server
-from topics_cli.sending import MOST_RECORDS
+from topics_cli.sending import MAX_RECORDS
 from topics_cli.types import positive, seconds, size
 
 if TYPE_CHECKING:
     from topics_cli.types import Commands
     from topics_client import TopicsClient
 
-_MOST_RECORDS: Final = 100_000_000
-_MOST_SIZE: Final = 1 << 20
-_MOST_PRODUCERS: Final = 64
+_MAX_RECORDS: Final = 100_000_000
+_MAX_SIZE: Final = 1 << 20
+_MAX_PRODUCERS: Final = 64
 _LATENCY_APPENDS: Final = 1000
 _LATENCY_SHARE: Final = 0.25  # of --seconds
 _NAMES: Final = ("phase", "records", "seconds", "records_per_s", "mb_per_s", "p50_ms", "p99_ms", "max_ms")
@@ -58,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    for name, most in (("records", _MOST_RECORDS), ("size", _MOST_SIZE), ("producers", _MOST_PRODUCERS)):
-        if getattr(arguments, name) > most:
-            raise server.UsageError(f"--{name} is {most:,} at most")
+    for name, maximum in (("records", _MAX_RECORDS), ("size", _MAX_SIZE), ("producers", _MAX_PRODUCERS)):
+        if getattr(arguments, name) > maximum:
+            raise server.UsageError(f"--{name} is {maximum:,} at most")
     topic = arguments.topic or f"bench-{uuid4().hex[:12]}"
     chosen = [name for name in ("latency", "read", "watch") if getattr(arguments, name)] or ["latency", "read", "watch"]
     rows = []
@@ -125,19 +125,27 @@ def _append(arguments: argparse.Namespace, topic: str) -> dict[str, Any]:
 
 
 def produce(
-    url: str, key: str | None, timeout: float, topic: str, length: int, batch: int, most: float, start: int, count: int
+    url: str,
+    key: str | None,
+    timeout: float,
+    topic: str,
+    length: int,
+    batch: int,
+    max_seconds: float,
+    start: int,
+    count: int,
 ) -> tuple[int, float, float]:
-    """Append `count` records, for `most` seconds at most. Returns how many it were, and when it began and ended."""
+    """Append `count` records within `max_seconds`. Returns the number appended, and the start and end times."""
     from topics_client import RawJson, TopicsClient
     from topics_client.producer.api import Producer
 
     with TopicsClient(url, key=key, timeout=timeout) as client:
         client.ready()  # the connection is made
         begin, last, number = time.time(), None, start
-        with Producer(client.connection, max_batch_records=min(batch, MOST_RECORDS)) as producer:
+        with Producer(client.connection, max_batch_records=min(batch, MAX_RECORDS)) as producer:
             for number in range(start, start + count):
                 last = producer.append(topic, RawJson(record_text(number, length)))
-                if number % 1000 == 0 and time.time() - begin > most:
+                if number % 1000 == 0 and time.time() - begin > max_seconds:
                     break
             producer.flush()
         if last is None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _SHELLS: Final = ("bash", "zsh", "fish")
 _SECONDS: Final = 0.5  # that the server has: nobody waits longer for a completion
-_MOST: Final = 500  # names
+_PAGE: Final = 500  # names
 
 
 def add_parser(commands: "Commands") -> None:
@@ -67,18 +67,18 @@ def _names(kind: str, prefix: str, given: argparse.Namespace) -> list[str]:
             from topics_proto.v1.router_service_pb2 import ListRoutersRequest
 
             routers = connection.unary(
-                connection.routers.ListRouters, ListRoutersRequest(prefix=prefix, page_size=_MOST)
+                connection.routers.ListRouters, ListRoutersRequest(prefix=prefix, page_size=_PAGE)
             )
             return [each.router for each in routers.routers]
         if kind == "groups":
             from topics_proto.v1.group_service_pb2 import ListGroupsRequest
 
-            groups = connection.unary(connection.groups.ListGroups, ListGroupsRequest(prefix=prefix, page_size=_MOST))
+            groups = connection.unary(connection.groups.ListGroups, ListGroupsRequest(prefix=prefix, page_size=_PAGE))
             return [each.group for each in groups.groups]
         from topics_proto.v1.topic_pb2 import TOPIC_TYPE_QUEUE
         from topics_proto.v1.topics_service_pb2 import ListTopicsRequest
 
-        topics = connection.unary(connection.topics.ListTopics, ListTopicsRequest(prefix=prefix, page_size=_MOST))
+        topics = connection.unary(connection.topics.ListTopics, ListTopicsRequest(prefix=prefix, page_size=_PAGE))
         return [each.topic for each in topics.topics if kind == "topics" or each.type == TOPIC_TYPE_QUEUE]
 
 

@@ -8,7 +8,7 @@ from topics_cli.appending import Appending
 from topics_cli.argparse_ext import allow_intermixed
 from topics_cli.checksum import RecordChecksums
 from topics_cli.inputs import FileInputs
-from topics_cli.sending import MOST_RECORDS, Options, Sender
+from topics_cli.sending import MAX_RECORDS, Options, Sender
 from topics_cli.types import positive, whole
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _run(arguments: argparse.Namespace) -> int:
     comparison = RecordChecksums(arguments.topic)
     options = Options(
         topic=arguments.topic,
-        batch_records=min(arguments.batch, MOST_RECORDS),
+        batch_records=min(arguments.batch, MAX_RECORDS),
         skip_too_large=arguments.skip_invalid,
     )
     with server.connected(arguments) as connection:

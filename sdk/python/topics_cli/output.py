@@ -14,7 +14,7 @@ from topics_client.units import human_size
 
 _UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would move the cursor, or worse
 _BETWEEN: Final = "  "  # the columns of a table
-_LEAST: Final = 10  # characters of a text that is cut
+_MIN_CUT_WIDTH: Final = 10  # characters of a text that is cut
 _COLORS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 
 
@@ -101,11 +101,11 @@ def table_lines(
         columns.append([name.upper()] * headers + [clean("-" if value is None else str(value)) for value in values])
     widths = [max(map(len, column)) for column in columns]
     if width is not None:
-        least = [
-            each if right else min(each, max(_LEAST, len(name)))
+        minimum = [
+            each if right else min(each, max(_MIN_CUT_WIDTH, len(name)))
             for name, each, right in zip(names, widths, numeric, strict=True)
         ]
-        widths = _fitting(widths, least, width - len(_BETWEEN) * (len(widths) - 1))
+        widths = _fitting(widths, minimum, width - len(_BETWEEN) * (len(widths) - 1))
     columns = [
         [_cut(text, width).rjust(width) if right else _cut(text, width).ljust(width) for text in column]
         for column, width, right in zip(columns, widths, numeric, strict=True)
@@ -115,12 +115,12 @@ def table_lines(
         yield paint(text, "bold") if color and headers and number == 0 else text
 
 
-def _fitting(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """The widths, the largest of them less, so that they fit into `room`, or as near as `least` allows."""
+def _fitting(widths: Sequence[int], minimum: Sequence[int], room: int) -> list[int]:
+    """The widths, the largest of them less, so that they fit into `room`, or as near as `minimum` allows."""
     found = list(widths)
     while sum(found) > room:
-        widest = max(range(len(found)), key=lambda number: (found[number] > least[number], found[number]))
-        if found[widest] <= least[widest]:
+        widest = max(range(len(found)), key=lambda number: (found[number] > minimum[number], found[number]))
+        if found[widest] <= minimum[widest]:
             break
         found[widest] -= 1
     return found
@@ -187,8 +187,8 @@ def ago(ts_ms: int | None) -> str:
     seconds = (time.time() * 1e3 - ts_ms) / 1e3
     if seconds < 1:
         return "just now"
-    for name, length, most in (("s", 1, 120), ("min", 60, 7200), ("hour", 3600, 172_800)):
-        if seconds < most:
+    for name, length, maximum in (("s", 1, 120), ("min", 60, 7200), ("hour", 3600, 172_800)):
+        if seconds < maximum:
             number = int(seconds // length)
             return f"{number} {name}{'s' if name == 'hour' and number != 1 else ''} ago"
     return f"{counted(int(seconds // 86_400), 'day')} ago"

@@ -16,7 +16,7 @@ from topics_client.environment import own_http
 from topics_client.units import human_size
 
 _REFUSED: Final = {401: "unauthorized", 403: "forbidden"}
-_MOST_BYTES: Final = 1 << 16  # of an answer
+_MAX_BYTES: Final = 1 << 16  # of an answer
 _WANTED: Final = "give one that it accepts with --cert FILE"
 _NO_HTTP: Final = "there is no HTTP at that port: give the server's HTTP port, 4000 by default"
 
@@ -106,7 +106,7 @@ class Probe:
                 return None
             connection.request("GET", self._path, headers=self._headers)
             reply = connection.getresponse()
-            return self._meaning(reply.status, reply.read(_MOST_BYTES))
+            return self._meaning(reply.status, reply.read(_MAX_BYTES))
         finally:
             connection.close()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 _FILE: Final = "topics/profiles.json"
-_MOST_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def load() -> Profiles:
         return Profiles()
     try:
         with file.open("rb") as stream:
-            text = stream.read(_MOST_BYTES)
+            text = stream.read(_MAX_BYTES)
             mode = os.fstat(stream.fileno()).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return Profiles()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from topics_client.errors import TopicsError
     from topics_proto.v1.topics_service_pb2 import AppendRequest, AppendResponse
 
-MOST_RECORDS: Final = 10_000  # that the server takes in a write
+MAX_RECORDS: Final = 10_000  # that the server takes in a write
 _AHEAD_BYTES: Final = 8 << 20  # read and not sent yet
 _BATCH_BYTES: Final = 1 << 20
 _RECORD_BYTES: Final = 32  # what a record counts beside its own
@@ -119,7 +119,7 @@ class Options:
     create: bool | None = None
     delay_ms: int = 0
     priority: int = 0
-    batch_records: int = MOST_RECORDS
+    batch_records: int = MAX_RECORDS
     skip_too_large: bool = False
 
 
@@ -200,14 +200,14 @@ class Sender:
             self._changed.wait_for(lambda: self._pending or self._closed)
             if not self._pending:
                 return None
-            batch, most = self._pending.popleft(), self._options.batch_records
-            if len(batch) > most:
-                self._pending.appendleft(batch.part(most, len(batch)))
-                return batch.part(0, most)
+            batch, maximum = self._pending.popleft(), self._options.batch_records
+            if len(batch) > maximum:
+                self._pending.appendleft(batch.part(maximum, len(batch)))
+                return batch.part(0, maximum)
             while (
                 self._pending
                 and batch.continues(self._pending[0])
-                and len(batch) + len(self._pending[0]) <= most
+                and len(batch) + len(self._pending[0]) <= maximum
                 and batch.size + self._pending[0].size <= _BATCH_BYTES
             ):
                 batch.extend(self._pending.popleft())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from topics_client import TopicsClient
     from topics_client.models import Gap, Record
 
-_MOST: Final = 10_000  # of `-n`: they are held in memory, to print those of all topics in order of time
+_MAX_LINES: Final = 10_000  # of `-n`: they are held in memory, to print those of all topics in order of time
 _COLORS: Final = ("cyan", "green", "yellow", "blue")
 
 
@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.json and arguments.format not in (None, "json"):
         raise server.UsageError("--json and another --format exclude each other")
-    if arguments.lines > _MOST:
-        raise server.UsageError(f"-n is at most {_MOST}; topics read --last N takes any number")
+    if arguments.lines > _MAX_LINES:
+        raise server.UsageError(f"-n is at most {_MAX_LINES}; topics read --last N takes any number")
     names = list(dict.fromkeys(arguments.topic))
     with server.client(arguments) as client:
         printer = _Printer(arguments, several=len(names) > 1 or names[0].endswith("*"))

@@ -66,10 +66,10 @@ def positive(text: str) -> int:
     return _whole(text, 1)
 
 
-def _whole(text: str, least: int) -> int:
+def _whole(text: str, minimum: int) -> int:
     value = int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else -1
-    if not least <= value < _U64:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {least}")
+    if not minimum <= value < _U64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {minimum}")
     return value
 
 

@@ -9,7 +9,7 @@ from topics_client.errors import AuthError, NotFoundError, TopicsError, may_be_d
 from topics_proto.v1.topics_service_pb2 import GetTopicRequest, GetTopicResponse
 
 _DEFAULT_SECONDS: Final = 120.0  # of a topic that is not configured otherwise
-_LEAST_SECONDS: Final = 1.0  # that a repeat is given
+_MIN_SECONDS: Final = 1.0  # that a repeat is given
 # What gRPC says of calls that broke off, and the server of one whose effect it can't vouch for.
 _BROKEN: Final = frozenset({"cancelled", "unknown", "internal", "aborted", "data_loss"})
 # What a server says only of a write whose key it does not know: had it been stored, it would have said so.
@@ -50,7 +50,7 @@ def left(lost_at: float, window: float) -> float:
     """For how many seconds a write may be made again that was sent for the first time, and lost, at `lost_at`. Raises
     TopicsError (outcome_unknown) if the time is up: no UnavailableError, which invites to write it again."""
     found = lost_at + window - now()
-    if found < _LEAST_SECONDS:
+    if found < _MIN_SECONDS:
         raise TopicsError(
             "outcome_unknown",
             "the answer to a write was lost, and the topic may not know its key any more "

@@ -40,7 +40,7 @@ from topics_lakehouse.catalog import (
     reachable,
 )
 from topics_lakehouse.compact import Compaction, compact
-from topics_lakehouse.config import DEFAULT_FILE, LEAST_GRACE, Config, ConfigError, TopicRule, assignments, load
+from topics_lakehouse.config import DEFAULT_FILE, MIN_GRACE, Config, ConfigError, TopicRule, assignments, load
 from topics_lakehouse.deletes import Step, sync_deletes
 from topics_lakehouse.display import shown
 from topics_lakehouse.history import Witness, check_history
@@ -200,10 +200,8 @@ def _compact(arguments: argparse.Namespace, config: Config) -> int:
 
 def _maintain(arguments: argparse.Namespace, config: Config) -> int:
     grace = config.orphan_grace_seconds if arguments.grace is None else arguments.grace
-    if grace < LEAST_GRACE:
-        raise ConfigError(
-            f"--grace: at least {LEAST_GRACE:g} s: younger files may belong to a commit that is under way"
-        )
+    if grace < MIN_GRACE:
+        raise ConfigError(f"--grace: at least {MIN_GRACE:g} s: younger files may belong to a commit that is under way")
     how = Maintenance(
         keep_snapshots=config.keep_snapshots if arguments.keep is None else arguments.keep, orphan_grace_seconds=grace
     )

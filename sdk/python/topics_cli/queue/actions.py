@@ -16,7 +16,7 @@ from topics_client import TopicsClient
 from topics_client.errors import ConflictError, NotFoundError
 from topics_client.models import Job, JobView, Settled, TopicInfo
 
-_MOST: Final = 1000  # jobs in a call (TOPICS_MAX_CLAIM)
+_MAX_JOBS: Final = 1000  # jobs in a call (TOPICS_MAX_CLAIM)
 _SHOWN: Final = 60  # characters of a job's data in a table
 
 
@@ -28,7 +28,7 @@ def _this_node(arguments: argparse.Namespace) -> str:
 def _claim(arguments: argparse.Namespace) -> int:
     node = _this_node(arguments)
     with server.client(arguments) as client:
-        jobs = client.claim(arguments.queue, node, max=min(arguments.max, _MOST), lease_ms=arguments.lease)
+        jobs = client.claim(arguments.queue, node, max=min(arguments.max, _MAX_JOBS), lease_ms=arguments.lease)
     output.raw_lines(claimed_line(job, node) for job in jobs)
     if not jobs and not arguments.json:
         output.note(f"{arguments.queue} has no job for now")
@@ -81,8 +81,8 @@ class _Settling:
             by_node.setdefault(each.node, []).append(job)
         self.waiting = []
         for node, jobs in by_node.items():
-            for first in range(0, len(jobs), _MOST):
-                settled = self.call(node, jobs[first : first + _MOST])
+            for first in range(0, len(jobs), _MAX_JOBS):
+                settled = self.call(node, jobs[first : first + _MAX_JOBS])
                 self.done += settled.done
                 self.skipped += settled.skipped
 

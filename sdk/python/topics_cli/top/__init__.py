@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from topics_client import TopicsClient
 
 _SORTS: Final = ("rate", "records", "size", "lag", "ready", "name")  # the keys of rates.SORTS
-_MOST_GROUPS: Final = 100  # whose positions are asked for, a call for each
-_MOST_LISTED: Final = 5000  # topics beside those of the metrics
+_MAX_GROUPS: Final = 100  # whose positions are asked for, a call for each
+_MAX_LISTED: Final = 5000  # topics beside those of the metrics
 
 
 def add_parser(commands: "Commands") -> None:
@@ -124,8 +124,8 @@ def _reading(client: "TopicsClient", arguments: argparse.Namespace) -> "Reading"
     from topics_client.errors import NotFoundError
 
     reading = rates.read(client.metrics(), monotonic(), int(time() * 1000))
-    if 0 < reading.totals.get("topics_groups", 0) <= _MOST_GROUPS:
-        for group in islice(client.list_groups(), _MOST_GROUPS):
+    if 0 < reading.totals.get("topics_groups", 0) <= _MAX_GROUPS:
+        for group in islice(client.list_groups(), _MAX_GROUPS):
             try:
                 positions = client.fetch_positions(group.group)
             except NotFoundError:  # gone meanwhile
@@ -133,7 +133,7 @@ def _reading(client: "TopicsClient", arguments: argparse.Namespace) -> "Reading"
             for each in positions:
                 reading.positions[group.group, each.topic, each.partition] = each.from_seq
     if reading.truncated:
-        for topic in islice(client.list_topics(arguments.prefix), _MOST_LISTED):
+        for topic in islice(client.list_topics(arguments.prefix), _MAX_LISTED):
             if topic.topic not in reading.topics:
                 # The head of a listing is that of partition 0.
                 head = topic.head_seq if topic.partition_count == 1 else None

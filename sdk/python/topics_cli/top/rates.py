@@ -158,8 +158,8 @@ def alerts(reading: Reading) -> list[str]:
         found.append("WRITES ARE REFUSED: the storage has failed, see the server's log")
     if totals.get("topics_disk_short"):
         free = human_size(int(totals.get("topics_disk_free_bytes", 0)))
-        least = human_size(int(totals.get("topics_disk_min_free_bytes", 0)))
-        found.append(f"WRITES ARE REFUSED: the disk has {free} free, TOPICS_MIN_FREE_BYTES is {least}")
+        minimum = human_size(int(totals.get("topics_disk_min_free_bytes", 0)))
+        found.append(f"WRITES ARE REFUSED: the disk has {free} free, TOPICS_MIN_FREE_BYTES is {minimum}")
     return found
 
 

@@ -42,7 +42,7 @@ _COLUMNS: Final = (
     _Column("READY", "ready", _count, 4),
     _Column("IN_FLIGHT", "in_flight", _count, 5),
 )
-_NAME_LEAST: Final = 12
+_MIN_NAME_WIDTH: Final = 12
 _KEYS: Final = {"r": "rate", "l": "lag", "j": "ready", "c": "records", "s": "size", "n": "name"}
 _LOOKS: Final[dict[str, tuple[str, Callable[[Any], str]]]] = {
     "topics": ("topics", _count),
@@ -68,7 +68,7 @@ def table(found: Sequence[dict[str, Any]], width: int | None) -> list[str]:
     longest = max(len("TOPIC"), *map(len, names), 0) if names else len("TOPIC")
     shown = set(range(len(columns)))
     if width is not None:
-        while shown and min(longest, _NAME_LEAST) + sum(widths[i] + 2 for i in shown) > width:
+        while shown and min(longest, _MIN_NAME_WIDTH) + sum(widths[i] + 2 for i in shown) > width:
             shown.discard(max(shown, key=lambda i: columns[i].rank))
         longest = min(longest, width - sum(widths[i] + 2 for i in shown))
     lines = [(_cut("TOPIC", longest), [column.heading for column in columns])]

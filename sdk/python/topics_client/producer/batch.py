@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 from topics_client.errors import InvalidRequestError
 from topics_client.producer.delivery import Outcome, Receipt
 
-MOST_RECORDS: Final = 10_000  # that the server takes in one append
+MAX_RECORDS: Final = 10_000  # that the server takes in one append
 RECORD_OVERHEAD: Final = 100  # bytes of memory that a record takes beside its own parts
-_MOST_BYTES: Final = 32 << 20  # half of what the server takes
+_MAX_BYTES: Final = 32 << 20  # half of what the server takes
 
 Place = tuple[str, int]  # topic and partition
 _TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
@@ -42,21 +42,21 @@ class Limits:
     """How records are gathered. Raises ValueError for what makes no sense."""
 
     linger_ms: float = 5.0  # how long a record waits for others; those whose topic has an append under way always do
-    max_batch_records: int = MOST_RECORDS
+    max_batch_records: int = MAX_RECORDS
     max_batch_bytes: int = 2 << 20  # of records, each counted with 100 bytes on top; one alone may have more
     max_in_flight: int = 8  # appends without an answer, over all topics; each topic partition has one at a time
     max_buffered_bytes: int = 32 << 20  # of records without an outcome, counted likewise
 
     def __post_init__(self) -> None:
-        for name, least, most in (
+        for name, minimum, maximum in (
             ("linger_ms", 0, 3_600_000),
-            ("max_batch_records", 1, MOST_RECORDS),
-            ("max_batch_bytes", 1, _MOST_BYTES),
+            ("max_batch_records", 1, MAX_RECORDS),
+            ("max_batch_bytes", 1, _MAX_BYTES),
             ("max_in_flight", 1, 1000),
             ("max_buffered_bytes", 1, 1 << 40),
         ):
-            if not least <= getattr(self, name) <= most:
-                raise ValueError(f"{name} is {least} to {most}, not {getattr(self, name)}")
+            if not minimum <= getattr(self, name) <= maximum:
+                raise ValueError(f"{name} is {minimum} to {maximum}, not {getattr(self, name)}")
 
 
 class Batch:

@@ -64,8 +64,8 @@ class Batches:
         self.failures: list[tuple[Receipt, TopicsError]] = []  # for the sender to take out
         self.delivered_records = self.failed_records = self.stored_batches = self.repeats = 0  # so far
         self._linger = limits.linger_ms / 1e3
-        self._most_records = limits.max_batch_records
-        self._most_bytes = limits.max_batch_bytes
+        self._max_records = limits.max_batch_records
+        self._max_bytes = limits.max_batch_bytes
         self._retry, self._timeout = retry, timeout
         self._clock, self._jitter = clock, jitter
         self._keys = map(f"{name}:{{}}".format, count(1))
@@ -85,7 +85,7 @@ class Batches:
             size += parts.size
         place = (topic, partition)
         batch = self._open.get(place)
-        if batch is None or batch.nbytes + size > self._most_bytes:
+        if batch is None or batch.nbytes + size > self._max_bytes:
             batch = self._opened(place)
         index = len(batch.data)
         batch.nbytes += size
@@ -93,7 +93,7 @@ class Batches:
         if parts is not None:
             batch.parts[index] = parts
         batch.data.append(data)  # the first call here, behind which a KeyboardInterrupt may come
-        if index + 1 >= self._most_records:
+        if index + 1 >= self._max_records:
             self._seal(batch)
         return Delivery(batch.receipt, index)
 
@@ -182,7 +182,7 @@ class Batches:
             lane.progress, lane.pauses = now, None
             if self._is_split_for(batch, error):
                 if error.reason in _TOO_MANY:
-                    self._most_records = max(1, min(self._most_records, len(batch) // 2))
+                    self._max_records = max(1, min(self._max_records, len(batch) // 2))
                 self._split(batch, lane)
             else:
                 self._fail(batch, error)

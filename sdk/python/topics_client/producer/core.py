@@ -20,9 +20,9 @@ from topics_client.producer.delivery import Delivery, on_delivering_thread
 from topics_client.producer.sender import Sender
 from topics_client.retry import Retry
 
-_MOST_BYTES: Final = 1 << 20  # of a record, its meta included
-_MOST_OF_PARTS: Final = (256, 128, 16 << 10)  # bytes of tag, node and meta
-_FITS: Final = _MOST_BYTES - (16 << 10)  # whatever the meta
+_MAX_BYTES: Final = 1 << 20  # of a record, its meta included
+_MAX_PART_BYTES: Final = (256, 128, 16 << 10)  # bytes of tag, node and meta
+_FITS: Final = _MAX_BYTES - (16 << 10)  # whatever the meta
 _LOG: Final = logging.getLogger("topics_client.producer")
 
 _Then = Callable[[], None]
@@ -207,13 +207,13 @@ def _parts(binary: bool, tag: str | None, node: str | None, meta: Headers | None
         sizes = (len((tag or "").encode()), len((node or "").encode()), len(meta_data))
     except UnicodeEncodeError as error:
         raise InvalidRequestError("invalid_request", f"tag and node are UTF-8: {error}") from None
-    for name, size, most in zip(("tag", "node", "meta"), sizes, _MOST_OF_PARTS, strict=True):
-        if size > most:
-            raise InvalidRequestError("invalid_request", f"the {name} has {size} bytes, and may have {most}")
+    for name, size, maximum in zip(("tag", "node", "meta"), sizes, _MAX_PART_BYTES, strict=True):
+        if size > maximum:
+            raise InvalidRequestError("invalid_request", f"the {name} has {size} bytes, and may have {maximum}")
     return Parts(binary, tag, node, meta_data, sum(sizes))
 
 
 def _check_size(data: bytes, parts: Parts | None) -> None:
     size = len(data) + (len(parts.meta) if parts else 0)
-    if size > _MOST_BYTES:
-        raise InvalidRequestError("record_too_large", f"the record has {size} bytes, and may have {_MOST_BYTES}")
+    if size > _MAX_BYTES:
+        raise InvalidRequestError("record_too_large", f"the record has {size} bytes, and may have {_MAX_BYTES}")

@@ -122,10 +122,10 @@ class _Worker:
             raise RuntimeError("a worker runs once: make another")
 
     def _executor(self, loop: asyncio.AbstractEventLoop | None) -> Executor:
-        most, leases, finished = self._options.concurrency, self._core.leases, self._core.finished
+        concurrency, leases, finished = self._options.concurrency, self._core.leases, self._core.finished
         if is_async(self._handler):
-            return LoopExecutor(self._handler, most, leases, finished, loop)
-        return ThreadExecutor(self._handler, most, leases, finished)
+            return LoopExecutor(self._handler, concurrency, leases, finished, loop)
+        return ThreadExecutor(self._handler, concurrency, leases, finished)
 
 
 class Worker(_Worker):

@@ -29,7 +29,7 @@ log = logging.getLogger("topics_client.worker")
 
 _LOOK_SECONDS: Final = 0.02  # between looks whether all is done, at the end
 _EMPTY_SECONDS: Final = 0.1  # between looks whether the queue is empty
-_LEAST_FLUSH_SECONDS: Final = 5.0
+_MIN_FLUSH_SECONDS: Final = 5.0
 _ARRIVE_SECONDS: Final = 2.0  # what jobs on their way are given to arrive
 _JOIN_SECONDS: Final = 1.0
 
@@ -165,7 +165,7 @@ class Core:
         arrives = time.monotonic() + _ARRIVE_SECONDS
         while self._stopped() and time.monotonic() < arrives:
             time.sleep(_LOOK_SECONDS)
-        self._flush(max(ends, time.monotonic() + _LEAST_FLUSH_SECONDS))
+        self._flush(max(ends, time.monotonic() + _MIN_FLUSH_SECONDS))
         self._receiver.stop()
         self._lease_renewer.stop()
         self._executor.close()

@@ -17,7 +17,7 @@ log = logging.getLogger("topics_client.worker")
 
 _CALL_JOBS: Final = 1000  # the server takes no more in a call
 _LOOKS: Final = 6  # in the time of a lease
-_LEAST_CALL_SECONDS: Final = 1.0
+_MIN_CALL_SECONDS: Final = 1.0
 _RETRY: Final = Retry(seconds=math.inf, first_pause=0.05, longest_pause=1.0)
 
 
@@ -89,7 +89,7 @@ class LeaseRenewer:
             lease_ids=[held.job.lease_id for held in batch],
             lease_ms=lease_ms,
         )
-        timeout = min(self._connection.timeout, max(lease_ms / 3e3, _LEAST_CALL_SECONDS))
+        timeout = min(self._connection.timeout, max(lease_ms / 3e3, _MIN_CALL_SECONDS))
         sent = time.monotonic()
         try:
             reply = self._connection.unary(self._connection.queues.Extend, request, repeatable=False, timeout=timeout)

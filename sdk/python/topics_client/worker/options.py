@@ -10,7 +10,7 @@ from typing import Final, TypedDict
 from topics_client.models import Job
 from topics_client.worker.ack_sender import Backoff
 
-_MOST_JOBS: Final = 1000  # of one stream; what the server clamps to
+_MAX_JOBS: Final = 1000  # of one stream; what the server clamps to
 _LEASE_MS: Final = range(100, 86_400_000 + 1)
 _NODE_BYTES: Final = 128
 DEFAULT_BACKOFF: Final = Backoff()
@@ -67,11 +67,11 @@ class Options:
         return self.concurrency + self.prefetch
 
     def __post_init__(self) -> None:
-        if not 1 <= self.concurrency <= _MOST_JOBS:
-            raise ValueError(f"concurrency is {self.concurrency}: a worker runs 1 to {_MOST_JOBS} jobs at a time")
-        if not 0 <= self.prefetch <= _MOST_JOBS - self.concurrency:
+        if not 1 <= self.concurrency <= _MAX_JOBS:
+            raise ValueError(f"concurrency is {self.concurrency}: a worker runs 1 to {_MAX_JOBS} jobs at a time")
+        if not 0 <= self.prefetch <= _MAX_JOBS - self.concurrency:
             raise ValueError(
-                f"prefetch is {self.prefetch}: with concurrency it is at most {_MOST_JOBS}, and not below 0"
+                f"prefetch is {self.prefetch}: with concurrency it is at most {_MAX_JOBS}, and not below 0"
             )
         if self.lease_ms is not None and self.lease_ms not in _LEASE_MS:
             raise ValueError(f"lease_ms is {self.lease_ms}: a lease is {_LEASE_MS[0]} to {_LEASE_MS[-1]} ms long")

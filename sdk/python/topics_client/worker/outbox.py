@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from topics_client.worker.leases import Fate, Held
 
-_MOST: Final = 1000
+_MAX_BATCH: Final = 1000
 _NAP_SECONDS: Final = 0.0001
 _NAPS: Final = 5
 _PARK_SECONDS: Final = 0.25
@@ -64,7 +64,7 @@ class Outbox:
         except Empty:
             self._unpark(groups, RELEASED)
             return groups, True
-        count = naps = least = 0
+        count = naps = minimum = 0
         while item is not None:
             held, outcome = item
             if outcome is None:
@@ -72,17 +72,17 @@ class Outbox:
             else:
                 groups.setdefault(outcome, []).append(held)
             count += 1
-            if count >= _MOST:
+            if count >= _MAX_BATCH:
                 break
             while True:
                 try:
                     item = self._items.get_nowait()
                     break
                 except Empty:
-                    if count < least or not self._is_busy() or naps == _NAPS:
+                    if count < minimum or not self._is_busy() or naps == _NAPS:
                         return groups, True
                     # Handlers that run now may be done in a moment, as these were.
-                    naps, least = naps + 1, count + 1
+                    naps, minimum = naps + 1, count + 1
                     time.sleep(_NAP_SECONDS)
         if item is None:
             self._unpark(groups, RELEASED_AT_LAST)

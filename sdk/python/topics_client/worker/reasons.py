@@ -27,14 +27,14 @@ def reason_of(error: BaseException | None) -> str:
     return f"{head}\n{_last(''.join(told.format()).rstrip(), _BYTES - len(head.encode()) - 1)}"
 
 
-def _first(text: str, most: int) -> str:
+def _first(text: str, maximum: int) -> str:
     raw = _encoded(text)
-    return raw.decode() if len(raw) <= most else raw[: most - len(_CUT.encode())].decode(errors="ignore") + _CUT
+    return raw.decode() if len(raw) <= maximum else raw[: maximum - len(_CUT.encode())].decode(errors="ignore") + _CUT
 
 
-def _last(text: str, most: int) -> str:
+def _last(text: str, maximum: int) -> str:
     raw = _encoded(text)
-    return raw.decode() if len(raw) <= most else _CUT + raw[len(_CUT.encode()) - most :].decode(errors="ignore")
+    return raw.decode() if len(raw) <= maximum else _CUT + raw[len(_CUT.encode()) - maximum :].decode(errors="ignore")
 
 
 def _encoded(text: str) -> bytes:
