@@ -29,7 +29,7 @@ _HTTP: Final = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC", b
 Buffer = bytes | bytearray | memoryview
 
 
-class Frames(Protocol):
+class FrameHandler(Protocol):
     """Handles the frames of a connection."""
 
     @property
@@ -60,7 +60,7 @@ class Frames(Protocol):
         """Called when the connection is lost."""
 
 
-class Listening(Protocol):
+class ListenerState(Protocol):
     """State that the connections of one listener share."""
 
     statistics: KafkaStatistics
@@ -88,12 +88,12 @@ class Connection(asyncio.BufferedProtocol):
     The listener calls `expire` after `deadline`, a time of the loop's clock; 0 means never.
     """
 
-    def __init__(self, listening: Listening, frames: Callable[["Connection"], Frames]) -> None:
+    def __init__(self, listening: ListenerState, frames: Callable[["Connection"], FrameHandler]) -> None:
         self._listening = listening
         self._make_frames = frames
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
-        self._frames: Frames
+        self._frames: FrameHandler
         self.peer = ""
         self.deadline = 0.0
         self.write_paused = False

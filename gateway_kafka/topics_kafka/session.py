@@ -63,7 +63,7 @@ class Link(Protocol):
         """Cut the connection, count and log why."""
 
 
-class _Running:
+class _Request:
     """A request that is not answered yet."""
 
     __slots__ = ("api", "correlation", "future", "response", "slot", "started", "taken", "version")
@@ -107,7 +107,7 @@ class Session:
         self._share: Share | None = None
         self._loop = asyncio.get_running_loop()
         self._statistics = context.server.statistics
-        self._running: deque[_Running] = deque()
+        self._running: deque[_Request] = deque()
         self._running_bytes = 0
         self._held: tuple[Buffer, int] | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -200,7 +200,7 @@ class Session:
             self._refuse(taken, "malformed", "%s", error)
             return
         context.client_id = header["client_id"]
-        request = _Running(api, version, correlation, taken, slot)
+        request = _Request(api, version, correlation, taken, slot)
         within = contextvars.Context()  # a context of its own: the connection's must not keep the request id
         within.run(current_request.set, KafkaRequestId(context.peer, correlation))
         self._statistics.requests.in_flight += 1
@@ -296,7 +296,7 @@ class Session:
         if self.is_idle and not self._over:
             self._link.idle()
 
-    def _respond(self, request: _Running) -> None:
+    def _respond(self, request: _Request) -> None:
         response = request.response
         if response is None:
             self._forget(request, "silent")
@@ -322,7 +322,7 @@ class Session:
             self._over = True
             self._link.close()
 
-    def _forget(self, request: _Running, outcome: str) -> None:
+    def _forget(self, request: _Request, outcome: str) -> None:
         """Release the resources of an ended request and count it."""
         self._budget.release(request.taken, self._share)
         if request.slot:
@@ -379,7 +379,7 @@ class Session:
             callback()
         context.on_gone.clear()
 
-    def _appended(self, request: _Running, _: "asyncio.Future[Message | None]") -> None:
+    def _appended(self, request: _Request, _: "asyncio.Future[Message | None]") -> None:
         """Count a Produce that ended after its client disconnected."""
         self._forget(request, "gone")
 

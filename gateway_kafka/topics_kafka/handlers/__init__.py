@@ -176,7 +176,7 @@ class Context:
         """The availability zone of the client, if it is known."""
         return zone_of(self.client_id)
 
-    def allows(self, scope: Scope) -> bool:
+    def has_scope(self, scope: Scope) -> bool:
         """Return whether the caller has `scope`."""
         return self.principal.allows(scope)
 

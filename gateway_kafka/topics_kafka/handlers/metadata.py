@@ -73,7 +73,7 @@ class MetadataHandlers:
         return (
             self._server.settings.auto_create
             and request.get("allow_auto_topic_creation", True)
-            and context.allows(Scope.WRITE)
+            and context.has_scope(Scope.WRITE)
         )
 
     def _missing(self, context: Context, asked: list[Message]) -> list[str]:

@@ -41,5 +41,5 @@ def on_cluster(context: Context) -> int:
 
 
 def _bits(context: Context, operations: Mapping[Scope, tuple[int, ...]]) -> int:
-    allowed = {_DESCRIBE}.union(*(operations[scope] for scope in operations if context.allows(scope)))
+    allowed = {_DESCRIBE}.union(*(operations[scope] for scope in operations if context.has_scope(scope)))
     return sum(1 << operation for operation in allowed)

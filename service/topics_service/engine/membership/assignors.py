@@ -140,11 +140,11 @@ def _even_out(topic_id: bytes, subscribers: list[str], assignment: Assignment) -
             if movable[giver]:
                 heapq.heappush(rich, (-load, i, giver))
             continue
-        least, j, taker = poor[0]
-        if least != len(assignment[taker]):
+        lowest, j, taker = poor[0]
+        if lowest != len(assignment[taker]):
             heapq.heapreplace(poor, (len(assignment[taker]), j, taker))
             continue
-        if load - least < 2:
+        if load - lowest < 2:
             break
         part = movable[giver].pop()
         assignment[giver].remove(part)

@@ -76,7 +76,7 @@ class ConsumerMember:
         if self.pattern is None or self.allowed is None:
             return False
         before = self.matched
-        self.matched = matches.of(self.regex or "", self.pattern, self.allowed, version)
+        self.matched = matches.for_pattern(self.regex or "", self.pattern, self.allowed, version)
         self.packed = self.packed if before == self.matched else None
         return before != self.matched
 

@@ -14,7 +14,7 @@ except ImportError:  # the extension has no build for every platform
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _PATTERN_MEMORY = 1 << 20
-_MOST_MATCHES = 1_000
+_MAX_MATCHES = 1_000
 
 
 def consumer_topics(metadata: bytes) -> list[str] | None:
@@ -58,10 +58,10 @@ class _Reader:
         self._at += _I32.size
         return value
 
-    def _count(self, least: int) -> int:
-        """The length of an array whose items take `least` bytes at least."""
+    def _count(self, min_item_bytes: int) -> int:
+        """The length of an array whose items take at least `min_item_bytes` each."""
         count = self._int()
-        if not 0 <= count * least <= len(self._text) - self._at:
+        if not 0 <= count * min_item_bytes <= len(self._text) - self._at:
             raise ValueError("an array longer than its text")
         return count
 
@@ -111,9 +111,9 @@ class Matches:
         self._version = -1
         self._found: dict[tuple[str, Callable[[str], bool]], frozenset[str]] = {}
 
-    def of(self, regex: str, pattern: Pattern, allowed: Callable[[str], bool], version: int) -> frozenset[str]:
+    def for_pattern(self, regex: str, pattern: Pattern, allowed: Callable[[str], bool], version: int) -> frozenset[str]:
         """The names that `pattern`, which is `regex` compiled, may find in this version of the topics."""
-        if version != self._version or len(self._found) >= _MOST_MATCHES:
+        if version != self._version or len(self._found) >= _MAX_MATCHES:
             self._version = version
             self._found.clear()
         found = self._found.get((regex, allowed))

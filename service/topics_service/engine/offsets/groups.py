@@ -144,21 +144,21 @@ class Groups:
 
         Makes the group if there is none.
         """
-        group, made = self.find(name), None
+        group, created = self.find(name), None
         if group is None:
             if state is None:
                 return 0
-            group = made = self._new(name)
+            group = created = self._new(name)
         with Transaction(self._writer) as tx:
-            if made is not None:
-                tx.batch.put(Family.GROUPS, *made.row())
+            if created is not None:
+                tx.batch.put(Family.GROUPS, *created.row())
             if state is None:
                 tx.batch.delete(Family.GROUPS, state_key(group.number))
             else:
                 tx.batch.put(Family.GROUPS, state_key(group.number), state)
             tx.commit()
-        if made is not None:
-            self.roster.add(made)
+        if created is not None:
+            self.roster.add(created)
         return tx.ticket
 
     def state(self, name: str) -> bytes | None:
@@ -407,16 +407,18 @@ class Groups:
             tx.commit()
         for group in gone:
             self.roster.remove(group)
-            for told in self.on_deleted:
-                told(group.name)
+            for callback in self.on_deleted:
+                callback(group.name)
         return tx.ticket
 
     def _new(self, name: str) -> Group:
         names.check_group_name(name)
-        most = self._limits.max_groups
-        if most and len(self) >= most:
+        max_groups = self._limits.max_groups
+        if max_groups and len(self) >= max_groups:
             raise TopicsError(
-                Reason.THROTTLED, "there are as many groups as this server allows", {"limit": "max_groups", "max": most}
+                Reason.THROTTLED,
+                "there are as many groups as this server allows",
+                {"limit": "max_groups", "max": max_groups},
             )
         now = self._clock.now_ms()
         return Group(self.roster.next_number, name, now, now)

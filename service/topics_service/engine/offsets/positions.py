@@ -21,7 +21,7 @@ EMPTY = "Empty"
 _KEY = struct.Struct(">QQI")
 _POSITION = struct.Struct("<BQiq")
 _VERSION = 1
-_MOST = (1 << 63) - 1  # what Kafka's offsets can be
+_MAX_POSITION = (1 << 63) - 1  # the maximum of Kafka's offsets
 _ROW_KIND = b"\x00"
 _STATE_KIND = b"\x01"
 
@@ -272,6 +272,6 @@ def decode_position(row: bytes) -> Position:
     version, from_seq, leader_epoch, ts = _POSITION.unpack_from(row)
     if version != _VERSION:
         raise ValueError(f"position row of version {version}")
-    if from_seq > _MOST:
+    if from_seq > _MAX_POSITION:
         raise ValueError(f"a position at {from_seq}")
     return Position(from_seq, leader_epoch, row[_POSITION.size :].decode(), ts)

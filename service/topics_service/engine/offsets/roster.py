@@ -79,9 +79,9 @@ class Roster:
                     break
                 yield name
 
-    def lags(self, most: int, allowed: tuple[str, ...] | None = None) -> Iterator[tuple[str, str, int, int]]:
-        """Group, topic, partition and lag of the first positions by name, at most `most`, for metrics."""
-        return islice(self._lags(allowed), most)
+    def lags(self, limit: int, allowed: tuple[str, ...] | None = None) -> Iterator[tuple[str, str, int, int]]:
+        """Group, topic, partition and lag of the first positions by name, at most `limit`, for metrics."""
+        return islice(self._lags(allowed), limit)
 
     # ---------------------------------------------------------------- retention
 
