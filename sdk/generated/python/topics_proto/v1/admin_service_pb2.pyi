@@ -35,7 +35,7 @@ class _MetricsFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Metrics
     """One JSON object with the aggregates, without the block per topic."""
 
 class MetricsFormat(_MetricsFormat, metaclass=_MetricsFormatEnumTypeWrapper):
-    """How metrics are written."""
+    """Format of metrics."""
 
 METRICS_FORMAT_UNSPECIFIED: MetricsFormat.ValueType  # 0
 """Not said: METRICS_FORMAT_TEXT."""
@@ -147,7 +147,7 @@ Global___GetReadyResponse: _TypeAlias = GetReadyResponse  # noqa: Y015
 
 @_typing.final
 class WritesRefused(_message.Message):
-    """Why writes are refused. The fields are those in the detail of the error that they get."""
+    """Cause of refused writes. The fields are those in the detail of their errors."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -266,8 +266,8 @@ Global___ListBulkReadersResponse: _TypeAlias = ListBulkReadersResponse  # noqa: 
 
 @_typing.final
 class BulkReader(_message.Message):
-    """One process that serves BulkDiff, and nothing else, from the same data. It takes the same keys. What the server had
-    acknowledged when a call came to it, it finds; a read has to name the end_seq it wants, which the server has told.
+    """One process that serves BulkDiff, and nothing else, from the same data. It takes the same keys. A call finds
+    everything that the server had acknowledged before it; a read has to name an end_seq, which comes from the server.
     Topics whose records live in memory only are read at the server.
     """
 
@@ -301,7 +301,7 @@ class CreateCheckpointRequest(_message.Message):
 
     TTL_MS_FIELD_NUMBER: _builtins.int
     ttl_ms: _builtins.int
-    """The server removes the checkpoint after this time if nobody releases it before, and in any case when it starts
+    """The server removes the checkpoint after this time unless it is released before, and in any case when it starts
     again. In milliseconds, at most seven days. Default: an hour.
     """
     def __init__(

@@ -105,7 +105,7 @@ class GroupPosition(_message.Message):
     counts as the head until the log has grown past it.
     """
     metadata: _builtins.str
-    """What the client gave with it."""
+    """Text of the client's own."""
     commit_ts_ms: _builtins.int
     """Time of the commit in milliseconds since the Unix epoch."""
     head_seq: _builtins.int
@@ -180,12 +180,12 @@ class GroupMember(_message.Message):
     member_id: _builtins.str
     """Identity of the member within the group."""
     client_id: _builtins.str
-    """What the client calls itself."""
+    """The client's own name."""
     client_host: _builtins.str
     """Address that it comes from."""
     @_builtins.property
     def assignment(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicPartitions]:
-        """What it was given to read."""
+        """Partitions assigned to it."""
 
     def __init__(
         self,
@@ -274,9 +274,9 @@ class GroupSummary(_message.Message):
     protocol_type: _builtins.str
     """Kind of group (see GroupState.protocol_type)."""
     members: _builtins.int
-    """How many members it has."""
+    """Number of its members."""
     positions: _builtins.int
-    """How many positions it has committed."""
+    """Number of its positions."""
     last_commit_ts_ms: _builtins.int
     """Time of the newest commit in milliseconds since the Unix epoch; absent if there is none."""
     def __init__(

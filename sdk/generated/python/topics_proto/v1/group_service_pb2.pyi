@@ -225,11 +225,11 @@ class ConsumeRequest(_message.Message):
     limit: _builtins.int
     """Most live records examined, clamped to 1000. Default 0: 256."""
     include_tags: _builtins.bool
-    """Whether records carry their tag. Default false."""
+    """True to include the tag of records. Default false."""
     include_meta: _builtins.bool
-    """Whether records carry their meta. Default true."""
+    """True to include the meta of records. Default true."""
     wait_ms: _builtins.int
-    """How long to wait for a record when there is none, in milliseconds, clamped to 30000. Default 0: answer at once."""
+    """Time to wait for a first record, in milliseconds, clamped to 30000. Default 0: answer at once."""
     max_batch_bytes: _builtins.int
     """Byte budget of the reply, counted as data + meta, clamped to 8 MiB. Default 0: 1 MiB."""
     @_builtins.property
@@ -290,7 +290,7 @@ class ConsumeResponse(_message.Message):
     """Position of the group when the call came; absent when it has committed nothing here."""
     @_builtins.property
     def page(self) -> _topics_service_pb2.DiffResponse:
-        """What Diff would answer from there; its performance is absent. To commit what it holds is to commit its
+        """The answer of Diff from there, without its performance. To commit its records, commit its
         next_from_seq. The JSON reply has its fields at the top level.
         """
 
@@ -559,7 +559,7 @@ class DeletePositionsResponse(_message.Message):
     group: _builtins.str
     """Name of the group."""
     deleted: _builtins.int
-    """How many positions there were."""
+    """Number of deleted positions."""
     @_builtins.property
     def performance(self) -> _performance_pb2.Performance:
         """Server-side timings."""

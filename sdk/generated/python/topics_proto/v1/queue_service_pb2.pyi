@@ -37,7 +37,7 @@ class _NackModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NackMode.Val
     """The delivery does not count: the worker gives back what it did not try."""
 
 class NackMode(_NackMode, metaclass=_NackModeEnumTypeWrapper):
-    """What a Nack makes of the delivery that it ends."""
+    """Effect of a Nack on the delivery that it ends."""
 
 NACK_MODE_UNSPECIFIED: NackMode.ValueType  # 0
 """Not said: NACK_MODE_RETRY."""
@@ -285,9 +285,9 @@ class NackRequest(_message.Message):
     delay_ms: _builtins.int
     """Time before the jobs can be claimed again, in milliseconds, clamped to 86400000. Default 0: at once."""
     mode: Global___NackMode.ValueType
-    """Whether the delivery counts. Default (unspecified): it does."""
+    """The delivery counts, unless this says otherwise. Default (unspecified): it does."""
     reason: _builtins.str
-    """Why, at most 4096 bytes of text; kept with the job, and told in its dead letter. Default: nothing is said."""
+    """Cause, at most 4096 bytes of text; kept with the job, and copied into its dead letter. Default: none."""
     @_builtins.property
     def seqs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Jobs to give back; 1 to 1000, else invalid_request (none) or batch_too_large."""
@@ -298,7 +298,7 @@ class NackRequest(_message.Message):
 
     @_builtins.property
     def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Why, in place of `reason`: one entry per entry of `seqs`, or none at all. gRPC only."""
+        """Causes, in place of `reason`: one entry per entry of `seqs`, or none at all. gRPC only."""
 
     def __init__(
         self,
@@ -356,7 +356,7 @@ class NackResponse(_message.Message):
 
     @_builtins.property
     def exhausted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Seqs of the jobs among `nacked` that nobody gets any more, and that the dead-letter topic has not taken yet: the
+        """Seqs of the jobs among `nacked` that are no longer delivered, and that the dead-letter topic has not taken yet: the
         server goes on trying. Not in JSON.
         """
 
@@ -730,7 +730,7 @@ class ListJobsResponse(_message.Message):
     state: _job_pb2.JobState.ValueType
     """State of the jobs listed."""
     next_after: _builtins.int
-    """What to give as `after` for the next page; absent on the last one."""
+    """Value of `after` for the next page; absent on the last one."""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.JobView]:
         """Jobs of this page, in ascending order of seq."""

@@ -144,9 +144,10 @@ class QueueServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StopWork(self, request, context):
-        """Lets the Work streams of a worker bring no more jobs, so that it can end in order: without it, each job that it
-        settles makes room for another, which it would give back untried and with a delivery counted. What the streams
-        hold stays leased until it is settled or they end; they stay open. Told again, it says how much that is. gRPC only.
+        """Stops the delivery of jobs on the Work streams of a worker, so that it can end in order: without it, each settled
+        job makes room for another, which would be given back untried and with a delivery counted. Jobs of the streams
+        stay leased until they are settled or the streams end, which stay open. Repeated calls return their number. gRPC
+        only.
         Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

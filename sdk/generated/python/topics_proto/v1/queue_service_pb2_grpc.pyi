@@ -71,9 +71,10 @@ class QueueServiceStub:
     not_acceptable (HTTP), throttled.
     """
     StopWork: _grpc.UnaryUnaryMultiCallable[_queue_service_pb2.StopWorkRequest, _queue_service_pb2.StopWorkResponse]
-    """Lets the Work streams of a worker bring no more jobs, so that it can end in order: without it, each job that it
-    settles makes room for another, which it would give back untried and with a delivery counted. What the streams
-    hold stays leased until it is settled or they end; they stay open. Told again, it says how much that is. gRPC only.
+    """Stops the delivery of jobs on the Work streams of a worker, so that it can end in order: without it, each settled
+    job makes room for another, which would be given back untried and with a delivery counted. Jobs of the streams
+    stay leased until they are settled or the streams end, which stay open. Repeated calls return their number. gRPC
+    only.
     Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue.
     """
     Redrive: _grpc.UnaryUnaryMultiCallable[_queue_service_pb2.RedriveRequest, _queue_service_pb2.RedriveResponse]
@@ -130,9 +131,10 @@ class QueueServiceAsyncStub(QueueServiceStub):
     not_acceptable (HTTP), throttled.
     """
     StopWork: _aio.UnaryUnaryMultiCallable[_queue_service_pb2.StopWorkRequest, _queue_service_pb2.StopWorkResponse]  # type: ignore[assignment]
-    """Lets the Work streams of a worker bring no more jobs, so that it can end in order: without it, each job that it
-    settles makes room for another, which it would give back untried and with a delivery counted. What the streams
-    hold stays leased until it is settled or they end; they stay open. Told again, it says how much that is. gRPC only.
+    """Stops the delivery of jobs on the Work streams of a worker, so that it can end in order: without it, each settled
+    job makes room for another, which would be given back untried and with a delivery counted. Jobs of the streams
+    stay leased until they are settled or the streams end, which stay open. Repeated calls return their number. gRPC
+    only.
     Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue.
     """
     Redrive: _aio.UnaryUnaryMultiCallable[_queue_service_pb2.RedriveRequest, _queue_service_pb2.RedriveResponse]  # type: ignore[assignment]
@@ -222,9 +224,10 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_service_pb2.StopWorkRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_service_pb2.StopWorkResponse, _abc.Awaitable[_queue_service_pb2.StopWorkResponse]]:
-        """Lets the Work streams of a worker bring no more jobs, so that it can end in order: without it, each job that it
-        settles makes room for another, which it would give back untried and with a delivery counted. What the streams
-        hold stays leased until it is settled or they end; they stay open. Told again, it says how much that is. gRPC only.
+        """Stops the delivery of jobs on the Work streams of a worker, so that it can end in order: without it, each settled
+        job makes room for another, which would be given back untried and with a delivery counted. Jobs of the streams
+        stay leased until they are settled or the streams end, which stay open. Repeated calls return their number. gRPC
+        only.
         Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue.
         """
 

@@ -37,10 +37,10 @@ class _RecordKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RecordKind
     and returned byte for byte: key order, number spelling, escapes and inner white space survive.
     """
     RECORD_KIND_BINARY: _RecordKind.ValueType  # 2
-    """Any bytes, never looked into. JSON doors show them as a base64 string with `"$encoding":"base64"`."""
+    """Any bytes, never looked into. JSON shows them as a base64 string with `"$encoding":"base64"`."""
 
 class RecordKind(_RecordKind, metaclass=_RecordKindEnumTypeWrapper):
-    """How the bytes of `data` are to be read."""
+    """Interpretation of the bytes of `data`."""
 
 RECORD_KIND_UNSPECIFIED: RecordKind.ValueType  # 0
 """Not said. On a write this means RECORD_KIND_JSON; the server never returns it."""
@@ -49,7 +49,7 @@ RECORD_KIND_JSON: RecordKind.ValueType  # 1
 and returned byte for byte: key order, number spelling, escapes and inner white space survive.
 """
 RECORD_KIND_BINARY: RecordKind.ValueType  # 2
-"""Any bytes, never looked into. JSON doors show them as a base64 string with `"$encoding":"base64"`."""
+"""Any bytes, never looked into. JSON shows them as a base64 string with `"$encoding":"base64"`."""
 Global___RecordKind: _TypeAlias = RecordKind  # noqa: Y015
 
 class _GapReason:
@@ -76,7 +76,7 @@ class _GapReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GapReason.V
     """
 
 class GapReason(_GapReason, metaclass=_GapReasonEnumTypeWrapper):
-    """Why a range of seqs can no longer be read. Informational: the range of the tombstone is what counts."""
+    """Cause of a lost range of seqs. Informational: only the range of the tombstone is binding."""
 
 GAP_REASON_UNSPECIFIED: GapReason.ValueType  # 0
 """Not said. Never sent by the server; a client treats an unknown value like this one."""
@@ -132,7 +132,7 @@ class Record(_message.Message):
     include_data off.
     """
     kind: Global___RecordKind.ValueType
-    """What `data` holds. Always set by the server."""
+    """Kind of `data`. Always set by the server."""
     def __init__(
         self,
         *,
@@ -175,7 +175,7 @@ class AppendRecord(_message.Message):
     else invalid_request. data + meta above 1 MiB: record_too_large.
     """
     kind: Global___RecordKind.ValueType
-    """What `data` holds. Default (unspecified): RECORD_KIND_JSON."""
+    """Kind of `data`. Default (unspecified): RECORD_KIND_JSON."""
     tag: _builtins.str
     """Key for later deletion and for router filters, at most 256 bytes of UTF-8. Absent: the record can never be
     matched by tag. The empty string is a tag.
@@ -212,7 +212,7 @@ Global___AppendRecord: _TypeAlias = AppendRecord  # noqa: Y015
 
 @_typing.final
 class Tombstone(_message.Message):
-    """Stands in a read where records were lost to retention. Loss is told exactly once per cursor and is data, not
+    """Stands in a read where records were lost to retention. Loss is reported exactly once per cursor and is data, not
     an error. Records removed by DeleteRecords or by an ack leave no tombstone: their removal was asked for.
     """
 
@@ -229,10 +229,10 @@ class Tombstone(_message.Message):
     gap_to: _builtins.int
     """Last lost seq, inclusive. Reading goes on behind it. For GAP_REASON_RECREATED on an empty topic: 0."""
     reason: Global___GapReason.ValueType
-    """Why the range is gone."""
+    """Cause of the loss."""
     missed_estimate: _builtins.int
-    """Upper estimate of the records lost: it may count seqs that had been deleted on purpose before. The SSE
-    and WebSocket doors do not carry it.
+    """Upper estimate of the records lost: it may count seqs that had been deleted on purpose before. SSE and
+    WebSocket do not carry it.
     """
     earliest_seq: _builtins.int
     """First live seq of the topic now, or head_seq + 1 when it is empty."""
@@ -341,9 +341,9 @@ class ColumnBatch(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     META_FIELD_NUMBER: _builtins.int
     kind: Global___RecordKind.ValueType
-    """What every `data` holds. Default (unspecified): RECORD_KIND_JSON."""
+    """Kind of every `data`. Default (unspecified): RECORD_KIND_JSON."""
     kinds: _builtins.bytes
-    """Where records differ in kind: one byte per record, the number of its RecordKind. Wins over `kind`. Default
+    """If records differ in kind: one byte per record, the number of its RecordKind. Wins over `kind`. Default
     empty.
     """
     @_builtins.property
@@ -392,7 +392,7 @@ class PackedColumn(_message.Message):
     data: _builtins.bytes
     """The values in order, without anything between them."""
     offsets: _builtins.bytes
-    """Where they are: little-endian uint32 numbers, one more than there are records, the first of them 0. The value of
+    """Offsets of the values: little-endian uint32 numbers, one more than there are records, the first of them 0. The value of
     record i is data[offset[i]:offset[i+1]]. Empty: all of `data` is the value of every record.
     """
     @_builtins.property
@@ -434,9 +434,9 @@ class RecordColumns(_message.Message):
     TIME_TS_MS_FIELD_NUMBER: _builtins.int
     TIME_COUNT_FIELD_NUMBER: _builtins.int
     kind: Global___RecordKind.ValueType
-    """What every record holds; unspecified only where `kinds` is set."""
+    """Kind of every record; unspecified only where `kinds` is set."""
     kinds: _builtins.bytes
-    """Where records differ in kind: one byte per record, the number of its RecordKind. Else empty."""
+    """If records differ in kind: one byte per record, the number of its RecordKind. Else empty."""
     @_builtins.property
     def data(self) -> Global___PackedColumn:
         """Payload of each record; always set."""

@@ -34,7 +34,7 @@ class _RouterGuaranteeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Route
     """
 
 class RouterGuarantee(_RouterGuarantee, metaclass=_RouterGuaranteeEnumTypeWrapper):
-    """How often a record of the source can appear in the destination."""
+    """Number of times that a record of the source can appear in the destination."""
 
 ROUTER_GUARANTEE_UNSPECIFIED: RouterGuarantee.ValueType  # 0
 """Not said: ROUTER_GUARANTEE_AT_LEAST_ONCE."""
@@ -68,11 +68,11 @@ class RouterConfig(_message.Message):
     topic_exists_incompatible with detail reason `router_dest_fan_in`.
     """
     preserve_node: _builtins.bool
-    """Whether copies keep the node of the record, on which loop prevention rests. Default true."""
+    """True if copies keep the node of the record, on which loop prevention rests. Default true."""
     preserve_tag: _builtins.bool
-    """Whether copies keep the tag of the record. Default true."""
+    """True if copies keep the tag of the record. Default true."""
     create_dest: _builtins.bool
-    """Whether an absent destination is created; false answers topic_not_found. Default true. Acts on the call
+    """True to create an absent destination; false answers topic_not_found. Default true. Acts on the call
     only: not kept, and absent in responses.
     """
     allow_cycle: _builtins.bool
@@ -80,7 +80,7 @@ class RouterConfig(_message.Message):
     guarantee: Global___RouterGuarantee.ValueType
     """Delivery guarantee. Default: at least once."""
     backfill: _builtins.bool
-    """Whether a new router starts before the earliest record of its source instead of at the head. Default false. Acts
+    """True to start a new router before the earliest record of its source instead of at the head. Default false. Acts
     on the call that creates the router only: not kept, and absent in responses.
     """
     @_builtins.property
@@ -141,7 +141,7 @@ class RouterState(_message.Message):
     lag_records: _builtins.int
     """Seqs of the source that are yet to be forwarded: its head less the cursor of the router. 0 when there are none."""
     last_error: _builtins.str
-    """Why the router stands still, for people; absent while it does not. Tried again with backoff."""
+    """Cause of a router's standstill, for people; absent otherwise. Retried with backoff."""
     @_builtins.property
     def config(self) -> Global___RouterConfig:
         """Configuration in force, with every default filled in."""

@@ -38,7 +38,7 @@ class _TopicTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TopicType.V
     """A log whose records are jobs as well: QueueService leases them to workers, at least once."""
 
 class TopicType(_TopicType, metaclass=_TopicTypeEnumTypeWrapper):
-    """What a topic can do. Fixed when the topic is created."""
+    """Kind of a topic. Fixed when the topic is created."""
 
 TOPIC_TYPE_UNSPECIFIED: TopicType.ValueType  # 0
 """Not said: TOPIC_TYPE_LOG when a topic is created, no change when it exists."""
@@ -62,7 +62,7 @@ class _DiscardPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Discard
     """Refuse the whole append with topic_full. A record once accepted is never dropped for a cap."""
 
 class DiscardPolicy(_DiscardPolicy, metaclass=_DiscardPolicyEnumTypeWrapper):
-    """What an append to a full topic does."""
+    """Effect of an append to a full topic."""
 
 DISCARD_POLICY_UNSPECIFIED: DiscardPolicy.ValueType  # 0
 """Not said: DISCARD_POLICY_OLD."""
@@ -148,7 +148,7 @@ class TopicConfig(_message.Message):
     cap_bytes: _builtins.int
     """Most live bytes kept, counted as data + meta as stored. Default 0: no limit. The cap reached first acts."""
     discard: Global___DiscardPolicy.ValueType
-    """What happens when a cap is reached. Default: evict the oldest. An explicit unspecified counts as absent."""
+    """Policy at a cap. Default: evict the oldest. An explicit unspecified counts as absent."""
     durable: _builtins.bool
     """Short form of `durability`, read only when that is absent: true asks for FSYNC, false for DISK.
     Default false. In responses true exactly when the class is FSYNC.
@@ -162,17 +162,17 @@ class TopicConfig(_message.Message):
     from recent reads, see auto_priority.
     """
     auto_priority: _builtins.bool
-    """Whether a topic without a fixed priority gains one from being read recently. Default true."""
+    """True to derive the priority from recent reads if none is set. Default true."""
     auto_create: _builtins.bool
-    """Whether a write may create the topic. Default true. Only matters at that write; the `create` field of the
+    """True if a write may create the topic. Default true. Only matters at that write; the `create` field of the
     append overrides it.
     """
     idempotency_window_ms: _builtins.int
-    """How long an idempotency key is remembered, in milliseconds from the first write, as durably as the records.
+    """Lifetime of an idempotency key, in milliseconds from the first write, as durably as the records.
     Default 120000.
     """
     dedupe_node: _builtins.bool
-    """Whether readers that present a node are spared the records of that node. Default true."""
+    """True to leave out the records of the node that a reader presents. Default true."""
     lease_ms: _builtins.int
     """Queue only: how long a claimed job stays with its worker, in milliseconds, clamped to [100, 86400000].
     Default 30000.
@@ -318,7 +318,7 @@ class QueueState(_message.Message):
     retrying: _builtins.int
     """Jobs among the delayed ones that were delivered before and wait for their next attempt. Not in JSON."""
     exhausted: _builtins.int
-    """Jobs that nobody gets any more, and that the dead-letter topic has not taken yet. Not in JSON."""
+    """Jobs that are no longer delivered, and that the dead-letter topic has not taken yet. Not in JSON."""
     def __init__(
         self,
         *,
@@ -406,7 +406,7 @@ class TopicState(_message.Message):
 
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionState]:
-        """Where every partition stands, in order of number; empty where there is one."""
+        """Positions of every partition, in order of number; empty where there is one."""
 
     def __init__(
         self,
@@ -452,7 +452,7 @@ Global___TopicState: _TypeAlias = TopicState  # noqa: Y015
 
 @_typing.final
 class PartitionState(_message.Message):
-    """Where one partition of a topic stands."""
+    """Positions of one partition of a topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -41,7 +41,7 @@ class _BulkFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BulkFormat
     """
 
 class BulkFormat(_BulkFormat, metaclass=_BulkFormatEnumTypeWrapper):
-    """How BulkDiff answers."""
+    """Format of the answers of BulkDiff."""
 
 BULK_FORMAT_UNSPECIFIED: BulkFormat.ValueType  # 0
 """Not said: BULK_FORMAT_COLUMNS."""
@@ -67,7 +67,7 @@ class PutTopicRequest(_message.Message):
     topic: _builtins.str
     """Name of the topic; required. Path parameter."""
     partition_count: _builtins.int
-    """How many partitions the topic is to have, up to 1000 (TOPICS_MAX_PARTITIONS), else invalid_request. Default 0: one
+    """Number of partitions, up to 1000 (TOPICS_MAX_PARTITIONS), else invalid_request. Default 0: one
     for a new topic, no change for an old one. More can be added at any time; none can be removed, which is
     topic_exists_incompatible. Above 1 for a queue or an end of a router: invalid_request. On HTTP a member of the body
     beside those of the config.
@@ -161,7 +161,7 @@ class GetTopicRequest(_message.Message):
     topic: _builtins.str
     """Name of the topic; required. Path parameter."""
     touch: _builtins.bool
-    """Whether this call counts as a read for auto-priority and last_read_ts_ms. Default true; monitoring passes
+    """True if this call counts as a read for auto-priority and last_read_ts_ms. Default true; monitoring passes
     false.
     """
     partition: _builtins.int
@@ -232,7 +232,7 @@ class ListTopicsRequest(_message.Message):
     invalid_request.
     """
     touch: _builtins.bool
-    """Whether the listing counts as a read for auto-priority. Default false."""
+    """True if the listing counts as a read for auto-priority. Default false."""
     def __init__(
         self,
         *,
@@ -383,13 +383,13 @@ class AppendRequest(_message.Message):
     as the header Idempotency-Key.
     """
     create: _builtins.bool
-    """Whether an absent topic is created by this write: true creates, false answers topic_not_found. Default:
+    """Creation of an absent topic by this write: true creates, false answers topic_not_found. Default:
     auto_create of `config`, itself true by default.
     """
     disable_backpressure: _builtins.bool
     """Do not answer throttled under processor pressure, wait instead. Default false. Resource caps still apply."""
     return_seqs: _builtins.bool
-    """Whether `seqs` is filled in the reply. Default true; in AppendStream false. On HTTP a query parameter."""
+    """True to fill `seqs` in the reply. Default true; in AppendStream false. On HTTP a query parameter."""
     partition: _builtins.int
     """Partition to write to. Default 0. One that the topic does not have, or a new one would not: partition_not_found."""
     delay_ms: _builtins.int
@@ -570,7 +570,7 @@ Global___AppendStreamResponse: _TypeAlias = AppendStreamResponse  # noqa: Y015
 
 @_typing.final
 class AppendAck(_message.Message):
-    """What became of one batch of AppendStream."""
+    """Outcome of one batch of AppendStream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -606,7 +606,7 @@ Global___AppendAck: _TypeAlias = AppendAck  # noqa: Y015
 
 @_typing.final
 class AppendError(_message.Message):
-    """Why one batch of AppendStream was refused; the same as the status of Append would say."""
+    """Refusal of one batch of AppendStream, as in the status of Append."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -635,7 +635,7 @@ class AppendError(_message.Message):
     DETAIL_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     reason: _errors_pb2.ErrorReason.ValueType
-    """What happened."""
+    """Description for people."""
     message: _builtins.str
     """Text for people; may change between versions."""
     retry_after_ms: _builtins.int
@@ -696,11 +696,11 @@ class BulkDiffRequest(_message.Message):
     the default is no end.
     """
     follow: _builtins.bool
-    """Whether to wait at the head for new records instead of ending there. Default false."""
+    """True to wait at the head for new records instead of ending there. Default false."""
     include_tags: _builtins.bool
-    """Whether records carry their tag. Default false."""
+    """True to include the tag of records. Default false."""
     include_meta: _builtins.bool
-    """Whether records carry their meta. Default true."""
+    """True to include the meta of records. Default true."""
     frame_bytes: _builtins.int
     """Bytes of data + meta to fill a frame with, clamped to [64 KiB, 1 MiB]. Default 0: 512 KiB. A record that alone is
     larger still comes, in a frame of its own; any other frame is below 4 MiB, the default limit of clients, as a
@@ -709,13 +709,13 @@ class BulkDiffRequest(_message.Message):
     partition: _builtins.int
     """Partition to read. Default 0."""
     format: Global___BulkFormat.ValueType
-    """How the frames hold records. Default (unspecified): BULK_FORMAT_COLUMNS."""
+    """Format of the frames. Default (unspecified): BULK_FORMAT_COLUMNS."""
     topic_id: _builtins.str
     """Identity that the topic must have (see TopicState.topic_id), else topic_not_found: a range that was planned for one
     life of a topic is not read from the next. Default (empty): any.
     """
     include_data: _builtins.bool
-    """Whether records carry their data. Default true."""
+    """True to include the data of records. Default true."""
     @_builtins.property
     def node(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Own nodes of the reader, whose records are left out (see DiffRequest.node). Default: none."""
@@ -931,11 +931,11 @@ class DiffRequest(_message.Message):
     limit: _builtins.int
     """Most live records examined, clamped to 1000. Default 0: 256."""
     include_tags: _builtins.bool
-    """Whether records carry their tag. Default false."""
+    """True to include the tag of records. Default false."""
     include_meta: _builtins.bool
-    """Whether records carry their meta. Default true."""
+    """True to include the meta of records. Default true."""
     wait_ms: _builtins.int
-    """How long to wait for a record when the reader is caught up, in milliseconds, clamped to 30000. Default 0:
+    """Time to wait for a record when the reader is caught up, in milliseconds, clamped to 30000. Default 0:
     answer at once. A wait ends early, possibly without records, when something is appended.
     """
     max_batch_bytes: _builtins.int

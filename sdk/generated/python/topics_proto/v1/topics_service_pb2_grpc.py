@@ -145,9 +145,9 @@ class TopicsServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Diff(self, request, context):
-        """Reads what lies behind a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
-        router destination first waits for forwarding up to the source's head of this moment. Whether there is more
-        is told by caught_up, never by the number of records. Scope: read. Errors: invalid_request,
+        """Reads the records after a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
+        router destination first waits for forwarding up to the source's head of this moment. Only caught_up says that
+        there is no more, never the number of records. Scope: read. Errors: invalid_request,
         topic_not_found, partition_not_found, throttled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -170,10 +170,10 @@ class TopicsServiceServicer:
 
     def BulkDiff(self, request, context):
         """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
-        same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
+        same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not
         wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
         topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
-        partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are told by
+        partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are listed by
         AdminService.ListBulkReaders.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

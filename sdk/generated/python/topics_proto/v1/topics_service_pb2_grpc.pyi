@@ -65,9 +65,9 @@ class TopicsServiceStub:
     payload_too_large, topic_full, throttled.
     """
     Diff: _grpc.UnaryUnaryMultiCallable[_topics_service_pb2.DiffRequest, _topics_service_pb2.DiffResponse]
-    """Reads what lies behind a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
-    router destination first waits for forwarding up to the source's head of this moment. Whether there is more
-    is told by caught_up, never by the number of records. Scope: read. Errors: invalid_request,
+    """Reads the records after a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
+    router destination first waits for forwarding up to the source's head of this moment. Only caught_up says that
+    there is no more, never the number of records. Scope: read. Errors: invalid_request,
     topic_not_found, partition_not_found, throttled.
     """
     AppendStream: _grpc.StreamStreamMultiCallable[_topics_service_pb2.AppendStreamRequest, _topics_service_pb2.AppendStreamResponse]
@@ -82,10 +82,10 @@ class TopicsServiceStub:
     """
     BulkDiff: _grpc.UnaryStreamMultiCallable[_topics_service_pb2.BulkDiffRequest, _topics_service_pb2.BulkDiffResponse]
     """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
-    same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
+    same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not
     wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
     topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
-    partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are told by
+    partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are listed by
     AdminService.ListBulkReaders.
     """
     LocateTime: _grpc.UnaryUnaryMultiCallable[_topics_service_pb2.LocateTimeRequest, _topics_service_pb2.LocateTimeResponse]
@@ -135,9 +135,9 @@ class TopicsServiceAsyncStub(TopicsServiceStub):
     payload_too_large, topic_full, throttled.
     """
     Diff: _aio.UnaryUnaryMultiCallable[_topics_service_pb2.DiffRequest, _topics_service_pb2.DiffResponse]  # type: ignore[assignment]
-    """Reads what lies behind a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
-    router destination first waits for forwarding up to the source's head of this moment. Whether there is more
-    is told by caught_up, never by the number of records. Scope: read. Errors: invalid_request,
+    """Reads the records after a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
+    router destination first waits for forwarding up to the source's head of this moment. Only caught_up says that
+    there is no more, never the number of records. Scope: read. Errors: invalid_request,
     topic_not_found, partition_not_found, throttled.
     """
     AppendStream: _aio.StreamStreamMultiCallable[_topics_service_pb2.AppendStreamRequest, _topics_service_pb2.AppendStreamResponse]  # type: ignore[assignment]
@@ -152,10 +152,10 @@ class TopicsServiceAsyncStub(TopicsServiceStub):
     """
     BulkDiff: _aio.UnaryStreamMultiCallable[_topics_service_pb2.BulkDiffRequest, _topics_service_pb2.BulkDiffResponse]  # type: ignore[assignment]
     """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
-    same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
+    same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not
     wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
     topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
-    partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are told by
+    partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are listed by
     AdminService.ListBulkReaders.
     """
     LocateTime: _aio.UnaryUnaryMultiCallable[_topics_service_pb2.LocateTimeRequest, _topics_service_pb2.LocateTimeResponse]  # type: ignore[assignment]
@@ -238,9 +238,9 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _topics_service_pb2.DiffRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_topics_service_pb2.DiffResponse, _abc.Awaitable[_topics_service_pb2.DiffResponse]]:
-        """Reads what lies behind a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
-        router destination first waits for forwarding up to the source's head of this moment. Whether there is more
-        is told by caught_up, never by the number of records. Scope: read. Errors: invalid_request,
+        """Reads the records after a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
+        router destination first waits for forwarding up to the source's head of this moment. Only caught_up says that
+        there is no more, never the number of records. Scope: read. Errors: invalid_request,
         topic_not_found, partition_not_found, throttled.
         """
 
@@ -267,10 +267,10 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_topics_service_pb2.BulkDiffResponse], _abc.AsyncIterator[_topics_service_pb2.BulkDiffResponse]]:
         """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
-        same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
+        same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not
         wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
         topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
-        partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are told by
+        partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are listed by
         AdminService.ListBulkReaders.
         """
 

@@ -48,7 +48,7 @@ Global___WatchConsistency: _TypeAlias = WatchConsistency  # noqa: Y015
 
 @_typing.final
 class WatchTopic(_message.Message):
-    """Where to start in one topic."""
+    """Start of reading in one topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -78,7 +78,7 @@ Global___WatchTopic: _TypeAlias = WatchTopic  # noqa: Y015
 
 @_typing.final
 class WatchSubscription(_message.Message):
-    """What a watcher wants."""
+    """Topics and options of a watcher."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -143,11 +143,11 @@ class WatchSubscription(_message.Message):
     heartbeat_ms: _builtins.int
     """Silence after which a heartbeat is sent, in milliseconds, clamped to [1000, 60000]. Default (absent): 15000."""
     include_meta: _builtins.bool
-    """Whether records carry their meta. Default true."""
+    """True to include the meta of records. Default true."""
     include_tags: _builtins.bool
-    """Whether records carry their tag. Default false."""
+    """True to include the tag of records. Default false."""
     include_data: _builtins.bool
-    """Whether records carry their data. Default true."""
+    """True to include the data of records. Default true."""
     consistency: Global___WatchConsistency.ValueType
     """When a record may be sent. Default: eventual."""
     @_builtins.property
