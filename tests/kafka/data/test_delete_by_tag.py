@@ -1,4 +1,4 @@
-"""A delete by tag of what Kafka clients wrote ends, however fast they go on to write."""
+"""A delete by tag on records of Kafka clients terminates, however fast they keep writing."""
 
 from unittest.mock import patch
 

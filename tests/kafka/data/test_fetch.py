@@ -1,4 +1,4 @@
-"""Fetch: which batches come in which bytes, around holes, gaps and what is gone."""
+"""Fetch: batches and bytes of a response, around holes, gaps and lost records."""
 
 import struct
 from uuid import UUID
@@ -209,7 +209,7 @@ async def test_a_deleted_prefix_is_a_hole(broker: Broker) -> None:
 
 
 async def test_gaps_are_passed_over_and_counted(broker: Broker) -> None:
-    """Seqs that were lost in the middle: for Kafka a hole, for whoever watches the server a number."""
+    """Seqs lost in the middle: a hole for Kafka clients, and a number in the metrics."""
     await fill(broker, 1)
     topic = broker.engine.catalog.topics["t"]
     log = topic.log
@@ -238,7 +238,7 @@ async def test_gaps_are_counted_also_where_the_bytes_end(broker: Broker) -> None
     assert broker.statistics.gap_records == 5
 
 
-async def test_records_of_other_doors(broker: Broker) -> None:
+async def test_records_of_other_protocols(broker: Broker) -> None:
     broker.append(
         b'{"a":1}', b"null", b"\xff\x00",
         tags=[b"tag", None, None],
@@ -257,7 +257,7 @@ async def test_records_of_other_doors(broker: Broker) -> None:
     ]  # fmt: skip
 
 
-async def test_doors_take_turns(broker: Broker) -> None:
+async def test_protocols_alternate(broker: Broker) -> None:
     wanted = []
     for i in range(30):
         broker.clock.now += 1
@@ -277,8 +277,8 @@ async def test_doors_take_turns(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("partition_max", [1, 100, 10_000, 70_000, 1 << 20])
-async def test_large_blocks_of_other_doors(broker: Broker, partition_max: int) -> None:
-    """Whatever the cuts, every record comes once, and readers share the batches that were made."""
+async def test_large_blocks_of_other_protocols(broker: Broker, partition_max: int) -> None:
+    """For any limits, every record is read once, and readers share the rendered batches."""
     datas = [b'"%d%s"' % (i, b"x" * (i % 700)) for i in range(1500)]
     broker.append(*datas, tags=[b"odd" if i % 2 else b"even" for i in range(1500)])
     broker.append(b"1")

@@ -1,4 +1,4 @@
-"""A fetch that waits: what ends it, when, and that nothing is left behind."""
+"""Long polls: the events that end them, their time, and cleanup."""
 
 import asyncio
 from typing import Any
@@ -62,7 +62,7 @@ async def test_a_record_ends_it() -> None:
 
 
 @in_fake_time
-async def test_also_one_of_another_door() -> None:
+async def test_also_one_of_another_protocol() -> None:
     broker = broker_of()
     waiting = start(broker, broker.fetch_body(max_wait=60_000))
     broker.append(b"1")
@@ -134,7 +134,7 @@ async def test_many_small_appends_are_counted_and_not_read_again() -> None:
         assert not waiting.done(), "not before there is enough"
         await broker.produce(batch(b"x" * 50))
         await steps(2)
-    for _ in range(100):  # on a busy machine its turns of work take more steps
+    for _ in range(100):  # on a busy machine its slices take more steps
         if not waiting.done():
             await steps(1)
     assert waiting.done()
@@ -169,7 +169,7 @@ async def test_errors_and_holes_are_told_at_once() -> None:
 
 @in_fake_time
 async def test_a_hole_that_appears() -> None:
-    """Records that come and are deleted before the fetch looks."""
+    """Records that are appended and deleted before the fetch reads."""
     broker = broker_of()
     waiting = start(broker, broker.fetch_body(max_wait=60_000))
     broker.append(b"1", tags=[b"k"])
@@ -226,7 +226,7 @@ async def test_news_between_the_slices_of_a_large_fetch() -> None:
         broker = broker_of(50)
         waiting = start(broker, broker.fetch_many([("t", i, 0) for i in range(50)], max_wait=60_000))
         await steps(20)
-        await broker.produce(batch(b"a"), partition=0)  # which was read already
+        await broker.produce(batch(b"a"), partition=0)  # partition 0 has been read already
         loop = asyncio.get_running_loop()
         began = loop.time()
         assert partitions(await waiting)[0]["high_watermark"] == 1

@@ -1,4 +1,4 @@
-"""Produce: what is taken, where it goes, and the code of everything that is refused."""
+"""Produce: accepted batches, their offsets, and the error code of every refusal."""
 
 import asyncio
 import itertools
@@ -261,7 +261,7 @@ async def test_the_log_start_is_told() -> None:
     sealed=st.booleans(),
 )
 def test_hostile_batches(codec: int, changes: list[tuple[float, int]], cut: float, sealed: bool) -> None:
-    """Whatever the bytes, a code is the answer; and what is taken can be read, through every door."""
+    """Any bytes get an error code or are accepted, and accepted records can be read over every protocol."""
 
     async def run() -> None:
         broker = Broker()

@@ -1,4 +1,4 @@
-"""What members say of topics: bytes that anybody may have made, and patterns."""
+"""Subscriptions of members: untrusted bytes, and patterns."""
 
 import contextlib
 
@@ -38,7 +38,7 @@ def test_anything_else_is_not(junk: bytes) -> None:
 
 @given(st.data())
 def test_nor_is_what_is_cut_short(data: st.DataObject) -> None:
-    text = assignment({"topic": [1, 2, 3], "other": [4]})[:-4]  # without the user data, which nobody reads
+    text = assignment({"topic": [1, 2, 3], "other": [4]})[:-4]  # without the user data, which is never read
     cut = data.draw(st.integers(1, len(text) - 1))
     assert consumer_assignment(text[:cut]) is None
 

@@ -1,4 +1,4 @@
-"""Servers with a Kafka port: real processes, open and with keys, and those in this process with a test's handlers."""
+"""Servers with a Kafka port: real processes, with and without keys, and servers in this process with test handlers."""
 
 import asyncio
 import contextlib
@@ -93,18 +93,18 @@ class Client:
             return await self.reader.readexactly(length)
 
     async def receive(self, api: ApiKey, version: int) -> tuple[int, Message]:
-        """The next response: its correlation id and body."""
+        """Return the next response: its correlation id and body."""
         return decode_response(api, version, await self.frame())
 
     async def log_in(self, password: str) -> int:
-        """SASL/PLAIN; the error code of the answer."""
+        """Authenticate with SASL/PLAIN. Returns the error code."""
         self.send(ApiKey.SASL_HANDSHAKE, 1, 1, mechanism="PLAIN")
         await self.receive(ApiKey.SASL_HANDSHAKE, 1)
         self.send(ApiKey.SASL_AUTHENTICATE, 1, 2, auth_bytes=f"\0any\0{password}".encode())
         return int((await self.receive(ApiKey.SASL_AUTHENTICATE, 1))[1]["error_code"])
 
     async def ended(self) -> bool:
-        """Wait until the server ends the connection, whatever it still sends."""
+        """Wait until the server closes the connection; ignore what it still sends."""
         async with asyncio.timeout(10):
             with contextlib.suppress(ConnectionError):
                 while await self.reader.read(65536):
@@ -118,7 +118,7 @@ Connect = Callable[..., Awaitable[Client]]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Makes servers in this process, on an engine in memory: SASL, and the handlers and settings of the test."""
+    """Start servers in this process, on an engine in memory: SASL, and the handlers and settings of the test."""
     started: list[tuple[KafkaServer, GroupCommit]] = []
 
     async def make(
@@ -157,7 +157,7 @@ async def serve() -> AsyncIterator[Serve]:
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """Opens connections to servers of `serve`."""
+    """Open connections to servers of `serve`."""
     writers: list[asyncio.StreamWriter] = []
 
     async def make(server: KafkaServer, tls: ssl.SSLContext | None = None) -> Client:

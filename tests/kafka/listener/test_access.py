@@ -1,4 +1,4 @@
-"""Who may use which API on which topic: every scope and a prefix, for every API of topics."""
+"""Access to the APIs of topics: every API with every scope and with a prefix."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ CONFIG = {"resource_type": 2, "configs": []}
 
 
 def _requests(name: str) -> dict[ApiKey, tuple[set[str], dict[str, Any]]]:
-    """For each API the scopes that it takes, and a request that touches the topic `name` without changing it."""
+    """For each API its scopes, and a request that accesses the topic `name` without changing it."""
     partition = {"partition_index": 0, "current_leader_epoch": -1}
     return {
         ApiKey.PRODUCE: (

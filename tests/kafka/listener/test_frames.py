@@ -1,4 +1,4 @@
-"""Hostile bytes on the port of a real server: each ends its own connection, and nothing else."""
+"""Hostile bytes on the port of a real server: they close their own connection, and nothing else."""
 
 import os
 import random
@@ -29,7 +29,7 @@ def scrape(server: ServerProcess, key: str = "") -> str:
 
 
 def closed(server: ServerProcess, key: str = "") -> dict[str, float]:
-    """How many connections the server has ended, by reason."""
+    """The number of connections that the server has closed, by reason."""
     text = scrape(server, key)
     found = re.findall(r'^topics_kafka_connections_closed_total\{reason="(\w+)"\} (\S+)$', text, re.MULTILINE)
     return {reason: float(count) for reason, count in found}
@@ -37,7 +37,7 @@ def closed(server: ServerProcess, key: str = "") -> dict[str, float]:
 
 def rss(server: ServerProcess) -> int:
     """Resident bytes of the server."""
-    # The process is that of setpriv, which has become the server.
+    # setpriv has replaced itself by the server.
     pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -114,7 +114,7 @@ def test_many_requests_in_one_write(wire: Wire) -> None:
 
 
 def _random_frames(seed: int) -> list[bytes]:
-    """Frames that are random, random behind a right header, and right but for some bytes or their end."""
+    """Frames that are random, random after a valid header, or valid except for some bytes or their end."""
     random_ = random.Random(seed)
     frames = [random_.randbytes(random_.randrange(8, 200)) for _ in range(50)]
     for _ in range(250):
@@ -180,5 +180,5 @@ def test_before_authentication(keyed: ServerProcess, login: Callable[[str], Wire
         assert early.is_closed()
     late = login("full")
     late.socket.sendall(struct.pack(">i", 1 << 20) + struct.pack(">hhih", ApiKey.METADATA, 5, 1, -1))
-    late.socket.sendall(struct.pack(">i", 0) + bytes((1 << 20) - 14))  # no topics, and a long end
+    late.socket.sendall(struct.pack(">i", 0) + bytes((1 << 20) - 14))  # no topics, and a long tail
     assert late.read_frame()

@@ -63,7 +63,7 @@ def test_software_that_kafka_refuses(software: str, release: str, wire: Wire) ->
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_topic_of_another_door(version: int, wire: Wire, api: Api, name: str, server: ServerProcess) -> None:
+def test_a_topic_of_another_protocol(version: int, wire: Wire, api: Api, name: str, server: ServerProcess) -> None:
     made = ok(api.put(name), 201)
     body = wire.call(ApiKey.METADATA, version, topics=[{"name": name}], allow_auto_topic_creation=False)
     (broker,) = body["brokers"]
@@ -85,7 +85,7 @@ def test_a_topic_of_another_door(version: int, wire: Wire, api: Api, name: str, 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_rafkas_rule(version: int, wire: Wire, name: str) -> None:
-    """Absent and allowed: made with one partition. Absent and not allowed: error 3. Before 4 it is always allowed."""
+    """A missing topic is created with one partition if that is allowed, else error 3. Before version 4 it always is."""
     kept_out = metadata(wire, name, version=version, create=False)[name]
     if version >= 4:
         assert (kept_out["error_code"], kept_out["partitions"]) == (3, [])
@@ -107,7 +107,7 @@ def test_all_topics_and_none(version: int, wire: Wire, api: Api, name: str) -> N
         assert wire.call(ApiKey.METADATA, version, topics=[])["topics"] == []
 
 
-def test_what_a_client_makes_every_door_sees(wire: Wire, api: Api, name: str) -> None:
+def test_a_topic_of_a_client_is_visible_over_every_protocol(wire: Wire, api: Api, name: str) -> None:
     assert metadata(wire, name, create=True)[name]["error_code"] == 0
     state = api.state(name)
     assert (state["topic"], state["head_seq"], state["config"]["durability"]) == (name, 0, "disk")
@@ -128,7 +128,7 @@ def test_names_that_kafka_or_we_refuse(bad: str, wire: Wire) -> None:
     assert (topic["error_code"], topic["partitions"]) == (17, [])
 
 
-def test_names_that_only_other_doors_can_make_are_found(wire: Wire, api: Api, name: str) -> None:
+def test_names_that_only_other_protocols_can_create_are_found(wire: Wire, api: Api, name: str) -> None:
     long = f"tenant42:{name}" + "x" * 240
     ok(api.put(long[:255]), 201)
     assert metadata(wire, long[:255])[long[:255]]["error_code"] == 0

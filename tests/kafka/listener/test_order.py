@@ -1,4 +1,4 @@
-"""Requests of one connection: their order, how many run, what ends them. With handlers that the tests control."""
+"""Requests of one connection: order, concurrency and cancellation, with handlers that the tests control."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ FETCH = {"max_wait": 0, "min_bytes": 0, "topics": []}
 
 
 class Work:
-    """A handler whose answers a test releases; counts what was started."""
+    """A handler whose answers a test releases. Records the started requests."""
 
     def __init__(self, answer: Message | None = None) -> None:
         self.answer: Message | None = {} if answer is None else answer
@@ -48,7 +48,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 async def settle() -> None:
-    """Give the loop the turns in which something could go wrong."""
+    """Let the event loop run, so that errors can show."""
     for _ in range(20):
         await asyncio.sleep(0.001)
 
@@ -271,7 +271,7 @@ async def test_all_connections_together_leave_the_loop_its_turns(serve: Serve, c
     clients = [await connect(server) for _ in range(8)]
     loop = asyncio.get_running_loop()
     loop.call_soon(turn)
-    large = [{"name": "x" * 100, "partition_data": []}] * 1000  # more than is read at once
+    large = [{"name": "x" * 100, "partition_data": []}] * 1000  # larger than one read
     for number in range(3):
         for client in clients:
             client.send(ApiKey.PRODUCE, 7, number, **(PRODUCE | {"topic_data": large if number == 1 else []}))
@@ -307,7 +307,7 @@ NO_ANSWER = PRODUCE | {"acks": 0}
 
 
 class Appending(Work):
-    """A Produce that takes long; one at a time."""
+    """A slow Produce; one at a time."""
 
     def __call__(self, context: Context, version: int, request: Message) -> Awaitable[Message | None]:
         context.appending = True

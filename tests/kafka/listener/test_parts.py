@@ -1,4 +1,4 @@
-"""Small parts of the listener, each alone."""
+"""Unit tests of small parts of the listener."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ def test_errors_of_the_service() -> None:
         error = TopicsError(reason, "", detail)
         return error_of(error), group_error_of(error), admin_error_of(error)
 
-    retried = {ErrorCode(code) for code in (5, 6, 14, 15, 16, 19, 41, 56, 89)}  # by every client
+    retried = {ErrorCode(code) for code in (5, 6, 14, 15, 16, 19, 41, 56, 89)}  # retried by every client
     for reason in Reason:
         if reason.value.retryable:
             assert set(codes(reason)) <= retried, reason

@@ -32,7 +32,7 @@ def versions(api: ApiKey) -> range:
 def topic(
     name: str, partitions: int = -1, replicas: int = -1, assignments: Any = (), **configs: str | None
 ) -> dict[str, Any]:
-    """A topic to create; a config's dots are underscores."""
+    """A topic to create. Dots in names of configs are written as underscores."""
     return {
         "name": name,
         "num_partitions": partitions,
@@ -48,7 +48,7 @@ def create(wire: Wire, *topics: dict[str, Any], version: int = 7, **more: Any) -
 
 
 def partitions(wire: Wire, name: str) -> int:
-    """How many partitions Metadata shows; 0 if there is no such topic."""
+    """The number of partitions according to Metadata; 0 if there is no such topic."""
     (found,) = wire.call(ApiKey.METADATA, topics=[{"name": name}], allow_auto_topic_creation=False)["topics"]
     return len(found["partitions"])
 

@@ -1,4 +1,4 @@
-"""One topic, every door: what Kafka clients write is read over HTTP and gRPC, and back, record for record."""
+"""One topic, every protocol: records of Kafka clients are read over HTTP and gRPC and the other way, one by one."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ Clients = Callable[[str], Client]
 
 
 class Event(NamedTuple):
-    """A record as the other doors have it; `meta` None when there is none."""
+    """A record of HTTP and gRPC; `meta` is None if there is none."""
 
     seq: int
     tag: str | None
@@ -52,7 +52,7 @@ def shown(data: bytes | None) -> Any:
 
 
 def event(seq: int, record: Record) -> Event:
-    """The record that other doors have to show for a Kafka record."""
+    """The record that other protocols must show for a Kafka record."""
     meta: dict[str, Any] = {}
     tag = None
     if record.key is not None:
@@ -78,7 +78,7 @@ def event(seq: int, record: Record) -> Event:
 
 
 def over_http(api: Api, topic: str, partition: int) -> list[Event]:
-    """A partition as HTTP shows it. JSON data is compared as its value, which `event` never spells in another way."""
+    """A partition read over HTTP. JSON data is compared by value, which `event` never formats differently."""
     found = []
     for record in api.read(topic, partition=partition, include_tags=True, limit=1000)["records"]:
         binary = record.get("$encoding") == "base64"
@@ -88,7 +88,7 @@ def over_http(api: Api, topic: str, partition: int) -> list[Event]:
 
 
 def over_grpc(stub: Any, topic: str, partition: int) -> list[Event]:
-    """A partition as gRPC gives it."""
+    """A partition read over gRPC."""
     reply = stub.Diff(pb.DiffRequest(topic=topic, partition=partition, include_tags=True, limit=1000))
     return [
         Event(
@@ -102,7 +102,7 @@ def over_grpc(stub: Any, topic: str, partition: int) -> list[Event]:
     ]
 
 
-def test_kafka_to_the_other_doors(client: Client, api: Api, stub: Any, made: str) -> None:
+def test_kafka_to_other_protocols(client: Client, api: Api, stub: Any, made: str) -> None:
     kind = KINDS[client.name]
     records = mixed(kind)
     client.produce(made, records, codec=kind.codecs[-1])
@@ -114,7 +114,7 @@ def test_kafka_to_the_other_doors(client: Client, api: Api, stub: Any, made: str
         assert [found["$seq"] for found in tagged] == [one.seq for one in expected if one.tag == "key"]
 
 
-def test_other_doors_to_kafka(client: Client, api: Api, stub: Any, made: str) -> None:
+def test_other_protocols_to_kafka(client: Client, api: Api, stub: Any, made: str) -> None:
     meta = {"h": "v", "n": 3, "raw": based(b"\xff\x00"), "r": ["1", based(b"\xfe"), "3"], "z": None, "e": ""}
     written = [{"data": {"a": [1, 2.50]}, "tag": "k", "meta": meta}, {"data": None, "tag": "gone"}, {"data": "text"}]
     ok(api.write(made, written, partition=1, node="n1"), 200)
