@@ -173,7 +173,7 @@ class Settings:
     host: str = _setting(
         "TOPICS_HOST",
         "127.0.0.1",
-        "address to listen on, for HTTP and gRPC; host:port sets both",
+        "listen address for HTTP and gRPC; host:port sets both",
         read=_address,
     )
     port: int = _setting(
@@ -185,69 +185,71 @@ class Settings:
     kafka_port: str = _setting(
         "TOPICS_KAFKA_PORT",
         "",
-        "Kafka port; 0 picks a free one, none: no Kafka",
+        "Kafka port; 0 picks a free one; Kafka is disabled if unset",
         read=lambda text: str(_port(text)),
         what="PORT",
     )
     kafka_port_file: str = _setting(
-        "TOPICS_KAFKA_PORT_FILE", "", "file that receives host:port of Kafka once it takes connections"
+        "TOPICS_KAFKA_PORT_FILE", "", "file that receives host:port of Kafka once it accepts connections"
     )
     kafka_advertised: str = _setting(
         "TOPICS_KAFKA_ADVERTISED",
         "",
-        "host or host:port that Kafka clients are told to connect to; none: as bound",
+        "host or host:port advertised to Kafka clients; the bound address if unset",
         read=_address,
     )
     kafka_tls_cert: str = _setting(
         "TOPICS_KAFKA_TLS_CERT",
         "",
-        "certificate chain of the Kafka port, a PEM file; none: that of TOPICS_TLS_CERT_FILE",
+        "PEM certificate chain of the Kafka port; that of TOPICS_TLS_CERT_FILE if unset",
     )
     kafka_tls_key: str = _setting(
-        "TOPICS_KAFKA_TLS_KEY", "", "key of the certificate, a PEM file; none: it is in the certificate's file"
+        "TOPICS_KAFKA_TLS_KEY", "", "PEM private key of the certificate; read from the certificate's file if unset"
     )
     tls_cert_file: str = _setting(
-        "TOPICS_TLS_CERT_FILE", "", "certificate chain of all ports, a PEM file, read again on SIGHUP; none: no TLS"
+        "TOPICS_TLS_CERT_FILE", "", "PEM certificate chain of all ports, reloaded on SIGHUP; TLS is disabled if unset"
     )
     tls_key_file: str = _setting(
-        "TOPICS_TLS_KEY_FILE", "", "key of the certificate, a PEM file; none: it is in the certificate's file"
+        "TOPICS_TLS_KEY_FILE", "", "PEM private key of the certificate; read from the certificate's file if unset"
     )
     tls_client_ca_file: str = _setting(
         "TOPICS_TLS_CLIENT_CA_FILE",
         "",
-        "authorities whose certificates clients must show on all ports with TLS, a PEM file; none: no client needs one",
+        "PEM file of the authorities of client certificates, which all TLS ports then require",
     )
-    data_dir: str = _setting("TOPICS_DATA_DIR", "./topics-data", "directory of the database; one process at a time")
+    data_dir: str = _setting("TOPICS_DATA_DIR", "./topics-data", "database directory; one process at a time")
     api_keys: "Keys | None" = _setting(  # noqa: RUF009  # they do not change
         "TOPICS_API_KEYS",
         None,
-        "API keys with scopes and prefixes, see security.md; none: no authentication",
+        "API keys with scopes and prefixes, see security.md; authentication is disabled if unset",
         flag=False,
     )
     api_keys_file: str = _setting(
         "TOPICS_API_KEYS_FILE",
         "",
-        "file of API keys, one a line, read again on SIGHUP; in place of TOPICS_API_KEYS",
+        "file of API keys, one per line, reloaded on SIGHUP; replaces TOPICS_API_KEYS",
         flag=False,
     )
     audit_log: str = _setting(
-        "TOPICS_AUDIT_LOG", "", "file for a log of who changed topics, routers, groups or keys; -: stderr, none: no log"
+        "TOPICS_AUDIT_LOG",
+        "",
+        "file for the audit log of changes to topics, routers, groups and keys; - is stderr; disabled if unset",
     )
-    probe_auth: bool = _setting("TOPICS_PROBE_AUTH", False, "ask for a key on health and ready too")
+    probe_auth: bool = _setting("TOPICS_PROBE_AUTH", False, "require an API key for the health and readiness probes")
     allow_insecure_no_auth: bool = _setting(
         "TOPICS_ALLOW_INSECURE_NO_AUTH", False, "serve a non-loopback address without authentication"
     )
     allowed_hosts: str = _setting(
         "TOPICS_ALLOWED_HOSTS",
         "",
-        "host names, with commas, by which HTTP clients may reach a server without API keys, besides IP addresses and "
-        "localhost; *: any",
+        "comma-separated host names under which HTTP clients may reach a server without API keys, besides IP "
+        "addresses and localhost; * allows any",
     )
     cors_origins: str = _setting(
         "TOPICS_CORS_ORIGINS",
         "",
-        "origins, with commas, whose pages in browsers may use the HTTP API (CORS), such as https://app.example; none: "
-        "no CORS",
+        "comma-separated origins whose pages in browsers may use the HTTP API (CORS), such as "
+        "https://app.example; CORS is disabled if unset",
     )
     org: str = _setting("TOPICS_ORG", "topics", "first part of a topic's rrl")
     env: str = _setting("TOPICS_ENV", "dev", "second part of a topic's rrl")
@@ -255,11 +257,9 @@ class Settings:
     log_level: str = _setting(
         "TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr", read=_one_of(*_LEVELS)
     )
-    log_format: str = _setting(
-        "TOPICS_LOG_FORMAT", "text", "text or json: how a line of the log is written", read=_one_of(*FORMATS)
-    )
+    log_format: str = _setting("TOPICS_LOG_FORMAT", "text", "format of log lines: text or json", read=_one_of(*FORMATS))
     tracing: bool = _setting(
-        "TOPICS_TRACING", False, "send OpenTelemetry traces, by the variables OTEL_*; see tracing.md"
+        "TOPICS_TRACING", False, "export OpenTelemetry traces, configured by the variables OTEL_*; see tracing.md"
     )
     bulk_readers: int = _setting(
         "TOPICS_BULK_READERS",
@@ -267,106 +267,112 @@ class Settings:
         "processes beside the server that serve BulkDiff to long reads, at most 64",
         most=_MAX_BULK_READERS,
     )
-    drain_seconds: int = _setting("TOPICS_DRAIN_SECONDS", 10, "how long a stop waits for running requests")
+    drain_seconds: int = _setting("TOPICS_DRAIN_SECONDS", 10, "time that a stop waits for running requests")
     header_timeout_seconds: int = _setting(
-        "TOPICS_HEADER_TIMEOUT_SECONDS", 60, "how long an HTTP connection may take to send a request head"
+        "TOPICS_HEADER_TIMEOUT_SECONDS", 60, "time for an HTTP connection to send a request head"
     )
     body_timeout_seconds: int = _setting(
-        "TOPICS_BODY_TIMEOUT_SECONDS", 60, "how long an HTTP request may pause while it sends its body"
+        "TOPICS_BODY_TIMEOUT_SECONDS", 60, "longest pause of an HTTP request while it sends its body"
     )
     memory_bytes: int = _setting(
         "TOPICS_MEMORY_BYTES", 1 << 30, "memory for caches, write buffers and ephemeral topics together"
     )
     min_free_bytes: int = _setting(
-        "TOPICS_MIN_FREE_BYTES", 256 << 20, "writes are throttled while the disk has less space than this; 0 is off"
+        "TOPICS_MIN_FREE_BYTES", 256 << 20, "writes are throttled while the disk has less free space; 0 disables"
     )
     wal_archive_seconds: int = _setting(
         "TOPICS_WAL_ARCHIVE_SECONDS",
         0,
-        "how long the write-ahead log is kept for topics backup archive, see backup.md; 0: it is not",
+        "retention of the write-ahead log for topics backup archive, see backup.md; 0 disables",
     )
     wal_archive_bytes: int = _setting(
-        "TOPICS_WAL_ARCHIVE_BYTES", 4 << 30, "most bytes of the log that are kept; the oldest go first"
+        "TOPICS_WAL_ARCHIVE_BYTES", 4 << 30, "maximum bytes of the retained log; the oldest files go first"
     )
     max_lag_ms: int = _setting(
-        "TOPICS_MAX_LAG_MS", 500, "writes are throttled while the event loop stays behind by more than this; 0 is off"
+        "TOPICS_MAX_LAG_MS", 500, "writes are throttled while the event loop lags by more; 0 disables"
     )
-    max_body_bytes: int = _setting("TOPICS_MAX_BODY_BYTES", 64 << 20, "largest request body, also once inflated")
-    max_batch_records: int = _setting("TOPICS_MAX_BATCH_RECORDS", 10_000, "most records in one write")
-    max_record_bytes: int = _setting("TOPICS_MAX_RECORD_BYTES", 1 << 20, "largest data + meta of one record")
-    max_meta_bytes: int = _setting("TOPICS_MAX_META_BYTES", 16 << 10, "largest meta of one record")
-    max_tag_bytes: int = _setting("TOPICS_MAX_TAG_BYTES", 256, "longest tag, in UTF-8 bytes")
-    max_node_bytes: int = _setting("TOPICS_MAX_NODE_BYTES", 128, "longest node, in UTF-8 bytes")
+    max_body_bytes: int = _setting(
+        "TOPICS_MAX_BODY_BYTES", 64 << 20, "maximum request body, before and after decompression"
+    )
+    max_batch_records: int = _setting("TOPICS_MAX_BATCH_RECORDS", 10_000, "maximum records in one write")
+    max_record_bytes: int = _setting("TOPICS_MAX_RECORD_BYTES", 1 << 20, "maximum data + meta of one record")
+    max_meta_bytes: int = _setting("TOPICS_MAX_META_BYTES", 16 << 10, "maximum meta of one record")
+    max_tag_bytes: int = _setting("TOPICS_MAX_TAG_BYTES", 256, "maximum length of a tag, in UTF-8 bytes")
+    max_node_bytes: int = _setting("TOPICS_MAX_NODE_BYTES", 128, "maximum length of a node, in UTF-8 bytes")
     max_limit: int = _setting(
-        "TOPICS_MAX_LIMIT", 1000, "most records that one diff examines; larger limits are clamped"
+        "TOPICS_MAX_LIMIT", 1000, "maximum records examined by one diff; larger limits are clamped"
     )
-    max_watch_topics: int = _setting("TOPICS_MAX_WATCH_TOPICS", 256, "most topics that one watch follows")
-    max_claim: int = _setting("TOPICS_MAX_CLAIM", 1000, "most jobs in one claim, ack, nack or extend")
-    max_topics: int = _setting("TOPICS_MAX_TOPICS", 100_000, "most topics, counted by partitions; 0 is unlimited")
-    max_partitions: int = _setting("TOPICS_MAX_PARTITIONS", 1000, "most partitions of one topic")
-    max_routers: int = _setting("TOPICS_MAX_ROUTERS", 10_000, "most routers; 0 is unlimited")
-    max_groups: int = _setting("TOPICS_MAX_GROUPS", 10_000, "most consumer groups; 0 is unlimited")
+    max_watch_topics: int = _setting("TOPICS_MAX_WATCH_TOPICS", 256, "maximum topics in one watch")
+    max_claim: int = _setting("TOPICS_MAX_CLAIM", 1000, "maximum jobs in one claim, ack, nack or extend")
+    max_topics: int = _setting("TOPICS_MAX_TOPICS", 100_000, "maximum topics, counted by partitions; 0 is unlimited")
+    max_partitions: int = _setting("TOPICS_MAX_PARTITIONS", 1000, "maximum partitions of one topic")
+    max_routers: int = _setting("TOPICS_MAX_ROUTERS", 10_000, "maximum routers; 0 is unlimited")
+    max_groups: int = _setting("TOPICS_MAX_GROUPS", 10_000, "maximum consumer groups; 0 is unlimited")
     group_retention_ms: int = _setting(
-        "TOPICS_GROUP_RETENTION_MS", 604_800_000, "how long a consumer group stays that nobody uses; 0 is for ever"
+        "TOPICS_GROUP_RETENTION_MS", 604_800_000, "lifetime of an unused consumer group; 0 is unlimited"
     )
     max_connections: int = _setting(
-        "TOPICS_MAX_CONNECTIONS", 20_000, "most open HTTP connections, WebSockets too; 0 is unlimited"
+        "TOPICS_MAX_CONNECTIONS", 20_000, "maximum open HTTP connections, including WebSockets; 0 is unlimited"
     )
     grpc_max_connections: int = _setting(
-        "TOPICS_GRPC_MAX_CONNECTIONS", 10_000, "most open connections of gRPC clients; 0 is unlimited"
+        "TOPICS_GRPC_MAX_CONNECTIONS", 10_000, "maximum open gRPC connections; 0 is unlimited"
     )
-    max_watch_sessions: int = _setting("TOPICS_MAX_WATCH_SESSIONS", 10_000, "most watch sessions; 0 is unlimited")
+    max_watch_sessions: int = _setting("TOPICS_MAX_WATCH_SESSIONS", 10_000, "maximum watch sessions; 0 is unlimited")
     max_sse_connections: int = _setting(
-        "TOPICS_MAX_SSE_CONNECTIONS", 10_000, "most open streams: SSE, WebSocket and gRPC together; 0 is unlimited"
+        "TOPICS_MAX_SSE_CONNECTIONS", 10_000, "maximum open streams, SSE, WebSocket and gRPC together; 0 is unlimited"
     )
     max_sse_connections_per_key: int = _setting(
-        "TOPICS_MAX_SSE_CONNECTIONS_PER_KEY", 1000, "most open streams of one API key; 0 is unlimited"
+        "TOPICS_MAX_SSE_CONNECTIONS_PER_KEY", 1000, "maximum open streams per API key; 0 is unlimited"
     )
     test_min_heartbeat_ms: int = _setting(
-        "TOPICS_TEST_MIN_HEARTBEAT_MS", 1000, "least heartbeat interval of a watch; 1 to 999 are for tests"
+        "TOPICS_TEST_MIN_HEARTBEAT_MS", 1000, "minimum heartbeat interval of a watch; 1 to 999 are for tests"
     )
-    max_total_bytes: int = _setting("TOPICS_MAX_TOTAL_BYTES", 0, "most live record bytes in all; 0 is unlimited")
+    max_total_bytes: int = _setting(
+        "TOPICS_MAX_TOTAL_BYTES", 0, "maximum live record bytes of all topics; 0 is unlimited"
+    )
     max_inflight_per_key: int = _setting(
-        "TOPICS_MAX_INFLIGHT_PER_KEY", 1000, "most requests of one API key at a time, long polls too; 0 is unlimited"
+        "TOPICS_MAX_INFLIGHT_PER_KEY",
+        1000,
+        "maximum concurrent requests per API key, including long polls; 0 is unlimited",
     )
     max_connections_per_key: int = _setting(
-        "TOPICS_MAX_CONNECTIONS_PER_KEY", 1500, "most open connections of one API key, HTTP and Kafka; 0 is unlimited"
+        "TOPICS_MAX_CONNECTIONS_PER_KEY", 1500, "maximum open connections per API key, HTTP and Kafka; 0 is unlimited"
     )
     max_bytes_in_flight_per_key: int = _setting(
         "TOPICS_MAX_BYTES_IN_FLIGHT_PER_KEY",
         256 << 20,
-        "most bytes that requests of one API key hold at a time, those above 64 KiB; 0 is unlimited",
+        "maximum bytes held by concurrent requests per API key, counting those above 64 KiB; 0 is unlimited",
     )
     kafka_max_connections: int = _setting(
-        "TOPICS_KAFKA_MAX_CONNECTIONS", 2000, "most open connections of Kafka clients; 0 is unlimited"
+        "TOPICS_KAFKA_MAX_CONNECTIONS", 2000, "maximum open Kafka connections; 0 is unlimited"
     )
     kafka_max_batch_bytes: int = _setting(
-        "TOPICS_KAFKA_MAX_BATCH_BYTES", 1_048_588, "largest record batch of a topic without its own max.message.bytes"
+        "TOPICS_KAFKA_MAX_BATCH_BYTES", 1_048_588, "maximum record batch of a topic without its own max.message.bytes"
     )
     kafka_auto_create: int = _setting(
         "TOPICS_KAFKA_AUTO_CREATE",
         1,
-        "whether a Kafka client's Metadata may create the topics it asks for: 1 or 0",
+        "1 lets Metadata requests of Kafka clients create topics, 0 does not",
         most=1,
     )
     kafka_num_partitions: int = _setting(
-        "TOPICS_KAFKA_NUM_PARTITIONS", 1, "partitions of a topic that a Kafka client creates without saying how many"
+        "TOPICS_KAFKA_NUM_PARTITIONS", 1, "partitions of a topic created by a Kafka client that gives no number"
     )
-    kafka_node_id: int = _setting("TOPICS_KAFKA_NODE_ID", 1, "id of this server as a Kafka broker")
+    kafka_node_id: int = _setting("TOPICS_KAFKA_NODE_ID", 1, "broker id of this server")
     kafka_initial_rebalance_ms: int = _setting(
-        "TOPICS_KAFKA_INITIAL_REBALANCE_MS", 3000, "how long an empty classic group waits for more members to join"
+        "TOPICS_KAFKA_INITIAL_REBALANCE_MS", 3000, "time that an empty classic group waits for more members to join"
     )
     kafka_min_session_timeout_ms: int = _setting(
-        "TOPICS_KAFKA_MIN_SESSION_TIMEOUT_MS", 6000, "least session timeout of a member of a classic group"
+        "TOPICS_KAFKA_MIN_SESSION_TIMEOUT_MS", 6000, "minimum session timeout of members of classic groups"
     )
     kafka_max_session_timeout_ms: int = _setting(
-        "TOPICS_KAFKA_MAX_SESSION_TIMEOUT_MS", 1_800_000, "longest session timeout of a member of a classic group"
+        "TOPICS_KAFKA_MAX_SESSION_TIMEOUT_MS", 1_800_000, "maximum session timeout of members of classic groups"
     )
     kafka_consumer_session_timeout_ms: int = _setting(
-        "TOPICS_KAFKA_CONSUMER_SESSION_TIMEOUT_MS", 45_000, "session timeout of a member by the consumer protocol"
+        "TOPICS_KAFKA_CONSUMER_SESSION_TIMEOUT_MS", 45_000, "session timeout of members of KIP-848 consumer groups"
     )
     kafka_consumer_heartbeat_ms: int = _setting(
-        "TOPICS_KAFKA_CONSUMER_HEARTBEAT_MS", 1000, "how often a member by the consumer protocol is told to come by"
+        "TOPICS_KAFKA_CONSUMER_HEARTBEAT_MS", 1000, "heartbeat interval of members of KIP-848 consumer groups"
     )
 
     @property
