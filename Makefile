@@ -55,7 +55,7 @@ $(NODE_CLIENTS): tests/clients/package.json tests/clients/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --silent --no-audit --no-fund --prefix tests/clients && touch $@; \
 	else echo "npm is not installed: the tests with Node clients will be skipped"; fi
 
-# What the tests of the generated SDKs need of Go and Node, grpcurl among it; left out as the Kafka clients are.
+# Go and Node programs for the tests of the generated SDKs, including grpcurl; left out as the Kafka clients are.
 $(SDK_CLIENTS): $(filter-out %node_modules,$(wildcard tests/sdk/languages/setup.sh tests/sdk/languages/go/* tests/sdk/languages/go/*/* \
 		tests/sdk/languages/node/* sdk/generated/go/go.* sdk/generated/go/client/* sdk/generated/go/topics/v1/* \
 		sdk/generated/ts/*.json sdk/generated/ts/src/* sdk/generated/ts/lib/* sdk/generated/ts/lib/*/*/*))
@@ -81,7 +81,7 @@ test-core: setup-dev $(NODE_CLIENTS) $(SDK_CLIENTS)
 	$(PYTEST) -m 'not soak' $(TRUST:%=--ignore %) --ignore tests/sdk --ignore tests/kafka --ignore tests/spark \
 		--ignore tests/lakehouse tests
 
-# What can go wrong with a server and its files: crashes, damage, backups, hostile clients, noise, long lives.
+# Faults of a server and its files: crashes, damage, backups, hostile clients, noise, long lives.
 test-trust: setup-dev
 	$(PYTEST) -m 'not soak' $(TRUST)
 

@@ -4,7 +4,7 @@
 
 Copies go from each site to each other one; with --one-way only from the first to the others. Keys belong into the URLs
 (topics://KEY@HOST:PORT) or into TOPICS_API_KEY. Run one such process; SIGTERM ends it, and the next one goes on where
-it was, also after a kill. What it does is told on stderr.
+it was, also after a kill. It logs to stderr.
 """
 
 import argparse
@@ -53,7 +53,7 @@ class Link:
     """Copies from one site to another.
 
     The group `mirror:SOURCE>DEST` at the source keeps how far it is, and, as metadata of the position, where the append
-    that is about to be made ends and where the destination's head was. With that, whoever comes after a kill finds out
+    that is about to be made ends and where the destination's head was. With that, the process after a kill finds out
     whether the append happened, and else makes the same one again, under the same idempotency key.
     """
 
@@ -76,7 +76,7 @@ class Link:
         self._kept = dict[str, int]()  # what the group says of it, when nothing is under way
         self._lives = dict[str, str]()  # the source topic's id: another one if it is made again
         self._heads = dict[str, int]()  # of the destination
-        self._gaps = dict[str, Gap]()  # that the next copy tells of
+        self._gaps = dict[str, Gap]()  # reported by the next copy
 
     def run(self) -> None:
         """Copy until it is to stop. Raises TopicsError for what waiting can't help."""
@@ -91,7 +91,7 @@ class Link:
                 self._stopping.wait(_PAUSE)
 
     def renew(self) -> None:
-        """Watch anew, or end `run` if it is to stop; from another thread. A new watch tells where it is caught up,
+        """Watch anew, or end `run` if it is to stop; from another thread. A new watch reports where it is caught up,
         which takes the position past records of other sites: nothing else is said of those."""
         with self._lock:
             self._end_watch()
@@ -130,7 +130,7 @@ class Link:
         self._say(f"{place}: deleted at {self._source.name}; its copy stays")
         self._positions.pop(place, None)
 
-    # Where to begin
+    # The start
 
     def _begin(self, place: str) -> None:
         """Find out how far a topic is copied, and finish what was under way when a mirror before was killed."""

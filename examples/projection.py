@@ -38,7 +38,7 @@ def place_of(database: sqlite3.Connection, topic: str, topic_id: str) -> int:
 
 
 def apply(database: sqlite3.Connection, items: Iterable[Record | Gap]) -> None:
-    """What events, and the loss of events, mean for the tables. The caller's transaction."""
+    """Apply events, and the loss of events, to the tables, in the caller's transaction."""
     for item in items:
         if isinstance(item, Gap) and item.reason == "recreated":
             raise ConflictError("recreated", "the topic was made again: start anew")

@@ -31,7 +31,7 @@ type Receipt struct {
 	Total    int    `json:"total"`
 }
 
-// Totals is what each customer owes, and up to which receipt that is known. Lost are receipts that nobody can count any
+// Totals is the debt of each customer, up to a receipt. Lost are receipts that can't be counted any
 // more.
 type Totals struct {
 	Customers map[string]int `json:"customers"`
