@@ -297,7 +297,7 @@ def overrides(topic: Topic) -> Overrides:
 
 
 def replaced(old: Overrides, given: Mapping[str, str | None]) -> Overrides:
-    """The overrides after AlterConfigs: exactly those given. Raises InvalidConfigError."""
+    """The overrides after AlterConfigs: those given, and old ones that are `kept`. Raises InvalidConfigError."""
     new = {name: checked(name, value) for name, value in given.items()}
     kept = {config.name: old[config.name] for config in _ALL if config.kept and config.name in old}
     return _fixed(old, {**kept, **new})

@@ -55,18 +55,18 @@ class MemberHandlers:
         """Name the only broker as the coordinator, also of transactions, which InitProducerId refuses."""
         kind = request.get("key_type", _GROUP)
         if version >= 4:
-            found = [self._place(context, kind, key) for key in request["coordinator_keys"]]
+            found = [self._coordinator(context, kind, key) for key in request["coordinator_keys"]]
             return {"coordinators": found}
-        return self._place(context, kind, request["key"])
+        return self._coordinator(context, kind, request["key"])
 
-    def _place(self, context: Context, kind: int, key: str) -> Message:
-        nowhere = {"key": key, "node_id": -1, "host": "", "port": -1}
+    def _coordinator(self, context: Context, kind: int, key: str) -> Message:
+        no_coordinator = {"key": key, "node_id": -1, "host": "", "port": -1}
         if kind not in (_GROUP, _TRANSACTION):
             message = "only groups and transactions have coordinators"
-            return {**nowhere, "error_code": ErrorCode.INVALID_REQUEST, "error_message": message}
+            return {**no_coordinator, "error_code": ErrorCode.INVALID_REQUEST, "error_message": message}
         if kind == _GROUP and not context.is_allowed(ApiKey.FIND_COORDINATOR, key):
             message = "the API key may not touch this group"
-            return {**nowhere, "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "error_message": message}
+            return {**no_coordinator, "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "error_message": message}
         server = self._server
         coordinator = {"node_id": server.settings.node_id, "host": server.host, "port": server.port}
         return {"key": key, **coordinator, "error_code": ErrorCode.NONE}
