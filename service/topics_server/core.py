@@ -70,7 +70,7 @@ class Core:
             statistics=statistics,
             flushing=lambda: store.flushing if engine.writer.failure is None else 0,
         )
-        engine.room.disk = pressure.space if settings.min_free_bytes else None
+        engine.capacity.disk = pressure.space if settings.min_free_bytes else None
         self.gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
         self.audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None
         if self.audit is None:

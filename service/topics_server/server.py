@@ -219,7 +219,7 @@ class Server:
             await asyncio.wait(self._background)
         if self._hangups is not None:
             self._hangups.leave()
-        kept, recovered = dict(core.engine.catalog.census.by_class), core.engine.recovered >= 1
+        kept, recovered = dict(core.engine.catalog.counts.by_class), core.engine.recovered >= 1
         await core.stop()
         if self._stopped_at:
             forgotten = kept.pop("ephemeral", 0)

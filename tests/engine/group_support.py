@@ -58,7 +58,7 @@ class GroupWorld(World):
         return {(state.topic, state.partition): state.from_seq for state in moved}
 
     def names(self) -> list[str]:
-        return list(self.engine.groups.roster.by_name)
+        return list(self.engine.groups.index.by_name)
 
     def hold(self, topic: str = "t", partition: int = 0) -> int | None:
         return self.engine.catalog.topics[topic].logs[partition].hold

@@ -189,8 +189,8 @@ class GroupsMachine(RuleBasedStateMachine):
                 found[name, topic, self._epoch(topic) or 0] = seq
         assert found == self.positions
         assert set(self.world.names()) == self.names
-        assert engine.groups.roster.positions == len(found)
-        assert all(lag >= 0 for *_, lag in engine.groups.roster.lags(len(found)))
+        assert engine.groups.index.positions == len(found)
+        assert all(lag >= 0 for *_, lag in engine.groups.index.lags(len(found)))
         for topic in engine.catalog.topics.values():
             held = [self.positions.get((name, topic.name, topic.number), 0) for name in topic.config.retaining]
             assert topic.log.hold == min(held, default=None)

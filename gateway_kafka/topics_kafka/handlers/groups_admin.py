@@ -137,7 +137,7 @@ class GroupAdminHandlers:
         types = {each.casefold() for each in request.get("types_filter") or ()}
         known = {name: rest for name, *rest in self._coordination.coordinator.summaries()}
         groups = []
-        for name in self._server.engine.groups.roster.by_name:
+        for name in self._server.engine.groups.index.by_name:
             if not context.principal.allows_name(name):
                 continue
             kind, state, protocol_type = known.get(name, ("classic", _EMPTY, ""))

@@ -98,7 +98,7 @@ class TopicHandlers:
                 ErrorCode.INVALID_PARTITIONS, f"the number of partitions must be from 1 to {max_partitions}"
             )
         given = configs.created({config["name"]: config["value"] for config in entry["configs"]})
-        engine.catalog.check_room(count)
+        engine.catalog.check_capacity(count)
         return count, given
 
     def _count(self, entry: Message) -> int:
@@ -217,7 +217,7 @@ class TopicHandlers:
                     f"there must be {count - now} assignments, one for each new one",
                 )
             self._check_assignments(assignments)
-        engine.catalog.check_room(count - now)
+        engine.catalog.check_capacity(count - now)
         return topic
 
 

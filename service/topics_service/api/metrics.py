@@ -128,11 +128,11 @@ class Metrics:
         fsyncs = latency.count
         return {
             "topics": ready.topics,
-            **{f"topics_{name}": count for name, count in engine.catalog.census.by_class.items()},
+            **{f"topics_{name}": count for name, count in engine.catalog.counts.by_class.items()},
             "routers": len(engine.routers),
             "records_live": writer.total_records,
             "bytes_live": writer.total_bytes,
-            "queue_topics": engine.catalog.census.queues,
+            "queue_topics": engine.catalog.counts.queues,
             "queue_leases_in_flight": engine.queues.leases_in_flight,
             "sse_connections": self.watch.connections,
             "watch_sessions": self.watch.sessions,
@@ -162,7 +162,7 @@ class Metrics:
 
     def _aggregates(self, now: dict[str, Any]) -> Iterator[Metric]:
         yield gauge("topics", "Topics that exist.", now["topics"])
-        by_class = [((name,), count) for name, count in self._engine.catalog.census.by_class.items()]
+        by_class = [((name,), count) for name, count in self._engine.catalog.counts.by_class.items()]
         yield gauge("topics_by_class", "Topics by durability class.", by_class, ("class",))
         yield gauge("routers", "Routers that exist.", now["routers"])
         yield gauge("routers_blocked", "Routers that stand still for an error.", self._engine.routers.blocked)
@@ -170,7 +170,7 @@ class Metrics:
         yield gauge("router_metrics_truncated", "1 when there are more routers than series.", routers_truncated)
         groups = self._engine.groups
         yield gauge("groups", "Consumer groups that exist.", len(groups))
-        positions_truncated = groups.roster.positions > POSITIONS_SHOWN
+        positions_truncated = groups.index.positions > POSITIONS_SHOWN
         yield gauge("group_metrics_truncated", "1 when there are more positions than series.", positions_truncated)
         yield gauge("records_live", "Live records in all topics.", now["records_live"])
         yield gauge("bytes_live", "Bytes of the live records, data and meta.", now["bytes_live"])
@@ -222,7 +222,7 @@ class Metrics:
         return gauges("router", [router.name for router in shown], columns)
 
     def _per_position(self, allowed: tuple[str, ...] | None) -> bytes:
-        shown = list(self._engine.groups.roster.lags(POSITIONS_SHOWN, allowed))
+        shown = list(self._engine.groups.index.lags(POSITIONS_SHOWN, allowed))
         series = [(group, topic, str(partition)) for group, topic, partition, _ in shown]
         column = ("group_lag_records", "Seqs behind the position of a group.", [lag for *_, lag in shown])
         return labelled(("group", "topic", "partition"), series, [column])

@@ -34,7 +34,7 @@ class Shortage(NamedTuple):
 
 
 class FreeBytes:
-    """Room on the disk for writes, whichever door they come through; see `engine.room.Space`."""
+    """Room on the disk for writes, whichever door they come through; see `engine.capacity.Space`."""
 
     def __init__(self, free_bytes: Callable[[], int], least: int, statistics: SpaceStatistics) -> None:
         self._free_bytes = free_bytes

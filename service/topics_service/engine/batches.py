@@ -10,13 +10,13 @@ from msgspec import Struct
 
 from topics_service.engine import retention
 from topics_service.engine.blocks import LogBlocks
+from topics_service.engine.capacity import Capacity
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import topic_not_found
 from topics_service.engine.log import Log
 from topics_service.engine.model import Identity
 from topics_service.engine.producers import Producers
-from topics_service.engine.room import Room
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
@@ -103,13 +103,13 @@ class Batches:
     """Appends and reads batches. All calls are atomic, synchronous, and on the engine's thread."""
 
     def __init__(
-        self, catalog: Catalog, writer: Writer, clock: Clock, room: Room, producers: Producers,
+        self, catalog: Catalog, writer: Writer, clock: Clock, capacity: Capacity, producers: Producers,
         touch: Callable[[Log], None],
     ) -> None:  # fmt: skip
         self._catalog = catalog
         self._writer = writer
         self._clock = clock
-        self._room = room
+        self._capacity = capacity
         self._touch = touch
         self.producers = producers
 
@@ -135,8 +135,8 @@ class Batches:
                 reply.ts = block.ts_at(first.seq - block.base_seq)
             return reply, max(log.ticket_of(first.seq + header.count - 1), self._catalog.unsynced(topic))
         s = log.begin(topic.config, now)
-        if self._room.is_checked(topic):
-            self._room.check(topic, s, header.count, header.size, log=log)
+        if self._capacity.is_checked(topic):
+            self._capacity.check(topic, s, header.count, header.size, log=log)
         ts, given = max(now, s.last_ts), None
         if topic.kafka_configs.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME:
             given, body = ts, recordbatch.stamped(body, ts)

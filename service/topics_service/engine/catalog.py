@@ -7,7 +7,6 @@ from sortedcontainers import SortedDict
 
 from topics_service.engine import names, snapshot
 from topics_service.engine.blocks import BlockCache
-from topics_service.engine.census import Census
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not_found
 from topics_service.engine.limits import Limits
@@ -15,6 +14,7 @@ from topics_service.engine.log import Log
 from topics_service.engine.model import TopicConfig
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic, TopicRow
+from topics_service.engine.topic_counts import TopicCounts
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
@@ -38,7 +38,7 @@ class Catalog:
         new_id: Callable[[int], str],
     ) -> None:
         self.topics: SortedDict[str, Topic] = SortedDict()
-        self.census = Census()
+        self.counts = TopicCounts()
         self.on_created: list[Callable[[Topic], None]] = []
         """Called when readers may know of a new topic."""
         self.on_changed: list[Callable[[], None]] = []
@@ -88,14 +88,14 @@ class Catalog:
         """Add a topic that recovery found."""
         self.topics[topic.name] = topic
         self._logs += len(topic.logs)
-        self.census.add(topic.config)
+        self.counts.add(topic.config)
 
     def has_room_for(self, count: int) -> bool:
         """Whether so many more topics, each with one partition, may be created."""
         most = self._limits.max_topics
         return not most or self._logs + count <= most
 
-    def check_room(self, partitions: int) -> None:
+    def check_capacity(self, partitions: int) -> None:
         """Raise `throttled` when there can't be so many more partitions, of new topics or of one that grows."""
         if not self.has_room_for(partitions):
             raise TopicsError(
@@ -108,7 +108,7 @@ class Catalog:
     ) -> Topic:
         """Write a new topic. Readers know of it once that is durable. Raises `throttled` when there are too many."""
         self.check_partitions(resolved, partitions)
-        self.check_room(partitions)
+        self.check_capacity(partitions)
         now = self._clock.now_ms()
         number = self._next_topic
         ids = list(range(self._next_log, self._next_log + partitions))
@@ -124,7 +124,7 @@ class Catalog:
         self._next_topic = number + 1
         topic = self.topics[name] = Topic(number, row, self._new_logs(ids), visible_after=tx.ticket)
         self._logs += partitions
-        self.census.add(resolved)
+        self.counts.add(resolved)
         self.on_configured(topic)
         self._writer.promote_with(-number, lambda synced: self._announce(topic, synced))
         self._writer.request_sync(tx.ticket)
@@ -175,7 +175,7 @@ class Catalog:
         """The removal was written: forget the topic and wake who waits for it."""
         del self.topics[topic.name]
         self._logs -= len(topic.logs)
-        self.census.remove(topic.config)
+        self.counts.remove(topic.config)
         self._writer.forget(-topic.number)
         for log in topic.logs:
             log.removed()
@@ -183,8 +183,8 @@ class Catalog:
 
     def reconfigured(self, topic: Topic, row: TopicRow) -> None:
         """The topic's new row was written."""
-        self.census.remove(topic.config)
-        self.census.add(row.config)
+        self.counts.remove(topic.config)
+        self.counts.add(row.config)
         topic.adopt(row, topic.logs)
         self.on_configured(topic)
 

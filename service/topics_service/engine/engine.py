@@ -15,6 +15,7 @@ from topics_client.units import counted
 from topics_service.engine import checks, config, idempotency, names, reader, recovery, retention, upkeep
 from topics_service.engine.batches import Batches
 from topics_service.engine.blocks import BlockCache
+from topics_service.engine.capacity import Capacity
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import (
@@ -47,7 +48,6 @@ from topics_service.engine.model import (
 from topics_service.engine.offsets.groups import Groups
 from topics_service.engine.producers import Producers
 from topics_service.engine.queue.queues import Queues
-from topics_service.engine.room import Room
 from topics_service.engine.router.forwarding import Forwarding
 from topics_service.engine.router.routers import Routers
 from topics_service.engine.snapshot import Snapshot
@@ -119,14 +119,14 @@ class Engine:
         self.catalog = Catalog(
             self.writer, self._memory, self.blocks, clock, self.limits, place or names.Place(), new_id
         )
-        self.room = Room(self.writer, self._memory, clock, self.limits)
+        self.capacity = Capacity(self.writer, self._memory, clock, self.limits)
         self._touched: dict[int, Log] = {}
         self.routers = Routers(
-            self.catalog, self.writer, clock, self.limits, Forwarding(self.writer, self.room, clock, self._touch)
+            self.catalog, self.writer, clock, self.limits, Forwarding(self.writer, self.capacity, clock, self._touch)
         )
-        self.queues = Queues(self.catalog, self.writer, clock, self.limits, self.room, self._touch, random)
+        self.queues = Queues(self.catalog, self.writer, clock, self.limits, self.capacity, self._touch, random)
         self.batches = Batches(
-            self.catalog, self.writer, clock, self.room, Producers(self.writer, self._memory), self._touch
+            self.catalog, self.writer, clock, self.capacity, Producers(self.writer, self._memory), self._touch
         )
         self.groups = Groups(self.catalog, self.writer, clock, self.limits)
         self._ttl_cursor = ""
@@ -323,8 +323,8 @@ class Engine:
                 )  # fmt: skip
                 return reply, max(log.ticket_of(reply.last_seq), self.catalog.unsynced(topic))
         s = log.begin(topic.config, now)
-        if self.room.is_checked(topic):
-            self.room.check(topic, s, len(batch.datas), checks.batch_bytes(batch), log=log)
+        if self.capacity.is_checked(topic):
+            self.capacity.check(topic, s, len(batch.datas), checks.batch_bytes(batch), log=log)
         remember = None if key is None else (key, min(now + topic.config.idempotency_window_ms + 1, config.U64_MAX))
         with Transaction(self.writer) as tx:
             first_seq = log.append(tx, s, batch, topic.config, now, remember)
@@ -535,7 +535,7 @@ class Engine:
             )
         if self.routers.touching(topic.name):
             raise invalid(f'"{topic.name}" is an end of a router, which has one partition')
-        self.catalog.check_room(count - len(topic.logs))
+        self.catalog.check_capacity(count - len(topic.logs))
 
     def _reconfigure(self, topic: Topic, row: TopicRow, count: int) -> int:
         """Replace the config, with `count` partitions; tightened caps and TTL take effect in the same write."""
@@ -544,7 +544,7 @@ class Engine:
         grown: tuple[TopicRow, list[Log]] | None = None
         with Transaction(self.writer) as tx:
             tx.batch.put(Family.TOPICS, keys.u64(topic.number), row.encode())
-            for log, hold in zip(topic.logs, self.groups.roster.holds(topic, resolved), strict=True):
+            for log, hold in zip(topic.logs, self.groups.index.holds(topic, resolved), strict=True):
                 log.visible(
                     topic.config, now
                 )  # what has expired stays so under a longer TTL, also until this is durable

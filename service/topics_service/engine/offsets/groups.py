@@ -10,6 +10,7 @@ from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, group_not_found, invalid
 from topics_service.engine.limits import Limits
+from topics_service.engine.offsets.group_index import GroupIndex, Place, in_order, places
 from topics_service.engine.offsets.positions import (
     MAX_METADATA,
     CommitItem,
@@ -32,7 +33,6 @@ from topics_service.engine.offsets.positions import (
     state_key,
     topic_range,
 )
-from topics_service.engine.offsets.roster import Place, Roster, in_order, places
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
@@ -58,28 +58,28 @@ class Groups:
         self._writer = writer
         self._clock = clock
         self._limits = limits
-        self.roster = Roster()
+        self.index = GroupIndex()
         self._sweep_cursor = ""
-        catalog.on_configured = self.roster.configured
+        catalog.on_configured = self.index.configured
 
     def __len__(self) -> int:
-        return len(self.roster.by_name)
+        return len(self.index.by_name)
 
     def load(self, found: Iterable[tuple[int, GroupRow, Mapping[Place, Position]]]) -> None:
         """Take over the groups that recovery found: number, row and positions; and hold back what they ask for."""
         for number, row, positions in found:
             group = Group(number, row.name, row.created_ts, row.active_ts)
-            self.roster.add(group)
+            self.index.add(group)
             for (topic, partition), position in positions.items():
-                self.roster.put(group, topic, partition, position)
+                self.index.put(group, topic, partition, position)
         for topic in self._catalog.topics.values():
-            self.roster.configured(topic)
+            self.index.configured(topic)
 
     # ------------------------------------------------------------------- groups
 
     def find(self, name: str) -> Group | None:
         """The group, if it exists."""
-        return self.roster.find(name)
+        return self.index.find(name)
 
     def get(self, name: str) -> Group:
         """The group. Raises `group_not_found`."""
@@ -97,16 +97,16 @@ class Groups:
         with Transaction(self._writer) as tx:
             tx.batch.put(Family.GROUPS, *group.row())
             tx.commit()
-        self.roster.add(group)
+        self.index.add(group)
         return group, tx.ticket
 
     def page(self, request: ListGroupsRequest, allowed: tuple[str, ...] | None = None) -> ListGroupsReply:
         """One page in name order, only names that start with one of `allowed`."""
         page: list[GroupSummary] = []
-        for name in self.roster.under(request.prefix, allowed, request.after):
+        for name in self.index.under(request.prefix, allowed, request.after):
             if len(page) == request.page_size:
                 return ListGroupsReply(groups=page, next_after=page[-1].group)
-            group, membership = self.roster.by_name[name], self.coordinator.membership(name)
+            group, membership = self.index.by_name[name], self.coordinator.membership(name)
             page.append(
                 GroupSummary(
                     group=name,
@@ -158,7 +158,7 @@ class Groups:
                 tx.batch.put(Family.GROUPS, state_key(group.number), state)
             tx.commit()
         if created is not None:
-            self.roster.add(created)
+            self.index.add(created)
         return tx.ticket
 
     def state(self, name: str) -> bytes | None:
@@ -168,7 +168,7 @@ class Groups:
 
     def states(self) -> Iterator[tuple[str, bytes]]:
         """All that the coordinator keeps, by the names of the groups: for its start."""
-        for name, group in self.roster.by_name.items():
+        for name, group in self.index.by_name.items():
             state = self._writer.store.get(Family.GROUPS, state_key(group.number))
             if state is not None:
                 yield name, state
@@ -232,7 +232,7 @@ class Groups:
     def position_state(self, name: str, topic: str, partition: int) -> PositionState:
         """One position that is there, with the state of its partition."""
         found = self._catalog.topics[topic]
-        return _state(found, partition, self.roster.by_name[name].positions[found][partition], self._clock.now_ms())
+        return _state(found, partition, self.index.by_name[name].positions[found][partition], self._clock.now_ms())
 
     def topics(self, name: str) -> list[str]:
         """The topics that the group has positions in."""
@@ -279,20 +279,20 @@ class Groups:
             tx.batch.put(Family.GROUPS, *group.row())  # the rows that are gone told when it was used
             tx.commit()
         for topic, partition in gone:
-            self.roster.drop(group, topic, partition)
+            self.index.drop(group, topic, partition)
         return [(topic.name, partition) for topic, partition in gone], tx.ticket
 
     # ---------------------------------------------------------------- retention
 
     def remove_topic(self, topic: Topic, tx: Transaction) -> None:
         """Stage the removal of every position in the topic; `removed_topic` must follow the commit."""
-        for group in self.roster.reading(topic):
+        for group in self.index.reading(topic):
             tx.batch.delete_range(Family.POSITIONS, *topic_range(group.number, topic.number))
             tx.batch.put(Family.GROUPS, *group.row())
 
     def removed_topic(self, topic: Topic) -> None:
         """The removal was written: forget the positions."""
-        self.roster.drop_topic(topic)
+        self.index.drop_topic(topic)
 
     def sweep(self) -> None:
         """Let go of groups that nobody has used for long, and keep in mind which are used; a slice of them a call.
@@ -305,13 +305,13 @@ class Groups:
             return
         now, gone, used = self._clock.now_ms(), [], []
         grain = min(_HOUR_MS, retention_ms // 8)
-        names_left = self.roster.by_name.irange(minimum=self._sweep_cursor, inclusive=(False, True))
+        names_left = self.index.by_name.irange(minimum=self._sweep_cursor, inclusive=(False, True))
         examined = list(islice(names_left, _GROUPS_A_SWEEP))
         for name in examined:
-            group = self.roster.by_name[name]
+            group = self.index.by_name[name]
             if not self.coordinator.is_empty(name):
                 group.active_ts = max(group.active_ts, now)
-            elif now - group.active_ts > (retention_ms if group.size else grain) and not self.roster.is_retained_for(
+            elif now - group.active_ts > (retention_ms if group.size else grain) and not self.index.is_retained_for(
                 group
             ):
                 gone.append(group)
@@ -386,16 +386,16 @@ class Groups:
                 {"limit": "max_positions", "max": MAX_POSITIONS},
             )  # fmt: skip
         with Transaction(self._writer) as tx:
-            if group.name not in self.roster.by_name:
+            if group.name not in self.index.by_name:
                 tx.batch.put(Family.GROUPS, *group.row())
             for (topic, partition), position in given.items():
                 key = position_key(group.number, topic.number, partition)
                 tx.batch.put(Family.POSITIONS, key, position.encode())
             tx.commit()
-        if group.name not in self.roster.by_name:
-            self.roster.add(group)
+        if group.name not in self.index.by_name:
+            self.index.add(group)
         for (topic, partition), position in given.items():
-            self.roster.put(group, topic, partition, position)
+            self.index.put(group, topic, partition, position)
         return tx.ticket
 
     def _delete(self, gone: Sequence[Group]) -> int:
@@ -406,7 +406,7 @@ class Groups:
                 tx.batch.delete_range(Family.POSITIONS, *rows)
             tx.commit()
         for group in gone:
-            self.roster.remove(group)
+            self.index.remove(group)
             for callback in self.on_deleted:
                 callback(group.name)
         return tx.ticket
@@ -421,7 +421,7 @@ class Groups:
                 {"limit": "max_groups", "max": max_groups},
             )
         now = self._clock.now_ms()
-        return Group(self.roster.next_number, name, now, now)
+        return Group(self.index.next_number, name, now, now)
 
     def _check_empty(self, name: str) -> None:
         if not self.coordinator.is_empty(name):

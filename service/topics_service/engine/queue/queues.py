@@ -11,6 +11,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from topics_service.engine import config
+from topics_service.engine.capacity import Capacity
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, invalid
@@ -35,7 +36,6 @@ from topics_service.engine.queue.jobs import (
 from topics_service.engine.queue.leases import Delivery
 from topics_service.engine.queue.schedule import Schedule, Write
 from topics_service.engine.queue.state import Queue
-from topics_service.engine.room import Room
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
@@ -62,7 +62,7 @@ class Queues:
         writer: Writer,
         clock: Clock,
         limits: Limits,
-        room: Room,
+        capacity: Capacity,
         touched: Callable[[Log], None],
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
@@ -73,7 +73,7 @@ class Queues:
         self._writer = writer
         self._clock = clock
         self._limits = limits
-        self._room = room
+        self._capacity = capacity
         self._touched = touched
         self._random = random
         self._queues: dict[int, Queue] = {}  # by topic number
@@ -363,7 +363,7 @@ class Queues:
         if not seqs:
             return reply, 0
         batch = moves.copies(letters.log.blocks, seqs, lambda meta, _: deadletters.strip(meta))
-        batch = moves.fitting(batch, seqs, letters, topic, self._room, now)
+        batch = moves.fitting(batch, seqs, letters, topic, self._capacity, now)
         reply.redriven = len(batch.datas)
         if reply.redriven < len(seqs):
             reply.resume = seqs[reply.redriven]
@@ -659,7 +659,7 @@ class Queues:
             return deadletters.stamp(meta, topic.name, cfg.max_deliveries, seq, told)
 
         batch = moves.copies(log.blocks, seqs, stamped)
-        batch = moves.fitting(batch, seqs, topic, letters, self._room, now)
+        batch = moves.fitting(batch, seqs, topic, letters, self._capacity, now)
         moved = list(seqs[: len(batch.datas)])
         with Transaction(self._writer) as tx:
             moves.move(tx, batch, moved, topic, letters, now)

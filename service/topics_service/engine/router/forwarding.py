@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
+from topics_service.engine.capacity import Capacity
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.log import Log
-from topics_service.engine.room import Room
 from topics_service.engine.router.copies import Copies, LastCopies
 from topics_service.engine.router.hops import MAX_HOPS, Hops
 from topics_service.engine.router.router import Router
@@ -28,10 +28,10 @@ class Forwarding:
     destination: as many seqs, as one gap with the reason `source_trim`, which count as forwarded.
     """
 
-    def __init__(self, writer: Writer, room: Room, clock: Clock, touched: Callable[[Log], None]) -> None:
+    def __init__(self, writer: Writer, capacity: Capacity, clock: Clock, touched: Callable[[Log], None]) -> None:
         """`touched` is told of logs that want upkeep."""
         self._writer = writer
-        self._room = room
+        self._capacity = capacity
         self._clock = clock
         self._touched = touched
         self._last = LastCopies()
@@ -103,7 +103,7 @@ class Forwarding:
             self._pass_over(router, copies.cursor)
             return first, 0
         block = self._block(router, copies, d)
-        if self._room.is_checked(dest):
+        if self._capacity.is_checked(dest):
             fits, refused = self._fitting(dest, d, block)
             if refused is not None:
                 copies.cut(fits)
@@ -146,7 +146,7 @@ class Forwarding:
         count = block.count
         while too_many - fits > 1:
             try:
-                self._room.check(dest, d, count, block.sizes_upto(count))
+                self._capacity.check(dest, d, count, block.sizes_upto(count))
                 fits = count
             except TopicsError as error:
                 too_many, refused = count, error

@@ -1,4 +1,4 @@
-"""Whether a write has room: caps that nothing may be evicted for, the total quota, memory of ephemeral topics."""
+"""Admission of writes: caps that nothing may be evicted for, the total quota, memory of ephemeral topics."""
 
 from typing import Protocol
 
@@ -15,18 +15,18 @@ from topics_service.storage.memory import MemoryStore
 
 
 class Space(Protocol):
-    """Room on the disk. What only frees some, or is as small as a config, does not ask."""
+    """Space on the disk. What only frees some, or is as small as a config, does not ask."""
 
     def is_scarce(self) -> bool:
-        """Return whether a large write could have no room."""
+        """Return whether the disk may lack space for a large write."""
         ...
 
     def check(self, nbytes: int) -> None:
-        """Raise `throttled` when there is no room for so many record bytes more."""
+        """Raise `throttled` unless the disk has space for this many record bytes more."""
         ...
 
 
-class Room:
+class Capacity:
     """The resources that all topics share, and how much of them may be used."""
 
     def __init__(self, writer: Writer, memory: MemoryStore, clock: Clock, limits: Limits) -> None:
@@ -35,10 +35,10 @@ class Room:
         self._memory = memory
         self._limits = limits
         self.disk: Space | None = None
-        """Set by the composition root; None: unbounded."""
+        """Set by the composition root; unbounded if None."""
 
     def is_checked(self, topic: Topic) -> bool:
-        """Whether a write to the topic can be refused for room at all; if not, its size need not be known."""
+        """Return whether a write to the topic can be refused for lack of capacity; if not, its size is not needed."""
         cfg = topic.config
         if cfg.discard == "reject" or cfg.durability == "ephemeral" or cfg.retain_until_acked_by:
             return True

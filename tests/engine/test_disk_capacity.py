@@ -23,7 +23,7 @@ class Disk:
 @pytest.fixture
 def world() -> BatchWorld:
     world = BatchWorld()
-    disk = world.engine.room.disk = Disk()
+    disk = world.engine.capacity.disk = Disk()
     world.put("source")
     world.route("source", "copies")
     world.queue(dead_letter="letters", max_deliveries=1)
@@ -54,8 +54,8 @@ def test_what_adds_records_is_refused(world: BatchWorld) -> None:
 
 def test_what_waited_goes_on_when_there_is_room(world: BatchWorld) -> None:
     world.forward()
-    assert isinstance(world.engine.room.disk, Disk)
-    world.engine.room.disk.most = 1 << 30
+    assert isinstance(world.engine.capacity.disk, Disk)
+    world.engine.capacity.disk.most = 1 << 30
     world.clock.advance(60_000)
     world.upkeep()
     world.forward()

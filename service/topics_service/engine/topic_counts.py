@@ -1,4 +1,4 @@
-"""How many topics there are of each kind, kept as they come and go."""
+"""Counts of topics by durability class and type, updated on each create, change and delete."""
 
 from typing import Final, get_args
 
@@ -7,7 +7,7 @@ from topics_service.engine.model import Durability, TopicConfig
 CLASSES: Final[tuple[Durability, ...]] = get_args(Durability)
 
 
-class Census:
+class TopicCounts:
     """Counts of the topics that exist. Whoever changes a topic's config removes the old and adds the new one."""
 
     def __init__(self) -> None:

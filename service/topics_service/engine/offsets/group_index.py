@@ -14,7 +14,7 @@ Place = tuple[Topic, int]
 """A partition of a topic."""
 
 
-class Roster:
+class GroupIndex:
     """What the rows of groups and positions say. Whoever changes those tells it afterwards.
 
     It keeps `Log.hold` in step: the lowest position of the groups that the topic retains records for.
