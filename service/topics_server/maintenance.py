@@ -1,4 +1,4 @@
-"""Periodic work on the event loop: recovery slices, upkeep of the engine, free space, tombstone compaction."""
+"""Periodic work on the event loop: recovery slices, maintenance of the engine, free space, tombstone compaction."""
 
 import asyncio
 import logging
@@ -31,12 +31,12 @@ async def recover(engine: Engine, stop: asyncio.Event) -> None:
 
 
 async def keep_up(engine: Engine, disk: FreeSpace, grpc: GrpcServer) -> None:
-    """Run the engine's upkeep in slices between requests, until cancelled. A failed slice is retried a second later."""
+    """Run the engine's maintenance in slices between requests, until cancelled; retry a failed slice a second later."""
     loop = asyncio.get_running_loop()
     next_sweep = loop.time() + _SWEEP_SECONDS
     while True:
         try:
-            more = engine.upkeep()
+            more = engine.maintain()
             if loop.time() >= next_sweep:
                 next_sweep = loop.time() + _SWEEP_SECONDS
                 engine.sweep()
@@ -44,7 +44,7 @@ async def keep_up(engine: Engine, disk: FreeSpace, grpc: GrpcServer) -> None:
                 grpc.set_serving(engine.ready().ready)  # a storage failure ends it
             await asyncio.sleep(0 if more else _UPKEEP_SECONDS)
         except Exception:
-            log.exception("upkeep failed")
+            log.exception("maintenance failed")
             await asyncio.sleep(_SWEEP_SECONDS)
 
 

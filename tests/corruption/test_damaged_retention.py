@@ -109,7 +109,7 @@ def test_retention_beside_damage(config: dict[str, int], whole_rows: bool) -> No
             if cut > 0.9:
                 for world in worlds:
                     with suppress(TopicsError):  # it tells of the records that it can't take apart
-                        world.upkeep()
+                        world.maintain()
             if step == 20:
                 lost = damage(damaged, source, whole_rows=whole_rows)
             if step >= 20:

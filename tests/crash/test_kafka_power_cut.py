@@ -281,7 +281,7 @@ class History:
         self.torn = 0  # a size that cuts off the end of the last batch
 
     def step(self) -> None:
-        self.rng.choice([*[self.write] * 10, self.retry, self.commit, self.commit, self.renew, self.sync, self.upkeep,
+        self.rng.choice([*[self.write] * 10, self.retry, self.commit, self.commit, self.renew, self.sync, self.maintain,
                          self.configure])()  # fmt: skip
 
     def write(self) -> None:
@@ -347,8 +347,8 @@ class History:
             if self.classes[name] != "ephemeral" and log.sent:
                 log.durable_end = log.sent[-1].end
 
-    def upkeep(self) -> None:
-        while self.engine.upkeep():
+    def maintain(self) -> None:
+        while self.engine.maintain():
             pass
         self.engine.sweep()
 

@@ -357,7 +357,7 @@ def test_a_bulk_read_is_what_pages_are(
         elif what == "later":
             clock.now += value
         else:
-            engine.upkeep()
+            engine.maintain()
         engine.sync()
     by_page, tombstones = [], []
     request = DiffRequest(topic="t", from_seq=from_seq, limit=limit, nodes=tuple(nodes))

@@ -158,7 +158,7 @@ async def test_runs_of_seqs_and_times_of_many_deletes(door: Door) -> None:
     """Every second record is gone, and appends of one record each have a time each."""
     for i in range(3000):
         await write(door, [record(b"%d" % i, tag="even" if i % 2 else "odd", node="n" if i % 3 else None)])
-    door.engine.upkeep()
+    door.engine.maintain()
     await door.stub.DeleteRecords(pb.DeleteRecordsRequest(topic="t", match=record_pb2.TagMatch(eq="even")))
     forget(door)
     by_arrow = arrow_rows(await frames_of(door, include_tags=True, **ARROW))
@@ -227,7 +227,7 @@ async def _take(door: Door, topic: str, what: str, partition: int, value: Any) -
     elif what == "cap":
         await door.stub.PutTopic(pb.PutTopicRequest(topic=topic, config=topic_pb2.TopicConfig(cap_records=value)))
     elif what == "upkeep":
-        door.engine.upkeep()
+        door.engine.maintain()
     else:
         forget(door)
 

@@ -92,7 +92,7 @@ async def test_a_filter_is_that_of_diff(door: Door, form: int, cold: bool) -> No
         some = tags[start : start + 10_000]
         await _append(door, *[b"%d" % n for n in range(start, start + 10_000)], tag=record_pb2.Column(value=some))
     if cold:
-        door.engine.upkeep()  # now with a tag index
+        door.engine.maintain()  # now with a tag index
         for log_id in list(door.engine.blocks._bases):
             door.engine.blocks.drop_log(log_id)
     for rule, matches in (

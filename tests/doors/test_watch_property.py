@@ -342,8 +342,8 @@ async def play(seed: int, path: Path, steps: int) -> dict[str, int]:
 
 def check(seed: int, path: Path, steps: int = STEPS) -> dict[str, int]:
     with (
-        patch("topics_service.engine.upkeep.SEAL_BLOCKS", 3),
-        patch("topics_service.engine.upkeep._RECLAIM_SEQS", 2),
+        patch("topics_service.engine.maintenance.SEAL_BLOCKS", 3),
+        patch("topics_service.engine.maintenance._RECLAIM_SEQS", 2),
         patch("topics_service.engine.log.CEILING_STEP", 8),
         patch("topics_service.engine.watch.core._SILENT_RECORDS", 8),
         patch("topics_service.api.watch_stream._TURN", 12),

@@ -351,9 +351,9 @@ class EngineMachine(RuleBasedStateMachine):
         self._published()
 
     @rule(slices=st.integers(1, 3))
-    def upkeep(self, slices: int) -> None:
+    def maintain(self, slices: int) -> None:
         for _ in range(slices):
-            self.world.engine.upkeep()
+            self.world.engine.maintain()
 
     @rule()
     def sweep(self) -> None:

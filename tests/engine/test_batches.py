@@ -134,7 +134,7 @@ def test_dead_batches_are_reclaimed_with_their_marks_and_index_rows(world: Batch
         world.produce((b"l%d" % i, b"x" * 20_000))
     world.seal()
     world.delete(before=21)
-    world.upkeep()
+    world.maintain()
     assert len(world.rows(Family.BLOCKS)) == 4
     assert len(world.rows(Family.TAGS)) == 4
     assert world.fetched() == [21, 22, 23, 24]
@@ -450,7 +450,7 @@ def test_damage_in_one_log_does_not_keep_others_from_upkeep(world: BatchWorld) -
     world.store.write(batch)
     world.engine.blocks.drop_log(1)
     with pytest.raises(TopicsError) as damaged:
-        world.engine.upkeep()
+        world.engine.maintain()
     assert code(damaged) == "internal"
-    assert not world.engine.upkeep(), "it is left alone now"
+    assert not world.engine.maintain(), "it is left alone now"
     assert len([key for key, _ in world.rows(Family.BLOCKS) if key[7] == 2]) == 1, "the other one is sealed"

@@ -57,7 +57,7 @@ def test_what_waited_goes_on_when_there_is_room(world: BatchWorld) -> None:
     assert isinstance(world.engine.capacity.disk, Disk)
     world.engine.capacity.disk.most = 1 << 30
     world.clock.advance(60_000)
-    world.upkeep()
+    world.maintain()
     world.forward()
     world.claim()
     world.engine.sync()
@@ -77,7 +77,7 @@ def test_whoever_gives_space_back_is_told_what_is_dead(world: BatchWorld) -> Non
     world.engine.writer.on_freed = lambda log_id, stop: freed.append((log_id, stop))
     log_id = world.engine.catalog.topics["source"].log.log_id
     world.delete(before=3, topic="source")
-    world.upkeep()
+    world.maintain()
     assert freed == [(log_id, 3)]
     world.engine.delete_topic("source")
     assert freed[1:] == [(log_id, None)]

@@ -111,7 +111,7 @@ class GroupsMachine(RuleBasedStateMachine):
     def wait(self, ms: int) -> None:
         self.world.clock.advance(ms)
         self.world.engine.sweep()
-        self.world.upkeep()
+        self.world.maintain()
         self._remember()
 
     # ----------------------------------------------------------------- groups

@@ -397,12 +397,12 @@ class QueueMachine(RuleBasedStateMachine):
     def sync(self, upkeep: bool) -> None:
         if upkeep:
             self._bury()
-            self.world.upkeep()
+            self.world.maintain()
             self._remember()
         self.world.engine.sync()
 
     def _bury(self) -> None:
-        """Upkeep moves what is exhausted."""
+        """Maintenance moves what is exhausted."""
         self.model.refresh(self.now)
         self.world.engine.queues.counters("q")
         while self.world.engine.queues.bury():
@@ -495,8 +495,8 @@ class QueueMachine(RuleBasedStateMachine):
 
 def run(examples: int, steps: int, *, derandomize: bool) -> None:
     with (
-        patch("topics_service.engine.upkeep.SEAL_BLOCKS", 3),
-        patch("topics_service.engine.upkeep._RECLAIM_SEQS", 2),
+        patch("topics_service.engine.maintenance.SEAL_BLOCKS", 3),
+        patch("topics_service.engine.maintenance._RECLAIM_SEQS", 2),
         patch("topics_service.engine.queue.schedule.FOLD_ROWS", 3),
         patch("topics_service.engine.queue.alarms._SLACK", 4),
     ):

@@ -202,7 +202,7 @@ def test_memory_for_hops_is_bounded(seed: int, monkeypatch: pytest.MonkeyPatch) 
         assert all(len(runs._runs) <= 6 * (MAX_HOPS + 1) for runs in world.engine.routers._hops.values())
     for _ in range(200):
         world.clock.advance(2000)
-        world.engine.upkeep()
+        world.engine.maintain()
         world.forward()
     assert not world.engine.routers._blocked
     assert world.router("ab").lag_records == world.router("ba").lag_records == 0

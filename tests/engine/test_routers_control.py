@@ -352,7 +352,7 @@ def test_a_stalled_store_loses_nothing() -> None:
     assert world.router("a->b").last_error == "the storage is catching up"
     store.stalled = False
     world.clock.advance(50)
-    world.engine.upkeep()
+    world.engine.maintain()
     world.forward()
     assert world.datas("b") == [b"1"]
     assert world.router("a->b").last_error is None

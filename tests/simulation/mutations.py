@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from topics_service.engine import idempotency, recovery, retention, upkeep
+from topics_service.engine import idempotency, maintenance, recovery, retention
 from topics_service.engine.deletes import Deletes
 from topics_service.engine.log import Log
 from topics_service.engine.offsets.groups import Groups
@@ -137,7 +137,7 @@ _BUGS: dict[str, Planted] = {
         retention, "expire", lambda s, blocks, ttl, now, hold=None: _expire(s, blocks, ttl, now + 1, hold)
     ),
     "a watch that hides losses": lambda: patch.object(Watch, "_step", _hides_losses),
-    "a seal that loses records": lambda: patch.object(upkeep, "merge_columns", lambda blocks: _merge(blocks[:2])),
+    "a seal that loses records": lambda: patch.object(maintenance, "merge_columns", lambda blocks: _merge(blocks[:2])),
     "an fsync that is taken to cover what came after it began": lambda: patch.object(
         Writer, "on_synced", lambda self, _ticket: _synced(self, self.written)
     ),

@@ -128,7 +128,7 @@ def _fill(engine: Engine, clock: Clock) -> None:
     engine.sync()
     for i in range(300):
         append("small", b"%d" % i, tags=[b"odd" if i % 2 else b"even"])
-    while engine.upkeep():
+    while engine.maintain():
         engine.sync()
 
 

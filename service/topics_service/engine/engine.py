@@ -12,7 +12,7 @@ from msgspec import Struct
 from ulid import ULID
 
 from topics_client.units import counted
-from topics_service.engine import checks, config, idempotency, names, reader, recovery, retention, upkeep
+from topics_service.engine import checks, config, idempotency, maintenance, names, reader, recovery, retention
 from topics_service.engine.batches import Batches
 from topics_service.engine.blocks import BlockCache
 from topics_service.engine.capacity import Capacity
@@ -432,11 +432,12 @@ class Engine:
 
         True if there may be more: call it before a tag is deleted.
         """
-        return upkeep.index_marked(self.catalog.visible(name).partition(partition), self.writer, self._memory, stop)
+        log = self.catalog.visible(name).partition(partition)
+        return maintenance.index_marked(log, self.writer, self._memory, stop)
 
-    # ---------------------------------------------------------------- upkeep
+    # ---------------------------------------------------------------- maintenance
 
-    def upkeep(self) -> bool:
+    def maintain(self) -> bool:
         """One bounded slice of background work; True if more is due at once. Call it often, between requests.
 
         Forwarding is apart, in `routers.forward`: it gives way to requests where this does not.
@@ -451,7 +452,7 @@ class Engine:
         damaged: TopicsError | None = None
         for log_id, log in list(islice(self._touched.items(), _LOGS_A_SLICE)):
             try:
-                more = upkeep.run(log, self.writer, self._memory)
+                more = maintenance.run(log, self.writer, self._memory)
             except TopicsError as error:
                 if error.reason is not Reason.INTERNAL or self.writer.failure is not None:
                     raise
@@ -505,7 +506,7 @@ class Engine:
         return state
 
     def _touch(self, log: Log) -> None:
-        """Upkeep has work on the log."""
+        """Maintenance is due on the log."""
         self._touched[log.log_id] = log
 
     def _create_for(self, request: AppendRequest) -> Topic:

@@ -80,10 +80,10 @@ class Log:
         self._asked: tuple[int, int] | None = None  # the ticket that was asked for, and the head it covers
         self.hold: int | None = None  # retention leaves what is above, for the groups that the topic waits for
         self.unsealed_blocks = 0  # appended since the last seal: a hint, not kept over restarts
-        self.has_expired = False  # records went that upkeep has not heard of
+        self.has_expired = False  # records went that maintenance does not know of yet
         self.untold = 0  # the ticket that readers of an `fsync` log wait for before they are told what has expired
         self._is_awaited = False
-        self.reclaimable_from = 0  # no block is dead before `earliest` is here: a hint for upkeep
+        self.reclaimable_from = 0  # no block is dead before `earliest` is here: a hint for maintenance
 
     # ------------------------------------------------------------------ reads
 
@@ -270,7 +270,7 @@ class Log:
             else:
                 seqs = tags.matching(self.stores(s), self.log_id, s, self.blocks, match, bound)
                 deleted = self.mark(tx, s, seqs, config)
-                # While readers still see the records they need the index; `upkeep` prunes it with the blocks then.
+                # While readers still see the records they need the index; `maintenance` prunes it with the blocks then.
                 prune = before_seq is None and config.durability != "fsync" and not self._pending
                 if prune:
                     tags.prune(self._writer.store, tx.batch, self.log_id, match, bound - 1)
@@ -347,7 +347,7 @@ class Log:
         self.wake_all()
 
     def snapshots(self) -> Iterator[Snapshot]:
-        """The distinct states in use, for upkeep of their physical fields."""
+        """The distinct states in use, for updates of their physical fields."""
         yield self.state
         if self.view is not self.state:
             yield self.view

@@ -1,10 +1,10 @@
 """The tag index: where records with a tag are, without walking the log.
 
 Sealed blocks are indexed by run: one row per distinct tag of a run, holding positions relative to the run's base.
-Blocks above `sealed_to` are few by construction (`upkeep`) and are looked at directly.
+Blocks above `sealed_to` are few by construction (`maintenance`) and are looked at directly.
 
 Batches of Kafka clients would have to be decoded for it, which costs more than all the rest of their way in. So they
-are only marked as not indexed, and indexed when somebody looks for a tag (`upkeep.index_marked`).
+are only marked as not indexed, and indexed when somebody looks for a tag (`maintenance.index_marked`).
 """
 
 import heapq
@@ -80,7 +80,7 @@ def matching(
 ) -> list[int]:
     """The live seqs below `bound` whose tag matches, ascending. Cost grows with the matches, not with the log.
 
-    Every block that was marked as not indexed is decoded for it; `upkeep.index_marked` spares that.
+    Every block that was marked as not indexed is decoded for it; `maintenance.index_marked` spares that.
     """
     prefix = match.op == "Glob"
     found: set[int] = set()

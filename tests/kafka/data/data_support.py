@@ -322,7 +322,7 @@ class Broker:
         for log in self.engine.catalog.topics[topic].logs:
             log.unsealed_blocks = 1 << 30
             self.engine._touched[log.log_id] = log
-        while self.engine.upkeep():
+        while self.engine.maintain():
             pass
         self.commit.sync()
 

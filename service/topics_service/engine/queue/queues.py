@@ -317,7 +317,7 @@ class Queues:
     def bury(self) -> bool:
         """Move the exhausted jobs of one queue where that is due: when a last lease ends, and again after a failure.
 
-        A slice of upkeep; True if more is due at once. Raises `internal` when the store fails.
+        A slice of maintenance; True if more is due at once. Raises `internal` when the store fails.
         """
         now = self._clock.now_ms()
         number = next(self._alarms.until(now), None)

@@ -6,9 +6,9 @@ from pyroaring import BitMap
 
 from topics_service.engine import snapshot, tags
 from topics_service.engine.deletes import CHUNK_BITS, Chunk, Deletes
+from topics_service.engine.maintenance import SEAL_RECORDS
 from topics_service.engine.repair.actions import Doubts, Rows
 from topics_service.engine.snapshot import Gap, Snapshot
-from topics_service.engine.upkeep import SEAL_RECORDS
 from topics_service.engine.verify.findings import DECODING, Part
 from topics_service.storage import keys
 from topics_service.storage.block import Block, StoredBlock
@@ -168,7 +168,7 @@ class LogSalvage:
         return Deletes(chunks)
 
     def _index(self, block: StoredBlock) -> None:
-        """The tag index is made anew, in runs as `upkeep` makes them."""
+        """The tag index is made anew, in runs as `maintenance` makes them."""
         if block.end_seq - 1 > self.s.sealed_to:
             self._flush_run()
             return

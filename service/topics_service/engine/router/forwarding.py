@@ -29,7 +29,7 @@ class Forwarding:
     """
 
     def __init__(self, writer: Writer, capacity: Capacity, clock: Clock, touched: Callable[[Log], None]) -> None:
-        """`touched` is told of logs that want upkeep."""
+        """`touched` is called with logs that have maintenance due."""
         self._writer = writer
         self._capacity = capacity
         self._clock = clock

@@ -45,14 +45,14 @@ def busy(durability: str = "disk", **config: int) -> World:
 def test_upkeep_changes_nothing_that_a_reader_sees(durability: str, config: dict[str, int]) -> None:
     world = busy(durability, **config)
     before = everything(world)
-    world.upkeep()
+    world.maintain()
     world.seal()
     assert everything(world) == before
     log = world.engine.catalog.topics["t"].log
     log.cache.drop_log(log.log_id)
     assert everything(world) == before, "nor what is read back from the store"
     if durability != "ephemeral":
-        for again in (world.kill, world.restart, world.upkeep, world.kill):
+        for again in (world.kill, world.restart, world.maintain, world.kill):
             again()
             assert everything(world) == before
         world.engine.sync()
@@ -70,7 +70,7 @@ def test_sealing_merges_small_blocks_and_indexes_them() -> None:
     assert (len(world.rows(Family.BLOCKS)), len(world.rows(Family.TAGS))) == (1, 1)
     for _ in range(3):
         world.append(1, tags=[b"x"])
-    world.upkeep()
+    world.maintain()
     assert (len(world.rows(Family.BLOCKS)), len(world.rows(Family.TAGS))) == (2, 2)
     assert world.delete(eq=b"x").deleted == 6
 
@@ -102,7 +102,7 @@ def test_only_what_is_visible_is_sealed() -> None:
         world.append(1)
     for _ in range(4):
         world.append(1, sync=False)
-    world.upkeep()
+    world.maintain()
     assert len(world.rows(Family.BLOCKS)) == 5
     assert world.seqs() == [1, 2, 3, 4]
     world.engine.sync()
@@ -117,7 +117,7 @@ def test_reclaim_drops_dead_rows_and_only_those() -> None:
     for i in range(8, 14):
         world.append(1, tags=[b"t%d" % i])
     world.delete(12)
-    world.upkeep()
+    world.maintain()
     assert [key[-1] for key, _ in world.rows(Family.BLOCKS)] == [12, 13, 14] or len(world.rows(Family.BLOCKS)) <= 2
     assert all(int(key[9:-10]) >= 8 for key, _ in world.rows(Family.TAGS))
     assert world.seqs() == [12, 13, 14]
@@ -126,7 +126,7 @@ def test_reclaim_drops_dead_rows_and_only_those() -> None:
 def test_an_emptied_topic_keeps_no_blocks() -> None:
     world = busy()
     world.delete(1 << 40)
-    world.upkeep()
+    world.maintain()
     assert world.rows(Family.BLOCKS) == []
     assert world.append(1).first_seq == world.state().head_seq
     world.kill()
@@ -152,7 +152,7 @@ def test_expiry_is_written_by_upkeep_and_not_told_twice() -> None:
     world.append(1, 1)
     world.clock.advance(101)
     world.engine.sweep()
-    world.upkeep()
+    world.maintain()
     world.kill()
     world.clock.advance(-50)  # only the stored row knows now
     assert world.seqs() == []
@@ -175,13 +175,13 @@ def test_a_power_cut_between_any_two_batches_of_upkeep_changes_nothing_either() 
     world = busy("fsync", cap_records=15)
     assert isinstance(world.store, CrashStore)
     before, first = everything(world), world.store.writes
-    world.upkeep()
+    world.maintain()
     last = world.store.writes
     assert last >= first + 2
     for writes in range(first, last + 1):
         again = busy("fsync", cap_records=15)
-        again.upkeep()
+        again.maintain()
         again.cut_power(writes)
         assert everything(again) == before
-        again.upkeep()
+        again.maintain()
         assert everything(again) == before
