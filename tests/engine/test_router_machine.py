@@ -353,10 +353,10 @@ class RouterMachine(RuleBasedStateMachine):
     @rule(topic=topics)
     def read_your_writes(self, topic: str) -> None:
         routers = self.world.engine.routers
-        for pursuit in routers.behind(topic):
-            while routers.pursue(pursuit):
+        for catch_up in routers.behind(topic):
+            while routers.advance(catch_up):
                 pass
-            assert pursuit.is_over or pursuit.router.fault is not None
+            assert catch_up.is_over or catch_up.router.fault is not None
 
     @rule()
     def maintain(self) -> None:

@@ -602,12 +602,12 @@ def test_a_reader_waits_until_the_head_of_its_start(world: RouterWorld) -> None:
     world.route("a", "b")
     world.append(*numbered(2500), topic="a")
     routers = world.engine.routers
-    (pursuit,) = routers.behind("b")
+    (catch_up,) = routers.behind("b")
     assert routers.behind("a") == []
-    assert routers.pursue(pursuit)
+    assert routers.advance(catch_up)
     world.append(b"later", topic="a")
-    assert routers.pursue(pursuit)
-    assert not routers.pursue(pursuit)
+    assert routers.advance(catch_up)
+    assert not routers.advance(catch_up)
     world.engine.sync()
     assert world.datas("b")[:2500] == numbered(2500)
     world.forward()
@@ -619,13 +619,13 @@ def test_the_wait_ends_when_the_router_can_not_go_on(world: RouterWorld) -> None
     world.route("a", "b")
     world.append(b"1", b"2", topic="a")
     routers = world.engine.routers
-    (pursuit,) = routers.behind("b")
-    assert routers.pursue(pursuit)
+    (catch_up,) = routers.behind("b")
+    assert routers.advance(catch_up)
     world.engine.sync()
-    assert not routers.pursue(pursuit)
-    assert not routers.pursue(pursuit), "nor does it try again before its time"
+    assert not routers.advance(catch_up)
+    assert not routers.advance(catch_up), "nor does it try again before its time"
     world.delete(2, topic="b")
-    assert not routers.pursue(pursuit), "there is room now, and it is done"
+    assert not routers.advance(catch_up), "there is room now, and it is done"
     assert world.datas("b") == [b"2"]
 
 
@@ -633,13 +633,13 @@ def test_the_wait_ends_when_the_router_can_not_go_on(world: RouterWorld) -> None
 def test_the_wait_ends_when_the_router_goes(world: RouterWorld, end: str) -> None:
     world.route("a", "b")
     world.append(*numbered(2500), topic="a")
-    (pursuit,) = world.engine.routers.behind("b")
-    assert world.engine.routers.pursue(pursuit)
+    (catch_up,) = world.engine.routers.behind("b")
+    assert world.engine.routers.advance(catch_up)
     if end == "router":
         world.unroute("a->b")
     else:
         world.engine.delete_topic({"source": "a", "dest": "b"}[end])
-    assert not world.engine.routers.pursue(pursuit)
+    assert not world.engine.routers.advance(catch_up)
     world.forward()
 
 
@@ -647,9 +647,9 @@ def test_the_wait_ends_when_the_router_gets_another_source(world: RouterWorld) -
     world.append(b"x", topic="c")
     world.route("a", "b", "r")
     world.append(b"1", b"2", topic="a")
-    (pursuit,) = world.engine.routers.behind("b")
+    (catch_up,) = world.engine.routers.behind("b")
     world.route("c", "b", "r")
-    assert not world.engine.routers.pursue(pursuit)
+    assert not world.engine.routers.advance(catch_up)
 
 
 def test_a_reader_of_an_fsync_topic_waits_for_its_copies() -> None:
@@ -657,9 +657,9 @@ def test_a_reader_of_an_fsync_topic_waits_for_its_copies() -> None:
     world.put("b", durability="fsync")
     world.route("a", "b")
     world.append(b"1", topic="a")
-    (pursuit,) = world.engine.routers.behind("b")
-    assert not world.engine.routers.pursue(pursuit)
-    assert pursuit.router.ticket > world.engine.writer.synced
+    (catch_up,) = world.engine.routers.behind("b")
+    assert not world.engine.routers.advance(catch_up)
+    assert catch_up.router.ticket > world.engine.writer.synced
     assert world.engine.routers.behind("b"), "not before they are durable"
     world.engine.sync()
     assert world.engine.routers.behind("b") == []
@@ -725,6 +725,6 @@ def test_the_composition_root_hears_of_work(world: RouterWorld) -> None:
 
 
 def test_a_router_of_an_absent_name(world: RouterWorld) -> None:
-    assert world.engine.routers.pursuit("none") is None
+    assert world.engine.routers.catch_up("none") is None
     with pytest.raises(TopicsError):
         world.router("none")

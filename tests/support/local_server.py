@@ -56,7 +56,7 @@ class LocalServer:
         found = self.engine.catalog.topics[topic]
         now = self.engine._clock.now_ms()
         with Transaction(self.engine.writer) as tx:
-            found.log.burn(tx, found.log.begin(found.config, now), count, found.config)
+            found.log.skip_seqs(tx, found.log.begin(found.config, now), count, found.config)
             ticket = tx.commit()
         if ticket:
             await self.api._commit.wait(ticket)

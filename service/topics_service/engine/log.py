@@ -218,7 +218,7 @@ class Log:
         self._stage(tx, change)
         return home
 
-    def burn(self, tx: Transaction, s: Snapshot, count: int, config: TopicConfig) -> None:
+    def skip_seqs(self, tx: Transaction, s: Snapshot, count: int, config: TopicConfig) -> None:
         """Stage `count` seqs after the head that never hold a record: an explicit loss, reason `source_trim`."""
         start = s.head + 1
         s.head += count

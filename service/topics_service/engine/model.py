@@ -367,7 +367,7 @@ class TopicState(Struct, kw_only=True):
 
     @property
     def next_seq(self) -> int:
-        """The seq that the next append will get, unless a crash burns some."""
+        """The seq that the next append will get, unless a crash skips some."""
         return self.head_seq + 1
 
     @property

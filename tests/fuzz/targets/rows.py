@@ -28,7 +28,7 @@ from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.queue import leases
 from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.deadletters import origin, stamp, strip
-from topics_service.engine.router import stamps
+from topics_service.engine.router import provenance
 from topics_service.engine.router.router import RouterConfig, RouterRow, decode_cursor
 from topics_service.engine.router.router import decode_row as decode_router
 from topics_service.engine.snapshot import Gap, Snapshot
@@ -185,10 +185,10 @@ TARGETS = (
     ),
     Target(
         name="copies of a router",
-        decode=stamps._decode,
+        decode=provenance._decode,
         errors=(TopicsError,),
         samples=[b"\1" + b"".join(struct.pack(">QQQ", *run) for run in _RUNS)],
-        covers=(f"{_ENGINE}.router.stamps:_decode", f"{_ENGINE}.router.stamps"),
+        covers=(f"{_ENGINE}.router.provenance:_decode", f"{_ENGINE}.router.provenance"),
     ),
     Target(
         name="row of a group",

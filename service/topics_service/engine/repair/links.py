@@ -6,9 +6,9 @@ from topics_service.engine.offsets.positions import decode_position, is_group_ro
 from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.repair.actions import Rows
 from topics_service.engine.repair.catalog import Ledger
+from topics_service.engine.router.provenance import DedupMap
 from topics_service.engine.router.router import _CURSOR, _VERSION, cursor_key, decode_cursor
 from topics_service.engine.router.router import decode_row as decode_router
-from topics_service.engine.router.stamps import Evidence
 from topics_service.engine.verify.findings import DECODING
 from topics_service.storage import keys
 from topics_service.storage.store import Family
@@ -52,7 +52,7 @@ def save_routers(rows: Rows, ledger: Ledger) -> None:
 
 def _copied(rows: Rows, dest: int, router: str, epoch: int) -> int:
     try:
-        return Evidence(rows.source, dest, router, epoch).end()  # type: ignore[arg-type]  # it only looks up one row
+        return DedupMap(rows.source, dest, router, epoch).end()  # type: ignore[arg-type]  # it only looks up one row
     except DECODING:
         return 0
 

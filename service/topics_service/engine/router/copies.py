@@ -7,7 +7,7 @@ from itertools import chain
 from topics_service.engine.blocks import LogBlocks
 from topics_service.engine.deletes import Deletes
 from topics_service.engine.model import TagMatch
-from topics_service.engine.router.stamps import Run, joined
+from topics_service.engine.router.provenance import Run, joined
 from topics_service.engine.snapshot import Snapshot
 from topics_service.storage.block import Block, merge
 

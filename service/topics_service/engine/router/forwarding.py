@@ -8,8 +8,8 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.log import Log
 from topics_service.engine.router.copies import Copies, LastCopies
 from topics_service.engine.router.hops import MAX_HOPS, Hops
+from topics_service.engine.router.provenance import DedupMap, Provenance, Run, joined
 from topics_service.engine.router.router import Router
-from topics_service.engine.router.stamps import Evidence, Run, Stamp, joined
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
@@ -17,7 +17,7 @@ from topics_service.engine.writer import Writer
 from topics_service.storage.block import Block
 from topics_service.storage.store import Family
 
-_PRUNE_SEQS = 256  # rows of evidence are looked through when so many records have left the destination
+_PRUNE_SEQS = 256  # rows of the dedup map are examined when so many records have left the destination
 
 
 class Forwarding:
@@ -60,7 +60,7 @@ class Forwarding:
                 raise TopicsError(Reason.THROTTLED, f'too many copies in "{router.dest.name}" wait to go round a cycle')
         lost_to = _lost_to(s, router.cursor, end)
         if lost_to > router.cursor:
-            first, count = self._burn(router, lost_to)
+            first, count = self._skip_lost(router, lost_to)
         else:
             gap = s.next_gap(router.cursor + 1)
             first, count = self._copy(router, s, end if gap is None else min(end, gap.start - 1))
@@ -76,12 +76,12 @@ class Forwarding:
             tx.commit()
         router.cursor = cursor
 
-    def _burn(self, router: Router, lost_to: int) -> tuple[int, int]:
+    def _skip_lost(self, router: Router, lost_to: int) -> tuple[int, int]:
         dest, count = router.dest, lost_to - router.cursor
         d = dest.log.begin(dest.config, self._clock.now_ms())
         first = d.head + 1
         with Transaction(self._writer) as tx:
-            dest.log.burn(tx, d, count, dest.config)
+            dest.log.skip_seqs(tx, d, count, dest.config)
             self._commit(tx, router, lost_to, count)
         return first, count
 
@@ -133,8 +133,8 @@ class Forwarding:
         config, source, log = router.config, router.source, router.dest.log
         block, metas = copies.block(), None
         if config.guarantee == "exactly_once":
-            stamp = Stamp(router.name, source.name, source.identity.topic_id, source.identity.epoch)
-            metas = stamp.column(block.metas, copies.seqs())
+            provenance = Provenance(router.name, source.name, source.identity.topic_id, source.identity.epoch)
+            metas = provenance.column(block.metas, copies.seqs())
         ts = max(self._clock.now_ms(), d.last_ts)
         return block.moved(
             log.log_id, d.head + 1, ts, d.cum_bytes, tags=config.preserve_tag, nodes=config.preserve_node, metas=metas
@@ -153,28 +153,28 @@ class Forwarding:
             count = (fits + too_many) // 2
         return fits, refused
 
-    def _evidence(self, router: Router) -> Evidence:
-        return Evidence(self._writer.store, router.dest.log.log_id, router.name, router.source.identity.epoch)
+    def _dedup_map(self, router: Router) -> DedupMap:
+        return DedupMap(self._writer.store, router.dest.log.log_id, router.name, router.source.identity.epoch)
 
     def _old_rows(self, router: Router, last: int) -> list[tuple[bytes, list[Run]]]:
-        """The rows of evidence of copies of what is now next, up to `last`."""
-        if router.evidence_to is None:
-            router.evidence_to = self._evidence(router).end()
-        return self._evidence(router).overlapping(router.cursor + 1, last) if router.cursor < router.evidence_to else []
+        """The dedup map rows for copies of what is now next, up to `last`."""
+        if router.dedup_to is None:
+            router.dedup_to = self._dedup_map(router).end()
+        return self._dedup_map(router).overlapping(router.cursor + 1, last) if router.cursor < router.dedup_to else []
 
     def _remember(
         self, tx: Transaction, router: Router, runs: list[Run], old_rows: list[tuple[bytes, list[Run]]], d: Snapshot
     ) -> None:
-        """Add evidence of the copies, together with what is still live of the rows in their place."""
-        evidence = self._evidence(router)
+        """Add the copies to the dedup map, together with what is still live of the rows in their place."""
+        dedup_map = self._dedup_map(router)
         if old_rows:
             for key, old in old_rows:
                 tx.batch.delete(Family.ROUTER_COPIES, key)
                 runs += [(seq + i, at + i, 1) for seq, at, count in old for i in range(count) if d.is_live(at + i)]
             runs = joined(sorted(runs))
-        evidence.put(tx.batch, runs)
+        dedup_map.put(tx.batch, runs)
         if d.earliest >= router.pruned_at + _PRUNE_SEQS:
-            router.evidence_from = evidence.prune(tx.batch, router.evidence_from, d.earliest)
+            router.dedup_from = dedup_map.prune(tx.batch, router.dedup_from, d.earliest)
             router.pruned_at = d.earliest
 
 

@@ -125,9 +125,9 @@ class Router:
         "config",
         "created_ts",
         "cursor",
+        "dedup_from",
+        "dedup_to",
         "dest",
-        "evidence_from",
-        "evidence_to",
         "fault",
         "forwarded",
         "gone",
@@ -150,8 +150,8 @@ class Router:
         self.dest = dest
         self.cursor = cursor
         self.forwarded = forwarded
-        self.evidence_to: int | None = None  # up to here it may meet what it copied in an earlier life; None: unknown
-        self.evidence_from = 0  # rows of evidence below this source seq are gone,
+        self.dedup_to: int | None = None  # up to here it may meet what it copied in an earlier life; None: unknown
+        self.dedup_from = 0  # dedup map rows below this source seq are gone,
         self.pruned_at = 0  # as of this first live seq of the destination
         self.fault: Fault | None = None
         self.gone = False

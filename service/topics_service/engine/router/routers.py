@@ -38,7 +38,7 @@ _RETRIES_A_POLL = 100
 _SLICES_BEFORE_A_CHANGE = 8
 
 
-class Pursuit:
+class CatchUp:
     """A reader's wait until a router has dealt with what its source held when the wait began."""
 
     __slots__ = ("head", "router", "source")
@@ -50,7 +50,7 @@ class Pursuit:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to forward, or nobody who would."""
+        """Return whether nothing is left to forward, or the router no longer does."""
         router = self.router
         return router.gone or router.source is not self.source or router.cursor >= self.head
 
@@ -149,7 +149,7 @@ class Routers:
         """Create the router or replace its config. See RoutersApi.put.
 
         What is visible in the source is forwarded first, on the old terms: here and now, so that whoever serves
-        others meanwhile lets the router get there with `pursue` (see `move`). If it can't, a change of the source is
+        others meanwhile lets the router get there with `advance` (see `move`). If it can't, a change of the source is
         refused with the reason, and one of the destination is not: what is left goes to the new one. If the ends
         stay, a router that is far behind takes its backlog along.
         """
@@ -237,32 +237,32 @@ class Routers:
                 self._queue(router)
                 self.on_due()
 
-    def behind(self, topic: str) -> list[Pursuit]:
+    def behind(self, topic: str) -> list[CatchUp]:
         """What a reader of the topic waits for: its routers that have not come to the head of their source yet."""
         feeders = self._to.get(topic)
         if feeders is None:
             return []
-        return [Pursuit(router) for router in feeders.values() if self._is_behind(router)]
+        return [CatchUp(router) for router in feeders.values() if self._is_behind(router)]
 
-    def pursuit(self, name: str) -> Pursuit | None:
+    def catch_up(self, name: str) -> CatchUp | None:
         """What a reader of the router's state waits for."""
         router = self.find(name)
-        return Pursuit(router) if router is not None and self._is_behind(router) else None
+        return CatchUp(router) if router is not None and self._is_behind(router) else None
 
-    def move(self, request: PutRouterRequest) -> Pursuit | None:
+    def move(self, request: PutRouterRequest) -> CatchUp | None:
         """What has to be forwarded before a PUT gives its router another end."""
         router, given = self.find(request.router), request.config
         if router is None or (given.source, given.dest) == (router.config.source, router.config.dest):
             return None
-        return Pursuit(router)
+        return CatchUp(router)
 
-    def pursue(self, pursuit: Pursuit) -> bool:
+    def advance(self, catch_up: CatchUp) -> bool:
         """One slice of a router that somebody waits for; True if that one should go on waiting, and call again.
 
         A router that stands still ends the wait.
         """
-        router = pursuit.router
-        if pursuit.is_over or self._writer.failure is not None:
+        router = catch_up.router
+        if catch_up.is_over or self._writer.failure is not None:
             return False
         fault = router.fault
         if fault is not None and not fault.is_over(self._clock.now_ms(), router.dest.log.state):
@@ -270,7 +270,7 @@ class Routers:
         if self._step(router):
             self._queue(router)
             self.on_due()
-        return router.fault is None and not pursuit.is_over
+        return router.fault is None and not catch_up.is_over
 
     # --------------------------------------------------------------- internals
 
@@ -370,7 +370,7 @@ class Routers:
         siblings[router.name] = router
         self._to.setdefault(dest, {})[router.name] = router
         self._graph.add(source, dest)
-        router.evidence_to, router.evidence_from, router.pruned_at = None, 0, 0
+        router.dedup_to, router.dedup_from, router.pruned_at = None, 0, 0
         if router.fault is not None:
             router.fault = None
             self._blocked.pop(router, None)

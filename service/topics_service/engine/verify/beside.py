@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 from topics_service.engine import idempotency
 from topics_service.engine.producers import _decode as decode_producer
 from topics_service.engine.queue import leases
-from topics_service.engine.router.stamps import _decode as decode_copies
+from topics_service.engine.router.provenance import _decode as decode_copies
 from topics_service.engine.verify.findings import Findings, Part
 from topics_service.storage import keys
 from topics_service.storage.store import Family, StoreError

@@ -1,12 +1,12 @@
-"""The identity that an exactly_once copy carries in `meta._topics_router`, and what is remembered of copies made.
+"""Provenance of `exactly_once` copies: the identity in `meta._topics_router`, and the map of copies made.
 
-The stamp is the server's own: a stamped record may exceed the limits of records and meta by its length, about 1.5 KB at
-most. What a client wrote is kept byte for byte; only a `_topics_router` that it had before is replaced.
+The server adds it: a copy may exceed the limits of records and meta by its length, about 1.5 KB at most. The client's
+meta is kept byte for byte; only an existing `_topics_router` is replaced.
 
-A copy and the cursor of its router are written together, so that a router never makes one twice by itself. A router
-that was deleted and made again with `backfill` can: against that every slice of an exactly_once router leaves a row of
-evidence, which says which source seqs are which seqs of the destination. They go with the destination's log, and when
-all that they tell of is gone from it.
+A copy and the cursor of its router are written together, so a router never repeats a copy by itself. One that was
+deleted and created again with `backfill` can: against that, every slice of an exactly_once router adds a row to the
+dedup map, which maps source seqs to destination seqs. Rows are removed with the log of the destination, and once all
+their copies have left it.
 """
 
 import struct
@@ -31,7 +31,7 @@ _MAX_META_KEYS = Limits().max_meta_keys
 Run = tuple[int, int, int]  # first source seq, first destination seq, count
 
 
-class Stamp:
+class Provenance:
     """Makes the meta of the copies of one source."""
 
     def __init__(self, router: str, source: str, topic_id: str, epoch: int) -> None:
@@ -74,7 +74,7 @@ def _made_room(text: bytes) -> bytes:
     return text if len(found) < _MAX_META_KEYS else _ORIGINAL % text
 
 
-class Evidence:
+class DedupMap:
     """The rows of one router's copies out of one life of a source (`epoch`) into one log: disjoint, in seq order."""
 
     def __init__(self, store: Store, log_id: int, router: str, epoch: int) -> None:
@@ -82,7 +82,7 @@ class Evidence:
         self._prefix = keys.u64(log_id) + router.encode() + b"\x00" + keys.u64(epoch)
 
     def end(self) -> int:
-        """The highest source seq that there is evidence of; 0 if there is none."""
+        """The highest source seq in the map; 0 if it is empty."""
         row = self._store.floor(Family.ROUTER_COPIES, self._key((1 << 64) - 1))
         return _last(_decode(row[1])) if row is not None and row[0].startswith(self._prefix) else 0
 

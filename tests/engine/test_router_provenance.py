@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from router_support import RouterWorld
 
-from topics_service.engine.router.stamps import Evidence, Stamp, joined
+from topics_service.engine.router.provenance import DedupMap, Provenance, joined
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family
 
@@ -21,7 +21,7 @@ def world() -> RouterWorld:
 
 
 def stamped(meta: bytes | None, seq: int = 7) -> bytes:
-    (result,) = Stamp("r>", "src", "top_1", 3).column(None if meta is None else [meta], [seq])
+    (result,) = Provenance("r>", "src", "top_1", 3).column(None if meta is None else [meta], [seq])
     assert result is not None
     return result
 
@@ -299,12 +299,12 @@ def test_made_again_and_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_rows_that_overlap() -> None:
     store = MemoryStore()
-    evidence = Evidence(store, 9, "r", 3)
+    evidence = DedupMap(store, 9, "r", 3)
     others = [
-        Evidence(store, 9, "r2", 3),
-        Evidence(store, 9, "r", 4),
-        Evidence(store, 8, "r", 3),
-        Evidence(store, 10, "r", 2),
+        DedupMap(store, 9, "r2", 3),
+        DedupMap(store, 9, "r", 4),
+        DedupMap(store, 8, "r", 3),
+        DedupMap(store, 10, "r", 2),
     ]
     for one, runs in [
         (evidence, [(5, 100, 3), (10, 103, 1)]),
@@ -315,7 +315,7 @@ def test_rows_that_overlap() -> None:
         one.put(batch, runs)
         store.write(batch)
     assert evidence.end() == 21
-    assert Evidence(store, 9, "q", 3).end() == 0
+    assert DedupMap(store, 9, "q", 3).end() == 0
     found = [
         (first, last, len(evidence.overlapping(first, last))) for first in (1, 8, 11, 21) for last in (4, 5, 20, 99)
     ]
