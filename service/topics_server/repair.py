@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from topics_server.verify import is_database, verify
 from topics_service.engine import snapshot
-from topics_service.engine.repair import Action, Doubts, Salvage, Saved
+from topics_service.engine.repair import Action, Salvage, Saved, Uncertain
 from topics_service.engine.verify import Audit, Problem
 from topics_service.engine.verify.findings import DECODING
 from topics_service.storage import repair as storage
@@ -165,7 +165,7 @@ def _salvaged(path: Path, scratch: Path, store: RocksStore | None, told: Told, *
                 return report
             sink = _Sink(store)
             saved = Salvage(
-                opened.source, sink, action, end=doubts(path, opened), bring_back=bring_back
+                opened.source, sink, action, end=uncertain(path, opened), bring_back=bring_back
             ).run()  # fmt: skip
             sink.flush()
             _take(report, saved)
@@ -180,12 +180,12 @@ def _take(report: Report, saved: Saved) -> None:
     report.topics, report.partitions, report.records = saved.topics, saved.partitions, saved.records
 
 
-def doubts(path: Path, opened: storage.Opened) -> Doubts:
+def uncertain(path: Path, opened: storage.Opened) -> Uncertain:
     """What is not known of the end of what was written."""
     if not opened.log_damaged and not opened.lost:
-        return Doubts(revived=opened.revived)
+        return Uncertain(revived=opened.revived)
     if not opened.log_damaged:
-        return Doubts(jump=_JUMP, one_table=len(opened.lost) == 1, revived=opened.revived)
+        return Uncertain(jump=_JUMP, one_table=len(opened.lost) == 1, revived=opened.revived)
     left = what_is_left(path)
     heads: dict[int, int] = {}
     states = left.families.get(_name(Family.LOGS))
@@ -195,7 +195,7 @@ def doubts(path: Path, opened: storage.Opened) -> Doubts:
                 heads[int.from_bytes(row.key)] = snapshot.decode(row.value).head
             except DECODING:
                 continue  # of another family
-    return Doubts(jump=max(_JUMP, left.lost_rows * _MOST_RECORDS), heads=heads, revived=opened.revived)
+    return Uncertain(jump=max(_JUMP, left.lost_rows * _MOST_RECORDS), heads=heads, revived=opened.revived)
 
 
 def _audit_of(path: Path) -> Problem | None:

@@ -28,7 +28,7 @@ class Action(Struct, frozen=True, kw_only=True):
     last_seq: int | None = None
 
 
-class Doubts(Struct, frozen=True, kw_only=True):
+class Uncertain(Struct, frozen=True, kw_only=True):
     """What is not known of the end of what was written: nothing is missing, by default.
 
     `jump`: so many seqs behind a head may have been handed out by writes that are lost. `heads`: for these logs a later

@@ -128,13 +128,13 @@ def gaps_and_deletes(rows: Rows, ledger: Ledger, *, bring_back: bool) -> dict[in
                 damaged.setdefault(log_of(key), []).append(keys.read_u64(key, 8))
     for log_id in (gaps.keys() | chunks.keys()) - ledger.parts.keys():
         rows.tell("dropped", f"deletes and gaps of log {log_id}, which belongs to no topic")
-    doubts: dict[int, list[tuple[int, int]]] = {}
+    lost: dict[int, list[tuple[int, int]]] = {}
     for log_id, part in ledger.parts.items():
         s = part.s
         assert s is not None, "every part has a state by now"
         s.gaps = tuple(gaps.get(log_id, ()))
         s.deletes = Deletes(chunks.get(log_id))
-        found = _doubts(rows, part, s, damaged.get(log_id, []), derived=log_id in ledger.derived)
+        found = _lost_deletes(rows, part, s, damaged.get(log_id, []), derived=log_id in ledger.derived)
         if not found:
             continue
         if bring_back or part.row.config.type == "queue":
@@ -142,11 +142,11 @@ def gaps_and_deletes(rows: Rows, ledger: Ledger, *, bring_back: bool) -> dict[in
             for first, last_seq in found:
                 rows.tell("derived", f"it is lost which of its records were deleted: {what}", part, first, last_seq)
         else:
-            doubts[log_id] = found
-    return doubts
+            lost[log_id] = found
+    return lost
 
 
-def _doubts(rows: Rows, part: Part, s: Snapshot, damaged: list[int], *, derived: bool) -> list[tuple[int, int]]:
+def _lost_deletes(rows: Rows, part: Part, s: Snapshot, damaged: list[int], *, derived: bool) -> list[tuple[int, int]]:
     """Where marks of deletes are lost: in damaged bitmaps, and by what the state counts."""
     first, last = s.earliest >> CHUNK_BITS, s.head >> CHUNK_BITS
     wanted = {number for number in damaged if first <= number <= last}

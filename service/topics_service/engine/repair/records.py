@@ -7,7 +7,7 @@ from pyroaring import BitMap
 from topics_service.engine import snapshot, tags
 from topics_service.engine.deletes import CHUNK_BITS, Chunk, Deletes
 from topics_service.engine.maintenance import SEAL_RECORDS
-from topics_service.engine.repair.actions import Doubts, Rows
+from topics_service.engine.repair.actions import Rows, Uncertain
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.verify.findings import DECODING, Part
 from topics_service.storage import keys
@@ -25,17 +25,17 @@ class LogSalvage:
     """
 
     def __init__(
-        self, rows: Rows, part: Part, doubts: list[tuple[int, int]], *, derived: bool, evidence: int, end: Doubts
+        self, rows: Rows, part: Part, lost: list[tuple[int, int]], *, derived: bool, known_head: int, end: Uncertain
     ) -> None:
-        """`doubts` are ranges of seqs that count as lost. `evidence` is the highest seq that other rows speak of."""
+        """`lost` are ranges of seqs. `known_head` is the highest seq that auxiliary rows refer to."""
         assert part.s is not None, "the state is made up before"
         self.s: Snapshot = part.s
         self._rows = rows
         self._part = part
         self._derived = derived
-        self._evidence = evidence
+        self._known_head = known_head
         self._end = end
-        self._closed = [*((gap.start, gap.stop) for gap in part.s.gaps), *doubts]
+        self._closed = [*((gap.start, gap.stop) for gap in part.s.gaps), *lost]
         self._first: int | None = None  # where the first block begins that is saved
         self._next = self.s.earliest
         self._cum: int | None = None
@@ -109,7 +109,7 @@ class LogSalvage:
         """The head, above every seq that may have been handed out."""
         end, found = self._end, self._end.heads.get(self._part.log_id)
         if self._derived or end.jump:
-            head = max(head, self._evidence)
+            head = max(head, self._known_head)
         if found is not None:
             return max(head, found)
         if self._derived and self._first is None:

@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from topics_service.engine.snapshot import Snapshot
-from topics_service.engine.verify import beside, catalog, links
+from topics_service.engine.verify import auxiliary, catalog, references
 from topics_service.engine.verify.findings import Findings, Part, Problem
 from topics_service.engine.verify.records import Records
 from topics_service.engine.verify.tagindex import TagIndex
@@ -66,9 +66,9 @@ class Audit:
         self._other_rows(Family.TAGS, "the tag index")
         self._other_rows(Family.DELETES, "delete bitmaps")
         self._other_rows(Family.GAPS, "gaps")
-        beside.check(self._findings, self._parts)
-        self.totals.routers = links.check_routers(self._findings, self._parts)
-        self.totals.groups = links.check_groups(self._findings, self._parts)
+        auxiliary.check(self._findings, self._parts)
+        self.totals.routers = references.check_routers(self._findings, self._parts)
+        self.totals.groups = references.check_groups(self._findings, self._parts)
         return self.totals
 
     def _records(self) -> None:

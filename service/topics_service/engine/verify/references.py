@@ -1,4 +1,4 @@
-"""What stands between topics: routers, and the positions of consumer groups."""
+"""References between topics: routers, and the positions of consumer groups."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from topics_service.storage.store import Family
 
 
 def check_routers(findings: Findings, parts: Mapping[int, Part]) -> int:
-    """Look at every router; returns how many there are."""
+    """Check every router; return their number."""
     topics = {part.row.name: part for part in parts.values() if not part.partition}
     rows = dict(findings.rows(Family.ROUTERS))
     names: set[str] = set()
@@ -45,7 +45,7 @@ def check_routers(findings: Findings, parts: Mapping[int, Part]) -> int:
 
 
 def check_groups(findings: Findings, parts: Mapping[int, Part]) -> int:
-    """Look at every consumer group and its positions; returns how many there are."""
+    """Check every consumer group and its positions; return the number of groups."""
     places = {(part.number, part.partition) for part in parts.values()}
     names: dict[int, str] = {}
     states: list[int] = []

@@ -1,11 +1,11 @@
-"""What is kept beside the records: rows that are what they should be are saved, the others are left out."""
+"""Auxiliary rows of logs: valid ones are saved, the others left out."""
 
 from collections.abc import Iterator
 
 from topics_service.engine import idempotency
 from topics_service.engine.repair.actions import Rows, log_of
 from topics_service.engine.repair.catalog import Ledger
-from topics_service.engine.verify.beside import CHECKS, Check
+from topics_service.engine.verify.auxiliary import CHECKS, Check
 from topics_service.engine.verify.findings import DECODING, Findings, Part, Problem
 from topics_service.storage import keys
 from topics_service.storage.store import Family
@@ -13,8 +13,8 @@ from topics_service.storage.store import Family
 _JOB_TIME = 2  # the kind of a row of a delay, which hangs on the row of a write
 
 
-def evidence(rows: Rows, ledger: Ledger) -> dict[int, int]:
-    """The highest seq of each log that anything beside its records speaks of."""
+def highest_seqs(rows: Rows, ledger: Ledger) -> dict[int, int]:
+    """Return the highest seq of each log that an auxiliary row refers to."""
     found: dict[int, int] = {}
     for family, _, look in CHECKS:
         for key, _, part, last in _looked(rows, ledger, family, look):
@@ -25,7 +25,7 @@ def evidence(rows: Rows, ledger: Ledger) -> dict[int, int]:
 
 
 def save(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
-    """Save the rows that speak of what is there. The states are final by now.
+    """Save the rows that refer to existing records. The states are final by now.
 
     Rows of `revived` families can be back that were removed by their range. Those of logs that are gone are left out in
     any case; beside that, leases are removed so.
@@ -63,7 +63,7 @@ def save(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
 
 
 def _is_gone(part: Part, family: Family, seq: int) -> bool:
-    """Whether the row speaks of seqs that there never were, or is of one job whose record is lost."""
+    """Return whether the row refers to seqs that never existed, or to a job whose record is lost."""
     s = part.settled
     return s is not None and (seq > s.head or (family is Family.LEASES and s.gap_at(seq) is not None))
 
@@ -71,7 +71,7 @@ def _is_gone(part: Part, family: Family, seq: int) -> bool:
 def _looked(
     rows: Rows, ledger: Ledger, family: Family, look: Check
 ) -> Iterator[tuple[bytes, bytes, Part | None, int | None]]:
-    """Each row with its log, and the highest seq that it speaks of (0: none); None for one that is damaged."""
+    """Yield each row with its log and the highest seq that it refers to: 0 if none, None if it is damaged."""
     told: list[Problem] = []
     findings = Findings(rows.source, told.append)
     for key, value in rows.of(family):

@@ -1,4 +1,4 @@
-"""What is kept beside the records of a log: idempotency keys, producers, leases, delays, evidence of copies."""
+"""Auxiliary rows of a log: idempotency keys, producers, leases, delays, the dedup map of copies."""
 
 import struct
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ Check = Callable[[Findings, Part, bytes, bytes], int | None]
 
 
 def check(findings: Findings, parts: Mapping[int, Part]) -> None:
-    """Look at every row once. A row of no topic is told, once for each log."""
+    """Check every row once. Report rows that belong to no topic, once for each log."""
     for family, what, look in CHECKS:
         strange = 0
         for key, value in findings.rows(family):
