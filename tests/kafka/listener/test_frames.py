@@ -84,7 +84,7 @@ def test_the_first_of_a_flood_is_logged_and_the_others_are_counted(tmp_path: Pat
             with Wire(alone.kafka_port) as hostile:
                 hostile.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
                 assert hostile.is_closed()
-        lines = [line for line in alone.log.splitlines() if "speaks HTTP" in line]
+        lines = [line for line in alone.log.splitlines() if "HTTP request on the Kafka port" in line]
         assert len(lines) == 1
         assert "closing the connection from 127.0.0.1:" in lines[0]
         assert closed(alone) == {"http": 40}
