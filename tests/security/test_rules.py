@@ -46,7 +46,7 @@ def test_what_is_about_every_topic_takes_a_key_of_every_topic() -> None:
 
 
 def test_the_page_says_the_same() -> None:
-    section = PAGE.read_text().partition("## What a scope allows")[2].partition("\n## ")[0]
+    section = PAGE.read_text().partition("## Scopes of calls")[2].partition("\n## ")[0]
     rows = {cells[1].strip(): cells[3] for line in section.splitlines() if len(cells := line.split("|")) > 3}
     for scope, needs in SCOPES.items():
         told = set(re.findall(r"`(\w+)`", rows[scope]))
