@@ -92,7 +92,7 @@ HTTP_STATUS = {
 
 
 def generated(name: str) -> FileDescriptor:
-    module = name.removesuffix(".proto").replace("/", ".") + "_pb2"
+    module = "topics_proto." + name.removeprefix("topics/").removesuffix(".proto").replace("/", ".") + "_pb2"
     descriptor = importlib.import_module(module).DESCRIPTOR
     assert isinstance(descriptor, FileDescriptor)
     return descriptor
