@@ -26,7 +26,7 @@ from topics_service.statistics import SpaceStatistics
 from topics_service.storage import checkpoint, properties
 from topics_service.storage.reclaim import Reclaim
 from topics_service.storage.store import StoreError
-from topics_service.storage.tidy import Tidy
+from topics_service.storage.tombstone_compaction import TombstoneCompaction
 
 
 class Core:
@@ -49,7 +49,7 @@ class Core:
         engine.writer.on_write_failed = lambda error: log.critical("the server is read-only from now on: %s", error)
         self._reclaim = Reclaim(store, lambda: engine.writer.total_bytes)
         engine.writer.on_freed = self._reclaim.freed
-        self._tidy = Tidy(store)
+        self._tombstones = TombstoneCompaction(store)
         self._lag = LoopLag()
         self._disk = FreeSpace(settings.data_path)
         statistics = SpaceStatistics()
@@ -102,7 +102,7 @@ class Core:
             Forwarder(self.engine.routers).run(),
             self._lag.run(),
             trim_archive(self._settings, self.api.metrics.archive),
-            maintenance.compact_tombstones(self._tidy),
+            maintenance.compact_tombstones(self._tombstones),
         ]
         if self._settings.min_free_bytes:
             work.append(self._space.keep())
@@ -116,7 +116,7 @@ class Core:
     async def stop(self) -> None:
         """Make durable what was asked for, end the threads, and close the engine. When no more calls come."""
         await asyncio.to_thread(self._commit.stop)
-        await asyncio.to_thread(self._tidy.stop)
+        await asyncio.to_thread(self._tombstones.stop)
         await asyncio.to_thread(self._reclaim.stop)
         with contextlib.suppress(StoreError):
             self.engine.close()

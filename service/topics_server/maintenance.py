@@ -9,7 +9,7 @@ from topics_server.disk import FreeSpace
 from topics_service.api.grpc.server import GrpcServer
 from topics_service.engine.engine import Engine
 from topics_service.storage.boot import boot_id
-from topics_service.storage.tidy import PERIOD_SECONDS, Tidy
+from topics_service.storage.tombstone_compaction import PERIOD_SECONDS, TombstoneCompaction
 
 log = logging.getLogger("topics.server")
 
@@ -48,12 +48,12 @@ async def keep_up(engine: Engine, disk: FreeSpace, grpc: GrpcServer) -> None:
             await asyncio.sleep(_SWEEP_SECONDS)
 
 
-async def compact_tombstones(tidy: Tidy) -> None:
+async def compact_tombstones(compaction: TombstoneCompaction) -> None:
     """Periodically compact SST files that hold only tombstones, until cancelled. Errors are logged and retried."""
     while True:
         await asyncio.sleep(PERIOD_SECONDS)
         try:
-            await asyncio.to_thread(tidy.run)
+            await asyncio.to_thread(compaction.run)
         except Exception as error:  # rocksdict raises bare Exception
             log.warning("could not compact tombstone-only SST files, will retry: %s", error)
 

@@ -11,7 +11,7 @@ from engine_support import World, records
 
 from topics_service.engine.errors import TopicsError
 from topics_service.storage import keys
-from topics_service.storage.damaged import DamagedRowsError
+from topics_service.storage.corruption import DamagedRowsError
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family, StoreError
 

@@ -13,7 +13,7 @@ from topics_backup.target import Folder
 from topics_server.repair import RepairError, Told, repair
 from topics_server.verify import verify
 from topics_service.engine.verify import Problem
-from topics_service.storage import closing, sealed
+from topics_service.storage import clean_shutdown, sealed
 from topics_service.storage import repair as storage
 from topics_service.storage.repair_swap import Swap
 from topics_service.storage.rocks import RocksStore
@@ -41,16 +41,16 @@ def test_no_changed_byte_of_the_list_of_files_names_a_table_that_never_was(tmp_p
     whole = path.read_bytes()
     for at in range(len(whole)):
         path.write_bytes(changed(whole, at, at % 8))
-        assert closing.find_damage(tmp_path) is None
-        assert closing.known_files(tmp_path) is None
-        assert str(path) in str(closing.damaged_list(tmp_path))
+        assert clean_shutdown.find_damage(tmp_path) is None
+        assert clean_shutdown.known_files(tmp_path) is None
+        assert str(path) in str(clean_shutdown.damaged_list(tmp_path))
     found: list[Problem] = []
     verify(tmp_path, found.append)
     assert path.name in {problem.file for problem in found}
     with storage.opened(tmp_path, tmp_path / "scratch") as opened:
         assert path.name in opened.notes[0]
     RocksStore(tmp_path).close()
-    assert closing.known_files(tmp_path) is not None
+    assert clean_shutdown.known_files(tmp_path) is not None
 
 
 def test_a_list_of_an_older_version_counts_and_is_doubted(tmp_path: Path) -> None:
@@ -66,11 +66,11 @@ def test_a_list_of_an_older_version_counts_and_is_doubted(tmp_path: Path) -> Non
 
 def test_a_note_of_damage_accuses_no_other_file(tmp_path: Path) -> None:
     """It keeps its meaning, that nothing is compacted, and not its words."""
-    closing.note_damage(tmp_path, "Corruption: in 000014.sst")
-    assert closing.known_damage(tmp_path) == "Corruption: in 000014.sst"
+    clean_shutdown.note_damage(tmp_path, "Corruption: in 000014.sst")
+    assert clean_shutdown.known_damage(tmp_path) == "Corruption: in 000014.sst"
     flip(tmp_path / "topics-damage.txt", 20)
     for _ in range(2):
-        damage = closing.known_damage(tmp_path)
+        damage = clean_shutdown.known_damage(tmp_path)
         assert damage is not None
         assert ".sst" not in damage
         (tmp_path / "topics-damage.txt").write_text("Corruption: in 000015.sst")  # as older versions did

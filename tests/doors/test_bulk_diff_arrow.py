@@ -19,7 +19,7 @@ from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.grpc import bulk_arrow
 from topics_service.engine.batches import BatchRequest
 from topics_service.storage import recordbatch
-from topics_service.storage.texts import Packed, pack
+from topics_service.storage.varbinary import VarBinary, pack
 
 ARROW = {"format": pb.BULK_FORMAT_ARROW}
 
@@ -116,7 +116,7 @@ async def test_of_a_large_append_a_frame_costs_its_own_records(door: Door, monke
     """Not all of the append again for each frame, which would take ten times as long."""
     packed = list[int]()
 
-    def counted(texts: list[bytes | None], size: int) -> Packed:
+    def counted(texts: list[bytes | None], size: int) -> VarBinary:
         packed.append(len(texts))
         return pack(texts, size)
 

@@ -24,7 +24,7 @@ from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.jobs import ClaimRequest
 from topics_service.engine.router.router import RouterConfig, RouterRow
 from topics_service.engine.topic import TopicRow
-from topics_service.storage import closing, manifest, repair_swap, walarchive, walmark
+from topics_service.storage import clean_shutdown, manifest, repair_swap, walarchive, walmark
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
 
@@ -150,7 +150,7 @@ def test_files_of_a_directory(made: Path) -> None:
 
 
 def test_files_of_damage_and_repair(tmp_path: Path) -> None:
-    closing.note_damage(tmp_path, "a reason")
+    clean_shutdown.note_damage(tmp_path, "a reason")
     assert (tmp_path / "topics-damage.txt").read_bytes().startswith(b'"a reason"\ncrc32c ')
     assert repair_swap._MARKER == "topics-repair.json"
     swap = repair_swap.Swap(tmp_path)

@@ -11,7 +11,7 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.statistics import CacheStatistics
 from topics_service.storage import keys
 from topics_service.storage.block import Block, CorruptBlockError, StoredBlock
-from topics_service.storage.damaged import DamagedRowsError
+from topics_service.storage.corruption import DamagedRowsError
 from topics_service.storage.kafkablock import decode
 from topics_service.storage.store import Family, Store, StoreError
 

@@ -5,7 +5,7 @@ from itertools import repeat
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendRequest, Batch, TopicType
-from topics_service.storage.texts import Column, lengths
+from topics_service.storage.varbinary import Column, lengths
 
 MAX_PRIORITY = 9
 

@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics_service.storage.block import Block
 from topics_service.storage.recordbatch import jsonvalue
-from topics_service.storage.texts import lengths
+from topics_service.storage.varbinary import lengths
 
 TopicType = Literal["log", "queue"]
 Discard = Literal["old", "reject"]

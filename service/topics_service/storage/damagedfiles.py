@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from topics_service.storage import closing, tablelist, tables, walcheck
+from topics_service.storage import clean_shutdown, tablelist, tables, walcheck
 
 _FILE: Final = re.compile(
     r"\d+\.(?:sst|log)|MANIFEST-\d+|OPTIONS-\d+|CURRENT|IDENTITY|topics-[a-z]+\.(?:json|txt)|rocksdict-config\.json"
@@ -41,7 +41,7 @@ def named(path: Path, why: str) -> str:
 
 def damaged_files(path: Path) -> Iterator[str]:
     """Describe damaged files that don't keep a database from being opened, each by its name. Raises OSError."""
-    damage = closing.damaged_list(path)
+    damage = clean_shutdown.damaged_list(path)
     if damage is not None:
         yield damage
     yield from damaged_tables(path)

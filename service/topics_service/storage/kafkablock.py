@@ -18,7 +18,7 @@ from topics_service.storage import block as columnar
 from topics_service.storage import recordbatch
 from topics_service.storage.block import Block, CorruptBlockError, StoredBlock, merge_runs
 from topics_service.storage.recordbatch import Header
-from topics_service.storage.texts import Column
+from topics_service.storage.varbinary import Column
 
 _VERSION = 16
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from rocksdict import BottommostLevelCompaction, CompactOptions
 
-from topics_service.storage import closing, keys
+from topics_service.storage import clean_shutdown, keys
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
 
@@ -83,7 +83,7 @@ class Reclaim:
                 return False
             for family in self._store.families:
                 family.flush(True)
-            if closing.known_damage(self._store.path) is not None:
+            if clean_shutdown.known_damage(self._store.path) is not None:
                 return True  # damaged tables are left alone
             dead, self._dead = self._dead, {}
             try:

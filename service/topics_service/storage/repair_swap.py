@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from topics_service.storage import closing, durable, sealed
+from topics_service.storage import clean_shutdown, durable, sealed
 from topics_service.storage.private import make_private
 
-_MARKER: Final = closing._REPAIR
+_MARKER: Final = clean_shutdown._REPAIR
 _WORK: Final = "repair"
 _NEW: Final = "new"
 _ARCHIVE: Final = "archive"  # of the old write-ahead log: the numbers of its files begin anew
@@ -73,7 +73,7 @@ class Swap:
         quarantine = self._path / marker["quarantine"]
         if marker["phase"] == "out":
             for file in sorted(self._path.iterdir()):
-                if (file.is_file() and closing.is_of_database(file.name)) or file.name == _ARCHIVE:
+                if (file.is_file() and clean_shutdown.is_of_database(file.name)) or file.name == _ARCHIVE:
                     file.rename(quarantine / file.name)
                     self._stepped(f"out {file.name}")
             durable.sync(quarantine)
@@ -81,7 +81,7 @@ class Swap:
             self._mark(marker["quarantine"], "in")
             self._stepped("moved out")
         for file in sorted(self.new.iterdir()) if self.new.exists() else ():
-            if closing.is_of_database(file.name):
+            if clean_shutdown.is_of_database(file.name):
                 file.rename(self._path / file.name)
                 self._stepped(f"in {file.name}")
         durable.sync(self._path)

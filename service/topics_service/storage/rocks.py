@@ -22,8 +22,8 @@ from rocksdict import (
 from rocksdict import WriteBatch as RawBatch
 
 from topics_service.storage import (
-    closing,
-    damaged,
+    clean_shutdown,
+    corruption,
     damagedfiles,
     keys,
     tablelist,
@@ -150,7 +150,7 @@ class RocksStore:
             fresh = not (path / "CURRENT").exists()
             self._take(path)
             _prepare(path, boot_id)
-            damage, unknown = closing.known_damage(path), closing.damaged_list(path)
+            damage, unknown = clean_shutdown.known_damage(path), clean_shutdown.damaged_list(path)
             keep_log = walarchive.line_of(path) is not None if keep_log is None else keep_log
         except (OSError, ValueError) as error:
             raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
@@ -184,7 +184,7 @@ class RocksStore:
             raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
         self._check_format(path, fresh=fresh)
         try:
-            closing.forget(path)
+            clean_shutdown.forget(path)
             if keep_log:
                 walarchive.begin(path)
             else:
@@ -266,7 +266,7 @@ class RocksStore:
     def _note_damage(self, text: str) -> None:
         """A compaction has met a damaged table. Until the next open nothing can be written."""
         try:
-            closing.note_damage(self._path, text)
+            clean_shutdown.note_damage(self._path, text)
         except OSError as error:
             log.warning("can't write down the damage of %s: %s", self._path, error)
 
@@ -294,7 +294,7 @@ class RocksStore:
         cursor.seek_for_prev(key)
         if not cursor.valid():
             why = self.why(cursor)
-            return None if why is None else damaged.floor(self._families[family], key, why)
+            return None if why is None else corruption.floor(self._families[family], key, why)
         return cursor.key(), cursor.value()
 
     def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -313,7 +313,7 @@ class RocksStore:
 
     def why(self, cursor: RdictIter) -> str | None:
         """Explain why the cursor stands at no row, naming the damaged file; None at the end of the rows."""
-        found = damaged.error_of(cursor)
+        found = corruption.error_of(cursor)
         return None if found is None else self._named(found)
 
     @cached_property
@@ -369,7 +369,7 @@ class RocksStore:
         if tables is None:
             return
         try:
-            closing.remember(self._path, tables)
+            clean_shutdown.remember(self._path, tables)
         except OSError as error:
             log.warning("can't write down the files of %s: %s", self._path, error)
 
@@ -402,14 +402,14 @@ class RocksStore:
 def find_damage(path: Path, boot_id: str) -> walcheck.Break | None:
     """Look for what RocksDB would take in silence: where the logs have to be cut since a power cut took what follows,
     or None. Raises StoreOpenError, naming the file, and OSError."""
-    if closing.is_headless(path):
+    if clean_shutdown.is_headless(path):
         raise StoreOpenError(f"the file {path / 'CURRENT'} is missing, and there are files of a database")
-    damage = closing.find_damage(path)
+    damage = clean_shutdown.find_damage(path)
     if damage is None and (path / "CURRENT").exists():
-        damage = tablelist.find_damage(path, closed=closing.is_closed(path))
+        damage = tablelist.find_damage(path, closed=clean_shutdown.is_closed(path))
     if damage is not None:
         raise StoreOpenError(damage)
-    if closing.is_closed(path):
+    if clean_shutdown.is_closed(path):
         return None
     try:
         return walcheck.find_break(path, boot_id)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol
 
 from rocksdict import AccessType, Cache, Rdict, ReadOptions
 
-from topics_service.storage import damaged, damagedfiles, tablelist, walaside
+from topics_service.storage import corruption, damagedfiles, tablelist, walaside
 from topics_service.storage.boot import boot_id
 from topics_service.storage.holding import is_held
 from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksBatch, RocksStore, _name, _options, find_damage
@@ -84,7 +84,7 @@ class DirectorySource:
             why = self._store.why(cursor)
             if why is None:
                 return
-            behind = damaged.seek_behind(rows, self._options, start if last is None else last)
+            behind = corruption.seek_behind(rows, self._options, start if last is None else last)
             file = _SST.search(why)
             yield Damage(last, None if behind is None else behind.key(), self._named(why), file and file[0])
             if behind is None:

@@ -18,7 +18,7 @@ from topics_server import settings, tls
 from topics_server.keys import KeysError
 from topics_server.settings import SettingsError
 from topics_server.tls import TlsError
-from topics_service.storage import closing, repair_wal, walarchive, walcheck, walmark
+from topics_service.storage import clean_shutdown, repair_wal, walarchive, walcheck, walmark
 from topics_service.storage import manifest as database
 from topics_service.storage.repair_swap import Swap
 
@@ -98,7 +98,12 @@ def _marked(path: Path) -> Any:
 def _closed(path: Path) -> Any:
     (path.parent / "CURRENT").write_text("MANIFEST-1\n")
     (path.parent / "MANIFEST-1").touch()
-    return closing.find_damage(path.parent), closing.known_files(path.parent), closing.is_closed(path.parent)
+    directory = path.parent
+    return (
+        clean_shutdown.find_damage(directory),
+        clean_shutdown.known_files(directory),
+        clean_shutdown.is_closed(directory),
+    )
 
 
 def _database(path: Path) -> Any:
@@ -199,9 +204,9 @@ TARGETS = (
         ],
         growth=1000,
         covers=(
-            "topics_service.storage.closing:find_damage",
-            "topics_service.storage.closing:known_files",
-            "topics_service.storage.closing:is_closed",
+            "topics_service.storage.clean_shutdown:find_damage",
+            "topics_service.storage.clean_shutdown:known_files",
+            "topics_service.storage.clean_shutdown:is_closed",
         ),
     ),
     Target(
@@ -236,7 +241,7 @@ TARGETS = (
     Target(
         name="marker of a repair",
         cost=5,
-        decode=_file(f"repair/{closing._REPAIR}", lambda path: Swap(path.parent).pending()),
+        decode=_file(f"repair/{clean_shutdown._REPAIR}", lambda path: Swap(path.parent).pending()),
         errors=(ValueError,),
         samples=[b'{"quarantine": "quarantine-1", "phase": "out"}', b"[" * 100_000],
         growth=1000,

@@ -11,7 +11,7 @@ from topics_service.api.grpc.arrow import Column, Field, Piece
 from topics_service.api.grpc.slices import Joined, by_block, joined_data, numbers, seq_runs, time_runs
 from topics_service.engine.model import Slice
 from topics_service.storage.block import Block
-from topics_service.storage.texts import Packed, pack
+from topics_service.storage.varbinary import VarBinary, pack
 
 _KIND_BYTES: Final = bytes.maketrans(b"\0\1", bytes((record_pb2.RECORD_KIND_JSON, record_pb2.RECORD_KIND_BINARY)))
 
@@ -105,7 +105,7 @@ def _texts(groups: Sequence[tuple[Block, Sequence[Slice]]], count: int, name: Li
     return Column(nulls, (bits, values.offsets, values.data))
 
 
-def _absent(packed: Packed, slices: Sequence[Slice], at: int) -> list[int]:
+def _absent(packed: VarBinary, slices: Sequence[Slice], at: int) -> list[int]:
     """Where the records of slices have no value; the first stands at `at`."""
     absent: list[int] = []
     for piece in slices:

@@ -16,7 +16,7 @@ from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import BulkRequest, DiffReply, Slice
-from topics_service.storage.texts import lengths
+from topics_service.storage.varbinary import lengths
 
 _DEFAULT_BYTES: Final = 512 << 10
 _LEAST_BYTES: Final = 64 << 10

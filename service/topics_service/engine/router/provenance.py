@@ -18,7 +18,7 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.storage import keys
 from topics_service.storage.store import Family, Store, WriteBatch
-from topics_service.storage.texts import Column
+from topics_service.storage.varbinary import Column
 
 _NAME = "_topics_router"
 _ORIGINAL = b'{"_topics_original_meta":%b}'

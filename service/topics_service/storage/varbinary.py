@@ -1,6 +1,6 @@
-"""Texts of records as they are stored: u32 lengths, `ABSENT` where there is none, then the bytes.
+"""Variable-length columns of records as stored: u32 lengths, `ABSENT` for no value, then the bytes.
 
-They stay like that in a block that was read until somebody asks for single ones, which most readers don't.
+A block keeps them in this form until single values are requested, which most readers never do.
 """
 
 from array import array
@@ -15,15 +15,15 @@ _ABSENT_BYTES: Final = b"\xff\xff\xff\xff"
 Column = list[bytes | None]
 
 
-class Packed(NamedTuple):
-    """The values one behind the other: that of record i ends at `ends[i]` of `data`. `absent` have none, ascending."""
+class VarBinary(NamedTuple):
+    """Concatenated values: that of record i ends at `ends[i]` of `data`. Records in `absent`, ascending, have none."""
 
     ends: "array[int]"
     data: bytes
     absent: Sequence[int] = ()
 
     def values(self) -> Column:
-        """The value of each record."""
+        """Return the value of each record."""
         data = self.data
         values: Column = [data[start:stop] for start, stop in pairwise((0, *self.ends))]
         for i in self.absent:
@@ -31,13 +31,13 @@ class Packed(NamedTuple):
         return values
 
     def absent_between(self, start: int, stop: int) -> Sequence[int]:
-        """Those of start..stop-1 that have no value."""
+        """Return the records of start..stop-1 without a value."""
         if not self.absent:
             return ()
         return self.absent[bisect_left(self.absent, start) : bisect_left(self.absent, stop)]
 
 
-Texts = Column | Packed | bytes  # as values, packed, or in the stored form
+Texts = Column | VarBinary | bytes  # as values, packed, or in the stored form
 
 
 def lengths(column: Column, absent: int) -> list[int]:
@@ -48,25 +48,25 @@ def lengths(column: Column, absent: int) -> list[int]:
         return [absent if value is None else len(value) for value in column]
 
 
-def pack(texts: Texts, count: int) -> Packed:
+def pack(texts: Texts, count: int) -> VarBinary:
     """The `count` values one behind the other."""
-    if isinstance(texts, Packed):
+    if isinstance(texts, VarBinary):
         return texts
     if isinstance(texts, bytes):
         sizes, absent = _read_lengths(texts, count)
-        return Packed(array("I", accumulate(sizes)), texts[4 * count :], absent)
+        return VarBinary(array("I", accumulate(sizes)), texts[4 * count :], absent)
     try:
-        return Packed(array("I", accumulate(map(len, texts))), b"".join(texts))  # type: ignore[arg-type]  # as in `lengths`
+        return VarBinary(array("I", accumulate(map(len, texts))), b"".join(texts))  # type: ignore[arg-type]  # as in `lengths`
     except TypeError:
         absent = [i for i, value in enumerate(texts) if value is None]
-        return Packed(array("I", accumulate(lengths(texts, 0))), b"".join(filter(None, texts)), absent)
+        return VarBinary(array("I", accumulate(lengths(texts, 0))), b"".join(filter(None, texts)), absent)
 
 
 def total(texts: Texts, count: int) -> int:
     """The bytes of all values."""
     if isinstance(texts, list):
         return sum(lengths(texts, 0))
-    return len(texts.data) if isinstance(texts, Packed) else len(texts) - 4 * count
+    return len(texts.data) if isinstance(texts, VarBinary) else len(texts) - 4 * count
 
 
 def stored(column: Column) -> list[bytes]:

@@ -1,9 +1,9 @@
-"""Tables of an open database that hold nothing but deletions: found, and compacted away.
+"""Compaction of SST files that hold only tombstones.
 
-RocksDB moves a table to the lowest level as it is when nothing there overlaps it. So it does with the deletions of
-topics that come and go: their rows never left the memtable, and their log ids only grow. Down there no compaction looks
-at such a table again, and each keeps a descriptor and a kilobyte for ever. Ten minutes with 25 topics a second, made
-and deleted, left a hundred.
+RocksDB moves a table to the lowest level unchanged when nothing there overlaps it. That happens to the deletions of
+short-lived topics: their rows never left the memtable, and log ids only grow. No later compaction considers such a
+table, and each keeps a file descriptor and a kilobyte forever. Ten minutes with 25 topics created and deleted per
+second left a hundred.
 """
 
 import logging
@@ -16,22 +16,22 @@ from typing import Any, Final
 from rocksdict import BottommostLevelCompaction, CompactOptions
 
 from topics_client.units import counted
-from topics_service.storage import closing
+from topics_service.storage import clean_shutdown
 from topics_service.storage.rocks import RocksStore
 
 log = logging.getLogger("topics.storage")
 
 PERIOD_SECONDS: Final = 30.0
 FEW: Final = 8
-"""So many may stay: below that a round does nothing."""
+"""The number of such tables that may stay: below it, a round does nothing."""
 _MOST: Final = 64  # in one round
 _MOST_BESIDE_BYTES: Final = 16 << 20
 _Facts = dict[str, Any]
 _TABLE = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)  # of the property below: number, size, range of keys
 
 
-class Tidy:
-    """Compacts such tables of a store that is open. Methods block, and the GIL is free while they do."""
+class TombstoneCompaction:
+    """Compacts tombstone-only tables of an open store. Methods block, and release the GIL meanwhile."""
 
     def __init__(self, store: RocksStore) -> None:
         self._store = store
@@ -42,9 +42,9 @@ class Tidy:
         self._options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
 
     def run(self) -> int:
-        """One round; returns how many tables were compacted. Not on a damaged database, whose tables are left alone."""
+        """Run one round; return the number of compacted tables. Tables of a damaged database are left alone."""
         with self._lock:
-            if self._stopped or closing.known_damage(self._store._path) is not None:
+            if self._stopped or clean_shutdown.known_damage(self._store._path) is not None:
                 return 0
             tables = {int(PurePath(table["name"]).stem): table for table in self._store._db.live_files()}
             if sum(map(_is_dead, tables.values())) < FEW:
