@@ -151,7 +151,7 @@ def test_defaults_are_valid() -> None:
 
 
 def test_its_texts_are_in_the_words_of_json() -> None:
-    files = map(importlib.import_module, [f"topics.v1.{name}_pb2" for name in PROTOS])
+    files = map(importlib.import_module, [f"topics_proto.v1.{name}_pb2" for name in PROTOS])
     enums = {
         value for file in files for enum in file.DESCRIPTOR.enum_types_by_name.values() for value in enum.values_by_name
     }
