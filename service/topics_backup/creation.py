@@ -20,7 +20,7 @@ from topics_service.engine.engine import Engine
 from topics_service.storage import checkpoint
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
-from topics_service.storage.walarchive import Line
+from topics_service.storage.wal.archive import Line
 
 _UNSHARED: Final = frozenset({"LOCK", "LOG", "IDENTITY"})  # made anew by whoever opens the copy
 _PASS_SECONDS: Final = pruning.GRACE_SECONDS / 2

@@ -24,7 +24,7 @@ from topics_service.storage import keys
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.secondary import SecondaryStore
 from topics_service.storage.store import Family, Store, StoreError
-from topics_service.storage.walbatches import MOMENT_KEY
+from topics_service.storage.wal.batches import MOMENT_KEY
 
 _ALL: Final = (b"", b"\xff" * 16)
 _EVERY_KEY: Final = (b"", b"\xff" * 600)  # tags and names are in keys, too

@@ -56,7 +56,7 @@ class Topic(Struct, frozen=True):
 
 
 class LogPoint(Struct, frozen=True):
-    """Where a backup stands in the write-ahead log of a server that keeps it: the line (`storage.walarchive`), the log
+    """Where a backup stands in the write-ahead log of a server that keeps it: the line (`storage.wal.archive`), the log
     file to go on with, the sequence number of the next row, and when the last batch was written that it holds."""
 
     line: str

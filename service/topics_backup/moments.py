@@ -21,7 +21,7 @@ from topics_service.engine.topic import decode_row
 from topics_service.storage import keys
 from topics_service.storage.familyids import family_ids
 from topics_service.storage.store import Family
-from topics_service.storage.walbatches import Batch, batches, rows, written_ms
+from topics_service.storage.wal.batches import Batch, batches, rows, written_ms
 
 
 class Base(NamedTuple):

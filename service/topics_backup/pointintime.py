@@ -14,7 +14,7 @@ from topics_backup.manifest import Manifest, Topic
 from topics_backup.moments import Base, Cut, Way, at_end, bases
 from topics_backup.restoring import Verified
 from topics_backup.target import Target
-from topics_service.storage.walbatches import batches
+from topics_service.storage.wal.batches import batches
 
 
 class Restored(NamedTuple):

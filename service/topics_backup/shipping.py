@@ -15,9 +15,9 @@ from topics_backup import log
 from topics_backup.errors import BackupError
 from topics_backup.log import PIECE_BYTES, Piece
 from topics_backup.target import Target
-from topics_service.storage import walarchive
-from topics_service.storage.walarchive import Line
-from topics_service.storage.walbatches import batches, written_ms
+from topics_service.storage.wal import archive
+from topics_service.storage.wal.archive import Line
+from topics_service.storage.wal.batches import batches, written_ms
 
 
 class Shipped(NamedTuple):
@@ -33,7 +33,7 @@ class Shipped(NamedTuple):
 def line_of(data_dir: Path) -> Line | None:
     """The line of a directory. Raises BackupError."""
     try:
-        return walarchive.line_of(data_dir)
+        return archive.line_of(data_dir)
     except (OSError, ValueError) as error:
         raise BackupError(str(error)) from error
 
@@ -47,7 +47,7 @@ def ship(target: Target, data_dir: Path) -> Shipped:
             "data directory"
         )
     now = time.time_ns() // 1_000_000
-    files = walarchive.log_files(data_dir)
+    files = archive.log_files(data_dir)
     there = log.chains(log.lines(target).get(line.id, ()))
     _check_same(target, data_dir, line, there, files[-1].number if files else 0)
     first = max(line.first, min(there, default=0))  # what was before is pruned
@@ -81,7 +81,7 @@ def _news(
 ) -> Iterator[tuple[Piece, bytes]]:  # fmt: skip
     """The pieces of a log file from byte `start` on, as far as it is whole."""
     try:
-        handle = walarchive.open_log(data_dir, number)
+        handle = archive.open_log(data_dir, number)
     except FileNotFoundError:  # its time is over: the next one tells the hole
         return
     try:
@@ -126,7 +126,7 @@ def _check_same(target: Target, data_dir: Path, line: Line, there: dict[int, lis
     same = piece.number <= newest
     if same:
         try:
-            handle = walarchive.open_log(data_dir, piece.number)
+            handle = archive.open_log(data_dir, piece.number)
         except FileNotFoundError:
             return
         try:

@@ -17,9 +17,9 @@ from topics_service.storage import repair as storage
 from topics_service.storage import repair_swap, sealed
 from topics_service.storage.holding import is_held
 from topics_service.storage.private import make_private
-from topics_service.storage.repair_wal import what_is_left
 from topics_service.storage.rocks import RocksBatch, RocksStore, _name
 from topics_service.storage.store import Family, StoreError, StoreOpenError
+from topics_service.storage.wal.repair import what_is_left
 
 _JUMP = 1 << 20  # seqs that are never handed out again, where it is lost how many were
 _MOST_RECORDS = 10_000  # of a row that is lost

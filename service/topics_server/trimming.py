@@ -6,7 +6,7 @@ from typing import Final
 
 from topics_server.settings import Settings
 from topics_service.statistics import ArchiveStatistics
-from topics_service.storage import walarchive
+from topics_service.storage.wal import archive
 
 log = logging.getLogger("topics.archive")
 
@@ -24,7 +24,7 @@ async def trim_archive(settings: Settings, statistics: ArchiveStatistics) -> Non
     while settings.wal_archive_seconds > 0:
         try:
             kept = await asyncio.to_thread(
-                walarchive.trim, settings.data_path, settings.wal_archive_seconds, settings.wal_archive_bytes
+                archive.trim, settings.data_path, settings.wal_archive_seconds, settings.wal_archive_bytes
             )
             statistics.bytes, statistics.oldest_time = kept.bytes, kept.oldest
             failed = False

@@ -24,9 +24,10 @@ from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.jobs import ClaimRequest
 from topics_service.engine.router.router import RouterConfig, RouterRow
 from topics_service.engine.topic import TopicRow
-from topics_service.storage import clean_shutdown, manifest, repair_swap, walarchive, walmark
+from topics_service.storage import clean_shutdown, manifest, repair_swap
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
+from topics_service.storage.wal import archive, end_mark
 
 FAMILIES = {
     "META": 0,
@@ -92,8 +93,8 @@ STORED: list[tuple[type[msgspec.Struct], bool, str]] = [
         True,
         "member_id instance_id rack client rebalance_ms names regex assignor epoch previous assigned revoking target",
     ),
-    (walarchive.Line, False, "id first"),
-    (walmark._Facts, False, "boot first first_seq starting manifest"),
+    (archive.Line, False, "id first"),
+    (end_mark._Facts, False, "boot first first_seq starting manifest"),
     (backup_manifest.File, False, "name size sha256"),
     (backup_manifest.Partition, False, "head_seq earliest_seq count log_id"),
     (backup_manifest.Topic, False, "topic topic_id epoch type durability partitions"),

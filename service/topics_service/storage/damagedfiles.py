@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from topics_service.storage import clean_shutdown, tablelist, tables, walcheck
+from topics_service.storage import clean_shutdown, tablelist, tables
+from topics_service.storage.wal import validation
 
 _FILE: Final = re.compile(
     r"\d+\.(?:sst|log)|MANIFEST-\d+|OPTIONS-\d+|CURRENT|IDENTITY|topics-[a-z]+\.(?:json|txt)|rocksdict-config\.json"
@@ -33,7 +34,7 @@ def named(path: Path, why: str) -> str:
     try:
         found = next(damaged_tables(path), None)
         if found is None and own == why:
-            found = walcheck.named_damage(path)
+            found = validation.named_damage(path)
     except OSError:
         return why
     return why if found is None else f"{own}: {found}"

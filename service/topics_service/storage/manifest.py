@@ -11,8 +11,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topics_service.storage.walbatches import text, to_varint, varint
-from topics_service.storage.walrecords import mapped, records
+from topics_service.storage.wal.batches import text, to_varint, varint
+from topics_service.storage.wal.records import mapped, records
 
 _COMPARATOR, _LOG, _NEXT_FILE, _SEQUENCE, _CURSOR, GONE, _PREVIOUS_LOG, _LEAST_LOG = 1, 2, 3, 4, 5, 6, 9, 10
 TABLE: Final = 103

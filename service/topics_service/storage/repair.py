@@ -9,22 +9,13 @@ from typing import Final, NamedTuple
 
 from rocksdict import Cache, DBRecoveryMode, Rdict
 
-from topics_service.storage import (
-    clean_shutdown,
-    damagedfiles,
-    manifest,
-    tablelist,
-    tablemend,
-    tables,
-    verify,
-    walaside,
-    walcheck,
-)
+from topics_service.storage import clean_shutdown, damagedfiles, manifest, tablelist, tablemend, tables, verify
 from topics_service.storage.boot import boot_id
 from topics_service.storage.familyids import family_ids
 from topics_service.storage.manifest import TableFacts
 from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksStore, _name, _options, find_damage
 from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
+from topics_service.storage.wal import quarantine, validation
 
 _CACHE_BYTES: Final = 16 << 20
 _LINKED: Final = ".sst"  # RocksDB never changes one
@@ -105,11 +96,11 @@ def _log_damage(path: Path) -> str | None:
     """Describe damage of the write-ahead log that a start would not pass over."""
     if clean_shutdown.is_closed(path):
         return None
-    if not walcheck.needed_by(path).families:
-        return walcheck.named_damage(path)
+    if not validation.needed_by(path).families:
+        return validation.named_damage(path)
     try:
-        walcheck.find_break(path, boot_id())
-    except walcheck.LostLogError as error:
+        validation.find_break(path, boot_id())
+    except validation.LostLogError as error:
         return str(error)
     return None
 
@@ -118,7 +109,7 @@ def _as_it_is(path: Path, own: Path) -> _Way:
     """As a server opens it, and every part of every table is sound."""
     broken = find_damage(path, boot_id())
     if broken is not None:
-        walaside.set_aside(own, broken)
+        quarantine.set_aside(own, broken)
     damage = next(damagedfiles.damaged_tables(path), None)
     if damage is not None:
         raise StoreOpenError(damage)

@@ -21,23 +21,13 @@ from rocksdict import (
 )
 from rocksdict import WriteBatch as RawBatch
 
-from topics_service.storage import (
-    clean_shutdown,
-    corruption,
-    damagedfiles,
-    keys,
-    tablelist,
-    tables,
-    walarchive,
-    walaside,
-    walcheck,
-    walmark,
-)
+from topics_service.storage import clean_shutdown, corruption, damagedfiles, keys, tablelist, tables
 from topics_service.storage.holding import Hold, in_use, is_held
 from topics_service.storage.private import make_private
 from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError, WriteBatch
-from topics_service.storage.walbatches import MOMENT_KEY
-from topics_service.storage.walfiles import WalFiles
+from topics_service.storage.wal import archive, end_mark, quarantine, validation
+from topics_service.storage.wal.batches import MOMENT_KEY
+from topics_service.storage.wal.switches import SwitchCounter
 
 log = logging.getLogger("topics.storage")
 
@@ -45,7 +35,7 @@ _FORMAT_KEY = b"format"
 _FORMAT = b"topics-rocksdb-1"
 _SETTLE_SECONDS = 2.0
 _ERRORS = 64  # that are kept with the file that they are of
-_FOR_EVER = 1 << 40  # seconds: what is archived is removed by `walarchive.trim`
+_FOR_EVER = 1 << 40  # seconds: what is archived is removed by `archive.trim`
 _HELD_BACK = ("rocksdb.is-write-stopped", "rocksdb.actual-delayed-write-rate")
 _COMPACTING = "rocksdb.num-running-compactions"  # in the whole database
 _FLUSHING = "rocksdb.num-immutable-mem-table"
@@ -88,22 +78,22 @@ class RocksBatch:
 class RocksStore:
     """Implements Store in one directory, which it locks against other processes.
 
-    Write-ahead logging is always on. A torn log tail (a crash in mid-write) is cut on open. Damage before the tail, and
-    logs that are not all that was written in this boot of the machine or synced before it, refuse to open (`walcheck`;
-    `DBRecoveryMode.tolerate_corrupted_tail_records`: RocksDB's default would drop everything after one bad byte without
-    an error). What a power cut left behind a break is set aside (`walaside`).
+    Write-ahead logging is always on. A torn log tail (a crash in mid-write) is cut on open. Opening fails on damage
+    before the tail, and if the logs lack rows written in this boot of the machine or synced before it
+    (`wal.validation`; `DBRecoveryMode.tolerate_corrupted_tail_records`: RocksDB's default would silently drop
+    everything after one bad byte). Log data behind a break that a power cut caused is set aside (`wal.quarantine`).
 
-    When a compaction meets a damaged table, RocksDB refuses all writes from then on. From the next open on there are no
-    compactions: what is intact can be read and written, and the disk space of what is deleted stays taken.
+    When a compaction meets a damaged table, RocksDB refuses all further writes. From the next open on, compactions are
+    off: intact data can be read and written, and deleted data keeps its disk space.
 
-    With `keep_log` the write-ahead log stays when it is not needed any more (`walarchive`), and tells when it was
-    written, to the millisecond. None goes on as whoever opened the directory last.
+    With `keep_log`, log files that are no longer needed are kept (`wal.archive`), and batches record their time to the
+    millisecond. None keeps the setting of the last open.
     """
 
     _keeps_log = False
     _written_ms = 0
     _path = Path()
-    _ends: walmark.Ends | None = None
+    _ends: end_mark.Ends | None = None
     _hold: Hold | None = None
 
     def __init__(
@@ -151,7 +141,7 @@ class RocksStore:
             self._take(path)
             _prepare(path, boot_id)
             damage, unknown = clean_shutdown.known_damage(path), clean_shutdown.damaged_list(path)
-            keep_log = walarchive.line_of(path) is not None if keep_log is None else keep_log
+            keep_log = archive.line_of(path) is not None if keep_log is None else keep_log
         except (OSError, ValueError) as error:
             raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
         except StoreOpenError as error:
@@ -186,13 +176,13 @@ class RocksStore:
         try:
             clean_shutdown.forget(path)
             if keep_log:
-                walarchive.begin(path)
+                archive.begin(path)
             else:
-                walarchive.end(path)
+                archive.end(path)
         except (OSError, ValueError) as error:
             self._release()
             raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
-        self.wal_switches = WalFiles(path).switches
+        self.wal_switches = SwitchCounter(path).switches
 
     def _check_format(self, path: Path, *, fresh: bool) -> None:
         try:
@@ -230,11 +220,11 @@ class RocksStore:
 
     def _mark_begin(self, path: Path, boot_id: str) -> None:
         """All that the logs had is in tables now, and a new log is begun."""
-        first, next_seq = max(number for number, _ in walarchive.numbered(path)), self.next_sequence
-        mark = walmark.Mark(boot_id, first, next_seq, written=next_seq, synced=next_seq)
+        first, next_seq = max(number for number, _ in archive.numbered(path)), self.next_sequence
+        mark = end_mark.Mark(boot_id, first, next_seq, written=next_seq, synced=next_seq)
         mark.manifest = (path / "CURRENT").read_text()
-        walmark.write(path, mark)
-        self._ends = walmark.Ends(path, first)
+        end_mark.write(path, mark)
+        self._ends = end_mark.Ends(path, first)
 
     def batch(self) -> RocksBatch:
         """See Store."""
@@ -399,7 +389,7 @@ class RocksStore:
             self._let_go()
 
 
-def find_damage(path: Path, boot_id: str) -> walcheck.Break | None:
+def find_damage(path: Path, boot_id: str) -> validation.Break | None:
     """Look for what RocksDB would take in silence: where the logs have to be cut since a power cut took what follows,
     or None. Raises StoreOpenError, naming the file, and OSError."""
     if clean_shutdown.is_headless(path):
@@ -412,8 +402,8 @@ def find_damage(path: Path, boot_id: str) -> walcheck.Break | None:
     if clean_shutdown.is_closed(path):
         return None
     try:
-        return walcheck.find_break(path, boot_id)
-    except walcheck.LostLogError as error:
+        return validation.find_break(path, boot_id)
+    except validation.LostLogError as error:
         raise StoreOpenError(str(error)) from None
 
 
@@ -422,12 +412,12 @@ def _prepare(path: Path, boot_id: str) -> None:
     far the last server came: so note it. Raises StoreOpenError and OSError."""
     broken = find_damage(path, boot_id)
     if broken is not None:
-        aside = walaside.set_aside(path, broken)
+        aside = quarantine.set_aside(path, broken)
         log.warning("%s, as a power cut leaves it: what follows is not applied, and kept in %s", broken.text, aside)
-    mark = walmark.read(path)
+    mark = end_mark.read(path)
     if mark is not None:
-        mark.starting = walcheck.starting(path, mark)
-        walmark.write(path, mark)
+        mark.starting = validation.starting(path, mark)
+        end_mark.write(path, mark)
 
 
 def _why(error: OSError | ValueError) -> str:

@@ -7,8 +7,8 @@ from typing import Final
 
 from topics_service.storage import manifest
 from topics_service.storage.manifest import TableFacts
-from topics_service.storage.walbatches import to_varint
-from topics_service.storage.walrecords import BLOCK, RECORD, checksum, intact, records
+from topics_service.storage.wal.batches import to_varint
+from topics_service.storage.wal.records import BLOCK, RECORD, checksum, intact, records
 
 _KINDS: Final = range(1, 5)
 _FULL, _FIRST, _MIDDLE, _LAST = _KINDS

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from topics_service.storage import tables
 from topics_service.storage.tables import Handle
-from topics_service.storage.walbatches import to_varint, varint
+from topics_service.storage.wal.batches import to_varint, varint
 
 _FAMILY_ID: Final = b"rocksdb.column.family.id"
 _FAMILY_NAME: Final = b"rocksdb.column.family.name"

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import cramjam
 import xxhash
 
-from topics_service.storage.walbatches import varint
+from topics_service.storage.wal.batches import varint
 
 FORMAT_VERSION: Final = 6
 TRAILER: Final = struct.Struct("<BI")

@@ -10,12 +10,13 @@ from typing import Final, NamedTuple, Protocol
 
 from rocksdict import AccessType, Cache, Rdict, ReadOptions
 
-from topics_service.storage import corruption, damagedfiles, tablelist, walaside
+from topics_service.storage import corruption, damagedfiles, tablelist
 from topics_service.storage.boot import boot_id
 from topics_service.storage.holding import is_held
 from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksBatch, RocksStore, _name, _options, find_damage
 from topics_service.storage.secondary import SecondaryStore
 from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
+from topics_service.storage.wal import quarantine
 
 _CACHE_BYTES: Final = 16 << 20
 _READAHEAD: Final = 1 << 20
@@ -139,7 +140,7 @@ class _ReadOnlyStore(RocksStore):
                 if file.is_file() and file.name not in ("LOCK", "rocksdict-config.json"):
                     (scratch / file.name).symlink_to(file.absolute())
             if broken is not None:
-                walaside.set_aside(scratch, broken)  # as a start would
+                quarantine.set_aside(scratch, broken)  # as a start would
         except OSError as error:
             raise StoreOpenError(f"can't read the data directory {path}: {error}") from error
         cache = Cache(_CACHE_BYTES)

@@ -18,9 +18,10 @@ from topics_server import settings, tls
 from topics_server.keys import KeysError
 from topics_server.settings import SettingsError
 from topics_server.tls import TlsError
-from topics_service.storage import clean_shutdown, repair_wal, walarchive, walcheck, walmark
+from topics_service.storage import clean_shutdown
 from topics_service.storage import manifest as database
 from topics_service.storage.repair_swap import Swap
+from topics_service.storage.wal import archive, end_mark, repair, validation
 
 _APP: Final = "topics_server"
 _ID: Final = "20260101T000000000Z-abcdef"
@@ -92,7 +93,7 @@ def _setting(data: bytes) -> Any:
 
 def _marked(path: Path) -> Any:
     (path.parent / "CURRENT").write_text("MANIFEST-1\n")
-    return walmark.read(path.parent)
+    return end_mark.read(path.parent)
 
 
 def _closed(path: Path) -> Any:
@@ -183,13 +184,13 @@ TARGETS = (
         cost=5,
         decode=_file(
             "wal/1.log",
-            lambda path: (walcheck.read([(1, path)]).broken, repair_wal.what_is_left(path.parent).lost_rows),
+            lambda path: (validation.read([(1, path)]).broken, repair.what_is_left(path.parent).lost_rows),
         ),
         samples=[log_of(b"x" * 50, b"y" * 300, b""), log_of(b"z" * 3000)],
         covers=(
-            "topics_service.storage.walrecords:intact",
-            "topics_service.storage.walrecords:_is_cut",
-            "topics_service.storage.walbatches:batch_of",
+            "topics_service.storage.wal.records:intact",
+            "topics_service.storage.wal.records:_is_cut",
+            "topics_service.storage.wal.batches:batch_of",
         ),
     ),
     Target(
@@ -225,18 +226,18 @@ TARGETS = (
     Target(
         name="end of the write-ahead log",
         cost=5,
-        decode=_file(f"mark/{walmark.NAME}", _marked),
-        samples=[bytes(walmark._NUMBERS.size) + b'{"boot":"x","first":4,"first_seq":2,"starting":1,"manifest":"x"}'],
-        covers=("topics_service.storage.walmark:read",),
+        decode=_file(f"mark/{end_mark.NAME}", _marked),
+        samples=[bytes(end_mark._NUMBERS.size) + b'{"boot":"x","first":4,"first_seq":2,"starting":1,"manifest":"x"}'],
+        covers=("topics_service.storage.wal.end_mark:read",),
     ),
     Target(
         name="line of a log archive",
         cost=5,
-        decode=_file(f"line/{walarchive._LINE}", lambda path: walarchive.line_of(path.parent)),
+        decode=_file(f"line/{archive._LINE}", lambda path: archive.line_of(path.parent)),
         errors=(ValueError,),
-        samples=[msgspec.json.encode(walarchive.Line("20260101T000000Z-abcdef", 3)), b"[" * 100_000],
+        samples=[msgspec.json.encode(archive.Line("20260101T000000Z-abcdef", 3)), b"[" * 100_000],
         growth=1000,
-        covers=("topics_service.storage.walarchive:line_of",),
+        covers=("topics_service.storage.wal.archive:line_of",),
     ),
     Target(
         name="marker of a repair",

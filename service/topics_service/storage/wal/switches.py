@@ -3,7 +3,7 @@
 from pathlib import Path
 
 
-class WalFiles:
+class SwitchCounter:
     """Counts the log files (`000123.log`) that appeared since this object was made.
 
     A file that came and went between two looks is missed: the count is a lower bound.

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from topics_service.storage import walmark
-from topics_service.storage.walarchive import numbered
-from topics_service.storage.walbatches import Batch, Row, batch_of, rows
-from topics_service.storage.walcheck import needed_by
-from topics_service.storage.walrecords import past_damage
+from topics_service.storage.wal import end_mark
+from topics_service.storage.wal.archive import numbered
+from topics_service.storage.wal.batches import Batch, Row, batch_of, rows
+from topics_service.storage.wal.records import past_damage
+from topics_service.storage.wal.validation import needed_by
 
 
 class Left(Struct, frozen=True):
@@ -27,7 +27,7 @@ def what_is_left(directory: Path) -> Left:
     """Read all logs that are needed, past their damage. Raises OSError."""
     needed = needed_by(directory)
     runs = _runs(directory, needed.first_log)
-    mark = walmark.read(directory)
+    mark = end_mark.read(directory)
     end = runs[-1][1] if runs else 0
     written = end if mark is None else mark.written
     lost = sum(after[0] - before[1] for before, after in pairwise(runs)) + max(0, written - end)

@@ -4,14 +4,14 @@ Each record of the log is one atomic batch over all column families (or several 
 number of its first row, number of rows, rows. The next batch begins with the sequence number behind its last row, also
 in the next file. So a log that is cut behind a batch is the state of the whole database at one moment.
 
-How records lie in a file is told in `walrecords`. A piece of a file that ends behind a batch can be read by itself.
+How records lie in a file is told in `records`. A piece of a file that ends behind a batch can be read by itself.
 """
 
 import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from topics_service.storage.walrecords import Data, records
+from topics_service.storage.wal.records import Data, records
 
 MOMENT_KEY: Final = b"written_ms"
 """The row of META, in every first batch of a millisecond, that says when it was written."""

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from topics_service.storage import durable
-from topics_service.storage.walarchive import numbered
-from topics_service.storage.walbatches import batches
+from topics_service.storage.wal.archive import numbered
+from topics_service.storage.wal.batches import batches
 
 NAME: Final = "topics-wal-end"
 _SLOTS: Final = 64  # of logs that are remembered; no more than a few are needed at a time

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
-from topics_service.storage.walfiles import WalFiles
+from topics_service.storage.wal.switches import SwitchCounter
 
 
 def test_new_numbers_count_once(tmp_path: Path) -> None:
     for name in ("000004.log", "LOG", "x.log", "000009.sst"):
         (tmp_path / name).touch()
-    files = WalFiles(tmp_path)
+    files = SwitchCounter(tmp_path)
     assert files.switches() == 0
     (tmp_path / "000011.log").touch()
     (tmp_path / "000012.log").touch()

@@ -5,7 +5,7 @@ killed leaves all that it wrote: then only the newest log can end within a recor
 power cut a log can end sooner, but not before what was synced.
 
 Each batch begins with the sequence number behind the one before, also in the next file. That shows a log that is cut,
-lost or in the place of another; the end of the newest is known from the mark (`walmark`).
+lost or in the place of another; the end of the newest is known from the mark (`end_mark`).
 """
 
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from topics_service.storage import manifest, walmark
+from topics_service.storage import manifest
 from topics_service.storage.manifest import Manifest
-from topics_service.storage.walarchive import numbered
-from topics_service.storage.walbatches import Batch, batches
-from topics_service.storage.walmark import Mark
-from topics_service.storage.walrecords import has_record, mapped, stop_behind
+from topics_service.storage.wal import end_mark
+from topics_service.storage.wal.archive import numbered
+from topics_service.storage.wal.batches import Batch, batches
+from topics_service.storage.wal.end_mark import Mark
+from topics_service.storage.wal.records import has_record, mapped, stop_behind
 
 _NEVER: Final = 1 << 64
 _THE_LOG: Final = "the write-ahead log"
@@ -65,7 +66,7 @@ def find_break(directory: Path, boot: str) -> Break | None:
     needed = needed_by(directory)
     if not needed.families:
         return None  # RocksDB will say so
-    mark = walmark.read(directory)
+    mark = end_mark.read(directory)
     logs = _logs(directory, needed)
     found = read(logs)
     if mark is None:
@@ -90,7 +91,7 @@ def named_damage(directory: Path) -> str | None:
     found = read(_logs(directory, needed_by(directory)))
     if found.broken is not None:
         return found.broken.text
-    mark = walmark.read(directory)
+    mark = end_mark.read(directory)
     if mark is None or found.next_seq is None or found.next_seq >= mark.written:
         return None
     return _ends_early(directory, found, found.next_seq, mark.written)

@@ -10,11 +10,12 @@ from typing import Any
 import google_crc32c
 import pytest
 
-from topics_service.storage import keys, manifest, rocks, walmark
+from topics_service.storage import keys, manifest, rocks
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family, StoreOpenError
-from topics_service.storage.walarchive import numbered
-from topics_service.storage.walbatches import batches
+from topics_service.storage.wal import end_mark
+from topics_service.storage.wal.archive import numbered
+from topics_service.storage.wal.batches import batches
 
 BOOT, OTHER = "this boot", "another boot"
 
@@ -185,14 +186,14 @@ def test_a_mark_costs_nothing_that_is_there(killed: Path, tmp_path: Path) -> Non
     """Without one, as an older version leaves it, the rules that need none still hold."""
     for text in (b"", b"{", b"\xff" * 2000):
         path = copy(killed, tmp_path / "copy")
-        (path / walmark.NAME).write_bytes(text)
+        (path / end_mark.NAME).write_bytes(text)
         assert count(path) == 120
     path = copy(killed, tmp_path / "copy")
-    (path / walmark.NAME).unlink()
+    (path / end_mark.NAME).unlink()
     os.truncate(logs(path)[1], stops(logs(path)[1])[10])
     assert "in place of" in refused(path)
     path = copy(killed, tmp_path / "copy")
-    (path / walmark.NAME).unlink()
+    (path / end_mark.NAME).unlink()
     os.truncate(logs(path)[2], stops(logs(path)[2])[10] + 3)
     assert count(path) == 91
 
@@ -200,14 +201,14 @@ def test_a_mark_costs_nothing_that_is_there(killed: Path, tmp_path: Path) -> Non
 def test_a_mark_of_before_another_version_is_none(killed: Path, tmp_path: Path) -> None:
     """One that makes none has opened the directory since, written to it, and was killed."""
     store = RocksStore(copy(killed, tmp_path / "copy"), boot_id=BOOT)
-    mark = (tmp_path / "copy" / walmark.NAME).read_bytes()
+    mark = (tmp_path / "copy" / end_mark.NAME).read_bytes()
     store._release()
     store = RocksStore(tmp_path / "copy", boot_id=BOOT)
     put(store, 120)
     older = copy(tmp_path / "copy", tmp_path / "older")
     store.close()
-    (older / walmark.NAME).write_bytes(mark)
-    assert walmark.read(older) is None
+    (older / end_mark.NAME).write_bytes(mark)
+    assert end_mark.read(older) is None
     assert count(older) == 121
 
 
@@ -248,7 +249,7 @@ def test_a_start_of_what_was_closed_looks_at_no_log(tmp_path: Path, monkeypatch:
     for number in range(50):
         put(store, number)
     store.close()
-    monkeypatch.setattr(rocks.walcheck, "find_break", None)
+    monkeypatch.setattr(rocks.validation, "find_break", None)
     assert count(tmp_path / "data", OTHER) == 50
 
 
@@ -257,10 +258,10 @@ def test_two_that_start_at_once_leave_the_logs_alone(killed: Path, tmp_path: Pat
     path = copy(killed, tmp_path / "copy")
     store = RocksStore(path, boot_id=BOOT)
     put(store, 120)
-    mark = (path / walmark.NAME).stat()
+    mark = (path / end_mark.NAME).stat()
     with pytest.raises(StoreOpenError, match="has it open already"):
         RocksStore(path, boot_id=OTHER)
-    assert (path / walmark.NAME).stat().st_ino == mark.st_ino
+    assert (path / end_mark.NAME).stat().st_ino == mark.st_ino
     store.close()
     assert count(path) == 121
 
@@ -348,7 +349,7 @@ def test_the_first_row_of_each_log_is_known(tmp_path: Path) -> None:
         put(store, number, 2000)
         if number % 50 == 49:
             store.families[Family.BLOCKS].flush(True)
-    mark = walmark.read(tmp_path / "open")
+    mark = end_mark.read(tmp_path / "open")
     assert mark is not None
     found = {
         int(log.stem): next(batches(log.read_bytes())).seq for log in logs(tmp_path / "open") if log.stat().st_size

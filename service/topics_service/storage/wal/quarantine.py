@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from topics_service.storage import durable
-from topics_service.storage.walarchive import numbered
-from topics_service.storage.walcheck import Break
+from topics_service.storage.wal.archive import numbered
+from topics_service.storage.wal.validation import Break
 
 
 def set_aside(directory: Path, broken: Break) -> Path:
