@@ -320,7 +320,7 @@ class _Subscription:
 def _ended(frame: Frame) -> Sequence[str]:
     """The places that the stream follows no longer after `frame`."""
     if isinstance(frame, TopicDeletedFrame):
-        return (frame.place,)
+        return (frame.topic_partition,)
     if isinstance(frame, ErrorFrame) and frame.reason is not Reason.THROTTLED:
         return frame.topics
     return ()

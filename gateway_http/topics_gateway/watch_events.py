@@ -143,7 +143,7 @@ class WatchEvents:
         place = stream.place if len(stream.cursors) == 1 else {}
         if len(place) != 1:
             return event(b"record", made.data, event_id(stream))
-        at = place[frame.place]
+        at = place[frame.topic_partition]
         if made.event_at != at:
             made.event_at, made.event = at, event(b"record", made.data, cursor_id(place))
         return made.event
@@ -155,7 +155,7 @@ class WatchEvents:
             return made.caught_up
         data = {"topic": frame.topic, **partition_member(frame), "head_seq": frame.head_seq}
         text = event(b"caught-up", encode(data), event_id(stream))
-        if made is not None and place[frame.place] == frame.head_seq:
+        if made is not None and place[frame.topic_partition] == frame.head_seq:
             made.caught_up_at, made.caught_up = frame.head_seq, text
         return text
 

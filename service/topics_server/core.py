@@ -40,7 +40,7 @@ class Core:
             store,
             clock,
             limits=settings.limits,
-            place=settings.place,
+            prefix=settings.resource_prefix,
             cache_bytes=settings.memory.blocks,
             recover=False,
         )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from topics_service.api.quota import KeyLimits, Quotas
     from topics_service.api.watch import WatchCaps
     from topics_service.engine.limits import Limits
-    from topics_service.engine.names import Place
+    from topics_service.engine.names import ResourcePrefix
 
 _SWITCH: Final = {"1": True, "true": True, "0": False, "false": False}
 _LEVELS: Final = ("debug", "info", "warning", "error")
@@ -471,11 +471,11 @@ class Settings:
         return read_origins(self.cors_origins)
 
     @property
-    def place(self) -> "Place":
+    def resource_prefix(self) -> "ResourcePrefix":
         """What the rrl begins with."""
-        from topics_service.engine.names import Place
+        from topics_service.engine.names import ResourcePrefix
 
-        return Place(org=self.org, env=self.env, cluster=self.cluster)
+        return ResourcePrefix(org=self.org, env=self.env, cluster=self.cluster)
 
     @property
     def data_path(self) -> Path:

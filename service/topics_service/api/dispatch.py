@@ -53,9 +53,9 @@ class Waiter:
 
 
 class _Queue(OrderedDict[Waiter, float]):
-    """Those who wait for a turn for one topic, first come first, and since when. `place` is its key in the order."""
+    """Those who wait for a turn for one topic, first come first, and since when. `sort_key` is its key in the order."""
 
-    place = 0.0
+    sort_key = 0.0
 
 
 class Dispatcher:
@@ -67,7 +67,7 @@ class Dispatcher:
         self._overload_ms = overload_ms
         self._loop = asyncio.get_running_loop()
         self._queues: dict[str, _Queue] = {}
-        self._order: SortedList[tuple[float, str]] = SortedList()  # the place of each queue; small is first
+        self._order: SortedList[tuple[float, str]] = SortedList()  # the sort key of each queue, smallest first
         self._held: dict[tuple[str, Waiter], tuple[float, float]] = {}  # until when, and waiting since when
         self._timer: asyncio.TimerHandle | None = None  # for the first of those
         self._step_is_planned = False  # so it is while there are queues
@@ -98,7 +98,7 @@ class Dispatcher:
             self._queues[topic][waiter] = since
         else:
             self._open(topic)[waiter] = since
-            self._place(topic, since)
+            self._sort(topic, since)
 
     def leave(self, waiter: Waiter) -> None:
         """The waiter wants no turn any more."""
@@ -151,9 +151,9 @@ class Dispatcher:
             queue = self._queues[topic]
             if not queue:
                 self._close(topic)
-            elif topic not in known:  # its first waiter may be another one than when it got its place
+            elif topic not in known:  # its first waiter may have changed since it was sorted
                 known.add(topic)
-                self._place(topic, next(iter(queue.values())))
+                self._sort(topic, next(iter(queue.values())))
             else:
                 first = list(islice(queue, self._turns_left))
                 self._turns_left -= len(first)
@@ -170,22 +170,22 @@ class Dispatcher:
 
     def _open(self, topic: str) -> _Queue:
         queue = self._queues[topic] = _Queue()
-        self._order.add((queue.place, topic))
+        self._order.add((queue.sort_key, topic))
         return queue
 
     def _close(self, topic: str) -> None:
-        self._order.remove((self._queues.pop(topic).place, topic))
+        self._order.remove((self._queues.pop(topic).sort_key, topic))
 
-    def _place(self, topic: str, since: float) -> None:
-        """Give the queue its place by the topic's priority and the time since when its first waiter has waited.
+    def _sort(self, topic: str, since: float) -> None:
+        """Sort the queue by the topic's priority and the time since when its first waiter has waited.
 
         All age alike, so who comes before whom does not change while they wait.
         """
-        queue, place = self._queues[topic], AGE_RATE * since - self._priority(topic)
-        if place != queue.place:
-            self._order.remove((queue.place, topic))
-            queue.place = place
-            self._order.add((place, topic))
+        queue, sort_key = self._queues[topic], AGE_RATE * since - self._priority(topic)
+        if sort_key != queue.sort_key:
+            self._order.remove((queue.sort_key, topic))
+            queue.sort_key = sort_key
+            self._order.add((sort_key, topic))
 
     def _hold_back(self) -> None:
         """Hold back those who come last, a bounded number in a step."""
@@ -233,7 +233,7 @@ class Dispatcher:
             in_order = sorted([*queue.items(), *waiters], key=itemgetter(1))
             queue.clear()
             queue.update(in_order)
-            self._place(topic, in_order[0][1])
+            self._sort(topic, in_order[0][1])
         self._stop_timer_if_unused()
 
     def _stop_timer_if_unused(self) -> None:

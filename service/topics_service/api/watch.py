@@ -21,7 +21,7 @@ from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.watch.core import Watch
 from topics_service.engine.watch.frames import ErrorFrame, WatchRequest
-from topics_service.engine.watch.places import split_place
+from topics_service.engine.watch.topic_partition import parse_topic_partition
 from topics_service.statistics import WatchLag, WatchStatistics
 
 _MOST_HEARTBEAT_MS: Final = 60_000
@@ -66,7 +66,7 @@ class WatchApi:
         self._admit = admit
         self._statistics = statistics
         self._clock = clock or SystemClock()
-        self._dispatcher = Dispatcher(lambda place: priority(split_place(place)[0]), overload_ms)
+        self._dispatcher = Dispatcher(lambda place: priority(parse_topic_partition(place)[0]), overload_ms)
         self._least_heartbeat_ms = caps.least_heartbeat_ms
         self._sessions = Sessions(statistics, loop.time, most=caps.max_sessions, journal_bytes=caps.journal_bytes)
         self.connections = Connections(statistics, most=caps.max_connections, most_per_key=caps.max_connections_per_key)

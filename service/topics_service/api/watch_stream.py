@@ -270,7 +270,7 @@ class WatchStream(Waiter):
                 self._turn -= piece.stop - piece.start
                 self._statistics.records += piece.stop - piece.start
         if self._turn <= 0:
-            self._wanted = _NO_TOPIC if isinstance(frame, ErrorFrame) else frame.place
+            self._wanted = _NO_TOPIC if isinstance(frame, ErrorFrame) else frame.topic_partition
             self._used_up = True
         return frame
 

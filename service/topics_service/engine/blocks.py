@@ -33,8 +33,8 @@ class UnreadableError(TopicsError):
         self.first = first
         self.last = last
         facts: dict[str, object] = {"first_seq": first, "last_seq": last}
-        if blocks.place is not None:
-            facts |= {"topic": blocks.place[0], "partition": blocks.place[1]}
+        if blocks.topic_partition is not None:
+            facts |= {"topic": blocks.topic_partition[0], "partition": blocks.topic_partition[1]}
         stretch = f"{'the first one' if first is None else first}..{'the last one' if last is None else last}"
         super().__init__(
             Reason.INTERNAL,
@@ -138,7 +138,7 @@ class BlockCache:
 class LogBlocks:
     """The blocks of one log: cached, staged by a write in progress, on disk, or (`ephemeral`) only in memory."""
 
-    __slots__ = ("_bad", "_cache", "_disk", "_memory", "log_id", "marked", "marks_from", "place", "staged")
+    __slots__ = ("_bad", "_cache", "_disk", "_memory", "log_id", "marked", "marks_from", "staged", "topic_partition")
 
     def __init__(self, log_id: int, cache: BlockCache, disk: Store, memory: Store) -> None:
         self.log_id = log_id
@@ -146,17 +146,17 @@ class LogBlocks:
         self._disk = disk
         self._memory = memory
         self._bad: dict[int, tuple[int | None, int | None, str]] = {}
-        self.place: tuple[str, int] | None = None  # topic and partition, for who is told of damage
+        self.topic_partition: tuple[str, int] | None = None  # named in reports of damage
         self.staged: Sequence[StoredBlock] = ()  # ascending
         self.marked: bool | None = None  # whether sealed blocks are marked as not indexed; None: not looked yet
         self.marks_from = 0  # marks below are those of blocks that can't be indexed
 
     @property
     def where(self) -> str:
-        """The place in words; the id of the log where it is not known."""
-        if self.place is None:
+        """The topic partition in words; the id of the log if it is unknown."""
+        if self.topic_partition is None:
             return f"log {self.log_id}"
-        topic, partition = self.place
+        topic, partition = self.topic_partition
         return f'topic "{topic}" partition {partition}' if partition else f'topic "{topic}"'
 
     def records(self, seq: int, *, scan: bool = False) -> Block:

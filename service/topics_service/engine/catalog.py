@@ -34,7 +34,7 @@ class Catalog:
         cache: BlockCache,
         clock: Clock,
         limits: Limits,
-        place: names.Place,
+        prefix: names.ResourcePrefix,
         new_id: Callable[[int], str],
     ) -> None:
         self.topics: SortedDict[str, Topic] = SortedDict()
@@ -50,7 +50,7 @@ class Catalog:
         self._cache = cache
         self._clock = clock
         self._limits = limits
-        self._place = place
+        self._prefix = prefix
         self._new_id = new_id
         self._logs = 0
         self._next_topic = _counter(writer.store, _NEXT_TOPIC)
@@ -113,7 +113,7 @@ class Catalog:
         number = self._next_topic
         ids = list(range(self._next_log, self._next_log + partitions))
         row = TopicRow(
-            name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._place, name),
+            name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._prefix, name),
             config=resolved, log_ids=ids, created_ts=now, kafka_configs=kafka_configs or {},
         )  # fmt: skip
         with Transaction(self._writer) as tx:

@@ -97,7 +97,7 @@ class Engine:
         clock: Clock,
         *,
         limits: Limits | None = None,
-        place: names.Place | None = None,
+        prefix: names.ResourcePrefix | None = None,
         boot_id: str = "",
         cache_bytes: int = 64 << 20,
         recover: bool = True,
@@ -117,7 +117,7 @@ class Engine:
         self.blocks = BlockCache(cache_bytes)
         self.writer = Writer(store)
         self.catalog = Catalog(
-            self.writer, self._memory, self.blocks, clock, self.limits, place or names.Place(), new_id
+            self.writer, self._memory, self.blocks, clock, self.limits, prefix or names.ResourcePrefix(), new_id
         )
         self.capacity = Capacity(self.writer, self._memory, clock, self.limits)
         self._touched: dict[int, Log] = {}

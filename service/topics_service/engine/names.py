@@ -13,8 +13,8 @@ _SLUG_MAX = 63
 _GROUP_NAME_MAX = 255
 
 
-class Place(Struct, frozen=True, kw_only=True):
-    """Where this server stands; names the rrl. From TOPICS_ORG, TOPICS_ENV and TOPICS_CLUSTER."""
+class ResourcePrefix(Struct, frozen=True, kw_only=True):
+    """The prefix of every rrl of this server, from TOPICS_ORG, TOPICS_ENV and TOPICS_CLUSTER."""
 
     org: str = "topics"
     env: str = "dev"
@@ -61,6 +61,6 @@ def slug(name: str) -> str:
     return _NOT_SLUG.sub("-", name.lower()).strip("-")[:_SLUG_MAX].rstrip("-")
 
 
-def rrl(place: Place, name: str) -> str:
+def rrl(prefix: ResourcePrefix, name: str) -> str:
     """The resource locator `<org>/<env>/<cluster>/topics/<slug>`; it has slashes, so it never stands in a URL path."""
-    return f"{place.org}/{place.env}/{place.cluster}/topics/{slug(name)}"
+    return f"{prefix.org}/{prefix.env}/{prefix.cluster}/topics/{slug(name)}"

@@ -170,7 +170,7 @@ class Replica:
         if s.volatile_from:
             raise _elsewhere(request, "records of it are in memory only")
         blocks = LogBlocks(log_id, self._cache, store, self._memory)
-        blocks.place = (row.name, request.partition)
+        blocks.topic_partition = (row.name, request.partition)
         return _View(store.generation, row, s, blocks)
 
 

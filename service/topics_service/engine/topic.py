@@ -58,7 +58,7 @@ class Topic:
         """Its catalog row is this one now, and these are its logs; name and identity stay."""
         self._row, self.logs, self.config = row, logs, row.config
         for partition, log in enumerate(logs):
-            log.blocks.place = (self.name, partition)
+            log.blocks.topic_partition = (self.name, partition)
         self.identity = Identity(
             topic_id=row.topic_id, slug=row.slug, rrl=row.rrl, epoch=self.number, partition_count=len(logs)
         )

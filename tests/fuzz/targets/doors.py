@@ -21,7 +21,7 @@ from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.jsontext import check_meta, normalize_json
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
-from topics_service.engine.watch.places import split_place
+from topics_service.engine.watch.topic_partition import parse_topic_partition
 from topics_service.storage.recordbatch.jsonvalue import all_json, is_json, kinds_of
 from topics_service.storage.recordbatch.mapping import key_and_headers
 
@@ -168,9 +168,9 @@ TARGETS = (
     ),
     Target(
         name="place in a watch",
-        decode=lambda data: split_place(data.decode(errors="replace")),
+        decode=lambda data: parse_topic_partition(data.decode(errors="replace")),
         samples=[b"t@3", b"t", b"t*"],
-        covers=("topics_service.engine.watch.places:split_place",),
+        covers=("topics_service.engine.watch.topic_partition:parse_topic_partition",),
     ),
     Target(
         name="path",

@@ -58,11 +58,11 @@ class FrameWriter:
             from_seq = frame.from_seq
             for slices in first:
                 to_seq = slices[-1].block.base_seq + slices[-1].stop - 1
-                yield _message(self._records(frame, slices, from_seq, to_seq), {frame.place: to_seq})
+                yield _message(self._records(frame, slices, from_seq, to_seq), {frame.topic_partition: to_seq})
                 from_seq = to_seq
             yield _message(self._records(frame, last, from_seq, frame.to_seq), moved)
         elif isinstance(frame, TopicDeletedFrame):
-            yield _message(_body(_rare(frame)), self._departed(frame.place))
+            yield _message(_body(_rare(frame)), self._departed(frame.topic_partition))
         else:
             yield _message(_body(_rare(frame)), self._moved())
 

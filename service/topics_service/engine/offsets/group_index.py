@@ -10,7 +10,7 @@ from topics_service.engine.model import TopicConfig
 from topics_service.engine.offsets.positions import Group, Position, lag_of
 from topics_service.engine.topic import Topic
 
-Place = tuple[Topic, int]
+TopicPartition = tuple[Topic, int]
 """A partition of a topic."""
 
 
@@ -39,7 +39,7 @@ class GroupIndex:
     def remove(self, group: Group) -> None:
         """The group is gone, and so are its positions."""
         del self.by_name[group.name]
-        for topic, partition in places(group):
+        for topic, partition in topic_partitions(group):
             self.drop(group, topic, partition)
 
     def put(self, group: Group, topic: Topic, partition: int, position: Position) -> None:
@@ -127,6 +127,6 @@ def in_order(group: Group) -> Iterator[tuple[Topic, int, Position]]:
             yield topic, partition, position
 
 
-def places(group: Group) -> list[Place]:
+def topic_partitions(group: Group) -> list[TopicPartition]:
     """Where the group has positions, by topic and partition."""
     return [(topic, partition) for topic, partition, _ in in_order(group)]

@@ -10,7 +10,7 @@ from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, group_not_found, invalid
 from topics_service.engine.limits import Limits
-from topics_service.engine.offsets.group_index import GroupIndex, Place, in_order, places
+from topics_service.engine.offsets.group_index import GroupIndex, TopicPartition, in_order, topic_partitions
 from topics_service.engine.offsets.positions import (
     MAX_METADATA,
     CommitItem,
@@ -65,7 +65,7 @@ class Groups:
     def __len__(self) -> int:
         return len(self.index.by_name)
 
-    def load(self, found: Iterable[tuple[int, GroupRow, Mapping[Place, Position]]]) -> None:
+    def load(self, found: Iterable[tuple[int, GroupRow, Mapping[TopicPartition, Position]]]) -> None:
         """Take over the groups that recovery found: number, row and positions; and hold back what they ask for."""
         for number, row, positions in found:
             group = Group(number, row.name, row.created_ts, row.active_ts)
@@ -196,7 +196,7 @@ class Groups:
         names.check_group_name(name)
         now = self._clock.now_ms()
         outcomes: list[TopicsError | None] = []
-        given: dict[Place, Position] = {}
+        given: dict[TopicPartition, Position] = {}
         for item in items:
             try:
                 topic = self._checked(item, kafka=kafka)
@@ -252,7 +252,7 @@ class Groups:
         self._check_empty(request.group)
         given = {
             (topic, partition): Position(self._start(topic, partition, request, now), ts=now)
-            for topic, partition in self._places(group, request.targets)
+            for topic, partition in self._partitions(group, request.targets)
         }
         if not given:
             return [], 0
@@ -270,7 +270,7 @@ class Groups:
         group = self.get(name)
         if not in_use:
             self._check_empty(name)
-        gone = [place for place in self._places(group, targets) if group.position(*place) is not None]
+        gone = [each for each in self._partitions(group, targets) if group.position(*each) is not None]
         if not gone:
             return [], 0
         with Transaction(self._writer) as tx:
@@ -298,7 +298,7 @@ class Groups:
         """Let go of groups that nobody has used for long, and keep in mind which are used; a slice of them a call.
 
         Those without a position go after an hour: joining makes a group, and names are easily made up.
-        A group that a topic retains records for stays: to lose its place would mean to hold back everything.
+        A group that a topic retains records for stays: losing its position would hold back everything.
         """
         retention_ms = self._limits.group_retention_ms
         if not retention_ms:
@@ -347,11 +347,11 @@ class Groups:
             )
         return topic
 
-    def _places(self, group: Group, targets: Sequence[Target]) -> list[Place]:
+    def _partitions(self, group: Group, targets: Sequence[Target]) -> list[TopicPartition]:
         """The partitions that are meant, by topic and partition. Raises for one that does not exist."""
         if not targets:
-            return places(group)
-        meant: dict[Place, None] = {}
+            return topic_partitions(group)
+        meant: dict[TopicPartition, None] = {}
         for target in targets:
             topic = self._catalog.visible(target.topic)
             for partition in target.partitions or range(len(topic.logs)):
@@ -377,9 +377,9 @@ class Groups:
             )
         return request.to
 
-    def _put(self, group: Group, given: Mapping[Place, Position]) -> int:
+    def _put(self, group: Group, given: Mapping[TopicPartition, Position]) -> int:
         """Write positions, and the group if it is new; returns the ticket of the write."""
-        fresh = sum(group.position(*place) is None for place in given)
+        fresh = sum(group.position(*each) is None for each in given)
         if group.size + fresh > MAX_POSITIONS:
             raise TopicsError(
                 Reason.THROTTLED, "a group can't have so many positions",

@@ -98,7 +98,7 @@ def _adopted(rows: Rows, ledger: Ledger, log_id: int) -> Part:
         )
     ledger.last_topic += 1
     row = TopicRow(
-        name=name, topic_id=f"top_{log_id:026}", slug=names.slug(name), rrl=names.rrl(names.Place(), name),
+        name=name, topic_id=f"top_{log_id:026}", slug=names.slug(name), rrl=names.rrl(names.ResourcePrefix(), name),
         config=TopicConfig(), log_ids=[log_id], created_ts=0,
     )  # fmt: skip
     part = ledger.parts[log_id] = Part(log_id=log_id, number=ledger.last_topic, partition=0, row=row)

@@ -63,7 +63,7 @@ def save_groups(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
     if Family.GROUPS in revived:
         rows.tell("lost", "groups and their positions: which of them were deleted can't be read any more")
         return
-    places = {(part.number, part.partition): part for part in ledger.parts.values()}
+    partitions = {(part.number, part.partition): part for part in ledger.parts.values()}
     found: dict[int, str] = {}
     members: list[tuple[bytes, bytes]] = []
     for key, value in rows.of(Family.GROUPS):
@@ -96,7 +96,7 @@ def save_groups(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
         try:
             number, epoch, partition = read_position_key(key)
             decode_position(value)
-            part = places.get((epoch, partition))
+            part = partitions.get((epoch, partition))
         except DECODING:
             rows.tell("lost", f"the position {key.hex()} of a group can't be read")
             continue

@@ -46,7 +46,7 @@ def check_routers(findings: Findings, parts: Mapping[int, Part]) -> int:
 
 def check_groups(findings: Findings, parts: Mapping[int, Part]) -> int:
     """Check every consumer group and its positions; return the number of groups."""
-    places = {(part.number, part.partition) for part in parts.values()}
+    partitions = {(part.number, part.partition) for part in parts.values()}
     names: dict[int, str] = {}
     states: list[int] = []
     for key, value in findings.rows(Family.GROUPS):
@@ -67,6 +67,6 @@ def check_groups(findings: Findings, parts: Mapping[int, Part]) -> int:
         with findings.decoding(f"the position {key.hex()}"):
             number, epoch, partition = read_position_key(key)
             decode_position(value)  # beyond the head is no fault: Kafka clients may commit it
-            if number not in names or (epoch, partition) not in places:
+            if number not in names or (epoch, partition) not in partitions:
                 findings.tell("orphan", f"the position {key.hex()} is of a group or partition that does not exist")
     return len(names)

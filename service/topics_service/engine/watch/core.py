@@ -20,9 +20,9 @@ from topics_service.engine.watch.frames import (
     WatchFrame,
     WatchRequest,
 )
-from topics_service.engine.watch.places import split_place
 from topics_service.engine.watch.scope import Scope
-from topics_service.engine.watch.turns import Turn, Turns
+from topics_service.engine.watch.topic_partition import parse_topic_partition
+from topics_service.engine.watch.topic_scheduler import ScheduledLog, TopicScheduler
 
 _FRAME_BYTES = 1 << 18
 _SILENT_RECORDS = 1 << 11  # so much is read without a frame before others get the thread, or
@@ -39,21 +39,40 @@ class Watch:
     earlier calls of `wake` before asking, and let others run before asking again.
 
     Each topic's frames are what `diff` from its cursor gives: a tombstone for every loss, then records in seq order,
-    and `CaughtUpFrame` whenever the backlog ends. Topics take turns (`Turns`); a turn is one page. A topic that is
-    deleted, or deleted and made again, ends with a `TopicDeletedFrame`; one that can't be read ends with an
-    `ErrorFrame` that names it. Nothing is told twice.
+    and `CaughtUpFrame` whenever the backlog ends. Topics take turns (`TopicScheduler`); a turn is one page. A topic
+    that is deleted, or deleted and created again, ends with a `TopicDeletedFrame`; one that can't be read ends with an
+    `ErrorFrame` that names it. Nothing is reported twice.
 
-    A log is named by its place (`places`): the topic's name, and the partition unless it is 0.
+    A log is named by its topic partition: the topic's name, and the partition unless it is 0.
 
-    `positions` are the logs found at the start, in the order of places. `cursors` are where all logs of the watch stand
-    now, after the frame given last; a deleted one stays, but if it was followed through a pattern only until the next
+    `positions` are the logs found at the start, in order of their names. `cursors` are those of all
+    logs, after the frame given last; a deleted one stays, but if it was followed through a pattern only until the next
     call of `next`. `epochs` are the numbers of the instances that the cursors belong to.
     """
 
     __slots__ = (
-        "_catalog", "_clock", "_departed", "_follows", "_leaving", "_limit", "_match", "_max_bytes", "_max_topics",
-        "_named", "_nodes", "_patience", "_prefixes", "_refused", "_strong", "_turn", "_turns", "_untold", "_wake",
-        "cursors", "epochs", "positions",
+        "_catalog",
+        "_clock",
+        "_departed",
+        "_follows",
+        "_leaving",
+        "_limit",
+        "_match",
+        "_max_bytes",
+        "_max_topics",
+        "_named",
+        "_nodes",
+        "_patience",
+        "_prefixes",
+        "_refused",
+        "_scheduler",
+        "_strong",
+        "_turn",
+        "_untold",
+        "_wake",
+        "cursors",
+        "epochs",
+        "positions",
     )  # fmt: skip
 
     def __init__(
@@ -117,7 +136,7 @@ class Watch:
                 follow.foreign = True
                 self.epochs[name] = epochs[name]  # as long as the cursor does
             self.positions[name] = Position(from_seq=cursor, head_seq=s.head, earliest_seq=s.earliest)
-        self._turns = Turns(list(self._follows.values()), now)
+        self._scheduler = TopicScheduler(list(self._follows.values()), now)
         if self._prefixes:
             catalog.on_created.append(self._created)
 
@@ -146,7 +165,7 @@ class Watch:
             if name not in self._named:
                 self._leaving = name
             self._succeed(name)
-            topic, partition = split_place(name)
+            topic, partition = parse_topic_partition(name)
             return TopicDeletedFrame(topic=topic, partition=partition or None, head_seq=head)
         if self._refused:
             return self._refusal()
@@ -155,7 +174,7 @@ class Watch:
             follow, self._turn = self._turn, None
             fresh = follow is None
             if follow is None:
-                turn = self._turns.next(now)
+                turn = self._scheduler.next(now)
                 if turn is None:
                     return None
                 assert isinstance(turn, _Follow), "nothing else takes turns here"
@@ -201,7 +220,7 @@ class Watch:
     def woken(self, follow: "_Follow") -> None:
         """There may be something to tell about a topic that had nothing."""
         follow.due, follow.due_ts = True, self._clock.now_ms()
-        self._turns.add(follow)
+        self._scheduler.add(follow)
         self._wake(follow.name)
 
     # -------------------------------------------------------------- one topic
@@ -280,7 +299,7 @@ class Watch:
     def _again(self, follow: "_Follow", now: int) -> None:
         """More is to be read, in a later turn."""
         follow.due_ts = now
-        self._turns.add(follow)
+        self._scheduler.add(follow)
 
     def _deleted(self, follow: "_Follow") -> TopicDeletedFrame:
         name, head = follow.name, follow.log.view.head
@@ -314,7 +333,7 @@ class Watch:
             if len(self._refused) < self._max_topics:
                 self._refused.append(name)
         else:
-            self._turns.join(self._follow(name, topic, self._clock.now_ms(), joined=True))
+            self._scheduler.join(self._follow(name, topic, self._clock.now_ms(), joined=True))
         self._wake(name)
 
     def _succeed(self, name: str) -> None:
@@ -324,8 +343,8 @@ class Watch:
             self._created(successor)
 
     def _follow(self, name: str, topic: Topic, now: int, *, joined: bool) -> "_Follow":
-        """Follow the log at a place, from its first record."""
-        follow = self._follows[name] = _Follow(self, name, topic, split_place(name)[1], now, joined=joined)
+        """Follow the log of a topic partition, from its first record."""
+        follow = self._follows[name] = _Follow(self, name, topic, parse_topic_partition(name)[1], now, joined=joined)
         self.cursors[name], self.epochs[name] = 0, topic.number
         if self._leaving == name:
             self._leaving = None
@@ -354,8 +373,8 @@ class Watch:
         )  # fmt: skip
 
 
-class _Follow(Turn):
-    """One log that is followed: `number` is that of its partition, `name` its place."""
+class _Follow(ScheduledLog):
+    """One log that is followed: `number` is that of its partition, `name` its topic partition."""
 
     __slots__ = ("foreign", "joined", "live", "name", "number", "opening", "stale", "watch")
 

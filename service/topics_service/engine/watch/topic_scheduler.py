@@ -8,11 +8,11 @@ from topics_service.engine.watch.priority import effective
 
 _TICK_MS = 50  # the order within a round is computed anew this often, as topics age
 
-_Rank = tuple[float, str, int, "Turn"]
+_Rank = tuple[float, str, int, "ScheduledLog"]
 
 
-class Turn:
-    """One log's place in the order. It is `due`, since `due_ts` (ms), as long as there may be something to serve."""
+class ScheduledLog:
+    """A log in the order. It is `due`, since `due_ts` (ms), as long as there may be something to serve."""
 
     __slots__ = ("due", "due_ts", "log", "served", "topic")
 
@@ -24,7 +24,7 @@ class Turn:
         self.served = 0  # the round in which it was served last
 
 
-class Turns:
+class TopicScheduler:
     """Serves every due topic once a round, so that none waits for more than one page of each other topic.
 
     Within a round the highest priority goes first, ties by name; only the first round is in name order. A topic that
@@ -34,23 +34,23 @@ class Turns:
 
     __slots__ = ("_arrived", "_later", "_ranked", "_ranked_at", "_round")
 
-    def __init__(self, turns: list[Turn], now: int) -> None:
+    def __init__(self, turns: list[ScheduledLog], now: int) -> None:
         self._round = 1
         self._ranked: list[_Rank] = sorted((-float("inf"), turn.topic.name, turn.log.log_id, turn) for turn in turns)
         self._ranked_at = now
-        self._arrived: list[Turn] = []
-        self._later: list[Turn] = []
+        self._arrived: list[ScheduledLog] = []
+        self._later: list[ScheduledLog] = []
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: ScheduledLog) -> None:
         """The topic has become due, or still is after it was served."""
         (self._later if turn.served == self._round else self._arrived).append(turn)
 
-    def join(self, turn: Turn) -> None:
+    def join(self, turn: ScheduledLog) -> None:
         """A new topic: its first turn is in the next round, so that many new ones can't hold up the others."""
         turn.served = self._round
         self._later.append(turn)
 
-    def next(self, now: int) -> Turn | None:
+    def next(self, now: int) -> ScheduledLog | None:
         """The topic to serve now; None if none is due."""
         while True:
             self._rank(now)
@@ -85,6 +85,6 @@ class Turns:
             self._ranked, self._ranked_at = arrived, now
 
 
-def _rank(turn: Turn, now: int) -> _Rank:
+def _rank(turn: ScheduledLog, now: int) -> _Rank:
     topic = turn.topic
     return -effective(topic, now, turn.due_ts), topic.name, turn.log.log_id, turn

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from engine_support import World
 
-from topics_service.engine.watch.turns import Turn, Turns
+from topics_service.engine.watch.topic_scheduler import ScheduledLog, TopicScheduler
 
 
 class Order:
@@ -16,8 +16,8 @@ class Order:
         self.turns = {}
         for name, priority in priorities.items():
             world.put(name, priority=priority)
-            self.turns[name] = Turn(topic := world.engine.catalog.visible(name), topic.log, self.clock.now)
-        self.order = Turns(list(self.turns.values()), self.clock.now)
+            self.turns[name] = ScheduledLog(topic := world.engine.catalog.visible(name), topic.log, self.clock.now)
+        self.order = TopicScheduler(list(self.turns.values()), self.clock.now)
 
     def due(self, *names: str) -> None:
         for name in names:
@@ -114,7 +114,7 @@ def test_who_is_new_waits_for_the_next_round(world: World) -> None:
     order.due("a", "b", "c")
     assert list(order.served(1)) == ["a"]
     world.put("new", priority=1000)
-    turn = Turn(topic := world.engine.catalog.visible("new"), topic.log, world.clock.now)
+    turn = ScheduledLog(topic := world.engine.catalog.visible("new"), topic.log, world.clock.now)
     order.order.join(turn)
     assert list(order.served()) == ["b", "c", "new"]
 
@@ -138,7 +138,7 @@ def test_two_instances_of_a_name_can_be_due(world: World) -> None:
     order.due("a", "b")
     world.engine.delete_topic("a")
     world.put("a")
-    order.turns["a"] = Turn(topic := world.engine.catalog.visible("a"), topic.log, world.clock.now)
+    order.turns["a"] = ScheduledLog(topic := world.engine.catalog.visible("a"), topic.log, world.clock.now)
     order.order.add(order.turns["a"])
     old.due = False
     assert list(order.served()) == ["a", "b"]
