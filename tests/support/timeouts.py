@@ -1,7 +1,7 @@
 """A pytest plugin: no test and no exit holds a run up, however it ends.
 
-pytest-timeout raises once, and not at all once a test has failed. The clean-up of that test may then wait forever for one
-of its threads (the default executor of an event loop does), and so may the exit of the interpreter.
+pytest-timeout raises once, and not at all once a test has failed. The clean-up of that test may then wait forever for
+one of its threads (the default executor of an event loop does), and so may the exit of the interpreter.
 """
 
 import faulthandler
