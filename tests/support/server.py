@@ -21,7 +21,10 @@ START_SECONDS = 30.0
 DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
 
 PRELOADED = Preloaded()
-FORKED = {"clients", "docs", "doors", "gateway", "kafka", "lakehouse", "sdk", "spark"}
+FORKED = {
+    "backup", "clients", "corruption", "docs", "doors", "fuzz", "gateway", "kafka", "lakehouse", "observability", "sdk",
+    "security", "spark",
+}  # fmt: skip
 """Folders of tests whose servers are forked from a process that has imported everything."""
 
 
