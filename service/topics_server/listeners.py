@@ -8,8 +8,8 @@ from topics_gateway.transport.server import HttpServer
 from topics_kafka.listener import KafkaServer, create_kafka
 from topics_kafka.registry import all_handlers
 from topics_server.core import Core
-from topics_server.door_calls import AuditInterceptor, audited_app, audited_kafka, while_good
 from topics_server.errors import StartError
+from topics_server.interceptors import AuditInterceptor, audited_app, audited_kafka, while_good
 from topics_server.notices import log, log_listening
 from topics_server.ports import advertised_address, bracketed, explain, write_port_file
 from topics_server.reload import Readers

@@ -11,7 +11,7 @@ from topics_server.errors import StartError
 from topics_server.ports import bind
 from topics_server.settings import Settings
 from topics_server.tls import ServerCertificates, TlsError, certificates
-from topics_server.tracing import Tracing
+from topics_server.tracing.noop import Tracing
 from topics_service.storage.boot import boot_id
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError

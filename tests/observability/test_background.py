@@ -27,7 +27,7 @@ OWN = {
     "gateway_http/topics_gateway/socket_session.py": 3,
     "service/topics_service/api/checkpoints.py": 1,
     "service/topics_service/api/grpc/append_stream.py": 1,
-    "service/topics_server/door_calls.py": 1,
+    "service/topics_server/interceptors.py": 1,
     # Started by the server itself, or by a thread that has no request.
     "gateway_http/topics_gateway/transport/server.py": 1,
     "service/topics_service/api/commit.py": 1,

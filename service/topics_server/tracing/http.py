@@ -5,8 +5,8 @@ from typing import Any, Final
 
 from topics_gateway.call import ON_ROUTED, Call
 from topics_gateway.routes import annotated_routes
-from topics_server.door_calls import App
-from topics_server.tracing_spans import CallSpan, Spans, named, now
+from topics_server.interceptors import App
+from topics_server.tracing.spans import CallSpan, Spans, named, now
 from topics_service.api.access import rule_of
 
 PACKAGE: Final = "topics.v1."

@@ -7,8 +7,8 @@ from typing import Final
 from topics_kafka.handlers import Answer, Context, Handler
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.registry import error_codes
-from topics_server.door_calls import Make
-from topics_server.tracing_spans import CallSpan, Spans, current_call, named
+from topics_server.interceptors import Make
+from topics_server.tracing.spans import CallSpan, Spans, current_call, named
 
 # spec/rafka-topic-registry.txt, "Span emit sites" and "Admin handler span emit sites".
 _GIVEN: Final = {

@@ -1,4 +1,4 @@
-"""What is put around the calls of doors: so the audit log learns where they come from, Kafka that a key has gone."""
+"""Wrappers of calls: the audit log learns their protocol and peer, and Kafka connections end with their key."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -30,7 +30,7 @@ Make = Callable[[ServerContext], HandlerTable]
 
 
 def audited_app(app: App, log: AuditLog) -> App:
-    """The HTTP application, each call of which is known to the audit log."""
+    """Return the HTTP application, with each call known to the audit log."""
 
     async def call(scope: Any, receive: Any, send: Any) -> None:
         client = scope.get("client")
@@ -42,7 +42,7 @@ def audited_app(app: App, log: AuditLog) -> App:
 
 
 class AuditInterceptor(grpc.aio.ServerInterceptor):
-    """Makes the calls that may change something known to the audit log; belongs around the guard."""
+    """Makes calls that may change something known to the audit log. Belongs around the guard."""
 
     def __init__(self, log: AuditLog) -> None:
         self._log = log
@@ -81,9 +81,9 @@ class AuditInterceptor(grpc.aio.ServerInterceptor):
 
 
 def audited_kafka(make: Make, log: AuditLog) -> Make:
-    """Handlers that do as those of `make`, and are known to the audit log.
+    """Return a factory of the same handlers, with each call known to the audit log.
 
-    What they refuse, and what they do past the api, is in their responses.
+    Refusals, and changes that bypass the API, are read from the responses.
     """
 
     def told(api: ApiKey, handler: Handler) -> Handler:
@@ -104,9 +104,11 @@ def audited_kafka(make: Make, log: AuditLog) -> Make:
 
 
 def while_good(make: Make, gate: Gate) -> Make:
-    """Handlers that do as those of `make` until the key of a connection goes. Its next request is answered as that of
-    somebody who may do nothing, and the connection is closed behind the answer. A fetch that waits
-    is given up and the connection closed: what comes later is not for that key."""
+    """Return a factory of the same handlers, which end a connection once its key is revoked.
+
+    The next request is answered as an unauthorized one, and the connection is closed behind the answer. A waiting fetch
+    is cancelled and its connection closed: later records are not for that key.
+    """
 
     def guarded(api: int, handler: Handler) -> Handler:
         # Only a fetch: a task of its own would begin later than its turn, and calls of a group have an order.

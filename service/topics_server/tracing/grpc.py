@@ -8,8 +8,8 @@ from typing import Any, Final
 import grpc
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from topics_server.tracing_http import NAMES, PACKAGE, UNTRACED
-from topics_server.tracing_spans import CallSpan, Spans, named
+from topics_server.tracing.http import NAMES, PACKAGE, UNTRACED
+from topics_server.tracing.spans import CallSpan, Spans, named
 from topics_service.api.access import rule_of
 from topics_service.api.grpc.guard import OUR_METHODS
 from topics_service.api.grpc.guard import Handler as GrpcHandler

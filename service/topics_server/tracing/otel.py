@@ -1,4 +1,4 @@
-"""The parts of a server that traces: what `tracing` names, with spans."""
+"""Tracing that is on: the parts of a server with spans around them."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from topics_server import logs
-from topics_server.door_calls import App, Make
-from topics_server.tracing import Tracing
-from topics_server.tracing_grpc import TraceInterceptor
-from topics_server.tracing_http import traced_app
-from topics_server.tracing_kafka import traced_kafka
-from topics_server.tracing_spans import CallSpan, Spans, current_trace_id, now, parent
+from topics_server.interceptors import App, Make
+from topics_server.tracing.grpc import TraceInterceptor
+from topics_server.tracing.http import traced_app
+from topics_server.tracing.kafka import traced_kafka
+from topics_server.tracing.noop import Tracing
+from topics_server.tracing.spans import CallSpan, Spans, current_trace_id, now, parent
 from topics_service.api.commit import GroupCommit
 from topics_service.engine.engine import Engine
 from topics_service.engine.model import ConfigInput, DeleteTopicReply, PutTopicReply
@@ -23,7 +23,7 @@ from topics_service.storage.store import WriteBatch
 
 
 class TracingOn(Tracing):
-    """Traces, exported by `exporter`. One for each process."""
+    """Spans, exported by `exporter`. One per process."""
 
     def __init__(self, exporter: str) -> None:
         """Raises ValueError for variables OTEL_* that can't be used."""
