@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from topics_kafka.loop_budget import SLICE_SECONDS, LoopBudget
-from topics_net.quiet import QuietLog
-from topics_net.slow import SlowClients, undrained
+from topics_net.rate_limited_logger import RateLimitedLogger
+from topics_net.send_timeout import SendTimeouts, undrained
 from topics_service.api.budget import MemoryBudget, Share
 from topics_service.statistics import KafkaStatistics
 
@@ -67,8 +67,8 @@ class ListenerState(Protocol):
     budget: MemoryBudget
     loop_budget: LoopBudget
     unsent: int
-    slow: SlowClients
-    log: QuietLog
+    send_timeouts: SendTimeouts
+    log: RateLimitedLogger
     scratch: memoryview
     idle_seconds: float
     first_request_seconds: float
@@ -133,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.deadline = 0.0
-        self._listening.slow.leave(self)
+        self._listening.send_timeouts.leave(self)
         self._count_unsent(0)
         self._listening.closed(self)
         self._listening.budget.leave(self)
@@ -375,12 +375,12 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         self.write_paused = True
-        self._listening.slow.enter(self)
+        self._listening.send_timeouts.enter(self)
         self._count_unsent(self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self.write_paused = False
-        self._listening.slow.leave(self)
+        self._listening.send_timeouts.leave(self)
         self._count_unsent(0)
         self._frames.writable()
 

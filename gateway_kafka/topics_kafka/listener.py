@@ -17,8 +17,8 @@ from topics_kafka.registry import APIS, all_handlers
 from topics_kafka.session import Session
 from topics_kafka.settings import KafkaSettings
 from topics_net import background
-from topics_net.handshake import Handshake, TlsListener
-from topics_net.slow import SlowClients
+from topics_net.send_timeout import SendTimeouts
+from topics_net.tls_listener import Handshake, TlsListener
 from topics_service.api.access import Gate
 from topics_service.api.auth import ANYONE, NOBODY
 from topics_service.api.budget import MemoryBudget
@@ -57,7 +57,7 @@ class KafkaServer:
         self.budget = MemoryBudget(settings.frame_bytes, partial(setattr, self.statistics, "frame_bytes"))
         self.loop_budget = context.loop_budget
         self.unsent = 0
-        self.slow = SlowClients(settings.send_seconds)
+        self.send_timeouts = SendTimeouts(settings.send_seconds)
         self.log = context.log
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.idle_seconds = settings.idle_seconds
@@ -95,7 +95,7 @@ class KafkaServer:
             self._sock.close()
             return
         self._server.close()
-        self._draining = self.slow.draining = True
+        self._draining = self.send_timeouts.draining = True
         self._emptied.clear()
         Coordination.for_server(self.context).close()  # otherwise held joins would last as long as the drain
         for each in self._open():

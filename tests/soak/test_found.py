@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.waiting import poll
-from topics_net.slow import SlowClients, undrained
+from topics_net.send_timeout import SendTimeouts, undrained
 from topics_service.storage import tombstone_compaction
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
@@ -45,8 +45,8 @@ class Sender:
 
 async def test_a_closed_socket_does_not_end_the_watch_over_slow_clients() -> None:
     """It raised ValueError in the timer, and from then on nobody who stopped reading was ever given up."""
-    slow, sender = SlowClients(0.3), Sender()
-    slow.enter(sender)
+    timeouts, sender = SendTimeouts(0.3), Sender()
+    timeouts.enter(sender)
     async with asyncio.timeout(10):
         await sender.given_up.wait()
 

@@ -41,7 +41,7 @@ from topics_gateway.transport.linger import Linger
 from topics_gateway.transport.registry import Registry, logger
 from topics_gateway.transport.tenancy import Tenancy
 from topics_net import background
-from topics_net.slow import prepare, undrained
+from topics_net.send_timeout import prepare, undrained
 
 # Four times the default: a DATA frame costs Python about the same whatever its size.
 MAX_FRAME_BYTES: Final = 65536
@@ -566,7 +566,7 @@ class Stream:
         finally:
             if self._waits:
                 self._waits = False
-                self._protocol.registry.slow.leave(self)
+                self._protocol.registry.send_timeouts.leave(self)
 
     async def _put(self, message: Message) -> None:
         """Send a part of the response; waits for the client's windows and while the transport's buffer is full.
@@ -666,7 +666,7 @@ class Stream:
         """Wait for `wake_sender`; the caller looks again, for others may have taken the room."""
         if not self._waits:
             self._waits = True
-            self._protocol.registry.slow.enter(self)
+            self._protocol.registry.send_timeouts.enter(self)
         future = self._protocol.loop.create_future()
         self._senders.append(future)
         self._protocol.blocked.add(self)

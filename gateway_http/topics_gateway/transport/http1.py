@@ -26,7 +26,7 @@ from topics_gateway.transport.registry import Registry, logger
 from topics_gateway.transport.tenancy import Tenancy
 from topics_gateway.transport.upgrade import VERSION, UnsupportedVersionError
 from topics_net import background
-from topics_net.slow import prepare, undrained
+from topics_net.send_timeout import prepare, undrained
 
 # Requests that a client sent ahead of its answers: beyond this the connection is not read any further.
 PIPELINE_LIMIT: Final = 64
@@ -620,12 +620,12 @@ class Cycle(RequestResponseCycle):
             self._send_head(message["status"], message.get("headers", ()))
 
     async def _room(self) -> None:
-        slow = self._registry.slow
-        slow.enter(self)
+        send_timeouts = self._registry.send_timeouts
+        send_timeouts.enter(self)
         try:
             await self.flow.drain()
         finally:
-            slow.leave(self)
+            send_timeouts.leave(self)
 
     def undrained(self) -> object:
         """What is still to leave: a value that changes whenever bytes leave."""

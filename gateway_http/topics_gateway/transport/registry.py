@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol
 from uvicorn.server import ServerState
 
 from topics_client.units import counted
-from topics_net.quiet import QuietLog
-from topics_net.slow import SlowClients
+from topics_net.rate_limited_logger import RateLimitedLogger
+from topics_net.send_timeout import SendTimeouts
 
 logger: Final = logging.getLogger("topics.http")
 
@@ -88,10 +88,10 @@ class Registry(ServerState):
         super().__init__()
         self.limits = limits
         self.connections: set[Any] = set()
-        self.slow = SlowClients(limits.send_timeout)
+        self.send_timeouts = SendTimeouts(limits.send_timeout)
         self.draining = False
         self.unread = Unread(limits.unread)
-        self._log = QuietLog(logger)
+        self._log = RateLimitedLogger(logger)
         self._emptied = asyncio.Event()
         self._date = b""
         self._date_second = 0
@@ -140,7 +140,7 @@ class Registry(ServerState):
         Returns when no task and no connection is left, or two seconds after the limit if a task resists its
         cancellation (logged). Cancelling the drain closes everything at once.
         """
-        self.draining = self.slow.draining = True
+        self.draining = self.send_timeouts.draining = True
         try:
             for connection in list(self.connections):
                 connection.shutdown()

@@ -15,7 +15,7 @@ from topics_gateway.transport.http1 import Http1Protocol
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.registry import Limits, Registry, logger
 from topics_gateway.transport.sniff import Sniffer
-from topics_net.handshake import TlsListener
+from topics_net.tls_listener import TlsListener
 
 _HANDSHAKE_SECONDS: Final = 15.0
 _GOODBYE_SECONDS: Final = 2.0  # that TLS waits for the other side to say it

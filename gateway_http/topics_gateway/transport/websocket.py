@@ -23,7 +23,7 @@ from topics_gateway.transport.linger import Linger, end_side
 from topics_gateway.transport.registry import Registry, logger
 from topics_gateway.transport.upgrade import VERSION, BadUpgradeError, UnsupportedVersionError
 from topics_net import background
-from topics_net.slow import prepare, undrained
+from topics_net.send_timeout import prepare, undrained
 
 Message = dict[str, Any]
 
@@ -319,12 +319,12 @@ class WebSocketProtocol(asyncio.Protocol):
         return True
 
     async def _wait_for_room(self) -> None:
-        slow = self._registry.slow
-        slow.enter(self)
+        send_timeouts = self._registry.send_timeouts
+        send_timeouts.enter(self)
         try:
             await self._room.wait()
         finally:
-            slow.leave(self)
+            send_timeouts.leave(self)
         if self._closing:
             raise ConnectionAbortedError("the WebSocket is closed")
 
@@ -447,7 +447,7 @@ class WebSocketProtocol(asyncio.Protocol):
     def _ping(self) -> None:
         frames = self._frames
         if self._heard or not self._room.is_set() or frames is None:
-            self._heard = False  # it need not be asked, or SlowClients looks after it
+            self._heard = False  # it need not be asked, or SendTimeouts looks after it
             self._ping_later()
             return
         frames.send_ping(b"")

@@ -23,7 +23,7 @@ from topics_kafka.loop_budget import LoopBudget
 from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import TopicIds
-from topics_net.quiet import QuietLog
+from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_service.api.access import Gate, Rule
 from topics_service.api.auth import NOBODY, Principal, Scope
 from topics_service.api.budget import Share
@@ -112,7 +112,7 @@ class ServerContext:
     cluster_id: str
     host: str = "127.0.0.1"
     port: int = 9092
-    log: QuietLog = field(default_factory=lambda: QuietLog(logging.getLogger("topics.kafka")))
+    log: RateLimitedLogger = field(default_factory=lambda: RateLimitedLogger(logging.getLogger("topics.kafka")))
     ids: TopicIds = field(init=False)
     loop_budget: LoopBudget = field(default_factory=LoopBudget)
     shares: dict[str, Share] = field(default_factory=dict)

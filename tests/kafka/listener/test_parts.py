@@ -12,7 +12,7 @@ from topics_kafka.protocol import ApiKey, ErrorCode
 from topics_kafka.protocol.schema import SCHEMA, Field
 from topics_kafka.registry import APIS, error_codes
 from topics_kafka.topicids import TopicIds, uuid_of
-from topics_net.quiet import QuietLog
+from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
@@ -109,7 +109,7 @@ def test_topics_by_id() -> None:
 
 
 async def test_a_flood_of_log_lines_is_one_and_a_count(caplog: pytest.LogCaptureFixture) -> None:
-    quiet = QuietLog(logging.getLogger("topics.test"), seconds=0.02)
+    limited = RateLimitedLogger(logging.getLogger("topics.test"), seconds=0.02)
 
     async def told(count: int) -> list[str]:
         async with asyncio.timeout(10):
@@ -118,16 +118,16 @@ async def test_a_flood_of_log_lines_is_one_and_a_count(caplog: pytest.LogCapture
         return [record.getMessage() for record in caplog.records]
 
     for number in range(25):
-        quiet.warning("line %d", number)
-    quiet.error("another %s", "kind")
+        limited.warning("line %d", number)
+    limited.error("another %s", "kind")
     assert await told(3) == ["line 0", "another kind", "24 more like this within 0.02 s: line 24"]
-    quiet.warning("line %d", 25)
+    limited.warning("line %d", 25)
     assert (await told(4))[3] == "1 more like this within 0.02 s: line 25"
     async with asyncio.timeout(10):
-        while quiet._kinds:
+        while limited._kinds:
             await asyncio.sleep(0.005)
-    quiet.warning("line %d", 26)
+    limited.warning("line %d", 26)
     assert (await told(5))[4:] == ["line 26"]
     for number in range(1000):
-        quiet.warning(f"{number} of its own %s", "x" * 10_000)
-    assert len(quiet._kinds) == 64
+        limited.warning(f"{number} of its own %s", "x" * 10_000)
+    assert len(limited._kinds) == 64

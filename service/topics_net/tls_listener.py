@@ -1,7 +1,7 @@
-"""A listening socket whose connections are TLS, and count from the moment that they are accepted.
+"""TLS listener whose connections count against the connection limit from the moment they are accepted.
 
-The loop's own server tells nobody of a connection before its handshake is done: any number could wait in one, each with
-a file descriptor.
+The event loop's own server reports a connection only after its handshake: an unlimited number could be in a handshake,
+each with a file descriptor.
 """
 
 import asyncio
@@ -12,43 +12,43 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from topics_net import background
-from topics_net.quiet import QuietLog
+from topics_net.rate_limited_logger import RateLimitedLogger
 
 _RETRY_SECONDS: Final = 1.0
-_AT_ONCE: Final = 100
+_MAX_ACCEPTS: Final = 100
 _GRACE_SECONDS: Final = 1.0
 
 
-class Places(Protocol):
-    """Who counts a door's connections."""
+class ConnectionTracker(Protocol):
+    """Counts the connections of a listener."""
 
     def is_full(self) -> bool:
-        """Whether there are as many as may be."""
+        """True if the connection limit is reached."""
 
     def refuse(self) -> None:
-        """One more has come, and is closed at once: count it, or tell the operator."""
+        """Count or log a connection that was accepted above the limit and closed at once."""
 
     def enter(self, handshake: "Handshake") -> None:
-        """A connection whose handshake begins."""
+        """Add a connection whose handshake begins."""
 
     def forget(self, handshake: "Handshake") -> None:
-        """It has ended, or makes room for the protocol that follows."""
+        """Remove a handshake that ended, or whose connection now belongs to its protocol."""
 
     def handshake_failed(self, peer: str, cause: str) -> None:
-        """There was no TLS, an old version of it, or nothing in time."""
+        """Report a failed handshake: no TLS, an unsupported version, or a timeout."""
 
 
 class TlsListener:
-    """Accepts from a bound socket, which it owns, from its making to `close`.
+    """Accepts connections from a bound socket, which it owns, until `close`.
 
-    `protocol` makes that of a connection whose handshake is done. `options` go to the loop's `connect_accepted_socket`.
-    While every place is taken, the oldest handshake that has lasted a second gives way to a new connection: those that
-    never finish theirs keep nobody out for long.
+    `protocol` creates the protocol of a connection after its handshake. `options` are passed to the loop's
+    `connect_accepted_socket`. At the connection limit, a new connection replaces the oldest handshake that has lasted
+    at least a second, so clients that never finish a handshake do not block others for long.
     """
 
     def __init__(
         self,
-        places: Places,
+        connections: ConnectionTracker,
         sock: socket.socket,
         protocol: Callable[[], asyncio.BaseProtocol],
         context: ssl.SSLContext,
@@ -57,32 +57,32 @@ class TlsListener:
         backlog: int,
         **options: Any,
     ) -> None:
-        self._places = places
+        self._places = connections
         self._sock = sock
         self._protocol = protocol
-        self._log = QuietLog(log)
+        self._log = RateLimitedLogger(log)
         self._options = options | {"ssl": context}
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
-        self._running: dict[Handshake, None] = {}  # the oldest first
+        self._running: dict[Handshake, None] = {}  # oldest first
         sock.setblocking(False)
         sock.listen(backlog)
         self._loop.add_reader(sock, self._accept)
 
     def close(self) -> None:
-        """Accept no more. What was accepted is ended by who counts the places."""
+        """Stop accepting. The connection tracker closes the connections already accepted."""
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove_reader(self._sock)
         self._sock.close()
 
     def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_MAX_ACCEPTS):
             try:
                 accepted, address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no file descriptor is left: the next ones wait in the kernel
+            except OSError as error:  # out of file descriptors: further connections wait in the kernel
                 self._log.error("can't accept a connection: %s", error.strerror or error)
                 self._loop.remove_reader(self._sock)
                 self._retry = background.call_later(_RETRY_SECONDS, self._resume)
@@ -111,8 +111,8 @@ class TlsListener:
     # ------------------------------------------------------ for a handshake
 
     async def shake(self, accepted: socket.socket, handshake: "Handshake") -> None:
-        """Run a handshake to its end and hand the connection on."""
-        first = _First(self._protocol(), lambda: self.leave(handshake))
+        """Complete a handshake and hand the connection to its protocol."""
+        first = _Handover(self._protocol(), lambda: self.leave(handshake))
         try:
             await self._loop.connect_accepted_socket(lambda: first, accepted, **self._options)
         except OSError as error:  # ssl.SSLError among them
@@ -120,13 +120,13 @@ class TlsListener:
             self._places.handshake_failed(handshake.peer, getattr(error, "reason", None) or str(error))
 
     def leave(self, handshake: "Handshake") -> None:
-        """Make room for what follows, or for another."""
+        """Remove the handshake from the tracker. Idempotent."""
         if self._running.pop(handshake, self) is None:
             self._places.forget(handshake)
 
 
 class Handshake:
-    """One that is under way: it has a place until the protocol takes it over."""
+    """A handshake in progress, counted until the protocol takes over the connection."""
 
     def __init__(self, accepted: socket.socket, peer: str, listener: TlsListener) -> None:
         self.peer = peer
@@ -134,7 +134,7 @@ class Handshake:
         self._task = asyncio.create_task(listener.shake(accepted, self))
 
         def done(task: asyncio.Task[None]) -> None:
-            if task.cancelled():  # before it began, perhaps
+            if task.cancelled():  # possibly before its first step
                 accepted.close()
             listener.leave(self)
 
@@ -142,18 +142,18 @@ class Handshake:
 
     @property
     def transport(self) -> "Handshake":
-        """What is aborted."""
+        """The object that trackers abort, as for a protocol."""
         return self
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the connection immediately."""
         self._task.cancel()
 
-    shutdown = abort  # no request has begun
+    shutdown = abort  # no request has started
 
 
-class _First(asyncio.Protocol):
-    """Hands the connection on as soon as its handshake is done."""
+class _Handover(asyncio.Protocol):
+    """Hands the connection to its protocol once the handshake is complete."""
 
     def __init__(self, protocol: asyncio.BaseProtocol, leave: Callable[[], None]) -> None:
         self._protocol = protocol

@@ -1,4 +1,4 @@
-"""Clients that stop reading: what the kernel may hold for them, and for how long a response waits for them."""
+"""Send timeout and kernel buffer limits for clients that stop reading."""
 
 import asyncio
 import fcntl
@@ -9,28 +9,28 @@ from typing import Any, Final, Protocol
 
 from topics_net import background
 
-_CHECKS: Final = 30  # per limit
+_CHECKS: Final = 30  # per timeout
 _DRAINING_SECONDS: Final = 2.0
-# Unsent bytes in the kernel. By default it takes some megabytes for each client that does not read.
+# Unsent bytes in the kernel. The default is several megabytes for each client that does not read.
 _UNSENT_BYTES: Final = 128 << 10
-# Sent bytes that nobody acknowledges: the host of the client is gone, without a word.
+# Time for which sent bytes may stay unacknowledged: the client's host has disappeared.
 _UNACKNOWLEDGED_MS: Final = 60_000
 
 
 class Sender(Protocol):
-    """A response that waits for its client to read."""
+    """A response waiting for its client to read."""
 
     def undrained(self) -> object:
-        """What is still to leave: a value that changes whenever bytes leave."""
+        """Unsent data: a value that changes whenever bytes leave."""
 
     def give_up(self) -> None:
-        """End the response: its client takes nothing."""
+        """End the response: its client does not read."""
 
 
-class SlowClients:
-    """Ends responses whose clients take not one byte for `seconds`: one timer for all, none while none waits.
+class SendTimeouts:
+    """Ends responses whose clients read nothing for `seconds`. One timer for all, none while no response waits.
 
-    While the server drains two seconds are enough.
+    While the server drains, the timeout is at most two seconds.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -40,14 +40,14 @@ class SlowClients:
         self._timer: asyncio.TimerHandle | None = None
 
     def enter(self, sender: Sender) -> None:
-        """`sender` begins to wait; it must `leave` whatever comes."""
+        """Start watching `sender`, which must call `leave` in every case."""
         loop = asyncio.get_running_loop()
         self._waits[sender] = (sender.undrained(), loop.time())
         if self._timer is None:
             self._timer = background.call_later(self._seconds / _CHECKS, self._check, loop)
 
     def leave(self, sender: Sender) -> None:
-        """The wait is over."""
+        """Stop watching `sender`."""
         self._waits.pop(sender, None)
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -64,7 +64,7 @@ class SlowClients:
 
 
 def prepare(transport: asyncio.Transport) -> None:
-    """Bound what the kernel keeps, and for how long, of responses that go on on this connection."""
+    """Limit how much response data the kernel buffers for this connection, and for how long."""
     sock: socket.socket = transport.get_extra_info("socket")
     if sys.platform == "linux":
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
@@ -72,9 +72,9 @@ def prepare(transport: asyncio.Transport) -> None:
 
 
 def undrained(transport: Any) -> tuple[int, int]:
-    """Bytes in the transport's buffer, and those that the kernel has sent or will send but the peer has not taken."""
+    """Bytes in the transport's buffer, and bytes in the kernel that the peer has not acknowledged."""
     try:
         queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0" * 4)
-    except (OSError, ValueError):  # no such thing on this system, or closed meanwhile: -1 is no descriptor
+    except (OSError, ValueError):  # not supported by this system, or closed meanwhile (descriptor -1)
         queued = b""
     return transport.get_write_buffer_size(), int.from_bytes(queued, sys.byteorder)
