@@ -19,8 +19,8 @@ class AbsentError(BackupError):
 
 
 class LogError(BackupError):
-    """A piece of the archived log is gone or not what it was; the log before `least_ms` does not need it."""
+    """A piece of the archived log is gone or not what it was; the log before `min_ms` does not need it."""
 
-    def __init__(self, least_ms: int, what: str) -> None:
+    def __init__(self, min_ms: int, what: str) -> None:
         super().__init__(f"the archived log is damaged: {what}")
-        self.least_ms = least_ms
+        self.min_ms = min_ms

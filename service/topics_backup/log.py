@@ -28,7 +28,7 @@ _UNTIL: Final = "until.json"
 class Piece(NamedTuple):
     """Bytes `start` to `stop` of the log file `number` of a line: the rows from `seq` on and before `next_seq`.
 
-    `least_ms` is the earliest time of a batch in it, `last_ms` that of the last.
+    `min_ms` is the earliest time of a batch in it, `last_ms` that of the last.
     """
 
     line: str
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     stop: int
     seq: int
     next_seq: int
-    least_ms: int
+    min_ms: int
     last_ms: int
     sha256: str
 
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
         """Its name in the target."""
         return (
             f"{LOG}{self.line}/{self.number:012}-{self.start:012}-{self.stop:012}-{self.seq:018}-{self.next_seq:018}-"
-            f"{self.least_ms:014}-{self.last_ms:014}-{self.sha256}.wal"
+            f"{self.min_ms:014}-{self.last_ms:014}-{self.sha256}.wal"
         )
 
     @property
@@ -92,8 +92,8 @@ def piece_of(name: str) -> Piece | None:
     if found is None:
         return None
     line, *numbers, sha256 = found.groups()
-    number, start, stop, seq, next_seq, least_ms, last_ms = map(int, numbers)
-    return Piece(line, number, start, stop, seq, next_seq, least_ms, last_ms, sha256)
+    number, start, stop, seq, next_seq, min_ms, last_ms = map(int, numbers)
+    return Piece(line, number, start, stop, seq, next_seq, min_ms, last_ms, sha256)
 
 
 def lines(target: Target) -> dict[str, list[Piece]]:
@@ -155,10 +155,10 @@ def content(target: Target, piece: Piece) -> bytes:
             if size > piece.size:
                 break
     except AbsentError:
-        raise LogError(piece.least_ms, f"{piece.key} is not there any more") from None
+        raise LogError(piece.min_ms, f"{piece.key} is not there any more") from None
     data = b"".join(parts)
     if hashlib.sha256(data).hexdigest() != piece.sha256:
-        raise LogError(piece.least_ms, f"{piece.key} has changed: its hash does not match")
+        raise LogError(piece.min_ms, f"{piece.key} has changed: its hash does not match")
     return data
 
 

@@ -111,11 +111,11 @@ def at_time(target: Target, ms: int) -> list[Way]:
 def _last_until(target: Target, base: Base, ms: int) -> Cut:
     at = base.point.next_seq
     cut = Cut(0, 0, at, base.point.written_ms)
-    found = [i for i, piece in enumerate(base.pieces) if piece.least_ms <= ms and piece.next_seq > at]
+    found = [i for i, piece in enumerate(base.pieces) if piece.min_ms <= ms and piece.next_seq > at]
     if not found:
         return cut
     piece = base.pieces[found[-1]]
-    before = base.pieces[found[-1] - 1].last_ms if found[-1] else piece.least_ms
+    before = base.pieces[found[-1] - 1].last_ms if found[-1] else piece.min_ms
     for batch, written in _timed(target, piece, before):
         if written <= ms and batch.next_seq > at:
             cut = Cut(piece.number, batch.stop, batch.next_seq, written)
@@ -156,7 +156,7 @@ def at_seq(target: Target, topic: str, partition: int, seq: int) -> list[Way]:
         try:
             cut = _reached(target, base, stop_seq, ids, topic, partition, seq)
         except LogError as error:
-            raise told(base, error) from error
+            raise explain(base, error) from error
         if cut is not None:
             mine = [
                 each
@@ -168,9 +168,9 @@ def at_seq(target: Target, topic: str, partition: int, seq: int) -> list[Way]:
     raise AbsentError(f"the log does not show how {name} reached seq {seq}: {_what_can(target)}")
 
 
-def told(base: Base, error: LogError) -> BackupError:
+def explain(base: Base, error: LogError) -> BackupError:
     """The damage with what the operator can do: the last moment before it that the backup leads to."""
-    before = log.shown(max(base.from_ms, error.least_ms - 1))
+    before = log.shown(max(base.from_ms, error.min_ms - 1))
     return BackupError(f"{error}; what was written until {before} can be restored: --at {before}")
 
 
@@ -227,7 +227,7 @@ def _reached(
 
 def _behind(target: Target, base: Base) -> Iterator[tuple[Piece, Batch, int]]:
     """The batches behind a backup, and when they were written."""
-    before = base.pieces[0].least_ms if base.pieces else 0
+    before = base.pieces[0].min_ms if base.pieces else 0
     for piece in base.pieces:
         if piece.next_seq > base.point.next_seq:
             for batch, written in _timed(target, piece, before):
@@ -249,7 +249,7 @@ def _readable(piece: Piece) -> Iterator[None]:
     try:
         yield
     except (ValueError, struct.error, msgspec.MsgspecError) as error:
-        raise LogError(piece.least_ms, f"{piece.key} can't be read: {error}") from error
+        raise LogError(piece.min_ms, f"{piece.key} can't be read: {error}") from error
 
 
 def _stood(backup: Manifest, topic: str, partition: int) -> Partition | None:

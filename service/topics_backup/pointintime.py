@@ -32,13 +32,13 @@ def restore(
     ways: list[Way],
     *,
     jump: int = 0,
-    told: Callable[[str], None] = lambda _text: None,
+    report: Callable[[str], None] = lambda _text: None,
 ) -> Restored:
     """Make `directory` a data directory of the moment to which these lead (`moments`), durable on return.
 
-    A damaged backup gives way to the one before it, which leads to the same moment, and `told` hears why. Hashes are
-    checked, and that RocksDB took in the log to the very row. The directory appears with everything in it, or not at
-    all. With `jump` as `restoring.restore`. Raises BackupError; for a damaged log it names the moments before that.
+    A damaged backup is replaced by the one before it, which leads to the same moment, and `report` is called with the
+    reason. Hashes are checked, and that RocksDB replayed the log to its last row. The directory appears complete or not
+    at all. With `jump` as `restoring.restore`. Raises BackupError; for a damaged log it names the moments before that.
     """
     restoring.check_free(directory)
     for way in ways:
@@ -50,10 +50,10 @@ def restore(
         except DamagedError as error:
             if way is ways[-1]:
                 raise BackupError(f"{error}; no other backup leads to that moment") from error
-            told(f"{error}; going on from an older one")
+            report(f"{error}; going on from an older one")
             continue
         except LogError as error:
-            raise moments.told(base, error) from error
+            raise moments.explain(base, error) from error
         return Restored(base.backup, put, cut.written_ms, inventory.read(directory).topics)
     raise BackupError("no backup leads to that moment")
 
@@ -93,7 +93,7 @@ def _check(target: Target, piece: log.Piece) -> None:
             break
         stop, next_seq = batch.stop, batch.next_seq
     if (stop, next_seq) != (piece.stop, piece.next_seq):
-        raise LogError(piece.least_ms, f"{piece.key} breaks off at byte {stop} of its log file")
+        raise LogError(piece.min_ms, f"{piece.key} breaks off at byte {stop} of its log file")
 
 
 def _read_deep(target: Target, found: Verified, scratch: Path | None) -> Verified:

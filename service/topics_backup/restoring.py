@@ -33,14 +33,14 @@ def restore(
     *,
     fallback: bool = False,
     jump: int = 0,
-    told: Callable[[str], None] = lambda _text: None,
+    report: Callable[[str], None] = lambda _text: None,
 ) -> Manifest:
-    """Make `directory` a data directory as the backup has it (None: the newest), durable on return; gives its manifest.
+    """Make `directory` a data directory from a backup (None: the newest), durable on return; return its manifest.
 
-    Each file's hash is checked while it is written. The directory appears with everything in it, or not at all. With
-    `jump` the seqs of every partition go on so much higher than the backup has them, with an explicit gap. With
-    `fallback` a damaged backup gives way to the newest intact one before it, and `told` hears why. Raises DamagedError,
-    which names such a one, and BackupError; AbsentError if there is no backup.
+    Each file's hash is checked while it is written. The directory appears complete or not at all. `jump` raises the
+    next seq of every partition by that much, with an explicit gap. With `fallback` a damaged backup is replaced by the
+    newest intact one before it, and `report` is called with the reason. Raises DamagedError, which names such a backup,
+    and BackupError; AbsentError if there is no backup.
     """
     check_free(directory)
     there = repository.ids(target)
@@ -59,7 +59,7 @@ def restore(
                 raise BackupError(
                     f"{error}; the newest intact one before it is {older.id}: name that, or give --fallback"
                 ) from error
-            told(f"{error}; falling back to {older.id}")
+            report(f"{error}; falling back to {older.id}")
             backup_id = older.id
 
 

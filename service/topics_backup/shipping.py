@@ -65,7 +65,7 @@ def ship(target: Target, data_dir: Path) -> Shipped:
         for piece, data in _news(data_dir, line, number, chain[-1].stop if chain else 0, last):
             target.put(piece.key, data)
             if last is not None and last.next_seq != piece.seq:
-                holes.append(f"{log.shown(last.last_ms)} to {log.shown(piece.least_ms)}")
+                holes.append(f"{log.shown(last.last_ms)} to {log.shown(piece.min_ms)}")
                 if until.next_seq <= last.next_seq:  # else what is missing has been archived, and is gone
                     until.holes.append((last.next_seq, piece.seq))
             last = piece
@@ -105,16 +105,16 @@ def _news(
 
 def _piece(line: Line, number: int, start: int, data: bytes, last_ms: int) -> Piece | None:
     """The piece of the batches in `data`; None if not one is whole."""
-    least_ms, stop, first, next_seq = None, start, 0, 0
+    min_ms, stop, first, next_seq = None, start, 0, 0
     for batch in batches(data, start):
         last_ms = written_ms(batch) or last_ms
-        least_ms = last_ms if least_ms is None else min(least_ms, last_ms)
+        min_ms = last_ms if min_ms is None else min(min_ms, last_ms)
         first = batch.seq if stop == start else first
         stop, next_seq = batch.stop, batch.next_seq
-    if least_ms is None:
+    if min_ms is None:
         return None
     sha256 = hashlib.sha256(data[: stop - start]).hexdigest()
-    return Piece(line.id, number, start, stop, first, next_seq, least_ms, last_ms, sha256)
+    return Piece(line.id, number, start, stop, first, next_seq, min_ms, last_ms, sha256)
 
 
 def _check_same(target: Target, data_dir: Path, line: Line, there: dict[int, list[Piece]], newest: int) -> None:

@@ -64,7 +64,7 @@ class DiskSpace:
         """The free bytes, less what is written of what was taken in and what the next compaction needs beyond the
         reserve. Cheap: it is asked for with every write."""
         written = self._written()
-        unflushed = min(written - self._flushed_at, self._store.most_unflushed + written - self._measured_at)
+        unflushed = min(written - self._flushed_at, self._store.max_unflushed + written - self._measured_at)
         taken = written - self._measured_at + 2 * unflushed
         return self._disk.free_bytes - taken - max(0, self._compaction - self._reserve)
 
@@ -136,7 +136,7 @@ class DiskSpace:
 
     def _can_flush(self, unflushed: int) -> bool:
         """Return whether the memtables fit: if not, another program has filled the disk, and has to make room."""
-        return self._disk.free_bytes > min(unflushed, self._store.most_unflushed) + _SPARE_BYTES
+        return self._disk.free_bytes > min(unflushed, self._store.max_unflushed) + _SPARE_BYTES
 
     def _free(self) -> int:
         self.measure()

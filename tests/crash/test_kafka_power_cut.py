@@ -185,7 +185,7 @@ async def produce(broker: Broker, sent: Sent) -> tuple[int, int]:
 
 def producers_of(broker: Broker, place: Place):
     name, partition = place
-    return broker.engine.batches.producers.of(broker.engine.catalog.topics[name].partition(partition))
+    return broker.engine.batches.producers.for_log(broker.engine.catalog.topics[name].partition(partition))
 
 
 def newest_of(batches: Sequence[Sent], producer_id: int) -> list[Sent]:

@@ -258,7 +258,7 @@ def test_numbers_and_epochs_of_a_producer(world: BatchWorld) -> None:
         world.produce(b"a", producer=(7, 1, 100))
     world.produce(b"a", producer=(8, 0, 5))
     assert world.state().count == 3
-    found = world.engine.batches.producers.of(world.engine.catalog.visible("t").log)
+    found = world.engine.batches.producers.for_log(world.engine.catalog.visible("t").log)
     assert [(known.producer_id, known.epoch, known.batches[-1].last) for known in found] == [(7, 2, 0), (8, 0, 5)]
 
 

@@ -237,7 +237,7 @@ async def test_an_fsync_topic_is_answered_for_after_the_fsync(call: Callable[[To
         before = sum(commit.statistics.latency.counts)
         async with asyncio.timeout(5):
             await call(api)
-        assert (sum(commit.statistics.latency.counts), engine.untold()) == (before, 0), "nothing new to tell"
+        assert (sum(commit.statistics.latency.counts), engine.expiry_ticket()) == (before, 0), "nothing new to tell"
     finally:
         commit.stop()
     world.clock.advance(-AHEAD_MS)

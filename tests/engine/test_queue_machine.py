@@ -170,7 +170,8 @@ class QueueMachine(RuleBasedStateMachine):
             replies, ticket = self.world.engine.queues.claim(requests)
         gated = model.config.durability == "fsync"
         if not buried:
-            expired = self.world.engine.untold("q") > self.synced  # what the claim has found too old is to be durable
+            # What the claim has found too old must be durable.
+            expired = self.world.engine.expiry_ticket("q") > self.synced
             assert (ticket > self.synced) == (expired or (gated and model.config.leases_durable and any(hands)))
         elif gated:
             assert ticket > self.synced, "the letters are there when the claim is answered"

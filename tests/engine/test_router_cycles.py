@@ -186,7 +186,7 @@ def test_filters_and_stamps_in_a_cycle() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_memory_for_hops_is_bounded(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even when every record has other hops than its neighbours, and everything comes to an end nevertheless."""
-    monkeypatch.setattr(hops, "MOST_RUNS", 6)
+    monkeypatch.setattr(hops, "MAX_RUNS", 6)
     monkeypatch.setattr("topics_service.engine.router.copies.RECORDS", 3)
     rng = random.Random(seed)
     world = RouterWorld()

@@ -87,7 +87,7 @@ def test_tables_of_deletions_do_not_pile_up(store: RocksStore) -> None:
 
 def test_deletions_over_much_data_are_left_to_rocksdb(store: RocksStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """To compact them would write all of that anew, every half minute."""
-    monkeypatch.setattr(tombstone_compaction, "_MOST_BESIDE_BYTES", 10_000)
+    monkeypatch.setattr(tombstone_compaction, "_MAX_NEIGHBOUR_BYTES", 10_000)
     family = store._families[Family.GAPS]
     for number in range(TOPICS):
         batch = store.batch()

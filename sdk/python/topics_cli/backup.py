@@ -257,7 +257,7 @@ def _restore(arguments: argparse.Namespace) -> int:
         arguments.id,
         fallback=arguments.fallback,
         jump=arguments.jump,
-        told=lambda text: print(f"topics backup restore: {output.clean(text)}", file=sys.stderr),
+        report=lambda text: print(f"topics backup restore: {output.clean(text)}", file=sys.stderr),
     )
     if arguments.json:
         output.line(_facts(made) | {"data_dir": str(arguments.to)})

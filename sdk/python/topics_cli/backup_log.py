@@ -92,7 +92,7 @@ def restore_point(arguments: argparse.Namespace) -> int:
         arguments.to,
         ways,
         jump=arguments.jump,
-        told=lambda text: print(f"topics backup restore: {output.clean(text)}", file=sys.stderr),
+        report=lambda text: print(f"topics backup restore: {output.clean(text)}", file=sys.stderr),
     )
     records = sum(part.count for topic in made.topics for part in topic.partitions)
     if arguments.json:

@@ -218,7 +218,7 @@ class QueuesApi:
         await self._forwarded(request.topic)
         engine = self._admit()
         page = engine.queues.jobs(replace(request, limit=min(max(1, request.limit), engine.limits.max_limit)))
-        ticket = engine.untold(request.topic)
+        ticket = engine.expiry_ticket(request.topic)
         if ticket:
             await self._settle(ticket)
         return page

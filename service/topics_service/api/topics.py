@@ -281,7 +281,7 @@ class TopicsApi:
     def producers(self, topic: str, partition: int) -> Sequence[Producer]:
         """The idempotent producers that the partition knows, at most 1000 of them."""
         engine = self._admit()
-        return engine.batches.producers.of(engine.catalog.visible(topic).partition(partition))
+        return engine.batches.producers.for_log(engine.catalog.visible(topic).partition(partition))
 
     def park(self, topic: str, wake: Callable[[], None], partition: int = 0) -> Parked:
         """See `Engine.park`."""
@@ -401,7 +401,7 @@ class TopicsApi:
         So it is at once, but for an `fsync` topic of which a reader has just found that records are too old. Doors that
         read in step with others (`fetch`, `extent`, `offset_at`, `newest_time`) wait for this before they answer.
         """
-        ticket = self._engine.untold(topic)
+        ticket = self._engine.expiry_ticket(topic)
         if ticket:
             with suppress(TopicsError):  # the fsync failed: reads go on
                 await self._commit.wait(ticket)

@@ -56,11 +56,11 @@ class Capacity:
         cfg, quota = topic.config, self._limits.max_total_bytes
         if self.disk is not None and cfg.durability != "ephemeral":
             self.disk.check(nbytes)
-        if cfg.durability == "ephemeral" and self._memory.nbytes > (most := self._limits.max_ephemeral_bytes) > 0:
+        if cfg.durability == "ephemeral" and self._memory.nbytes > (limit := self._limits.max_ephemeral_bytes) > 0:
             raise TopicsError(
                 Reason.THROTTLED,
                 "ephemeral topics take as much memory as they may",
-                {"limit": "max_ephemeral_bytes", "max": most},
+                {"limit": "max_ephemeral_bytes", "max": limit},
             )
         log = log or topic.log
         if cfg.discard == "reject" or log.hold is not None:

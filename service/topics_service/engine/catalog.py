@@ -92,8 +92,8 @@ class Catalog:
 
     def has_room_for(self, count: int) -> bool:
         """Whether so many more topics, each with one partition, may be created."""
-        most = self._limits.max_topics
-        return not most or self._logs + count <= most
+        limit = self._limits.max_topics
+        return not limit or self._logs + count <= limit
 
     def check_capacity(self, partitions: int) -> None:
         """Raise `throttled` when there can't be so many more partitions, of new topics or of one that grows."""
@@ -132,9 +132,9 @@ class Catalog:
 
     def check_partitions(self, config: TopicConfig, count: int) -> None:
         """Raise `invalid_request` for a number of partitions that such a topic can't have."""
-        most = self._limits.max_partitions
-        if not 1 <= count <= most:
-            raise invalid(f"partition_count must be from 1 to {most}", {"partition_count": count})
+        limit = self._limits.max_partitions
+        if not 1 <= count <= limit:
+            raise invalid(f"partition_count must be from 1 to {limit}", {"partition_count": count})
         if count > 1 and config.type == "queue":
             raise invalid("a queue has one partition", {"partition_count": count})
 
@@ -189,14 +189,14 @@ class Catalog:
         self.on_configured(topic)
 
     def _tell(self) -> None:
-        for told in self.on_changed:
-            told()
+        for callback in self.on_changed:
+            callback()
 
     def _announce(self, topic: Topic, synced: int) -> bool:
         if topic.visible_after > synced:
             return False
-        for told in self.on_created:
-            told(topic)
+        for callback in self.on_created:
+            callback(topic)
         self._tell()
         return True
 

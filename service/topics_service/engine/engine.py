@@ -162,14 +162,16 @@ class Engine:
         self.writer.store.sync()
         self.writer.on_synced(written)
 
-    def untold(self, name: str | None = None) -> int:
-        """The ticket that readers of the topic (None: of any) have to wait for before they are told of its state; 0 if
-        there is none. So it is for a moment after records of an `fsync` topic have expired. See `Log.visible`."""
+    def expiry_ticket(self, name: str | None = None) -> int:
+        """Return the ticket that a reply about the topic (None: any topic) must wait for; 0 if there is none.
+
+        There is one for a moment after records of an `fsync` topic have expired. See `Log.visible`.
+        """
         writer = self.writer
-        if writer.told <= writer.synced or writer.failure is not None:
+        if writer.expiry_ticket <= writer.synced or writer.failure is not None:
             return 0
         topic = None if name is None else self.catalog.find(name)
-        return writer.told if topic is None else max(log.untold for log in topic.logs)
+        return writer.expiry_ticket if topic is None else max(log.expiry_ticket for log in topic.logs)
 
     def close(self) -> None:
         """Mark the directory as cleanly closed (unless the server is read-only). The caller closes the store."""
@@ -187,12 +189,12 @@ class Engine:
             reason = "read_only"
         return ReadyState(ready=not reason, reason=reason, topics=len(self.catalog), replay_progress=self.recovered)
 
-    def sample(self, most: int, allowed: tuple[str, ...] | None = None) -> Iterator[tuple[str, Totals]]:
-        """The first topics by name, at most `most`, as readers saw them last: nothing is read, expired or touched.
+    def sample(self, limit: int, allowed: tuple[str, ...] | None = None) -> Iterator[tuple[str, Totals]]:
+        """The first topics by name, at most `limit`, as readers saw them last: nothing is read, expired or touched.
 
         Only names that start with one of `allowed`, where it is given. Figures are sums over the partitions.
         """
-        for name in islice(self.catalog.under(names.narrow("", allowed)), most):
+        for name in islice(self.catalog.under(names.narrow("", allowed)), limit):
             topic = self.catalog.topics[name]
             if not self.catalog.unsynced(topic):
                 views = [log.view for log in topic.logs]

@@ -51,13 +51,13 @@ class Log:
         "blocks",
         "cache",
         "ceiling",
+        "expiry_ticket",
         "has_expired",
         "hold",
         "log_id",
         "reclaimable_from",
         "state",
         "unsealed_blocks",
-        "untold",
         "view",
     )
 
@@ -81,28 +81,28 @@ class Log:
         self.hold: int | None = None  # retention leaves what is above, for the groups that the topic waits for
         self.unsealed_blocks = 0  # appended since the last seal: a hint, not kept over restarts
         self.has_expired = False  # records went that maintenance does not know of yet
-        self.untold = 0  # the ticket that readers of an `fsync` log wait for before they are told what has expired
+        self.expiry_ticket = 0  # readers of an `fsync` log wait for it before they learn of expired records
         self._is_awaited = False
         self.reclaimable_from = 0  # no block is dead before `earliest` is here: a hint for maintenance
 
     # ------------------------------------------------------------------ reads
 
     def visible(self, config: TopicConfig, now: int) -> Snapshot:
-        """Return the state that a reader sees now: the published one less what has expired.
+        """Return the state that a reader sees now: the published one without expired records.
 
-        That is written before anybody is told, once for each time that some has: what is gone stays so, also if the
-        clock steps back and the process is killed. Where it can't be written, nothing has expired yet. Of an `fsync`
-        log it has to be durable too: whoever answers a reader waits for `untold` first.
+        Each expiry is written before a reader learns of it, so expired records stay gone even if the clock steps back
+        and the process is killed. If the write fails, nothing has expired yet. In an `fsync` log the expiry must be
+        durable too: the reply to a reader waits for `expiry_ticket`.
         """
         if config.ttl_ms and self.view.count and self._writer.failure is None:
             s = copy(self.view)
             if retention.expire(s, self.blocks, config.ttl_ms, now, self.hold):
                 with suppress(TopicsError):
-                    self._tell(s, config, now)
+                    self._publish_expiry(s, config, now)
         return self.view
 
-    def _tell(self, s: Snapshot, config: TopicConfig, now: int) -> None:
-        """Let readers see `s`, which is `view` less what has expired, and every later state go without that too."""
+    def _publish_expiry(self, s: Snapshot, config: TopicConfig, now: int) -> None:
+        """Publish `s`, which is `view` without expired records, and remove those from every later state too."""
         state = s if self.state is self.view else copy(self.state)
         ticket = self._writer.written
         if state is s or retention.expire(state, self.blocks, config.ttl_ms, now, self.hold):
@@ -119,12 +119,12 @@ class Log:
         self.state, self.view = state, s
         self.has_expired = True
         if config.durability == "fsync" and ticket > self._writer.synced:
-            self.untold = self._writer.told = ticket
+            self.expiry_ticket = self._writer.expiry_ticket = ticket
             self._writer.promote_with(self.log_id, self._promote)
             self._writer.request_sync(ticket)
 
-    def wake_when_told(self) -> None:
-        """Let `untold` wake everyone who is parked when it is over."""
+    def wake_after_expiry(self) -> None:
+        """Wake all parked readers once `expiry_ticket` is durable."""
         self._is_awaited = True
 
     def park(self, wake: Callable[[], None]) -> None:
@@ -275,7 +275,7 @@ class Log:
                 if prune:
                     tags.prune(self._writer.store, tx.batch, self.log_id, match, bound - 1)
             if not deleted:
-                return 0, self.visible(config, now), self.untold
+                return 0, self.visible(config, now), self.expiry_ticket
             ticket = tx.commit()
         if match is not None and prune and s.volatile_from:
             batch = self._memory.batch()
@@ -448,13 +448,13 @@ class Log:
             self._durable_head = max(self._durable_head, head)
             if self.view.head > self._durable_head:
                 told = -1  # who asked for that was not heard meanwhile, and is to ask again
-        if self.untold and (self.untold <= synced or self._writer.failure is not None):
-            self.untold = 0
+        if self.expiry_ticket and (self.expiry_ticket <= synced or self._writer.failure is not None):
+            self.expiry_ticket = 0
             if self._is_awaited:
                 self._is_awaited, told = False, -1
         if self._durable_head > told:
             self.wake_all()
-        return not (self._pending or self._reserved_ticket or self.untold) and self._asked is None
+        return not (self._pending or self._reserved_ticket or self.expiry_ticket) and self._asked is None
 
     def _account(self, s: Snapshot) -> None:
         self._writer.total_records += s.count - self.state.count

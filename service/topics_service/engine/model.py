@@ -96,15 +96,15 @@ class Batch(Struct):
         if not self.sizes:
             self.sizes = list(map(len, self.datas))
 
-    def pieces(self, most: int) -> "Iterable[Batch]":
-        """The records in order, in batches of at most `most` bytes of data and meta each, or of one record."""
+    def pieces(self, max_bytes: int) -> "Iterable[Batch]":
+        """The records in order, in batches of at most `max_bytes` bytes of data and meta each, or of one record."""
         sizes = self.sizes if self.metas is None else list(map(add, self.sizes, lengths(self.metas, 0)))
-        return (self,) if len(sizes) == 1 or sum(sizes) <= most else self._pieces(sizes, most)
+        return (self,) if len(sizes) == 1 or sum(sizes) <= max_bytes else self._pieces(sizes, max_bytes)
 
-    def _pieces(self, sizes: Sequence[int], most: int) -> "Iterator[Batch]":
+    def _pieces(self, sizes: Sequence[int], max_bytes: int) -> "Iterator[Batch]":
         start = nbytes = 0
         for i, size in enumerate(sizes):
-            if nbytes + size > most and i > start:
+            if nbytes + size > max_bytes and i > start:
                 yield self._part(slice(start, i))
                 start, nbytes = i, 0
             nbytes += size

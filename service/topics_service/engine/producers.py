@@ -133,7 +133,7 @@ class Producers:
         if len(self._cache) > _CACHED:
             self._cache.popitem(last=False)
 
-    def of(self, log: Log) -> Sequence[Producer]:
+    def for_log(self, log: Log) -> Sequence[Producer]:
         """The log's producers, at most 1000 of them."""
         found: dict[int, Producer] = {}
         for store in (self._memory, self._writer.store):
@@ -142,17 +142,17 @@ class Producers:
                 found.setdefault(producer_id, _decode(producer_id, row))
         return list(found.values())[:_LISTED]
 
-    def sweep(self, now: int, most: int) -> None:
-        """Look at the next `most` rows, on disk and in memory; forget those of producers that were idle for a day."""
+    def sweep(self, now: int, max_rows: int) -> None:
+        """Examine the next `max_rows` rows, on disk and in memory, and forget producers that were idle for a day."""
         for store in (self._writer.store, self._memory):
             volatile = store is self._memory
             batch, looked_at, last = store.batch(), 0, b""
-            for key, row in islice(store.scan(Family.PRODUCERS, self._swept[volatile], b"\xff" * 17), most):
+            for key, row in islice(store.scan(Family.PRODUCERS, self._swept[volatile], b"\xff" * 17), max_rows):
                 looked_at, last = looked_at + 1, key + b"\x00"
                 if _decode(keys.read_u64(key, 8), row).ts < now - _IDLE_MS:
                     batch.delete(Family.PRODUCERS, key)
                     self._cache.pop((keys.read_u64(key), keys.read_u64(key, 8)), None)
-            self._swept[volatile] = last if looked_at == most else b""
+            self._swept[volatile] = last if looked_at == max_rows else b""
             if batch.is_empty():
                 continue
             if volatile:

@@ -225,10 +225,10 @@ def _matching_ranges(block: Block, first: int, stop: int, match: TagMatch) -> It
 class _Page:
     """A page being filled; `open` while it has room."""
 
-    def __init__(self, s: Snapshot, limit: int, max_bytes: int, nodes: frozenset[bytes], most_slices: int) -> None:
+    def __init__(self, s: Snapshot, limit: int, max_bytes: int, nodes: frozenset[bytes], max_slices: int) -> None:
         self._deletes = s.deletes
         self._limit = limit
-        self._most_slices = most_slices
+        self._max_slices = max_slices
         self._budget = max_bytes
         self._nodes = nodes
         self.slices: list[Slice] = []
@@ -288,7 +288,7 @@ class _Page:
             else:
                 self.slices.append(Slice(block, start, taken))
             self._examine(block, taken, taken - start)
-        if taken < stop or len(self.slices) == self._most_slices:
+        if taken < stop or len(self.slices) == self._max_slices:
             self.open = False
             return False
         return True

@@ -26,7 +26,7 @@ class Writer:
         self.store = store
         self.written = 0
         self.synced = 0
-        self.told = 0  # the newest ticket that a reader of a log may have to wait for, see `Log.untold`
+        self.expiry_ticket = 0  # the newest of all logs, see `Log.expiry_ticket`
         self.statistics = WriteStatistics()
         self.total_records = 0  # live records of all logs
         self.total_bytes = 0  # live record bytes of all logs, for TOPICS_MAX_TOTAL_BYTES

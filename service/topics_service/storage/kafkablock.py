@@ -80,11 +80,11 @@ class KafkaBlock(StoredBlock):
         """The bytes of one batch, as they came."""
         return memoryview(self.body)[part.offset : part.offset + part.header.size]
 
-    def inflated_size(self, most: int) -> int | None:
-        """The bytes of all batches once they are inflated; None for more than `most`."""
+    def inflated_size(self, max_bytes: int) -> int | None:
+        """The bytes of all batches once they are inflated; None for more than `max_bytes`."""
         total = 0
         for part in self.parts:
-            size = recordbatch.inflated_size(self.batch(part), most - total)
+            size = recordbatch.inflated_size(self.batch(part), max_bytes - total)
             if size is None:
                 return None
             total += size
@@ -99,8 +99,8 @@ class KafkaBlock(StoredBlock):
 
     def fit(self, start: int, budget: int) -> int:
         """See StoredBlock."""
-        most = self.sizes_upto(start) + budget
-        return start + bisect_right(range(start + 1, self.count + 1), most, key=self.sizes_upto)
+        limit = self.sizes_upto(start) + budget
+        return start + bisect_right(range(start + 1, self.count + 1), limit, key=self.sizes_upto)
 
     def columns(self) -> Block:
         """See StoredBlock: decoded when first asked for, which raises `weight`."""

@@ -19,7 +19,7 @@ from topics_service.storage.store import Family
 
 log = logging.getLogger("topics.storage")
 
-_MOST_LOGS: Final = 10_000
+_MAX_LOGS: Final = 10_000
 _SPARE_BYTES: Final = 1 << 20
 _WORTH_BYTES: Final = 1 << 20  # of a family beside the blocks
 _BESIDE: Final = (Family.TAGS, Family.IDEMPOTENCY, Family.ROUTER_COPIES, Family.JOBS, Family.PRODUCERS)
@@ -64,7 +64,7 @@ class Reclaim:
     def freed(self, log_id: int, stop: int | None) -> None:
         """The blocks of a log below seq `stop` were deleted; all rows of the log with None."""
         self._dead[log_id] = _LAST_SEQ if stop is None else max(stop - 1, self._dead.get(log_id, 0))
-        if len(self._dead) > _MOST_LOGS:
+        if len(self._dead) > _MAX_LOGS:
             del self._dead[next(iter(self._dead))]
 
     @property

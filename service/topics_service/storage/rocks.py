@@ -39,7 +39,7 @@ _FOR_EVER = 1 << 40  # seconds: what is archived is removed by `archive.trim`
 _HELD_BACK = ("rocksdb.is-write-stopped", "rocksdb.actual-delayed-write-rate")
 _COMPACTING = "rocksdb.num-running-compactions"  # in the whole database
 _FLUSHING = "rocksdb.num-immutable-mem-table"
-_LEAST_RESERVE = 4 << 20
+_MIN_RESERVE = 4 << 20
 _LARGE = 1 << 40
 _BLOOMED = (Family.IDEMPOTENCY, Family.TAGS)  # looked up by exact key or prefix: a bloom filter pays
 
@@ -114,7 +114,7 @@ class RocksStore:
         they find room in them.
         """
         steps = _Steps.within(reserve_bytes)
-        self.most_unflushed = 2 * steps.log
+        self.max_unflushed = 2 * steps.log
         """So many bytes of what was written are not in tables yet, at most: at the limit it takes as much again until
         they are."""
         try:
@@ -442,7 +442,7 @@ class _Steps(NamedTuple):
     @classmethod
     def within(cls, reserve: int) -> Self:
         """Four tables of level 0 and the level below it, which a compaction takes together, in twice the reserve."""
-        whole = max(reserve, _LEAST_RESERVE) if reserve else _LARGE
+        whole = max(reserve, _MIN_RESERVE) if reserve else _LARGE
         return cls(min(whole // 4, 64 << 20), min(whole, 256 << 20), min(whole, 25 * (64 << 20)), min(whole, 64 << 20))
 
 

@@ -24,8 +24,8 @@ log = logging.getLogger("topics.storage")
 PERIOD_SECONDS: Final = 30.0
 FEW: Final = 8
 """The number of such tables that may stay: below it, a round does nothing."""
-_MOST: Final = 64  # in one round
-_MOST_BESIDE_BYTES: Final = 16 << 20
+_MAX_TABLES: Final = 64  # in one round
+_MAX_NEIGHBOUR_BYTES: Final = 16 << 20
 _Facts = dict[str, Any]
 _TABLE = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)  # of the property below: number, size, range of keys
 
@@ -53,7 +53,7 @@ class TombstoneCompaction:
             for family in self._store._families:
                 numbers = map(int, _TABLE.findall(family.property_value("rocksdb.sstables") or ""))
                 for start, stop in _dead_ranges([tables[number] for number in numbers if number in tables]):
-                    if self._stopped or done == _MOST:
+                    if self._stopped or done == _MAX_TABLES:
                         return done
                     family.compact_range(start, stop, self._options)
                     done += 1
@@ -82,5 +82,5 @@ def _dead_ranges(tables: Sequence[_Facts]) -> Iterator[tuple[bytes, bytes]]:
             for table in tables
             if table is not dead and table["start_key"] <= stop and table["end_key"] >= start
         )
-        if beside <= _MOST_BESIDE_BYTES:
+        if beside <= _MAX_NEIGHBOUR_BYTES:
             yield start, stop

@@ -167,7 +167,7 @@ class Watcher(Actor):
             log = self._log(place, follower.watch.epochs.get(place, 0))
             followed = follower.watch._follows.get(place)
             if log is not None and followed is not None and not follower.request.strong:
-                if followed.log.untold:
+                if followed.log.expiry_ticket:
                     continue  # it is woken when the loss in front of it is durable
                 demand(cursor == log.view.head, f"a watch rests at {cursor} of {place}, whose head is {log.view.head}")
 

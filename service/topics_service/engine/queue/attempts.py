@@ -81,9 +81,9 @@ def _shown(attempts: Sequence[Attempt]) -> bytes:
     return msgspec.json.encode([members(attempt) for attempt in attempts])
 
 
-def _cut(text: str, most: int) -> str:
+def _cut(text: str, max_bytes: int) -> str:
     """The beginning of a text, so that it has at most so many bytes."""
     raw = text.encode()
-    if len(raw) <= most:
+    if len(raw) <= max_bytes:
         return text
-    return raw[: most - len(_CUT.encode())].decode(errors="ignore") + _CUT
+    return raw[: max_bytes - len(_CUT.encode())].decode(errors="ignore") + _CUT

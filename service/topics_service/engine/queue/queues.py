@@ -151,7 +151,7 @@ class Queues:
         ready = queue.ready(log.state, log.view.head)
         for reply in replies:
             reply.ready = ready
-        return replies, max(ticket, buried, log.untold)
+        return replies, max(ticket, buried, log.expiry_ticket)
 
     # ---------------------------------------------------------------- settlement
 
@@ -173,7 +173,7 @@ class Queues:
             found |= held
             parts.append((len(held), skipped))
         # What is skipped may be an ack before that still waits, or have expired just now.
-        ticket = max(log.pending_ticket, log.untold)
+        ticket = max(log.pending_ticket, log.expiry_ticket)
         if found:
             live = [seq for seq in found if seq in queue.jobs]
             with Transaction(self._writer) as tx:
@@ -207,7 +207,7 @@ class Queues:
         reply = self._reply(topic, queue, len(found), skipped)
         reply.dead_lettered = moved
         reply.exhausted = [seq for seq in found if seq in queue.exhausted or seq in queue.aside]
-        return reply, max(ticket, topic.log.untold)
+        return reply, max(ticket, topic.log.expiry_ticket)
 
     def extend(self, request: SettleRequest) -> tuple[SettleReply, int]:
         """Set the deadlines of held jobs to `lease_ms` from now; lease ids and delivery counts stay.
@@ -223,7 +223,7 @@ class Queues:
         self._watch(topic, queue, now)
         reply = self._reply(topic, queue, len(found), skipped)
         reply.deadlines = dict.fromkeys(found, deadline)
-        return reply, max(ticket, topic.log.untold)
+        return reply, max(ticket, topic.log.expiry_ticket)
 
     def release(self, topic: str, held: Mapping[int, str]) -> int:
         """Give back what is still held under these lease ids (by seq), like a nack; returns how many that were.
@@ -357,8 +357,8 @@ class Queues:
             held = self._queue(letters)
             self._refresh(letters, held)
         letters.log.visible(letters.config, now)
-        most = min(request.max or moves.MOVE_JOBS, moves.MOVE_JOBS)
-        seqs, at = self._letters(topic, letters, held, request, most)
+        max_jobs = min(request.max or moves.MOVE_JOBS, moves.MOVE_JOBS)
+        seqs, at = self._letters(topic, letters, held, request, max_jobs)
         reply.resume = at if at <= letters.log.view.head else 0
         if not seqs:
             return reply, 0
@@ -685,14 +685,14 @@ class Queues:
         return waits, moved
 
     def _letters(
-        self, topic: Topic, letters: Topic, held: Queue | None, request: RedriveRequest, most: int
+        self, topic: Topic, letters: Topic, held: Queue | None, request: RedriveRequest, max_jobs: int
     ) -> tuple[list[int], int]:
-        """Dead letters of the queue that match, at most `most`; and where to look on, past the head when done."""
+        """Dead letters of the queue that match, at most `max_jobs`; and where to look on, past the head when done."""
         s, head, blocks = letters.log.state, letters.log.view.head, letters.log.blocks
         at = max(s.earliest, request.start)
         found: list[int] = []
         looks = 0
-        while (at := s.first_live(at)) <= head and len(found) < most and looks < _REDRIVE_LOOKS:
+        while (at := s.first_live(at)) <= head and len(found) < max_jobs and looks < _REDRIVE_LOOKS:
             block = blocks.records(at)
             i = at - block.base_seq
             looks += 1
@@ -707,8 +707,8 @@ class Queues:
         return found, at
 
     def _budget(self, max_bytes: int) -> int:
-        most = self._limits.max_batch_bytes
-        return min(max_bytes or most, most)
+        limit = self._limits.max_batch_bytes
+        return min(max_bytes or limit, limit)
 
 
 def _limit(cfg: TopicConfig) -> int:

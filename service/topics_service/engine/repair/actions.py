@@ -53,15 +53,15 @@ class Sink(Protocol):
 class Rows:
     """Reads rows past damage, and tells what is done."""
 
-    def __init__(self, source: Source, sink: Sink, tell: Callable[[Action], None]) -> None:
+    def __init__(self, source: Source, sink: Sink, report: Callable[[Action], None]) -> None:
         self.source = source
         self.put = sink.put
         self.batch = sink
         self.holes: dict[Family, list[Damage]] = {}
         """The stretches that could not be read, by family."""
-        self._tell = tell
+        self._report = report
 
-    def of(self, family: Family) -> Iterator[tuple[bytes, bytes]]:
+    def family(self, family: Family) -> Iterator[tuple[bytes, bytes]]:
         """Every row that can be read."""
         holes = self.holes[family] = []
         for found in self.source.rows(family):
@@ -70,12 +70,12 @@ class Rows:
             else:
                 yield found
 
-    def tell(
+    def report(
         self, kind: Kind, text: str, part: Part | None = None, first: int | None = None, last: int | None = None
     ) -> None:
         """Tell of one."""
         topic, partition = (None, None) if part is None else (part.row.name, part.partition)
-        self._tell(Action(kind=kind, text=text, topic=topic, partition=partition, first_seq=first, last_seq=last))
+        self._report(Action(kind=kind, text=text, topic=topic, partition=partition, first_seq=first, last_seq=last))
 
 
 def log_of(key: bytes) -> int:

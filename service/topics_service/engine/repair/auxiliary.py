@@ -53,13 +53,13 @@ def save(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
             if family is Family.PRODUCERS:
                 ledger.last_producer = max(ledger.last_producer, keys.read_u64(key, 8))
         for log_id, count in left_out.items():
-            rows.tell(
+            rows.report(
                 "dropped", f"{what}: {count} rows that are damaged or speak of what is lost", ledger.parts[log_id]
             )
         for log_id in sorted(strange):
-            rows.tell("dropped", f"{what} of log {log_id}, which belongs to no topic")
+            rows.report("dropped", f"{what} of log {log_id}, which belongs to no topic")
         for hole in rows.holes[family]:
-            rows.tell("dropped", f"{what}: rows that can't be read: {hole.why}")
+            rows.report("dropped", f"{what}: rows that can't be read: {hole.why}")
 
 
 def _is_gone(part: Part, family: Family, seq: int) -> bool:
@@ -72,18 +72,18 @@ def _looked(
     rows: Rows, ledger: Ledger, family: Family, look: Check
 ) -> Iterator[tuple[bytes, bytes, Part | None, int | None]]:
     """Yield each row with its log and the highest seq that it refers to: 0 if none, None if it is damaged."""
-    told: list[Problem] = []
-    findings = Findings(rows.source, told.append)
-    for key, value in rows.of(family):
+    reported: list[Problem] = []
+    findings = Findings(rows.source, reported.append)
+    for key, value in rows.family(family):
         part = ledger.parts.get(log_of(key))
         if part is None:
             yield key, value, None, None
             continue
-        told.clear()
+        reported.clear()
         try:
             last = look(findings, part, key, value) or 0
         except DECODING:
             yield key, value, part, None
             continue
         # An expiry that is missing is made anew.
-        yield key, value, part, None if any(problem.kind != "missing" for problem in told) else max(0, last)
+        yield key, value, part, None if any(problem.kind != "missing" for problem in reported) else max(0, last)

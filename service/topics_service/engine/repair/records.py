@@ -81,7 +81,7 @@ class LogSalvage:
         if not s.volatile_from:  # a start finds the head of the others, above their ceilings
             head = max(s.head, self._next - 1, *(gap.stop for gap in s.gaps))
             if head > s.head:
-                self._rows.tell("derived", f"its head is {head}, by its records", self._part)
+                self._rows.report("derived", f"its head is {head}, by its records", self._part)
             s.head = self._with_doubt(head)
         self._lose(self._next, s.volatile_from or s.head + 1)
         s.earliest = min(max(1, s.earliest), s.head + 1)
@@ -122,14 +122,14 @@ class LogSalvage:
         s, count = self.s, self.s.live_between(self.s.earliest, self.s.head + 1)
         if not self._lost and not self._derived and (s.count, s.bytes) != (count, self._bytes):
             what = f"{s.count} records of {s.bytes} bytes were {count} of {self._bytes}"
-            self._rows.tell("derived", f"its counters: {what}", self._part)
+            self._rows.report("derived", f"its counters: {what}", self._part)
         s.count, s.bytes = count, self._bytes
 
     def _lose(self, start: int, stop: int) -> None:
         """The seqs of [start, stop) that lie in no gap become one each."""
         for first, last in self._between_gaps(start, stop):
             self._lost.append(Gap(first, last, "cap"))
-            self._rows.tell("gap", "can't be read any more", self._part, first, last)
+            self._rows.report("gap", "can't be read any more", self._part, first, last)
 
     def _between_gaps(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         while start < stop:

@@ -17,22 +17,23 @@ from topics_service.storage.store import Family
 def save_routers(rows: Rows, ledger: Ledger) -> None:
     """Save the routers. One whose cursor is lost begins anew, or behind what is known to be copied."""
     ends = {part.row.name: part for part in ledger.parts.values() if not part.partition}
-    found, names = dict(rows.of(Family.ROUTERS)), set()
+    found, names = dict(rows.family(Family.ROUTERS)), set()
     for hole in rows.holes[Family.ROUTERS]:
-        rows.tell("lost", f"routers can't be read: {hole.why}")
+        rows.report("lost", f"routers can't be read: {hole.why}")
     for key, value in found.items():
         if key[8:] != b"\x00":
             if key[8:] != b"\x01" or key[:8] + b"\x00" not in found:
-                rows.tell("dropped", f"the row {key.hex()}, which belongs to no router")
+                rows.report("dropped", f"the row {key.hex()}, which belongs to no router")
             continue
         try:
             row = decode_router(value)
         except DECODING as error:
-            rows.tell("lost", f"the router {key.hex()} can't be read: {error}")
+            rows.report("lost", f"the router {key.hex()} can't be read: {error}")
             continue
         source, dest = ends.get(row.config.source), ends.get(row.config.dest)
         if source is None or dest is None or row.name in names or source.s is None:
-            rows.tell("lost", f'the router "{row.name}" is left out: "{row.config.source}" or its destination is gone')
+            text = f'the router "{row.name}" is left out: "{row.config.source}" or its destination is gone'
+            rows.report("lost", text)
             continue
         names.add(row.name)
         number, head = keys.read_u64(key), source.s.head
@@ -42,9 +43,9 @@ def save_routers(rows: Rows, ledger: Ledger) -> None:
             cursor, forwarded = 0, 0
             if row.config.guarantee == "exactly_once":
                 cursor = _copied(rows, dest.log_id, row.name, source.number)
-            rows.tell("derived", f'the cursor of router "{row.name}", which goes on behind seq {cursor} of', source)
+            rows.report("derived", f'the cursor of router "{row.name}", which goes on behind seq {cursor} of', source)
         if cursor > head:
-            rows.tell("derived", f'the cursor of router "{row.name}" was beyond the head', source, cursor, head)
+            rows.report("derived", f'the cursor of router "{row.name}" was beyond the head', source, cursor, head)
             cursor = head
         rows.put(Family.ROUTERS, key, value)
         rows.put(Family.ROUTERS, cursor_key(number), _CURSOR.pack(_VERSION, cursor, forwarded))
@@ -59,14 +60,14 @@ def _copied(rows: Rows, dest: int, router: str, epoch: int) -> int:
 
 def save_groups(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
     """Save groups, their members and positions; none whose family is among `revived`: those that were deleted can't be
-    told from the others then, and must not come back."""
+    distinguished from the others then, and must not come back."""
     if Family.GROUPS in revived:
-        rows.tell("lost", "groups and their positions: which of them were deleted can't be read any more")
+        rows.report("lost", "groups and their positions: which of them were deleted can't be read any more")
         return
     partitions = {(part.number, part.partition): part for part in ledger.parts.values()}
     found: dict[int, str] = {}
     members: list[tuple[bytes, bytes]] = []
-    for key, value in rows.of(Family.GROUPS):
+    for key, value in rows.family(Family.GROUPS):
         try:
             number = keys.read_u64(key)
             if not is_group_row(key):
@@ -75,34 +76,34 @@ def save_groups(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
                 continue
             name = decode_group(value).name
         except DECODING as error:
-            rows.tell("lost", f"the row {key.hex()} of a group can't be read: {error}")
+            rows.report("lost", f"the row {key.hex()} of a group can't be read: {error}")
             continue
         if name in found.values():
-            rows.tell("lost", f'there are two groups "{name}"')
+            rows.report("lost", f'there are two groups "{name}"')
             continue
         found[number] = name
         rows.put(Family.GROUPS, key, value)
     for hole in rows.holes[Family.GROUPS]:
-        rows.tell("lost", f"groups can't be read: {hole.why}")
+        rows.report("lost", f"groups can't be read: {hole.why}")
     for key, value in members:
         if keys.read_u64(key) in found:
             rows.put(Family.GROUPS, key, value)
         else:
-            rows.tell("dropped", f"the members of group {keys.read_u64(key)}, which is gone")
+            rows.report("dropped", f"the members of group {keys.read_u64(key)}, which is gone")
     if Family.POSITIONS in revived:
-        rows.tell("lost", "positions of groups: which of them were deleted can't be read any more")
+        rows.report("lost", "positions of groups: which of them were deleted can't be read any more")
         return
-    for key, value in rows.of(Family.POSITIONS):
+    for key, value in rows.family(Family.POSITIONS):
         try:
             number, epoch, partition = read_position_key(key)
             decode_position(value)
             part = partitions.get((epoch, partition))
         except DECODING:
-            rows.tell("lost", f"the position {key.hex()} of a group can't be read")
+            rows.report("lost", f"the position {key.hex()} of a group can't be read")
             continue
         if number not in found or part is None or part.s is None:
-            rows.tell("dropped", f"the position {key.hex()}, whose group or partition is gone")
+            rows.report("dropped", f"the position {key.hex()}, whose group or partition is gone")
             continue
         rows.put(Family.POSITIONS, key, value)
     for hole in rows.holes[Family.POSITIONS]:
-        rows.tell("lost", f"positions of groups can't be read: {hole.why}")
+        rows.report("lost", f"positions of groups can't be read: {hole.why}")

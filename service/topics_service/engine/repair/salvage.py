@@ -37,13 +37,13 @@ class Salvage:
         self,
         source: Source,
         sink: Sink,
-        tell: Callable[[Action], None],
+        report: Callable[[Action], None],
         *,
         end: Uncertain | None = None,
         bring_back: bool = False,
     ) -> None:
-        """`tell` is told of each change. `bring_back`: records stay of which it is lost whether they were deleted."""
-        self._rows = Rows(source, sink, tell)
+        """`report` is called with each change. `bring_back` keeps records that may have been deleted."""
+        self._rows = Rows(source, sink, report)
         self._end = end or Uncertain()
         self._bring_back = bring_back
         self.progress: Callable[[int], None] = lambda _: None
@@ -104,5 +104,5 @@ class Salvage:
                 self.progress(1)
             elif owner not in strange:
                 strange.add(owner)
-                self._rows.tell("lost", f"the records of log {owner}, whose topic is gone, stay in the quarantine")
+                self._rows.report("lost", f"the records of log {owner}, whose topic is gone, stay in the quarantine")
         finish_below(_END)

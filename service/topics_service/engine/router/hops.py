@@ -4,7 +4,7 @@ from bisect import bisect_right
 from typing import Final
 
 MAX_HOPS: Final = 8
-MOST_RUNS: Final = 1 << 13
+MAX_RUNS: Final = 1 << 13
 
 
 class Hops:
@@ -22,7 +22,7 @@ class Hops:
 
         What goes round already still is, up to `MAX_HOPS` times as many runs.
         """
-        return len(self._starts) >= MOST_RUNS
+        return len(self._starts) >= MAX_RUNS
 
     def at(self, seq: int) -> tuple[int, int | None]:
         """The hops of `seq`, and the first seq above it that may have others (None: none is known to)."""

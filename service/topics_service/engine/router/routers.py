@@ -209,9 +209,9 @@ class Routers:
         if self._rings:
             self._find_rings()
 
-    def sample(self, most: int, allowed: tuple[str, ...] | None = None) -> Iterator[Router]:
-        """The first routers by name, at most `most`, with name and both ends under `allowed`, for metrics."""
-        return islice(self._shown(ListRoutersRequest(), allowed), most)
+    def sample(self, limit: int, allowed: tuple[str, ...] | None = None) -> Iterator[Router]:
+        """The first routers by name, at most `limit`, with name and both ends under `allowed`, for metrics."""
+        return islice(self._shown(ListRoutersRequest(), allowed), limit)
 
     # -------------------------------------------------------------- forwarding
 
@@ -298,7 +298,8 @@ class Routers:
     def _change(self, router: Router, given: RouterConfig) -> None:
         before = router.config
         ends_change = (given.source, given.dest) != (before.source, before.dest)
-        self._finish(router, must=given.source != before.source, most=None if ends_change else _SLICES_BEFORE_A_CHANGE)
+        max_slices = None if ends_change else _SLICES_BEFORE_A_CHANGE
+        self._finish(router, must=given.source != before.source, max_slices=max_slices)
         source, dest = self._end(given.source), self._end(given.dest)
         cursor = router.cursor if source is router.source else source.log.view.head
         with Transaction(self._writer) as tx:
@@ -314,10 +315,10 @@ class Routers:
         if ends_change and (self._rings or given.allow_cycle):
             self._find_rings()
 
-    def _finish(self, router: Router, *, must: bool, most: int | None) -> None:
-        """Forward all that the router's source shows, in `most` slices at most. Raises what keeps it if it `must`."""
+    def _finish(self, router: Router, *, must: bool, max_slices: int | None) -> None:
+        """Forward all visible records of the source, in at most `max_slices` slices. If it `must`, raise its fault."""
         slices = 0
-        while router.cursor < router.source.log.view.head and slices != most:
+        while router.cursor < router.source.log.view.head and slices != max_slices:
             self._step(router)
             slices += 1
             if router.fault is not None:

@@ -31,24 +31,24 @@ def check(findings: Findings, parts: Mapping[int, Part]) -> None:
             if part is None:
                 if log_id != strange:
                     strange = log_id
-                    findings.tell("orphan", f"{what} of log {log_id} belongs to no topic")
+                    findings.report("orphan", f"{what} of log {log_id} belongs to no topic")
                 continue
             with findings.decoding(f"{what} {key[8:].hex()}", part):
                 last = look(findings, part, key, value)
                 s = part.settled
                 if last is not None and s is not None and last > s.head:
-                    findings.tell("mismatch", f"{what} speaks of seq {last}, the head is {s.head}", part, last, last)
+                    findings.report("mismatch", f"{what} speaks of seq {last}, the head is {s.head}", part, last, last)
     for key, value in findings.rows(Family.IDEMPOTENCY_EXPIRY):
         if len(key) < 16 or value:
-            findings.tell("damaged", f"the expiry {key.hex()} of an idempotency key is none")
+            findings.report("damaged", f"the expiry {key.hex()} of an idempotency key is none")
 
 
 def _outcome(findings: Findings, part: Part, key: bytes, value: bytes) -> int:
     outcome = idempotency.Outcome(*_OUTCOME.unpack(value))
-    with suppress(StoreError):  # that is told when all expiries are read
+    with suppress(StoreError):  # reported when all expiries are read
         if findings.source.get(Family.IDEMPOTENCY_EXPIRY, idempotency.expiry_key(key, value)) is None:
             text = f"the idempotency key {key[8:].decode(errors='replace')!r} has no expiry"
-            findings.tell("missing", text, part, outcome.first_seq, outcome.first_seq + outcome.count - 1)
+            findings.report("missing", text, part, outcome.first_seq, outcome.first_seq + outcome.count - 1)
     return max(outcome.first_seq + outcome.count - 1, outcome.head_seq)
 
 
@@ -60,7 +60,7 @@ def _producer(findings: Findings, part: Part, key: bytes, value: bytes) -> int |
 def _lease(findings: Findings, part: Part, key: bytes, value: bytes) -> int:
     seq = keys.read_u64(key, 8)
     if part.row.config.type != "queue":
-        findings.tell("orphan", "a topic that is no queue has leases", part)
+        findings.report("orphan", "a topic that is no queue has leases", part)
     if not seq:
         return leases.decode_queue(value)[1] - 1
     leases.parse(value)
@@ -79,7 +79,7 @@ def _job(findings: Findings, part: Part, key: bytes, value: bytes) -> int | None
         base = keys.read_u64(key, 17)
         row = findings.source.get(Family.JOBS, key[:8] + b"\x01" + keys.u64(base))
         if row is None or struct.unpack("<QIB", row)[:2] != (number, count):
-            findings.tell("mismatch", "the delay of jobs has no row of their write", part, base, base + count - 1)
+            findings.report("mismatch", "the delay of jobs has no row of their write", part, base, base + count - 1)
         return int(base + count - 1)
     if kind == 3:
         found = BitMap64.deserialize(value)

@@ -21,26 +21,26 @@ def check_routers(findings: Findings, parts: Mapping[int, Part]) -> int:
     for key, value in rows.items():
         if key[8:] != b"\x00":
             if key[8:] != b"\x01" or key[:8] + b"\x00" not in rows:
-                findings.tell("orphan", f"the row {key.hex()} belongs to no router")
+                findings.report("orphan", f"the row {key.hex()} belongs to no router")
             continue
         with findings.decoding(f"the row {key.hex()} of a router"):
             row = decode_router(value)
             what = f'router "{row.name}"'
             if row.name in names:
-                findings.tell("mismatch", f"there are two of {what}")
+                findings.report("mismatch", f"there are two of {what}")
             names.add(row.name)
             for end in (row.config.source, row.config.dest):
                 if end not in topics:
-                    findings.tell("missing", f'{what} has the topic "{end}" as an end, which does not exist')
+                    findings.report("missing", f'{what} has the topic "{end}" as an end, which does not exist')
             cursor_row = rows.get(cursor_key(keys.read_u64(key)))
             if cursor_row is None:
-                findings.tell("missing", f"{what} has no cursor")
+                findings.report("missing", f"{what} has no cursor")
                 continue
             cursor, _ = decode_cursor(cursor_row)
             source = topics.get(row.config.source)
             if source is not None and source.settled is not None and cursor > source.settled.head:
                 text = f"{what} stands at seq {cursor}, the head of its source is {source.settled.head}"
-                findings.tell("mismatch", text, source, cursor, cursor)
+                findings.report("mismatch", text, source, cursor, cursor)
     return len(names)
 
 
@@ -55,18 +55,18 @@ def check_groups(findings: Findings, parts: Mapping[int, Part]) -> int:
             if is_group_row(key):
                 name = decode_group(value).name
                 if name in names.values():
-                    findings.tell("mismatch", f'there are two groups "{name}"')
+                    findings.report("mismatch", f'there are two groups "{name}"')
                 names[number] = name
             else:
                 msgspec.msgpack.decode(value)
                 states.append(number)
     for number in states:
         if number not in names:
-            findings.tell("orphan", f"the members of group {number} belong to no group")
+            findings.report("orphan", f"the members of group {number} belong to no group")
     for key, value in findings.rows(Family.POSITIONS):
         with findings.decoding(f"the position {key.hex()}"):
             number, epoch, partition = read_position_key(key)
             decode_position(value)  # beyond the head is no fault: Kafka clients may commit it
             if number not in names or (epoch, partition) not in partitions:
-                findings.tell("orphan", f"the position {key.hex()} is of a group or partition that does not exist")
+                findings.report("orphan", f"the position {key.hex()} is of a group or partition that does not exist")
     return len(names)

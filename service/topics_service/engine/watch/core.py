@@ -233,9 +233,9 @@ class Watch:
         topic.touch(now)
         log, config, cursor = follow.log, topic.config, self.cursors[name]
         s = log.visible(config, now)
-        if log.untold and cursor + 1 < s.earliest:
+        if log.expiry_ticket and cursor + 1 < s.earliest:
             follow.due = False
-            log.wake_when_told()
+            log.wake_after_expiry()
             return None
         end = s.head
         if self._strong and config.durability != "ephemeral":

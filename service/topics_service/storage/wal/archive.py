@@ -73,16 +73,16 @@ def end(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def trim(directory: Path, seconds: float, most_bytes: int) -> Kept:
+def trim(directory: Path, seconds: float, max_bytes: int) -> Kept:
     """Remove the oldest files of the archive: those last written before `seconds` ago, and while all have more than
-    `most_bytes`; returns what is left. Raises OSError."""
+    `max_bytes`; returns what is left. Raises OSError."""
     files = []
     for number, path in numbered(directory / _ARCHIVE):
         status = path.stat()
         files.append((number, path, status.st_size, status.st_mtime))
     files.sort()
     left, size, since = files, sum(file[2] for file in files), time.time() - seconds
-    while left and (left[0][3] < since or size > most_bytes):
+    while left and (left[0][3] < since or size > max_bytes):
         left[0][1].unlink(missing_ok=True)
         size -= left[0][2]
         left = left[1:]
