@@ -8,7 +8,7 @@ import pytest
 
 from support.fake_time import in_fake_time, steps
 from support.watching import LoopClock
-from topics_service.api import desk
+from topics_service.api import claim_waiters
 from topics_service.api.auth import ANYONE
 from topics_service.api.queues import QueuesApi
 from topics_service.api.work import WorkStream
@@ -220,7 +220,7 @@ async def test_bad_claims_are_refused_at_once() -> None:
 
 @in_fake_time
 async def test_a_full_window_is_served_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "COHORT", 5)
+    monkeypatch.setattr(claim_waiters, "COHORT", 5)
     queues = Queues()
     queues.put(count=10, claim_jitter_ms=1000)
     began = now()
@@ -233,7 +233,7 @@ async def test_a_full_window_is_served_at_once(monkeypatch: pytest.MonkeyPatch) 
 
 @in_fake_time
 async def test_large_cohorts_are_served_in_parts_and_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "PASS_JOBS", 8)
+    monkeypatch.setattr(claim_waiters, "PASS_JOBS", 8)
     queues = Queues()
     queues.put(count=50, claim_jitter_ms=10)
     claims = [queues.claim(f"w{i}", 20) for i in range(4)]
@@ -249,7 +249,7 @@ async def test_large_cohorts_are_served_in_parts_and_evenly(monkeypatch: pytest.
 
 @in_fake_time
 async def test_a_reply_in_parts_is_bounded_in_bytes_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "PASS_JOBS", 8)
+    monkeypatch.setattr(claim_waiters, "PASS_JOBS", 8)
     queues = Queues()
     queues.put(claim_jitter_ms=10)
     queues.append(50, size=4)
@@ -286,7 +286,7 @@ async def test_the_end_of_its_queue_ends_a_wait_at_once(again: str | None) -> No
 @in_fake_time
 async def test_the_end_of_its_queue_ends_a_pass_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of a pass takes nothing from the queue that has the name then."""
-    monkeypatch.setattr(desk, "PASS_JOBS", 2)
+    monkeypatch.setattr(claim_waiters, "PASS_JOBS", 2)
     queues = Queues()
     queues.put(count=50, claim_jitter_ms=10)
     claims = [queues.claim(f"w{i}", 20) for i in range(2)]

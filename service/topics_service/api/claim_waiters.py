@@ -1,6 +1,6 @@
-"""Where the workers of one queue wait: claims in an open window, and push streams with room for more jobs.
+"""Waiting workers of one queue: claims in an open window, and push streams with capacity for more jobs.
 
-All that wait share one pass over the queue, so polling and pushed workers are served alike (docs/contract.md, 10.2).
+All of them share one pass over the queue, so polling and pushed workers are treated alike (docs/contract.md, 10.2).
 """
 
 import asyncio
@@ -20,73 +20,73 @@ from topics_service.engine.topic import Topic
 log = logging.getLogger("topics.queues")
 
 COHORT: Final = 1000
-"""Most claims in one window; a full one is served at once."""
+"""Maximum claims in one window; a full window is served at once."""
 PASS_JOBS: Final = 4096
-"""Most jobs that a pass asks for at a time, between turns of the loop."""
-_TURNS: Final = 10_000  # workers whose last turn is remembered
+"""Maximum jobs that a pass claims in one iteration of the event loop."""
+_MAX_REMEMBERED: Final = 10_000  # workers
 
 
 class Timer(Protocol):
-    """A call that was put off."""
+    """A scheduled call."""
 
     def cancel(self) -> None:
-        """It is not wanted any more."""
+        """Cancel the call."""
         ...
 
 
 CallLater = Callable[[float, Callable[[], None]], Timer]
-"""Call something once on the loop, so many seconds from now."""
+"""Schedules a call on the event loop after a delay in seconds."""
 
 
-class Taker(Protocol):
-    """A worker that takes part in a pass with what it asks for."""
+class Consumer(Protocol):
+    """A worker that takes part in a pass."""
 
     request: ClaimRequest
 
     @property
     def max_bytes(self) -> int:
-        """How large the jobs may be that it takes now."""
+        """Maximum total size of the jobs that it takes now."""
         ...
 
-    def room(self) -> int:
-        """How many jobs it takes now."""
+    def capacity(self) -> int:
+        """Number of jobs that it takes now."""
         ...
 
-    def take(self, reply: ClaimReply, ticket: int) -> None:
-        """Its jobs, maybe none; they may be shown once `ticket` is durable."""
+    def deliver(self, reply: ClaimReply, ticket: int) -> None:
+        """Receive jobs, possibly none; they may be sent once `ticket` is durable."""
         ...
 
     def fail(self, error: TopicsError) -> None:
-        """The pass failed."""
+        """Receive the error of a failed pass."""
         ...
 
 
-class Stream(Taker, Protocol):
-    """A taker that stays: a push stream. It has room only while it waits for its next frame."""
+class Stream(Consumer, Protocol):
+    """A consumer that stays: a push stream. It has capacity only while it waits for its next frame."""
 
     leases: dict[int, str]
-    """Seq to lease_id of what it was given and may still hold."""
+    """Seq to lease_id of the jobs that it was given and may still hold."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for its next frame."""
+        """True while it waits for its next frame."""
         ...
 
     def recount(self) -> None:
-        """Forget the leases that are over."""
+        """Drop leases that have ended."""
         ...
 
     def stop(self) -> None:
-        """From now on it takes no more jobs; drops from its leases what is not held any more."""
+        """Stop taking jobs, and drop leases that have ended."""
         ...
 
     def end(self, error: TopicsError) -> None:
-        """There is nothing more to push, and this is why."""
+        """End the stream with `error`."""
         ...
 
 
 class Claimer:
-    """One claim that waits for its pass. `outcome` gives its jobs and the ticket that they wait for."""
+    """A claim waiting for its pass. `outcome` gives its jobs and the ticket that must be durable first."""
 
     __slots__ = ("_reply", "_ticket", "max_bytes", "outcome", "request")
 
@@ -99,100 +99,100 @@ class Claimer:
 
     @property
     def leases(self) -> dict[int, str]:
-        """What it was given so far."""
+        """Leases granted so far, seq to lease_id."""
         return {} if self._reply is None else {job.seq: job.lease_id for job in self._reply.jobs}
 
-    def room(self) -> int:
-        """See Taker. Nothing for a client that has left."""
+    def capacity(self) -> int:
+        """See Consumer. Zero once the client has left."""
         if self.outcome.done() or self.max_bytes <= 0:
             return 0
         return self.request.max - (0 if self._reply is None else len(self._reply.jobs))
 
-    def take(self, reply: ClaimReply, ticket: int) -> None:
-        """See Taker. Who asks for much may be given it in parts."""
+    def deliver(self, reply: ClaimReply, ticket: int) -> None:
+        """See Consumer. A large claim may be served in parts."""
         self.max_bytes -= sum(job.nbytes for job in reply.jobs)
         if self._reply is not None:
             reply.jobs = sorted(self._reply.jobs + reply.jobs, key=lambda job: job.seq)
         self._reply, self._ticket = reply, max(self._ticket, ticket)
 
     def fail(self, error: TopicsError) -> None:
-        """See Taker. What it was given before, it keeps."""
+        """See Consumer. Jobs delivered earlier are kept."""
         if self._reply is None and not self.outcome.done():
             self.outcome.set_exception(error)
         self.finish()
 
     def finish(self) -> None:
-        """The pass is over."""
+        """Complete the claim at the end of its pass."""
         if self._reply is not None and not self.outcome.done():
             self.outcome.set_result((self._reply, self._ticket))
 
 
-class Turns:
-    """Whose turn it is when there are fewer jobs than workers: who was served longest ago comes first."""
+class LeastRecentlyServed:
+    """Order of service when there are fewer jobs than workers: least recently served first."""
 
     def __init__(self) -> None:
         self._last: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._count = 0
 
-    def order(self, takers: list[Taker]) -> None:
-        """Sort them; those that never had a turn come first, in the order they are in."""
-        if len(takers) > 1:
-            takers.sort(key=lambda taker: self._last.get((taker.request.topic, taker.request.node), 0))
+    def order(self, consumers: list[Consumer]) -> None:
+        """Sort in place. Workers that were never served come first, in their present order."""
+        if len(consumers) > 1:
+            consumers.sort(key=lambda consumer: self._last.get((consumer.request.topic, consumer.request.node), 0))
 
-    def had(self, request: ClaimRequest) -> None:
-        """The worker was served."""
+    def record(self, request: ClaimRequest) -> None:
+        """Record that the worker was served."""
         self._count += 1
         key = (request.topic, request.node)
         self._last[key] = self._count
         self._last.move_to_end(key)
-        if len(self._last) > _TURNS:
+        if len(self._last) > _MAX_REMEMBERED:
             self._last.popitem(last=False)
 
 
-class Desk:
-    """Serves those who wait for jobs of one queue; `on_idle` says that nobody does any more.
+class ClaimWaiters:
+    """Serves the workers that wait for jobs of one queue; calls `on_idle` when none is left.
 
-    A claim on a queue with `claim_jitter_ms` opens a window of exactly this length, and whoever is there at its end,
-    push streams included, shares its pass. Without it a claim is served at once and streams as soon as there are jobs.
-    Nothing polls: the log wakes the desk, `changed` tells of leases, a timer stands by for the next one that ends.
-    `give_back` releases leases.
+    A claim on a queue with `claim_jitter_ms` opens a window of exactly that length, and all workers present at its end,
+    push streams included, share one pass. Without `claim_jitter_ms`, a claim is served at once and streams as soon as
+    there are jobs. Nothing polls: the log wakes the waiters, `changed` reports settled leases, and a timer fires when
+    the next lease or delay ends. `release_leases` gives leases back to the queue.
     """
 
     def __init__(
         self,
         engine: Engine,
         topic: Topic,
-        turns: Turns,
+        fairness: LeastRecentlyServed,
         *,
         clock: Clock,
         call_later: CallLater,
-        give_back: Callable[[str, Mapping[int, str]], None],
+        release_leases: Callable[[str, Mapping[int, str]], None],
         on_idle: Callable[[], None],
     ) -> None:
         self.topic = topic
         self._engine = engine
         self._name = topic.name
-        self._turns = turns
+        self._fairness = fairness
         self._clock = clock
         self._call_later = call_later
-        self._give_back = give_back
+        self._release_leases = release_leases
         self._on_idle = on_idle
         self._window: list[Claimer] = []
         self._window_timer: Timer | None = None
         self._streams: dict[Stream, None] = {}
-        self._hungry: OrderedDict[Stream, None] = OrderedDict()
-        self._holders: dict[int, Stream] = {}  # who was pushed a job, by seq
-        self._stale: set[Stream] = set()  # some of their leases may be over
+        self._ready: OrderedDict[Stream, None] = OrderedDict()
+        self._holders: dict[int, Stream] = {}  # stream that holds a pushed job, by seq
+        self._stale: set[Stream] = set()  # some of their leases may have ended
         self._due_timer: Timer | None = None
         self._due_at = 0
         self._pause: Timer | None = None
         self._tick_is_due = False
-        self._parts = 0  # passes that go on in the next turn of the loop
+        self._pending_parts = 0  # passes that continue in the next iteration of the loop
 
     # ----------------------------------------------------------------- claims
 
     def claim(self, claimer: Claimer) -> None:
-        """Serve the claim, now or at the end of the window; its outcome tells."""
+        """Serve the claim, immediately or at the end of the window, and set its outcome."""
         self._window.append(claimer)
         jitter = self.topic.config.claim_jitter_ms
         if not jitter or len(self._window) >= COHORT:
@@ -203,7 +203,7 @@ class Desk:
                 self._window_timer = self._call_later(jitter / 1000, self._serve)
 
     def refuse(self, error: TopicsError) -> None:
-        """End every wait: the server stops, or the queue is gone."""
+        """Fail all waiters: the server is stopping or the queue was deleted."""
         if self._window_timer is not None:
             self._window_timer.cancel()
             self._window_timer = None
@@ -212,67 +212,67 @@ class Desk:
             claimer.fail(error)
         for stream in list(self._streams):
             stream.end(error)
-        self._rest()
+        self._stop_if_idle()
 
     # ---------------------------------------------------------------- streams
 
-    def attend(self, stream: Stream) -> None:
-        """A stream opens."""
+    def register(self, stream: Stream) -> None:
+        """Add a stream."""
         self.topic.log.park(self._wake)
         self._streams[stream] = None
 
     def stop(self, node: str) -> int:
-        """Let the streams of a worker take no more jobs. How many they hold."""
+        """Stop the streams of a worker from taking jobs; returns the number of jobs they hold."""
         streams = [stream for stream in self._streams if stream.request.node == node]
         for stream in streams:
             stream.stop()
-            self._hungry.pop(stream, None)
+            self._ready.pop(stream, None)
         return sum(len(stream.leases) for stream in streams)
 
-    def leave(self, stream: Stream) -> None:
-        """A stream is over: what it still holds is given back at once."""
+    def unregister(self, stream: Stream) -> None:
+        """Remove a stream and release its leases."""
         del self._streams[stream]
-        self._hungry.pop(stream, None)
+        self._ready.pop(stream, None)
         self._stale.discard(stream)
         for seq in stream.leases:
-            self.lost(stream, seq)
+            self.lease_removed(stream, seq)
         try:
-            self._give_back(self._name, stream.leases)
+            self._release_leases(self._name, stream.leases)
         finally:
-            self._rest()
+            self._stop_if_idle()
 
-    def wants(self, stream: Stream, *, first: bool = False) -> None:
-        """The stream waits for its next frame; `first` puts it in front of the others."""
-        if not stream.room():
+    def request_more(self, stream: Stream, *, first: bool = False) -> None:
+        """Note that the stream waits for its next frame; `first` puts it ahead of the others."""
+        if not stream.capacity():
             stream.recount()
-        if stream.room():
-            self._hungry[stream] = None
+        if stream.capacity():
+            self._ready[stream] = None
             if first:
-                self._hungry.move_to_end(stream, last=False)
+                self._ready.move_to_end(stream, last=False)
         self._wake()
 
-    def wants_nothing(self, stream: Stream) -> None:
-        """The stream does not wait any longer."""
-        self._hungry.pop(stream, None)
+    def withdraw_request(self, stream: Stream) -> None:
+        """Note that the stream no longer waits."""
+        self._ready.pop(stream, None)
 
-    def got(self, stream: Stream, seq: int) -> None:
-        """The stream holds the job now."""
+    def lease_added(self, stream: Stream, seq: int) -> None:
+        """Note that the stream holds the job."""
         self._holders[seq] = stream
 
-    def lost(self, stream: Stream, seq: int) -> None:
-        """The stream holds the job no longer."""
+    def lease_removed(self, stream: Stream, seq: int) -> None:
+        """Note that the stream no longer holds the job."""
         if self._holders.get(seq) is stream:
             del self._holders[seq]
 
     def changed(self, seqs: Iterable[int]) -> None:
-        """These jobs were acked, nacked, extended or given back."""
+        """Note that these jobs were acked, nacked, extended or released."""
         self._stale.update(holder for seq in seqs if (holder := self._holders.get(seq)) is not None)
         self._wake()
 
     # ----------------------------------------------------------------- waking
 
     def _wake(self) -> None:
-        """There may be something for a stream, or the queue is gone: look once the loop has run what is ready now."""
+        """Schedule a check for new jobs and for deletion of the queue, after callbacks that are ready now."""
         if (self._streams or self._window) and not self._tick_is_due:
             self._tick_is_due = True
             background.call_soon(self._tick)
@@ -285,17 +285,17 @@ class Desk:
         if not self._streams:
             return
         try:
-            self._look()
+            self._serve_streams()
         except Exception as error:
-            self._failed(list(self._hungry), error)
+            self._failed(list(self._ready), error)
 
-    def _look(self) -> None:
+    def _serve_streams(self) -> None:
         stale, self._stale = self._stale, set()
         for stream in stale:
             stream.recount()
-            if stream.room():
-                self._hungry[stream] = None
-        if self._hungry and self._pause is None and self._ready():
+            if stream.capacity():
+                self._ready[stream] = None
+        if self._ready and self._pause is None and self._ready_jobs():
             jitter = self.topic.config.claim_jitter_ms
             if not jitter:
                 self._serve()
@@ -305,19 +305,19 @@ class Desk:
         self._arm()
 
     def _is_gone(self) -> bool:
-        """True once the queue was deleted; a queue with its name is another one then."""
+        """True once the queue was deleted, even if there is a new one of the same name."""
         return self._engine.catalog.find(self._name) is not self.topic
 
-    def _ready(self) -> int:
+    def _ready_jobs(self) -> int:
         return self._engine.queues.counters(self._name).ready
 
     def _arm(self) -> None:
-        """Stand by for the next lease or delay that ends."""
+        """Set the timer for the next end of a lease or delay."""
         due = None
         if any(stream.is_waiting for stream in self._streams):
             due = self._engine.queues.next_due(self._name)
         if due is None:
-            return  # a timer that runs goes on: somebody else may have seen what it is for
+            return  # keep a running timer: its event may have been noticed by another caller
         if self._due_timer is not None:
             if self._due_at <= due:
                 return
@@ -327,14 +327,14 @@ class Desk:
 
     def _due(self) -> None:
         self._due_timer = None
-        self._stale.update(stream for stream in self._streams if stream.is_waiting and stream not in self._hungry)
+        self._stale.update(stream for stream in self._streams if stream.is_waiting and stream not in self._ready)
         self._wake()
 
     def _resume(self) -> None:
         self._pause = None
         self._wake()
 
-    def _rest(self) -> None:
+    def _stop_if_idle(self) -> None:
         if not self._streams and not self._window:
             self.topic.log.leave(self._wake)
         if not self._streams:
@@ -342,78 +342,78 @@ class Desk:
                 if timer is not None:
                     timer.cancel()
             self._due_timer = self._pause = None
-            if not self._window and not self._parts:
+            if not self._window and not self._pending_parts:
                 self._on_idle()
 
     # ----------------------------------------------------------------- passes
 
     def _serve(self) -> None:
-        """One pass for all who wait now."""
+        """Run one pass for all waiters."""
         if self._window_timer is not None:
             self._window_timer.cancel()
             self._window_timer = None
-        takers: list[Taker] = list(self._window)
+        consumers: list[Consumer] = list(self._window)
         self._window = []
         try:
-            if self._hungry and self._pause is None:
-                takers += islice(self._hungry, min(self._ready(), COHORT))
-            self._turns.order(takers)
-            self._part(takers)
+            if self._ready and self._pause is None:
+                consumers += islice(self._ready, min(self._ready_jobs(), COHORT))
+            self._fairness.order(consumers)
+            self._serve_part(consumers)
             if self._streams:
                 self._arm()
         except Exception as error:
-            self._failed(takers, error)
-        self._rest()
+            self._failed(consumers, error)
+        self._stop_if_idle()
 
-    def _part(self, takers: list[Taker]) -> None:
-        """Serve a part of what they ask for, everybody the same; a large cohort gets the rest in the next turns."""
-        takers = [taker for taker in takers if taker.room()]
-        if not takers:
+    def _serve_part(self, consumers: list[Consumer]) -> None:
+        """Serve an equal share to each; a large cohort gets the rest in later iterations of the loop."""
+        consumers = [consumer for consumer in consumers if consumer.capacity()]
+        if not consumers:
             return
         if self._is_gone():
             raise topic_not_found(self._name)
-        share = max(1, PASS_JOBS // len(takers))
+        share = max(1, PASS_JOBS // len(consumers))
         asked = [
             ClaimRequest(
                 topic=self._name,
-                node=taker.request.node,
-                max=min(share, taker.room()),
-                lease_ms=taker.request.lease_ms,
-                max_bytes=taker.max_bytes,
+                node=consumer.request.node,
+                max=min(share, consumer.capacity()),
+                lease_ms=consumer.request.lease_ms,
+                max_bytes=consumer.max_bytes,
             )
-            for taker in takers
+            for consumer in consumers
         ]
         replies, ticket = self._engine.queues.claim(asked)
         is_dry = False
-        for taker, request, reply in zip(takers, asked, replies, strict=True):
+        for consumer, request, reply in zip(consumers, asked, replies, strict=True):
             is_dry = is_dry or len(reply.jobs) < request.max
             if reply.jobs:
-                self._turns.had(request)
-            taker.take(reply, ticket)
-        claimers = [taker for taker in takers if isinstance(taker, Claimer)]
-        rest: list[Taker] = []
+                self._fairness.record(request)
+            consumer.deliver(reply, ticket)
+        claimers = [consumer for consumer in consumers if isinstance(consumer, Claimer)]
+        rest: list[Consumer] = []
         for claimer in claimers:
-            if is_dry or not claimer.room():
+            if is_dry or not claimer.capacity():
                 claimer.finish()
             else:
                 rest.append(claimer)
         if rest:
-            self._parts += 1
-            background.call_soon(self._next_part, rest)
+            self._pending_parts += 1
+            background.call_soon(self._serve_next_part, rest)
 
-    def _next_part(self, takers: list[Taker]) -> None:
-        self._parts -= 1
+    def _serve_next_part(self, consumers: list[Consumer]) -> None:
+        self._pending_parts -= 1
         try:
-            self._part(takers)
+            self._serve_part(consumers)
         except Exception as error:
-            self._failed(takers, error)
-        self._rest()
+            self._failed(consumers, error)
+        self._stop_if_idle()
 
-    def _failed(self, takers: Sequence[Taker], error: Exception) -> None:
+    def _failed(self, consumers: Sequence[Consumer], error: Exception) -> None:
         if not isinstance(error, TopicsError):
             log.error("claims on %s failed", self._name, exc_info=error)
             error = TopicsError(Reason.INTERNAL, "internal error")
-        for taker in takers:
-            taker.fail(error)
+        for consumer in consumers:
+            consumer.fail(error)
         if error.reason is Reason.THROTTLED and self._streams and self._pause is None:
             self._pause = self._call_later((error.retry_after_ms or 1000) / 1000, self._resume)
