@@ -14,9 +14,13 @@ from fuzz.targets import TARGETS
 ROOT: Final = Path(__file__).parents[2]
 SOURCES: Final = {
     "topics_service": ROOT / "service",
+    "topics_server": ROOT / "service",
+    "topics_backup": ROOT / "service",
+    "topics_net": ROOT / "service",
     "topics_gateway": ROOT / "gateway_http",
     "topics_kafka": ROOT / "gateway_kafka",
     "topics_client": ROOT / "sdk" / "python",
+    "topics_cli": ROOT / "sdk" / "python",
 }
 NAMES: Final = (
     "decode",
@@ -69,6 +73,7 @@ ELSEWHERE: Final = {
     "topics_gateway.transport": _WIRE,
     "topics_gateway": _HTTP,
     "topics_client": _TRUSTED,
+    "topics_cli": _TRUSTED,
 }
 
 

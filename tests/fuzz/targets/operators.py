@@ -161,7 +161,7 @@ TARGETS = (
         errors=(BackupError,),
         samples=[_manifest()],
         growth=1000,
-        covers=(f"{_APP}.backup.manifest:decode", f"{_APP}.backup.manifest"),
+        covers=("topics_backup.manifest:decode", "topics_backup.manifest"),
         again=manifest.encode,
     ),
     Target(
@@ -177,7 +177,7 @@ TARGETS = (
         decode=lambda data: pruning._listed(_Listing(data), "x"),  # type: ignore[arg-type]
         samples=[b'["files/ab/abab"]', b"[]"],
         growth=1000,
-        covers=(f"{_APP}.backup.pruning:_listed",),
+        covers=("topics_backup.pruning:_listed",),
     ),
     Target(
         name="write-ahead log",

@@ -195,7 +195,7 @@ TARGETS = (
         decode=decode_group,
         errors=DAMAGE,
         samples=[GroupRow(name="g", created_ts=1, active_ts=2).encode()],
-        covers=(f"{_ENGINE}.group.positions",),
+        covers=(f"{_ENGINE}.offsets.positions",),
         again=GroupRow.encode,
     ),
     Target(
@@ -203,7 +203,7 @@ TARGETS = (
         decode=decode_position,
         errors=DAMAGE,
         samples=[Position(9, 1, "m\u00e9", 7).encode()],
-        covers=(f"{_ENGINE}.group.positions:decode_position",),
+        covers=(f"{_ENGINE}.offsets.positions:decode_position",),
         again=Position.encode,
     ),
     Target(
@@ -211,7 +211,7 @@ TARGETS = (
         decode=read_position_key,
         errors=(struct.error,),
         samples=[position_key(1, 2, 3)],
-        covers=(f"{_ENGINE}.group.positions:read_position_key",),
+        covers=(f"{_ENGINE}.offsets.positions:read_position_key",),
         again=lambda made: position_key(*made),
     ),
     Target(
@@ -221,9 +221,9 @@ TARGETS = (
         samples=_groups(),
         growth=2000,
         covers=(
-            f"{_ENGINE}.group.stored:load",
-            f"{_ENGINE}.group.stored",
-            f"{_ENGINE}.group.coordinator:load",
+            f"{_ENGINE}.membership.stored:load",
+            f"{_ENGINE}.membership.stored",
+            f"{_ENGINE}.membership.coordinator:load",
         ),
     ),
     Target(
@@ -231,11 +231,11 @@ TARGETS = (
         decode=lambda data: (subscriptions.consumer_topics(data), subscriptions.consumer_assignment(data)),
         samples=[subscription("t", "u", userdata=b"x"), assignment({"t": [0, 1], "u": []})],
         covers=(
-            f"{_ENGINE}.group.subscriptions:consumer_topics",
-            f"{_ENGINE}.group.subscriptions:consumer_assignment",
-            f"{_ENGINE}.group.subscriptions:_int",
-            f"{_ENGINE}.group.subscriptions:_string",
-            f"{_ENGINE}.group.subscriptions:__init__",
+            f"{_ENGINE}.membership.subscriptions:consumer_topics",
+            f"{_ENGINE}.membership.subscriptions:consumer_assignment",
+            f"{_ENGINE}.membership.subscriptions:_int",
+            f"{_ENGINE}.membership.subscriptions:_string",
+            f"{_ENGINE}.membership.subscriptions:__init__",
         ),
     ),
     Target(
@@ -243,7 +243,7 @@ TARGETS = (
         decode=_pattern,
         errors=(RefusedError,),
         samples=[b"t.*", b"(a|b){3,9}[^x]+$", b"(?i)(\\w+){1000}"],
-        covers=(f"{_ENGINE}.group.subscriptions:compile_pattern",),
+        covers=(f"{_ENGINE}.membership.subscriptions:compile_pattern",),
     ),
     Target(
         name="row of a producer",
