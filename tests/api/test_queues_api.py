@@ -67,7 +67,7 @@ class Queues:
     @property
     def is_calm(self) -> bool:
         """Nobody waits and nothing is kept for anybody."""
-        return not self.api._desks
+        return not self.api._claim_waiters
 
 
 def request(node: str = "w", most: int = 1, lease_ms: int | None = None) -> ClaimRequest:
