@@ -16,8 +16,8 @@ from support.server import ServerProcess
 from support.waiting import poll
 from topics_kafka.protocol import ApiKey
 from topics_net import background
+from topics_service.api.batcher import WriteBatcher
 from topics_service.api.request_ids import begin, current_request
-from topics_service.api.together import Together
 
 ROOT = Path(__file__).parents[2]
 PLANS = {"call_soon", "call_later", "call_at", "call_soon_threadsafe", "create_task", "ensure_future"}
@@ -124,11 +124,11 @@ async def test_what_serves_several_is_nobodys() -> None:
         found.append((list(requests), request and request.text))
         return list(requests)
 
-    turns = Together(serve, 2)
+    batcher = WriteBatcher(serve, 2)
 
     async def ask(name: str) -> None:
         begin(name)
-        if (answer := turns.join("k", name)) is not None:
+        if (answer := batcher.join("k", name)) is not None:
             await answer
 
     await asyncio.gather(*map(ask, "abcdef"))

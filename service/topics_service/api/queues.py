@@ -13,8 +13,8 @@ from topics_client.units import counted
 from topics_net import background
 from topics_service.api.access import check_names
 from topics_service.api.auth import Principal
+from topics_service.api.batcher import WriteBatcher
 from topics_service.api.claim_waiters import CallLater, Claimer, ClaimWaiters, LeastRecentlyServed
-from topics_service.api.together import Together
 from topics_service.api.work import HEARTBEAT_SECONDS, WorkStream
 from topics_service.engine.clock import Clock, SystemClock
 from topics_service.engine.engine import Engine
@@ -67,7 +67,7 @@ class QueuesApi:
         self._heartbeat_seconds = heartbeat_seconds
         self._claim_waiters: dict[str, ClaimWaiters] = {}
         self._fairness = LeastRecentlyServed()
-        self._acks = Together(self._ack_together, _MAX_ACKS)
+        self._acks = WriteBatcher(self._ack_batched, _MAX_ACKS)
 
     async def claim(self, request: ClaimRequest) -> ClaimReply:
         """Lease up to `max` jobs; waits for the cohort if the queue has `claim_jitter_ms` (docs/contract.md, 10.1).
@@ -127,7 +127,7 @@ class QueuesApi:
             self._changed(request.topic, request.seqs)
         return settled
 
-    def _ack_together(self, name: str, requests: Sequence[SettleRequest]) -> list[tuple[SettleReply, int]] | None:
+    def _ack_batched(self, name: str, requests: Sequence[SettleRequest]) -> list[tuple[SettleReply, int]] | None:
         try:
             replies, ticket = self._admit().queues.ack_together(requests)
         except TopicsError:

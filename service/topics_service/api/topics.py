@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from topics_service.api.access import check_append, check_put
 from topics_service.api.auth import Principal
+from topics_service.api.batcher import WriteBatcher
 from topics_service.api.commit import GroupCommit
 from topics_service.api.groups import GroupsApi
 from topics_service.api.metrics import Metrics
 from topics_service.api.pressure import Pressure, Shortage
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
-from topics_service.api.together import Together
 from topics_service.api.watch import WatchApi, WatchCaps
 from topics_service.engine.batches import BatchReply, BatchRequest, FetchReply, FetchRequest
 from topics_service.engine.engine import Engine, Parked
@@ -46,7 +46,7 @@ from topics_service.engine.producers import Producer
 # What is written together with others, and how many of it.
 _SMALL_RECORDS: Final = 4
 _SMALL_BYTES: Final = 4096
-_MOST_TOGETHER: Final = 64
+_MAX_BATCHED: Final = 64
 
 
 class Settable(Protocol):
@@ -84,7 +84,7 @@ class TopicsApi:
         self._commit = commit
         self._pressure = pressure or Pressure()
         self._waiting: set[Settable] = set()
-        self._together = Together(self._append_together, _MOST_TOGETHER)
+        self._batcher = WriteBatcher(self._append_batched, _MAX_BATCHED)
         self.metrics = Metrics(engine, commit.statistics)
         self.watches = WatchApi(
             self._admit, engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
@@ -154,8 +154,8 @@ class TopicsApi:
         if topic is not None:
             check_append(principal, request, exists=True)
             # Who waits for an fsync in any case had better share it.
-            patient = topic.config.durability == "fsync"
-            answer = self._together.join((topic.name, request.partition), request.batch, patient=patient)
+            linger = topic.config.durability == "fsync"
+            answer = self._batcher.join((topic.name, request.partition), request.batch, linger=linger)
             submitted = None if answer is None else await answer
             if submitted is not None:
                 return await self.settle(submitted)
@@ -176,7 +176,7 @@ class TopicsApi:
         check_append(principal, request, exists=engine.has_topic(request.topic))
         try:
             has_waited = await self._pressure.flushed(sum(request.batch.sizes))
-            self._together.flush((request.topic, request.partition))
+            self._batcher.flush((request.topic, request.partition))
             started = time.perf_counter()
             if request.disable_backpressure:
                 (reply, ticket), waited = await self._pressure.push_through(write)
@@ -195,7 +195,7 @@ class TopicsApi:
         self._commit.want(ticket)  # at once: whoever settles may be busy with a client that is slow
         return Submitted(ticket=ticket, reply=reply, written=written)
 
-    def _append_together(self, place: tuple[str, int], batches: Sequence[Batch]) -> Sequence[Submitted] | None:
+    def _append_batched(self, place: tuple[str, int], batches: Sequence[Batch]) -> Sequence[Submitted] | None:
         """Append the batches as one; None when they have to be told apart, as nothing has happened then."""
         topic, partition = place
         if not self._engine.has_topic(topic):

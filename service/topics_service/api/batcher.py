@@ -1,4 +1,4 @@
-"""Requests that come in the same turn of the event loop, served by one call."""
+"""Batching of requests that arrive in the same iteration of the event loop."""
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
@@ -12,38 +12,39 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Together(Generic[K, R, T]):
-    """Collects what comes for one key within a turn of the loop.
+class WriteBatcher(Generic[K, R, T]):
+    """Batches the requests for one key within an iteration of the event loop.
 
-    The first of a turn is told to go alone, at once: who is alone never waits. Those that come before the loop goes on
-    are what `serve` gets, in their order, when it does.
+    The first request in a loop iteration runs immediately, on its own; later ones are batched until the loop runs
+    again, and `serve` then gets them in order.
     """
 
-    def __init__(self, serve: Callable[[K, Sequence[R]], Sequence[T] | None], most: int) -> None:
-        """`serve` answers each request, or gives None: then each has to go alone. It gets at most `most` of them."""
+    def __init__(self, serve: Callable[[K, Sequence[R]], Sequence[T] | None], max_batch: int) -> None:
+        """`serve` answers at most `max_batch` requests, or returns None if each must run on its own."""
         self._serve = serve
-        self._most = most
+        self._max_batch = max_batch
         self._groups: dict[K, list[tuple[R, asyncio.Future[T | None], Context]]] = {}
 
-    def join(self, key: K, request: R, *, patient: bool = False) -> "asyncio.Future[T | None] | None":
-        """Where the answer will be; None, there or here, says that the request has to go alone.
+    def join(self, key: K, request: R, *, linger: bool = False) -> "asyncio.Future[T | None] | None":
+        """Add a request to the batch of its key; the future gives its answer.
 
-        One that is `patient` waits for the others also when it is the first.
+        None, returned or as the answer, means that the request must run on its own. With `linger`, the first request of
+        an iteration waits for the batch too.
         """
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = []
             background.call_soon(self._end, key)
-            if not patient:
+            if not linger:
                 return None
-        if len(group) == self._most:
+        if len(group) == self._max_batch:
             self.flush(key)
         future = asyncio.get_running_loop().create_future()
         group.append((request, future, copy_context()))
         return future
 
     def flush(self, key: K) -> None:
-        """Serve now who has joined: what its caller is about to do comes after them."""
+        """Flush the pending batch so that the caller's write is ordered after it."""
         if group := self._groups.get(key):
             self._answer(key, group)
             group.clear()
@@ -52,11 +53,11 @@ class Together(Generic[K, R, T]):
         self._answer(key, self._groups.pop(key))
 
     def _answer(self, key: K, group: list[tuple[R, "asyncio.Future[T | None]", Context]]) -> None:
-        waiting = [each for each in group if not each[1].done()]  # else its caller has left
+        waiting = [each for each in group if not each[1].done()]  # else its caller was cancelled
         if not waiting:
             return
         futures = [future for _, future, _ in waiting]
-        # What is done for several is no one's, for the log, the audit and the trace.
+        # A batch of several requests belongs to none of them in the log, the audit log and the trace.
         within = waiting[0][2] if len(waiting) == 1 else Context()
         try:
             given = within.run(self._serve, key, [request for request, _, _ in waiting])

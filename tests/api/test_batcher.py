@@ -1,4 +1,4 @@
-"""Small writes and acks of one turn of the loop: written as one, answered as if each had come alone."""
+"""Small writes and acks of one loop iteration: written as one, answered as if each had run on its own."""
 
 import asyncio
 import threading
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics_service.api.auth import ANYONE, Principal
+from topics_service.api.batcher import WriteBatcher
 from topics_service.api.commit import GroupCommit
 from topics_service.api.pressure import Pressure
-from topics_service.api.together import Together
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
@@ -29,10 +29,10 @@ from topics_service.storage.store import StoreError, WriteBatch
 class Served:
     """What was served together, as upper-case letters; `x` can't be, and what `fails` says is raised."""
 
-    def __init__(self, most: int = 8) -> None:
+    def __init__(self, max_batch: int = 8) -> None:
         self.calls: list[tuple[str, list[str]]] = []
         self.fails: Exception | None = None
-        self.turns = Together(self.serve, most)
+        self.batcher = WriteBatcher(self.serve, max_batch)
 
     def serve(self, key: str, requests: Sequence[str]) -> list[str] | None:
         self.calls.append((key, list(requests)))
@@ -40,8 +40,8 @@ class Served:
             raise self.fails
         return None if "x" in requests else [request.upper() for request in requests]
 
-    async def ask(self, key: str, request: str, *, patient: bool = False) -> str | None:
-        answer = self.turns.join(key, request, patient=patient)
+    async def ask(self, key: str, request: str, *, linger: bool = False) -> str | None:
+        answer = self.batcher.join(key, request, linger=linger)
         return None if answer is None else await answer
 
 
@@ -54,18 +54,18 @@ async def test_the_first_goes_alone_and_the_others_go_together() -> None:
     await asyncio.sleep(0)
     assert await served.ask("k", "f") is None
     assert len(served.calls) == 1
-    assert not served.turns._groups.get("other")
+    assert not served.batcher._groups.get("other")
 
 
-async def test_who_is_patient_waits_for_the_others() -> None:
+async def test_a_lingering_request_waits_for_the_others() -> None:
     served = Served()
-    assert await asyncio.gather(*(served.ask("k", letter, patient=True) for letter in "abc")) == ["A", "B", "C"]
-    assert await served.ask("k", "d", patient=True) == "D"
+    assert await asyncio.gather(*(served.ask("k", letter, linger=True) for letter in "abc")) == ["A", "B", "C"]
+    assert await served.ask("k", "d", linger=True) == "D"
     assert served.calls == [("k", ["a", "b", "c"]), ("k", ["d"])]
 
 
-async def test_more_than_the_most_go_in_several_calls() -> None:
-    served = Served(most=2)
+async def test_more_than_a_batch_go_in_several_calls() -> None:
+    served = Served(max_batch=2)
     assert await asyncio.gather(*(served.ask("k", letter) for letter in "abcdef")) == [None, *"BCDEF"]
     assert served.calls == [("k", ["b", "c"]), ("k", ["d", "e"]), ("k", ["f"])]
 
@@ -74,12 +74,12 @@ async def test_a_flush_serves_who_has_joined() -> None:
     served = Served()
 
     async def flush() -> None:
-        served.turns.flush("k")
+        served.batcher.flush("k")
         assert served.calls[-1] == ("k", ["b"])
 
     await asyncio.gather(served.ask("k", "a"), served.ask("k", "b"), flush(), served.ask("k", "c"))
     assert served.calls == [("k", ["b"]), ("k", ["c"])]
-    served.turns.flush("k")
+    served.batcher.flush("k")
     assert len(served.calls) == 2
 
 
