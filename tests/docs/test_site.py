@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 
 import topics_cli as cli
 import topics_client
-from support.guide import run_guide
+from support.guide import run_guide, with_addresses
 from support.missing import without
 from support.server import ServerProcess
 from topics_proto.v1 import (
@@ -267,7 +267,7 @@ def test_the_home_page_works_as_written(tmp_path: Path, monkeypatch: pytest.Monk
 def _printed_by_home_page(kind: str, file: Path, server: ServerProcess, *command: str) -> str:
     """What the block of a kind prints."""
     [block] = re.findall(rf"```{kind}\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL)
-    file.write_text(block.replace("127.0.0.1:4001", server.grpc_target))
+    file.write_text(with_addresses(block, server))
     return subprocess.check_output(command, cwd=file.parent, text=True, timeout=200)
 
 

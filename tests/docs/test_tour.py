@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.guide import with_addresses
 from support.server import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,7 @@ def test_the_tour_prints_what_the_page_says(tmp_path: Path, page: str, least: in
     assert len(steps) >= least
     with ServerProcess(tmp_path) as server:
         for command, expected in steps:
-            here = command.replace("127.0.0.1:4000", f"127.0.0.1:{server.http_port}")
+            here = with_addresses(command, server)
             if here.startswith(".venv/bin/topics import"):
                 here += f" --server {server.grpc_target}"
             done = subprocess.run(

@@ -61,6 +61,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
         assert "Traceback" not in server.log
 
 
+# Channels of one process with the same options share a connection, and would share what befalls the attacker's.
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+
+
 @pytest.fixture
 def server(running: ServerProcess) -> Iterator[ServerProcess]:
     """The server; while the test lasts another client is answered within a second, and little memory is taken."""
@@ -69,7 +73,7 @@ def server(running: ServerProcess) -> Iterator[ServerProcess]:
     def ask() -> None:
         while not ended.wait(0.02):
             started = time.monotonic()
-            with grpc.insecure_channel(running.grpc_target) as channel:
+            with grpc.insecure_channel(running.grpc_target, options=OWN_CONNECTION) as channel:
                 channel.unary_unary("/topics.v1.AdminService/GetReady")(b"", timeout=10)
             slowest[0] = max(slowest[0], time.monotonic() - started)
 

@@ -15,6 +15,15 @@ from support.server import ServerProcess
 ROOT = Path(__file__).parents[2]
 
 
+def with_addresses(text: str, server: ServerProcess) -> str:
+    """Return the text with the server's addresses in place of the default ones.
+
+    In one pass: a free port may begin with 4000 or 4001.
+    """
+    ports = {"4000": server.http_port, "4001": server.grpc_target.rpartition(":")[2], "9092": server.kafka_port}
+    return re.sub(r"127\.0\.0\.1:(4000|4001|9092)\b", lambda found: f"127.0.0.1:{ports[found[1]]}", text)
+
+
 def run_guide(page: Path, server: ServerProcess, *, least_blocks: int) -> None:
     """Every `console` and `python` block, with the server's addresses in place of the default ones.
 
@@ -23,9 +32,7 @@ def run_guide(page: Path, server: ServerProcess, *, least_blocks: int) -> None:
     blocks = re.findall(r"```(console|python)\n(.*?)```", page.read_text(), re.DOTALL)
     assert len(blocks) >= least_blocks
     for kind, block in blocks:
-        block = block.replace("127.0.0.1:4000", f"127.0.0.1:{server.http_port}")
-        block = block.replace("127.0.0.1:4001", server.grpc_target)
-        block = block.replace("127.0.0.1:9092", f"127.0.0.1:{server.kafka_port}")
+        block = with_addresses(block, server)
         if kind == "python":
             _run([sys.executable, "-c", block], "")
             continue

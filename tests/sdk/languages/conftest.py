@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.guide import with_addresses
 from support.server import ServerProcess
 
 ROOT = Path(__file__).parents[3]
@@ -69,6 +70,6 @@ def snippets(server: ServerProcess) -> Callable[[str, str], list[str]]:
     def snippets(language: str, kind: str) -> list[str]:
         text = (ROOT / "sdk" / "generated" / language / "README.md").read_text()
         blocks = re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
-        return [block.replace("127.0.0.1:4001", server.grpc_target) for block in blocks]
+        return [with_addresses(block, server) for block in blocks]
 
     return snippets

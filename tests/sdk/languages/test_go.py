@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.guide import with_addresses
 from support.missing import without
 from support.server import ServerProcess
 
@@ -55,7 +56,7 @@ def test_readme(snippets: Callable[[str, str], list[str]], run: Callable[..., st
 
 def test_the_page_about_go(server: ServerProcess, run: Callable[..., str], tmp_path: Path) -> None:
     """Each block is a program of its own, formatted, and prints what the block behind it says."""
-    page = (ROOT / "docs/go.md").read_text().replace("127.0.0.1:4001", server.grpc_target)
+    page = with_addresses((ROOT / "docs/go.md").read_text(), server)
     programs = re.findall(r"```go\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
     assert len(programs) == page.count("```go")
     module = "module page\n\nrequire topics.test/sdk v0.0.0\n\nreplace topics.test/sdk => "

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from support.guide import with_addresses
 from support.missing import without
 from support.server import ServerProcess
 
@@ -22,7 +23,7 @@ def toolchain() -> None:
 def test_page(server: ServerProcess) -> None:
     """One shell for all commands; `...` in the output stands for anything, within that command's output."""
     page = (ROOT / "docs" / "grpc.md").read_text().partition("## By hand: grpcurl\n")[2].partition("\n## ")[0]
-    blocks = "".join(re.findall(r"```console\n(.*?)```", page, re.DOTALL)).replace("127.0.0.1:4001", server.grpc_target)
+    blocks = with_addresses("".join(re.findall(r"```console\n(.*?)```", page, re.DOTALL)), server)
     steps = [step.partition("\n") for step in re.split(r"^\$ ", blocks, flags=re.MULTILINE)[1:]]
     assert len(steps) >= 7
     done = subprocess.run(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.guide import with_addresses
 from support.missing import without
 from support.server import ServerProcess
 
@@ -88,8 +89,7 @@ def test_readme(snippets: Callable[[str, str], list[str]], run: Callable[..., st
 
 def test_the_page_about_typescript(server: ServerProcess, run: Callable[..., str], tmp_path: Path) -> None:
     """Each block compiles, that for browsers with their types alone, and prints what the block behind it says."""
-    page = (ROOT / "docs/typescript.md").read_text()
-    page = page.replace("127.0.0.1:4001", server.grpc_target).replace("127.0.0.1:4000", f"127.0.0.1:{server.http_port}")
+    page = with_addresses((ROOT / "docs/typescript.md").read_text(), server)
     blocks = re.findall(r"```ts\n(.*?)```\n(?:\n```text\n(.*?)```)?", page, re.DOTALL)
     assert len(blocks) >= 5
     here, browser = tmp_path / "node", tmp_path / "browser"
