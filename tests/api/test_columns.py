@@ -1,4 +1,4 @@
-"""Columnar batches of the gRPC door: the same records as rows, or refused for the same reasons."""
+"""Columnar batches of the gRPC API: the same records as rows, or refused for the same reasons."""
 
 import re
 from typing import Any

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from grpc._cython import cygrpc
 
-from support.door import open_door
+from support.grpc_on_engine import open_door
 from topics_client.connection import CHANNEL_OPTIONS
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub

@@ -1,4 +1,4 @@
-"""The gRPC door over a real socket, in front of a fake api."""
+"""The gRPC API over a real socket, in front of a fake api."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Bulk readers through the real doors: processes beside a server that answer as it does."""
+"""Bulk readers through the real listeners: processes beside a server that answer as it does."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.bulk import Client, check_whole, pids
-from support.door import column
+from support.grpc_on_engine import column
 from support.server import ServerProcess
 from support.waiting import poll
 from topics_proto.v1 import record_pb2, topic_pb2

@@ -199,7 +199,7 @@ def test_writers_go_on_meanwhile(server: ServerProcess) -> None:
         assert meanwhile > 1
 
 
-def test_it_is_no_part_of_the_http_door(server: ServerProcess) -> None:
+def test_it_is_no_part_of_the_http_protocol(server: ServerProcess) -> None:
     with Api(server.base) as api:
         for method in ("GET", "POST", "PUT"):
             assert api.client.request(method, "/v0/checkpoints").status_code == 404

@@ -99,7 +99,7 @@ def test_an_error_of_the_disk(make_server: Callable[..., ServerProcess], file: s
 
 @pytest.mark.timeout(60)
 def test_every_waiting_ack_fails(make_server: Callable[..., ServerProcess]) -> None:
-    """Many writes wait for one fsync, at every door, and it fails: all of them are told, and none is seen."""
+    """Many writes wait for one fsync, at every protocol, and it fails: all of them are told, and none is seen."""
     server = make_server(kafka=True).start()
     told: dict[str, object] = {}
 

@@ -71,7 +71,7 @@ class GrpcWriter:
 
 
 class Load:
-    """Writers over both doors, and clients that delete; leaving the block kills the server under them."""
+    """Writers over both protocols, and clients that delete; leaving the block kills the server under them."""
 
     def __init__(self, server: ServerProcess, oracle: Oracle, seed: int) -> None:
         self._server, self._oracle, self._seed = server, oracle, seed

@@ -162,7 +162,7 @@ class GrpcWatcher(Watcher):
 
 
 class Writer:
-    """Appends to all topics over one door until the server is gone; `acked` is what was acknowledged, by topic."""
+    """Appends to all topics over one protocol until the server is gone; `acked` is what was acknowledged, by topic."""
 
     def __init__(self, number: int) -> None:
         self.rng = random.Random(f"writer {number}")

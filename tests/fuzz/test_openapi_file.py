@@ -97,11 +97,11 @@ def test_every_refusal_tells_its_codes() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(READ))
-def test_a_body_has_the_members_that_the_door_reads(name: str) -> None:
+def test_a_body_has_the_members_that_the_protocol_reads(name: str) -> None:
     assert set(SCHEMAS[name]["properties"]) == READ[name]
 
 
-def test_every_body_is_compared_with_what_the_door_reads() -> None:
+def test_every_body_is_compared_with_what_the_protocol_reads() -> None:
     bodies = {
         operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
         for _, _, operation in operations()

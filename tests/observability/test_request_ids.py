@@ -89,7 +89,7 @@ def test_http_answers_with_the_id_it_was_given(traced: ServerProcess, secret: st
 
 @pytest.fixture
 async def broken() -> Any:
-    """The HTTP door in front of an api with a bug."""
+    """The HTTP API in front of an api with a bug."""
     engine = Engine(MemoryStore(), SystemClock())
     commit = GroupCommit.for_engine(engine)
     api = TopicsApi(engine, commit)

@@ -1,4 +1,4 @@
-"""Spans of a real server, as a collector gets them: of every door, with their parents, and without secrets."""
+"""Spans of a real server, as a collector gets them: of every protocol, with their parents, and without secrets."""
 
 import json
 import re

@@ -175,7 +175,7 @@ def test_nothing_of_grpc_reaches_the_user(shared: ServerProcess) -> None:
         ("s3cret://h", "…://…: the scheme of a server's URL is topics or, with TLS, topics\\+tls$"),
     ],
 )
-def test_a_scheme_of_another_door_is_told_what_to_write(clients: Clients, url: str, told: str) -> None:
+def test_a_scheme_of_another_protocol_is_told_what_to_write(clients: Clients, url: str, told: str) -> None:
     with pytest.raises(ValueError, match=told) as refused:
         clients(url)
     assert "s3cret" not in str(refused.value)

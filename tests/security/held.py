@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 import httpx
-from doors.conftest import with_key
+from protocols.conftest import with_key
 
 from support.grpc_watch import subscription
 from support.http import ok

@@ -1,4 +1,4 @@
-"""The audit log: every change by every door, once, with who and how; and its file."""
+"""The audit log: every change by every protocol, once, with who and how; and its file."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from doors.conftest import Grpc, with_key
+from protocols.conftest import Grpc, with_key
 from security.held import bearer
 from security.secure_server import audit_lines, refusal
 
@@ -79,7 +79,7 @@ def done(action: str, door: str = "http", **facts: Any) -> dict[str, Any]:
     return {"action": action, "outcome": "done", "door": door, "key": OPS_ID, **facts}
 
 
-# ------------------------------------------------------------------ every door
+# ------------------------------------------------------------------ every protocol
 
 
 def test_every_change_over_http(audited: Audited, ops: Api) -> None:

@@ -13,7 +13,7 @@ import pytest
 from security.authority import Authority
 from security.secure_server import TlsServer, reload
 
-from support.door import rows
+from support.grpc_on_engine import rows
 from support.kafka_wire import Wire
 from support.waiting import poll
 from topics_client import Retry, TopicsClient
@@ -106,7 +106,7 @@ def _grpc(server: MutualServer, target: str, own: Path | None) -> None:
         topics_service_pb2_grpc.TopicsServiceStub(one).ListTopics(pb.ListTopicsRequest(), timeout=5)
 
 
-def test_every_door_asks(server: MutualServer, mine: Authority, theirs: Authority) -> None:
+def test_every_protocol_asks(server: MutualServer, mine: Authority, theirs: Authority) -> None:
     assert doors(server, mine.client("another")) == {"http": True, "kafka": True, "grpc": True}
     nobody = {"http": False, "kafka": False, "grpc": False}
     assert doors(server, None) == nobody

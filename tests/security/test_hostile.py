@@ -12,8 +12,8 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from doors.conftest import with_key
 from hpack import Encoder
+from protocols.conftest import with_key
 from security.held import bearer
 
 from support.http import JSON, Api, Wire, ok, path, refused, request

@@ -1,4 +1,4 @@
-"""What one key may hold at each door: beyond it is refused, other keys go on, and all of it comes back."""
+"""What one key may hold at each protocol: beyond it is refused, other keys go on, and all of it comes back."""
 
 import gzip
 import json
@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 import pytest
-from doors.conftest import with_key
 from hpack import Encoder
+from protocols.conftest import with_key
 from security.held import bearer
 from security.secure_server import reload
 

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from doors.conftest import Grpc, with_key
+from protocols.conftest import Grpc, with_key
 from security.held import Held, bearer
 from security.secure_server import audit_lines, reload
 
@@ -272,7 +272,7 @@ def test_without_anything_to_read_again_a_hangup_is_the_end(tmp_path: Path) -> N
         assert server.wait(10) == -signal.SIGHUP
 
 
-def test_no_door_logs_a_key_even_when_it_debugs(server: ServerProcess) -> None:
+def test_no_protocol_logs_a_key_even_when_it_debugs(server: ServerProcess) -> None:
     for key in (OPS, "sekret-nobody"):
         for http2 in (False, True):  # hpack would log each header
             headers = {"authorization": f"Bearer {key}"}

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
-from doors.conftest import with_key
+from protocols.conftest import with_key
 from security.held import bearer
 
 from support.http import Api, ok, path, refused

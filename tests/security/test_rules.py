@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from doors.conftest import RPCS
+from protocols.conftest import RPCS
 
 from topics_kafka.registry import APIS
 from topics_service.api.access import PROBES, RULES

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from doors.conftest import with_key
+from protocols.conftest import with_key
 from security.held import bearer
 from security.secure_server import TlsServer, reload
 

@@ -1,4 +1,4 @@
-"""Clients of every kind at every door of one server, who come, work, and leave in good or bad manner."""
+"""Clients of every kind at every protocol of one server, who come, work, and leave in good or bad manner."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Self
 
 import grpc
-from doors.test_watch_leaks import RECORDS, Crowd, fill
+from protocols.test_watch_leaks import RECORDS, Crowd, fill
 
 from support.http import Api, ok
 from support.server import ServerProcess

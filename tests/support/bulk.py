@@ -8,7 +8,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from support.door import rows
+from support.grpc_on_engine import rows
 from support.server import ServerProcess
 from support.waiting import poll
 from topics_proto.v1 import admin_service_pb2 as admin_pb

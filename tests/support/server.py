@@ -68,7 +68,7 @@ class ServerProcess:
 
     @property
     def base(self) -> str:
-        """The URL of the HTTP door."""
+        """The URL of the HTTP API."""
         return f"http://127.0.0.1:{self.http_port}"
 
     @property
@@ -77,7 +77,7 @@ class ServerProcess:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
     def start(self) -> "ServerProcess":
-        """Start and wait until both doors are open and everything is recovered."""
+        """Start and wait until both protocols are open and everything is recovered."""
         files = self.spawn()
 
         def ready() -> bool:

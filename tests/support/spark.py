@@ -36,7 +36,7 @@ appender.console.layout.pattern = %p %c{1}: %m%n%ex
 
 
 class Row(NamedTuple):
-    """A record as the gRPC door gives it."""
+    """A record as the gRPC API gives it."""
 
     partition: int
     seq: int

@@ -1,4 +1,4 @@
-"""Clients of all three doors that follow topics, break off and come back, and check each frame with the oracle."""
+"""Clients of all three protocols that follow topics, break off and come back, and check each frame with the oracle."""
 
 import asyncio
 import contextlib
@@ -97,7 +97,7 @@ class Stream:
 
 
 class Follower(ABC):
-    """One client of one door; `run` follows until it is cancelled, `shake` lets it break off and come back."""
+    """One client of one protocol; `run` follows until it is cancelled, `shake` lets it break off and come back."""
 
     masks = True
 
@@ -204,7 +204,7 @@ class _Session(NamedTuple):
 class SessionFollower(Follower):
     """A watch session. It comes back by its session, by the last id, by an old one, or makes a new one of the last.
 
-    Its streams are server-sent events and, as both doors know the session, now and then gRPC's OpenWatch.
+    Its streams are server-sent events and, as both protocols know the session, now and then gRPC's OpenWatch.
     """
 
     HOW = ("last", "last", "old", "drained", "zombie", "renew")
