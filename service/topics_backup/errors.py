@@ -1,4 +1,4 @@
-"""What goes wrong with backups."""
+"""Errors of backups."""
 
 
 class BackupError(Exception):

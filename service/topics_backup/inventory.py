@@ -1,4 +1,4 @@
-"""What a database at rest holds: its topics, where they stand, and every row of it."""
+"""Inventory of a closed database: its topics, their positions, and all rows."""
 
 import resource
 import struct
@@ -46,8 +46,8 @@ class _Beginning:
 
 
 class Found(NamedTuple):
-    """What a database holds: its topics by name, the sequence number that its next row gets, and when its last batch
-    was written (0 if it does not say)."""
+    """The content of a database: its topics by name, the sequence number of its next row, and the time of its last
+    batch (0 if unknown)."""
 
     topics: list[Topic]
     next_seq: int
@@ -55,7 +55,7 @@ class Found(NamedTuple):
 
 
 def read(directory: Path) -> Found:
-    """What a checkpoint holds, read without a change to it. Raises BackupError if it can't be read."""
+    """Read a checkpoint without changing it. Raises BackupError if it can't be read."""
     _raise_file_limit()
     with tempfile.TemporaryDirectory(prefix="topics-backup-") as own, _damage(f"the checkpoint {directory}"):
         store = SecondaryStore(directory, Path(own))
@@ -109,7 +109,7 @@ def settle(directory: Path, jump: int = 0, next_seq: int | None = None) -> None:
 
 
 def _wait_for_room(store: RocksStore) -> None:
-    """Where a long log was taken in, RocksDB compacts before it takes writes."""
+    """Wait until RocksDB accepts writes: after replaying a long log it compacts first."""
     deadline = time.monotonic() + _COMPACT_SECONDS
     while store.is_stalled() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -36,7 +36,7 @@ class File(Struct, frozen=True):
 
 
 class Partition(Struct, frozen=True):
-    """Where a partition stood. `log_id` is the number of its log in the database; 0 in older manifests."""
+    """The state of a partition. `log_id` is the number of its log in the database; 0 in older manifests."""
 
     head_seq: int
     earliest_seq: int
@@ -56,7 +56,7 @@ class Topic(Struct, frozen=True):
 
 
 class LogPoint(Struct, frozen=True):
-    """Where a backup stands in the write-ahead log of a server that keeps it: the line (`storage.wal.archive`), the log
+    """The position of a backup in the retained write-ahead log of a server: the line (`storage.wal.archive`), the log
     file to go on with, the sequence number of the next row, and when the last batch was written that it holds."""
 
     line: str
@@ -130,7 +130,7 @@ def new_id(created_ms: int, mark: str) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Whether that can be the id of a backup."""
+    """Return whether `text` has the form of a backup id."""
     return _ID.fullmatch(text) is not None
 
 
@@ -146,5 +146,5 @@ def key_of(sha256: str) -> str:
 
 
 def _is_file(file: File) -> bool:
-    """What came from a target is no path to somewhere else."""
+    """Return whether the entry is valid: a name from a target must not be a path."""
     return bool(_NAME.fullmatch(file.name) and _SHA.fullmatch(file.sha256)) and file.size >= 0

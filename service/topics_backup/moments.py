@@ -82,7 +82,7 @@ def _base(backup: Manifest, point: LogPoint, there: list[Run]) -> Base:
 
 
 def ranges(target: Target) -> list[Range]:
-    """What can be restored to, in order; between two ranges of a line there is a hole."""
+    """Return the restorable ranges in order; between two ranges of a line there is a hole."""
     found: list[Range] = []
     for base in bases(target):
         size = sum(piece.size for piece in base.pieces)
@@ -183,7 +183,7 @@ def _same(cut: Cut) -> Cut:
 
 
 def _passed(base: Base, after: Base, topic: str, partition: int, seq: int) -> bool:
-    """Whether the seq can have been reached between two backups, by what they tell."""
+    """Return whether the seq may have been reached between two backups, according to them."""
     before, behind = _stood(base.backup, topic, partition), _stood(after.backup, topic, partition)
     if before is None or behind is None or before.log_id != behind.log_id:
         return True  # only the log can tell

@@ -103,6 +103,6 @@ def open_url(url: str) -> Objects:
 
 
 def _failed(name: str, error: Exception) -> BackupError:
-    """What the store says, in a line, without the dump of its insides."""
+    """Return the store's error in one line, without its debug dump."""
     text = " ".join(str(error).partition("Debug source:")[0].split())
     return BackupError(f"{name}: {text[:500]}")

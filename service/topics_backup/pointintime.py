@@ -18,7 +18,7 @@ from topics_service.storage.wal.batches import batches
 
 
 class Restored(NamedTuple):
-    """What was made: from which backup, with so many bytes of log, of the last batch written at `written_ms`."""
+    """A finished restore: its backup, the bytes of log replayed, and `written_ms`, the time of the last batch."""
 
     backup: Manifest
     log_bytes: int

@@ -30,7 +30,7 @@ _DAY_MS: Final = 86_400_000
 
 
 class Pruned(NamedTuple):
-    """What a prune did: backups and files that are gone, their bytes, and the files that a later prune removes."""
+    """The result of a prune: removed backups and files, their bytes, and the files that a later prune removes."""
 
     backups: list[str]
     files: int

@@ -18,7 +18,7 @@ from topics_service.storage.private import make_private
 
 
 class Verified(NamedTuple):
-    """What was found of a backup: bytes that were read, records if it was deep, and the damage ("" for none)."""
+    """The result of a verification: bytes read, records if it was deep, and the damage ("" if none)."""
 
     id: str
     bytes: int

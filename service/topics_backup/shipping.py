@@ -21,7 +21,7 @@ from topics_service.storage.wal.batches import batches, written_ms
 
 
 class Shipped(NamedTuple):
-    """What was archived: pieces, bytes, until when (ms) there is nothing missing; and `holes`, in words."""
+    """The result of one run: pieces, bytes, the time (ms) up to which the archive is complete, and `holes` in words."""
 
     line: str
     pieces: int
@@ -118,8 +118,8 @@ def _piece(line: Line, number: int, start: int, data: bytes, last_ms: int) -> Pi
 
 
 def _check_same(target: Target, data_dir: Path, line: Line, there: dict[int, list[Piece]], newest: int) -> None:
-    """What was archived last is still in the directory, if its time is not over. Else somebody has put back an older
-    state of the directory, and the two would be mixed up."""
+    """Check that the last archived log is still in the directory, unless it expired. Otherwise an older state of the
+    directory was put back, and the two histories would be mixed."""
     if not there:
         return
     piece = there[max(there)][-1]

@@ -1,4 +1,4 @@
-"""Where backups are put: what that place must promise, and the folder that does."""
+"""Backup targets: the protocol, and its implementation on a local folder."""
 
 import os
 import shutil

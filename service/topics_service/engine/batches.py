@@ -43,7 +43,7 @@ class BatchRequest(Struct, kw_only=True):
 
 
 class BatchReply(Struct, kw_only=True):
-    """Where the batch went; with `deduped`, where it went the first time.
+    """The position of the batch; with `deduped`, that of the original write.
 
     `ts` is the time that the records got, None where they keep their own.
     """
@@ -218,7 +218,7 @@ class Batches:
 
 
 def _part(s: Snapshot, block: StoredBlock, at: int, budget: int) -> tuple[FetchPart, int]:
-    """What to send of the block that holds the live seq `at`, and how many bytes that takes, about."""
+    """Return the part to send of the block with the live seq `at`, and its approximate size in bytes."""
     start = at - block.base_seq
     if isinstance(block, KafkaBlock):
         part = block.part_at(start)

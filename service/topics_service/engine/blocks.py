@@ -1,4 +1,4 @@
-"""Where a log's records are found: a byte-bounded cache of blocks in front of the stores."""
+"""Look-up of a log's records: a byte-bounded cache of blocks in front of the stores."""
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
@@ -58,7 +58,7 @@ class BlockCache:
 
     @property
     def size(self) -> int:
-        """What the kept blocks weigh."""
+        """Return the total size of the cached blocks."""
         return self._bytes
 
     def find(self, log_id: int, seq: int, *, scan: bool = False) -> StoredBlock | None:
@@ -184,7 +184,7 @@ class LogBlocks:
         return block if block is not None else self._load(seq, scan=scan)
 
     def is_below(self, base: int, seq: int) -> bool:
-        """Whether the block that begins at `base` ends below `seq`. One that is damaged does if another begins by then.
+        """Return whether the block at `base` ends below `seq`. A damaged one does if another block begins by then.
 
         Raises StoreError when the store can't be read.
         """

@@ -84,7 +84,7 @@ class Capacity:
 
 
 def _held(s: Snapshot, log: Log, config: TopicConfig) -> tuple[int, int]:
-    """How many records, and how many bytes if there is a cap on them, must stay for groups that have not acked."""
+    """Return the records that must stay for groups that have not acked, and their bytes if there is a byte cap."""
     first = max((log.hold or 0) + 1, s.earliest)
     size = retention.live_bytes(s, log.blocks, first, s.head + 1) if config.cap_bytes else 0
     return s.live_between(first, s.head + 1), size

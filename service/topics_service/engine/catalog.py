@@ -1,4 +1,4 @@
-"""Which topics there are: by name, as rows, and when readers may know of them."""
+"""The catalog of topics: by name, as rows, and with the moment at which each becomes visible."""
 
 from collections.abc import Callable, Iterator
 
@@ -91,7 +91,7 @@ class Catalog:
         self.counts.add(topic.config)
 
     def has_room_for(self, count: int) -> bool:
-        """Whether so many more topics, each with one partition, may be created."""
+        """Return whether `count` more topics, each with one partition, may be created."""
         limit = self._limits.max_topics
         return not limit or self._logs + count <= limit
 
@@ -150,7 +150,7 @@ class Catalog:
         return row, [*topic.logs, *self._new_logs(ids)]
 
     def grown(self, topic: Topic, row: TopicRow, logs: list[Log]) -> None:
-        """What `grow` staged was written."""
+        """Apply what `grow` staged, once it is written."""
         self._logs += len(logs) - len(topic.logs)
         topic.adopt(row, logs)
         self.on_configured(topic)

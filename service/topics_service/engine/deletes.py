@@ -1,4 +1,4 @@
-"""Which seqs at or above a log's first live record were deleted one by one, as an immutable set of bitmaps.
+"""Seqs at or above a log's first live record that were deleted one by one, as an immutable set of bitmaps.
 
 Bitmaps are kept and stored in chunks of 64 Ki seqs, so that marking one record rewrites one small row. An update
 makes a new `Deletes` that shares the untouched chunks: a reader's snapshot never changes under it.
@@ -64,7 +64,7 @@ class Deletes:
         return stop
 
     def count(self, start: int, stop: int) -> int:
-        """How many seqs in [start, stop) are marked."""
+        """Return the number of marked seqs in [start, stop)."""
         return sum(chunk.marks.range_cardinality(low, high) for _, chunk, low, high in self._within(start, stop))
 
     def between(self, start: int, stop: int) -> Iterator[int]:
@@ -130,7 +130,7 @@ class Deletes:
         return Deletes(kept)
 
     def since(self, older: "Deletes") -> Iterator[tuple[int, BitMap]]:
-        """What is marked here and not in `older`: base seqs of chunks and positions within. Cheap for few changes."""
+        """Return the marks that `older` lacks, as base seqs of chunks and positions within. Cheap for few changes."""
         for number, chunk in self._chunks.items():
             before = older._chunks.get(number)
             if before is not chunk:

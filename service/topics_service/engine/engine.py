@@ -179,7 +179,7 @@ class Engine:
             recovery.close(self.writer, (log for topic in self.catalog.topics.values() for log in topic.logs))
 
     def ready(self) -> ReadyState:
-        """Whether the engine takes work."""
+        """Return whether the engine takes work."""
         reason = ""
         if self.draining:
             reason = "shutting_down"
@@ -250,7 +250,7 @@ class Engine:
         return self._state(topic, now, partition)
 
     def has_topic(self, name: str) -> bool:
-        """Whether a write to `name` would find a topic; readers may not see it yet."""
+        """Return whether a write to `name` would find a topic; readers may not see it yet."""
         return name in self.catalog.topics
 
     def list_topics(self, request: ListTopicsRequest, allowed: tuple[str, ...] | None = None) -> ListTopicsReply:
@@ -466,7 +466,7 @@ class Engine:
         return more_letters or bool(self._touched)
 
     def sweep(self) -> None:
-        """What must happen though nobody asks: expired records and idempotency rows go. Call it every second."""
+        """Remove expired records and idempotency rows. Call it every second."""
         if self.writer.failure is not None or self.recovered < 1.0:
             return
         now = self._clock.now_ms()

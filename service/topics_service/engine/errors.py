@@ -14,7 +14,7 @@ from topics_client.units import counted
 
 @dataclass(frozen=True, slots=True)
 class ErrorSpec:
-    """How one reason shows on the doors."""
+    """The form of one reason on each protocol."""
 
     code: str
     http_status: int

@@ -15,7 +15,7 @@ _ROW = struct.Struct(">QQQqQ")
 
 
 class Outcome(Struct, frozen=True):
-    """What the first write with a key did, when (ms), and when its row may go."""
+    """The outcome of the first write with a key, its time (ms), and the time at which its row expires."""
 
     first_seq: int
     count: int

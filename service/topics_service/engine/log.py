@@ -295,7 +295,7 @@ class Log:
         return self._pending[-1][0] if self._pending else 0
 
     def stores(self, s: Snapshot) -> tuple[Store, ...]:
-        """Where rows of this log can be."""
+        """Return the stores that can hold rows of this log."""
         return (self._memory, self._writer.store) if s.volatile_from else (self._writer.store,)
 
     def remembered(self, key: str, config: TopicConfig, now: int) -> idempotency.Outcome | None:

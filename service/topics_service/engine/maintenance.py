@@ -153,7 +153,7 @@ def _groups(blocks: Iterable[StoredBlock]) -> Iterable[list[StoredBlock]]:
 
 
 def _size_in_memory(block: StoredBlock) -> int | None:
-    """How many bytes readers of a small block get; None for one that inflates so much that it is none."""
+    """Return the size of a small block once decoded; None if it inflates too much to count as small."""
     if isinstance(block, KafkaBlock):
         return block.inflated_size(min(_FULL_BYTES, _USUAL_RATIO * block.nbytes))
     return block.nbytes

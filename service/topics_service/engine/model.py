@@ -160,12 +160,12 @@ class AppendRequest(Struct, kw_only=True):
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether the jobs are not simply served in the order of seqs."""
+        """Return whether the jobs have a delay or a priority."""
         return bool(self.delay_ms or self.priority)
 
 
 class AppendReply(Struct, kw_only=True):
-    """Where the batch went. `count` is that of this write (of the original write when `deduped`).
+    """The position of the batch. `count` is that of this write (of the original write when `deduped`).
 
     `fsync_gated` says that the topic's class holds the ack for an fsync; only then is `fsync_ms` above zero.
     """
@@ -266,7 +266,7 @@ class DiffReply(Struct, kw_only=True):
 
     @property
     def lag(self) -> int:
-        """How many seqs lie behind the cursor."""
+        """Return the number of seqs between the cursor and the head."""
         return self.head_seq - self.next_from_seq
 
 
@@ -287,7 +287,7 @@ class DeleteRequest(Struct, kw_only=True):
 
 
 class DeleteReply(Struct, kw_only=True):
-    """What a delete removed and the state after it."""
+    """The result of a delete, and the state after it."""
 
     topic: str
     partition: int = 0
@@ -309,7 +309,7 @@ class PutTopicReply(Struct, kw_only=True):
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """Who a topic is: `topic_id` is unique for ever, `slug` and `rrl` are labels, `epoch` grows with each create."""
+    """Identity of a topic: `topic_id` is unique forever, `slug` and `rrl` are labels, `epoch` grows on each create."""
 
     topic_id: str
     slug: str
@@ -334,7 +334,7 @@ class QueueCounters(Struct, frozen=True, kw_only=True):
 
 
 class PartitionState(Struct, frozen=True, kw_only=True):
-    """Where one partition of a topic stands; the field order is the order of the JSON."""
+    """The state of one partition of a topic; the field order is the order of the JSON."""
 
     partition: int
     head_seq: int

@@ -22,7 +22,7 @@ class ResourcePrefix(Struct, frozen=True, kw_only=True):
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether `name` follows the rule of docs/contract.md, 3.1 (1 to 255 ASCII characters)."""
+    """Return whether `name` follows the rule of docs/contract.md, 3.1 (1 to 255 ASCII characters)."""
     return _NAME.fullmatch(name) is not None
 
 

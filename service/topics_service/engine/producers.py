@@ -44,7 +44,7 @@ class Known(NamedTuple):
 
 
 class Producer(NamedTuple):
-    """What a log knows of one producer; the newest batch is the last one."""
+    """The state of one producer in a log; its newest batch is the last one."""
 
     producer_id: int
     epoch: int
@@ -101,7 +101,7 @@ class Producers:
         return self._next_id - 1, waits
 
     def find(self, log: Log, producer_id: int) -> Producer | None:
-        """What the log knows of the producer."""
+        """Return the log's state of the producer."""
         key = log.log_id, producer_id
         found = self._cache.get(key)
         if found is not None:

@@ -201,7 +201,7 @@ class _Search:
 
 
 def _matching_ranges(block: Block, first: int, stop: int, match: TagMatch) -> Iterator[tuple[int, int]]:
-    """Where records first..stop-1 of the block have a matching tag, as ranges of seqs."""
+    """Return the ranges of seqs among records first..stop-1 of the block that have a matching tag."""
     column, base = block.tags, block.base_seq
     if column is None:
         return
@@ -239,7 +239,7 @@ class _Page:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many records were examined as may be."""
+        """Return whether as many records were examined as may be."""
         return self.examined >= self._limit
 
     def take(self, block: Block, start: int, stop: int) -> None:

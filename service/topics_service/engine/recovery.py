@@ -1,4 +1,4 @@
-"""What a start finds: the catalog and one state row per log, never the records. Time to ready is O(topics).
+"""Startup recovery: loads the catalog and one state row per log, never records. Time to ready is O(topics).
 
 A data directory remembers the boot it was used in and whether it was closed. After a SIGKILL within the same boot the
 write-ahead log is whole and nothing is lost. After an unclean end in another boot the tail may be: every log that

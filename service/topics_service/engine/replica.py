@@ -45,7 +45,7 @@ class FollowingStore(Store, Protocol):
     generation: int
     """Says which state of the rows it is: the same number, the same rows."""
     whole: bool
-    """Whether the rows are those of one moment of the writer."""
+    """Return whether the rows are those of one moment of the writer."""
 
     def catch_up(self) -> None:
         """Take in whatever had been written before the call. Raises StoreError; `whole` is False then."""

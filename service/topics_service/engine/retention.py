@@ -1,4 +1,4 @@
-"""What leaves a log and when: expiry, eviction and range deletion, computed on snapshots without touching the store.
+"""Retention of a log: expiry, eviction and range deletion, computed on snapshots without touching the store.
 
 Each function changes the (private, unpublished) snapshot it is given and returns what happened; the caller writes it.
 

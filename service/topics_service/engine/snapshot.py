@@ -81,7 +81,7 @@ class Snapshot(Struct):
         return self.gaps[:i], self.gaps[i:]
 
     def is_live(self, seq: int) -> bool:
-        """Whether a record with this seq is there to be read (its age aside)."""
+        """Return whether a record with this seq is there to be read (its age aside)."""
         return self.earliest <= seq <= self.head and seq not in self.deletes and self.gap_at(seq) is None
 
     def live_among(self, seqs: Iterable[int]) -> list[int]:
@@ -91,14 +91,14 @@ class Snapshot(Struct):
         return [seq for seq in found if self.gap_at(seq) is None] if self.gaps else found
 
     def live_between(self, start: int, stop: int) -> int:
-        """How many live records have seqs in [start, stop)."""
+        """Return the number of live records with seqs in [start, stop)."""
         start, stop = max(start, self.earliest), min(stop, self.head + 1)
         if start >= stop:
             return 0
         return stop - start - self.lost_between(start, stop) - self.deletes.count(start, stop)
 
     def lost_between(self, start: int, stop: int) -> int:
-        """How many seqs in [start, stop) lie in interior gaps."""
+        """Return the number of seqs in [start, stop) that lie in interior gaps."""
         if not self.gaps:
             return 0
         first, last = bisect_left(self.gaps, start, key=_stop_of), bisect_left(self.gaps, stop, key=_start_of)

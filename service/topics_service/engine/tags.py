@@ -54,12 +54,12 @@ def marked(store: Store, log_id: int, start: int = 0) -> Iterator[int]:
 
 
 def is_marked(store: Store, block: StoredBlock) -> bool:
-    """Whether the block is one that is not indexed."""
+    """Return whether the block is one that is not indexed."""
     return store.get(Family.TAGS, keys.unindexed(block.log_id, block.base_seq)) is not None
 
 
 def indexed_to(stores: Iterable[Store], blocks: LogBlocks, seq: int) -> int:
-    """How far, from `seq` on, the index may be trusted: the last seq before a block that is not indexed."""
+    """Return the last seq, from `seq` on, before a block that is not indexed."""
     end, stores = (1 << 64) - 1, tuple(stores)
     if blocks.marked is None:
         blocks.marked = any(True for store in stores for _ in marked(store, blocks.log_id))
@@ -193,7 +193,7 @@ def _heads(store: Store, log_id: int, prefix: bytes, start: int) -> list[tuple[i
 
 
 def _row_at(store: Store, key: bytes, start: int) -> bytes:
-    """Where to go on from the row `key`, which lies before `start`: at a later one of its tag, or just behind it."""
+    """Return the key after row `key`, which lies before `start`: that of a later row of its tag, or the next one."""
     found = store.floor(Family.TAGS, key[:-8] + keys.u64(start))
     return key + b"\x00" if found is None or found[0] <= key else found[0]
 

@@ -16,7 +16,7 @@ _AUTO_FLOOR_MS = 300_000
 
 
 class TopicRow(Struct, kw_only=True, array_like=True):
-    """What the catalog stores of a topic. New fields go to the end, with a default."""
+    """The catalog row of a topic. New fields go to the end, with a default."""
 
     version: int = 1
     name: str

@@ -7,7 +7,7 @@ from topics_service.engine.writer import Writer
 
 
 class Change(Protocol):
-    """What a log has staged into a transaction."""
+    """The changes of a log in a transaction."""
 
     def publish(self, ticket: int) -> int:
         """It was written as `ticket`: show it to readers, or keep it until an fsync; returns the ticket to wait for."""

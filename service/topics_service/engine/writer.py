@@ -9,7 +9,7 @@ from topics_service.storage.store import Store, StoreError, StoreStalledError, W
 
 @dataclass(slots=True)
 class WriteStatistics:
-    """What went to the store: batches and their bytes, and the batches that it refused for a stall."""
+    """Statistics of writes to the store: batches and their bytes, and batches refused for a stall."""
 
     batches: int = 0
     bytes: int = 0

@@ -224,7 +224,7 @@ class Block(StoredBlock):
         return bisect_right(self._prefix_sizes(), self.sizes_upto(start) + budget, lo=start)
 
     def positions_of(self, tag: bytes, *, prefix: bool = False) -> list[int]:
-        """Where records carry exactly `tag`, or with `prefix` a tag that starts with it."""
+        """Return the positions of records with exactly `tag`, or with `prefix` with a tag that starts with it."""
         if self.tags is None:
             return []
         if prefix:

@@ -1,4 +1,4 @@
-"""What is known of the files of a database when it is opened: which there were when it was closed, to tell when one is
+"""File manifest of a clean shutdown: the files of the database when it was closed, which reveals on open that one is
 lost or cut short, and that there is damage.
 
 RocksDB does not tell by itself: it takes a manifest or a write-ahead log that is cut at the end of a record for all
@@ -114,7 +114,7 @@ def _known(path: Path) -> tuple[bytes, dict[str, int]] | None:
 
 
 def is_of_database(name: str) -> bool:
-    """Whether a file by this name is one of the database, or of what is known of it. The lock is not."""
+    """Return whether a file by this name is one of the database, or of what is known of it. The lock is not."""
     return _OF_DATABASE.fullmatch(name) is not None
 
 
@@ -129,7 +129,7 @@ def note_damage(path: Path, text: str) -> None:
 
 
 def known_damage(path: Path) -> str | None:
-    """What `note_damage` was told. Raises OSError."""
+    """Return the text of `note_damage`, if any. Raises OSError."""
     try:
         return str(sealed.read(path / _DAMAGE))
     except FileNotFoundError:
@@ -139,5 +139,5 @@ def known_damage(path: Path) -> str | None:
 
 
 def is_headless(path: Path) -> bool:
-    """Whether there are files of a database but no CURRENT: RocksDB would begin a new one among them."""
+    """Return whether there are files of a database but no CURRENT: RocksDB would begin a new one among them."""
     return not (path / "CURRENT").exists() and any(True for pattern in _PATTERNS for _ in path.glob(pattern))

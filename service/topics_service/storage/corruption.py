@@ -1,4 +1,4 @@
-"""What can still be read of a family with damaged blocks in it. Takes some milliseconds: for when a read has failed.
+"""Reading a family around damaged blocks. Takes some milliseconds: for use after a read has failed.
 
 Keys are taken for numbers, by their first bytes, so that there is a middle between two of them. Each look is by a
 cursor of its own: one that has met damage goes on telling of it.
@@ -28,7 +28,7 @@ class DamagedRowsError(StoreError):
 
 
 def error_of(cursor: RdictIter) -> str | None:
-    """Why the cursor stands at no row; None at the end of the rows."""
+    """Return the error that stopped the cursor; None at the end of the rows."""
     try:
         cursor.status()
     except Exception as error:  # rocksdict raises bare Exception

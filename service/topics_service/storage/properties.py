@@ -1,4 +1,4 @@
-"""What RocksDB tells of itself: whether its background work keeps up, and what takes room."""
+"""Properties of RocksDB: the state of its background work, and its use of space."""
 
 from collections.abc import Iterable
 from pathlib import Path

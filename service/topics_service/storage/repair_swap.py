@@ -32,12 +32,12 @@ class Swap:
 
     @property
     def work(self) -> Path:
-        """Where to work in peace."""
+        """The directory for work in progress."""
         return self._path / _WORK
 
     @property
     def new(self) -> Path:
-        """Where the new database is made."""
+        """The directory in which the new database is built."""
         return self.work / _NEW
 
     def pending(self) -> str | None:

@@ -328,12 +328,12 @@ class RocksStore:
         return int(self._db.latest_sequence_number()) + 1
 
     def is_stalled(self) -> bool:
-        """Whether RocksDB takes no writes, or delays them, until it has compacted."""
+        """Return whether RocksDB takes no writes, or delays them, until it has compacted."""
         return any(family.property_int_value(name) for name in _HELD_BACK for family in self._families)
 
     @property
     def flushing(self) -> int:
-        """How many memtables of blocks are full and not in tables yet. One more takes what is written."""
+        """Return the number of full memtables of blocks that are not flushed yet. One more takes new writes."""
         return int(self._families[Family.BLOCKS].property_int_value(_FLUSHING) or 0) if self._families else 0
 
     @property

@@ -32,7 +32,7 @@ class SecondaryStore(RocksStore):
         self.generation = 0
         """Says which state of the rows it is: the same number, the same rows."""
         self.whole = False
-        """Whether the rows are those of one moment of the writer: if not, some can be missing."""
+        """Return whether the rows are those of one moment of the writer: if not, some can be missing."""
         if not (path / "CURRENT").exists():  # RocksDB would begin to make one
             raise StoreOpenError(f"can't follow the data directory {path}: there is no database")
         try:
@@ -91,7 +91,7 @@ class SecondaryStore(RocksStore):
         self._open()
 
     def _is_overtaken(self, manifest: tuple[str, int], log: int) -> bool:
-        """Whether rows may have been flushed that were never read from their log."""
+        """Return whether rows may have been flushed that were never read from their log."""
         return self._caught is None or (manifest != self._caught[0] and log > self._caught[1])
 
     def batch(self) -> RocksBatch:

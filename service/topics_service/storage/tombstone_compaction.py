@@ -68,7 +68,7 @@ class TombstoneCompaction:
 
 
 def _is_dead(table: _Facts) -> bool:
-    """Whether it holds deletions only; level 0 takes care of itself."""
+    """Return whether it holds deletions only; level 0 takes care of itself."""
     return bool(table["level"]) and table["num_entries"] == table["num_deletions"]
 
 

@@ -75,7 +75,7 @@ def stored(column: Column) -> list[bytes]:
 
 
 def stored_end(value: bytes, at: int, count: int) -> int:
-    """Where the stored form of `count` values ends, that begins at byte `at`."""
+    """Return the end of the stored form of `count` values that begins at byte `at`."""
     sizes = array("I", value[at : at + 4 * count])
     absent = sizes.count(ABSENT) if _ABSENT_BYTES in sizes.tobytes() else 0
     return at + 4 * count + sum(sizes) - absent * ABSENT

@@ -1,4 +1,4 @@
-"""Who gets which partitions of a `consumer` group (KIP-848): the assignors that members can choose from.
+"""Assignors of `consumer` groups (KIP-848), from which members can choose.
 
 An assignor is a pure function of the members' subscriptions, the topics, and what everybody was to have before.
 """

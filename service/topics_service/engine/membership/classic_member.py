@@ -38,19 +38,19 @@ class ClassicMember:
         return size_of(self.protocols.items()) + len(self.assignment)
 
     def update(self, request: JoinRequest) -> None:
-        """What the member says of itself now."""
+        """Take over what the member reports of itself."""
         self.client = request.client
         self.session_ms, self.rebalance_ms = request.session_ms, request.rebalance_ms
         self.protocols = dict(request.protocols)
 
 
 def size_of(protocols: Iterable[tuple[str, bytes]]) -> int:
-    """What the protocols of a member count."""
+    """Return the size that the protocols of a member count for."""
     return MEMBER_BYTES + sum(len(name) + len(metadata) for name, metadata in protocols)
 
 
 def subscription(protocol_type: str, protocols: dict[str, bytes]) -> list[tuple[str, object]]:
-    """What two static members must have in common for one to replace the other unnoticed.
+    """The part in which two static members must agree for one to replace the other without a rebalance.
 
     For consumers it is the topics: what else they tell, such as the partitions they own, differs after a restart.
     """

@@ -82,7 +82,7 @@ class ConsumerMember:
 
 
 def size_of(names: Iterable[str]) -> int:
-    """What a subscription to these topics counts."""
+    """Return the size that a subscription to these topics counts for."""
     return MEMBER_BYTES + sum(len(name) + _NAME_BYTES for name in names)
 
 

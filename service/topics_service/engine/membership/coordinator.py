@@ -148,7 +148,7 @@ class Coordinator:
         *,
         knows_epochs: bool = True,
     ) -> GroupError:
-        """Whether positions may be committed by this member, or by nobody in particular while there are no members.
+        """Return whether this member may commit positions, or a client without membership while there are no members.
 
         A member of a `consumer` group may be at an epoch of the past if it has had all `partitions` since then; its
         client must know what a member epoch is.
@@ -187,7 +187,7 @@ class Coordinator:
         return GroupError.NONE
 
     def check_delete(self, group: str, topic: str) -> GroupError:
-        """Whether the group's positions in a topic may be deleted: not while members may be working on it."""
+        """Return whether the group's positions in a topic may be deleted: not while members may be working on it."""
         found = self._groups.get(group)
         if found is None or not found.members:
             return GroupError.NONE
@@ -199,12 +199,12 @@ class Coordinator:
     # --- all groups
 
     def is_empty(self, group: str) -> bool:
-        """Whether the group has no members."""
+        """Return whether the group has no members."""
         found = self._groups.get(group)
         return found is None or not found.members
 
     def membership(self, group: str) -> Membership:
-        """Who the members of a group are, for the other doors."""
+        """Return the members of a group, for the other protocols."""
         found = self._groups.get(group)
         return Membership() if found is None else membership_of(self.view(found))
 
@@ -238,7 +238,7 @@ class Coordinator:
         return GroupError.NONE
 
     def dump(self, group: str) -> bytes | None:
-        """What has to be stored of the group; None if nothing any longer."""
+        """Return the row to store for the group; None if there is nothing to store."""
         found = self._groups.get(group)
         if found is None:
             return None
@@ -253,7 +253,7 @@ class Coordinator:
     # --- time
 
     def next_due(self) -> int | None:
-        """When to call `tick` next, in the time of `now`; None if nothing is due."""
+        """Return the time of the next `tick`, by the clock of `now`; None if nothing is due."""
         return self._run.timers.next_due()
 
     def tick(self, now: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What members of consumer groups ask and are told, and what the coordinator needs to know to answer.
+"""Requests and replies of members of consumer groups, and the facts that the coordinator needs.
 
 Times are milliseconds. Topic ids are the 16 bytes that Kafka clients know a topic by. An epoch is the generation of a
 classic group or the member epoch of a `consumer` group (KIP-848).
@@ -21,7 +21,7 @@ MEMBER_BYTES = 1_024  # what a member without a subscription counts
 
 
 class GroupError(IntEnum):
-    """Why a member is refused: the numbers of the Kafka protocol, on which its clients base what they do next."""
+    """Reasons to refuse a member: error codes of the Kafka protocol, to which clients react."""
 
     NONE = 0
     ILLEGAL_GENERATION = 22
@@ -55,7 +55,7 @@ class RefusedError(Exception):
 
 
 class GroupSettings(Struct, frozen=True, kw_only=True):
-    """How groups behave. The first three concern classic groups, where clients choose their own timeouts."""
+    """Settings of groups. The first three concern classic groups, where clients choose their own timeouts."""
 
     initial_delay_ms: int = 3_000  # how long the first member of an empty group waits for others
     min_session_ms: int = 6_000
@@ -73,14 +73,14 @@ class GroupSettings(Struct, frozen=True, kw_only=True):
 
 
 class Client(NamedTuple):
-    """Who speaks for a member, for people to read."""
+    """The client behind a member, for display."""
 
     client_id: str = ""
     host: str = ""
 
 
 class TopicFacts(NamedTuple):
-    """What groups need to know of a topic."""
+    """The facts about a topic that groups need."""
 
     topic_id: bytes
     partition_count: int

@@ -1,4 +1,4 @@
-"""What the groups of one coordinator share: time, alarms, settings, topics, and the way out for what they decide."""
+"""State shared by the groups of one coordinator: clock, alarms, settings, topics, and the output of decisions."""
 
 from collections import deque
 from collections.abc import Callable, Iterable

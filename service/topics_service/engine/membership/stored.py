@@ -1,4 +1,4 @@
-"""What is stored of a group's membership: the row that `Coordinator.dump` makes and `Coordinator.load` reads.
+"""The stored form of a group's membership: the row that `Coordinator.dump` makes and `Coordinator.load` reads.
 
 A classic group is stored when its members get their assignments, so that they go on with these after a restart.
 """

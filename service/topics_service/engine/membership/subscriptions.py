@@ -1,4 +1,4 @@
-"""What members subscribe to: the metadata and assignments of classic consumers, and patterns of topic names."""
+"""Subscriptions of members: metadata and assignments of classic consumers, and patterns of topic names."""
 
 import struct
 from collections.abc import Callable, Iterable

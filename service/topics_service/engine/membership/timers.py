@@ -41,7 +41,7 @@ class Timers:
         self._serial = 0
 
     def __len__(self) -> int:
-        """How many entries the heap has."""
+        """Return the number of heap entries."""
         return len(self._heap)
 
     def push(self, alarm: Alarm, due: int) -> None:
@@ -53,7 +53,7 @@ class Timers:
         heapq.heappush(self._heap, (due, self._serial, alarm))
 
     def next_due(self) -> int | None:
-        """When the next alarm rings; None without one."""
+        """Return the time of the next alarm; None without one."""
         while self._heap:
             due, _, alarm = self._heap[0]
             if alarm.due == due == alarm.queued:

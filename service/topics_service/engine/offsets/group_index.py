@@ -15,7 +15,7 @@ TopicPartition = tuple[Topic, int]
 
 
 class GroupIndex:
-    """What the rows of groups and positions say. Whoever changes those tells it afterwards.
+    """An index of the rows of groups and positions, updated after each change of those.
 
     It keeps `Log.hold` in step: the lowest position of the groups that the topic retains records for.
     """
@@ -95,7 +95,7 @@ class GroupIndex:
             log.hold = hold
 
     def is_retained_for(self, group: Group) -> bool:
-        """Whether one of the topics that the group reads retains records for it."""
+        """Return whether one of the topics that the group reads retains records for it."""
         return any(group.name in topic.config.retaining for topic in group.positions)
 
     # ---------------------------------------------------------------- internals
@@ -128,5 +128,5 @@ def in_order(group: Group) -> Iterator[tuple[Topic, int, Position]]:
 
 
 def topic_partitions(group: Group) -> list[TopicPartition]:
-    """Where the group has positions, by topic and partition."""
+    """Return the partitions in which the group has positions, ordered by topic and partition."""
     return [(topic, partition) for topic, partition, _ in in_order(group)]

@@ -162,7 +162,7 @@ class Groups:
         return tx.ticket
 
     def state(self, name: str) -> bytes | None:
-        """What the coordinator keeps of a group."""
+        """Return the coordinator's row of a group."""
         group = self.find(name)
         return None if group is None else self._writer.store.get(Family.GROUPS, state_key(group.number))
 
@@ -214,7 +214,7 @@ class Groups:
         return outcomes, ticket if synced else 0
 
     def position(self, name: str, topic: str, partition: int) -> Position | None:
-        """Where the group stands in a partition; None if it has committed nothing there. Raises nothing."""
+        """Return the group's position in a partition; None if it has committed nothing there. Raises nothing."""
         group, found = self.find(name), self._catalog.find(topic)
         return None if group is None or found is None else group.position(found, partition)
 

@@ -80,7 +80,7 @@ class Member(Struct, frozen=True, kw_only=True):
 
 
 class Membership(Struct, frozen=True, kw_only=True):
-    """Who belongs to a group. `state` is a word of the Kafka protocol, such as `Stable`."""
+    """The membership of a group. `state` is a word of the Kafka protocol, such as `Stable`."""
 
     state: str = EMPTY
     protocol_type: str = ""
@@ -88,19 +88,19 @@ class Membership(Struct, frozen=True, kw_only=True):
 
 
 class Coordinator(Protocol):
-    """Who knows the members of groups. It calls `Groups.create` before a group has its first one."""
+    """The keeper of group memberships. It calls `Groups.create` before a group has its first one."""
 
     def is_empty(self, group: str) -> bool:
-        """Whether the group has no members; called often."""
+        """Return whether the group has no members; called often."""
         ...
 
     def membership(self, group: str) -> Membership:
-        """Who the members of the group are."""
+        """Return the members of the group."""
         ...
 
 
 class NoCoordinator:
-    """Where nobody joins: every group is empty."""
+    """A coordinator without members: every group is empty."""
 
     def is_empty(self, group: str) -> bool:
         """See Coordinator."""
@@ -167,7 +167,7 @@ class DeleteGroupReply(Struct, kw_only=True):
 
 
 class GroupRow(Struct, kw_only=True, array_like=True):
-    """What is stored of a group, but for its positions. New fields go to the end, with a default.
+    """The stored row of a group, without its positions. New fields go to the end, with a default.
 
     `active_ts` is when it was last seen in use, roughly: by its members or by readers that commit nothing.
     """
@@ -247,7 +247,7 @@ def state_key(number: int) -> bytes:
 
 
 def is_group_row(key: bytes) -> bool:
-    """Whether this is the key of a group's own row."""
+    """Return whether this is the key of a group's own row."""
     return key[8:] == _ROW_KIND
 
 

@@ -1,4 +1,4 @@
-"""What became of a job's deliveries that failed: a short history, kept with its lease and told in its dead letter."""
+"""Failed deliveries of a job: a short history, kept with its lease and copied to its dead letter."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -39,12 +39,12 @@ class Delivery(Struct, gc=False):
     attempts: Attempts = ()
 
     def held_by(self, node: str, lease_id: str) -> bool:
-        """Whether `node` holds it, under this token if one is given."""
+        """Return whether `node` holds it, under this token if one is given."""
         return self.node == node and (not lease_id or self.lease_id == lease_id)
 
 
 def is_token(text: str) -> bool:
-    """Whether `text` has the form of a lease id, ours or that of another server of the contract."""
+    """Return whether `text` has the form of a lease id, ours or that of another server of the contract."""
     return _TOKEN.fullmatch(text) is not None
 
 

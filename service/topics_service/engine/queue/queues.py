@@ -269,7 +269,7 @@ class Queues:
         )
 
     def oldest_ready_ms(self, topic: Topic) -> int:
-        """How long ago (ms) the oldest job was appended that a claim could get now; 0 if there is none.
+        """Return the age (ms) of the oldest job that a claim could get now; 0 if there is none.
 
         As `state` left the queue. Raises TopicsError when the job can't be read; each is read once.
         """
@@ -284,9 +284,9 @@ class Queues:
         return max(0, self._clock.now_ms() - known[1])
 
     def next_due(self, topic: str) -> int | None:
-        """When (ms, after now) jobs become claimable by time alone: a lease expires or a delay ends. None: never.
+        """Return the time (ms) until a lease expires or a delay ends and jobs become claimable; None if never.
 
-        What has come due since the queue was looked at last counts as due now, so that nobody misses it.
+        Jobs that have come due since the last look at the queue count as due now, so that none is missed.
         """
         opened = self._find(topic)
         if opened is None:
@@ -301,7 +301,7 @@ class Queues:
         return sum(queue.in_flight for queue in self._queues.values())
 
     def last_error(self, topic: str) -> str | None:
-        """Why the queue's dead letters could not be moved the last time; None if they could."""
+        """Return the error of the last attempt to move dead letters; None if it succeeded."""
         return self._open(topic)[1].last_error
 
     def jobs(self, request: ListJobsRequest) -> ListJobsReply:
@@ -387,7 +387,7 @@ class Queues:
         return write
 
     def added(self, topic: Topic, write: Write) -> None:
-        """What `stage_jobs` staged is written."""
+        """Apply what `stage_jobs` staged, once it is written."""
         self._queue(topic).schedule.added(write)
 
     def stage_config(self, tx: Transaction, topic: Topic, resolved: TopicConfig) -> None:
@@ -507,7 +507,7 @@ class Queues:
     def _held(
         self, queue: Queue, request: SettleRequest, others: Mapping[int, Delivery]
     ) -> tuple[dict[int, Delivery], list[int]]:
-        """What the request's node holds of its seqs, and the others of them; `others` are no longer held."""
+        """Split the request's seqs into those that its node holds and the others."""
         found: dict[int, Delivery] = {}
         skipped = []
         for seq, token in zip(request.seqs, request.lease_ids or [""] * len(request.seqs), strict=True):

@@ -133,7 +133,7 @@ class Schedule:
             self.soonest = write.ready_at
 
     def fold_is_due(self, s: Snapshot) -> bool:
-        """Whether rows that cover nothing any more wait for a `fold` that no append has done."""
+        """Return whether rows that cover nothing any more wait for a `fold` that no append has done."""
         if len(self._over) >= FOLD_ROWS:
             return True
         return self._sets_from is not None and s.earliest >> _CHUNK_BITS > self._sets_from
@@ -167,7 +167,7 @@ class Schedule:
         self._folding_from = first
 
     def folded(self) -> None:
-        """What `fold` staged is written."""
+        """Apply what `fold` staged, once it is written."""
         self._unfolded = []
         self._over = []
         self._sets_from = self._folding_from

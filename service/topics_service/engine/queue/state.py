@@ -98,7 +98,7 @@ class Queue:
 
     @property
     def spent(self) -> int:
-        """How many jobs nobody gets any more: they are to be dead letters, and have not moved yet."""
+        """Return the number of exhausted jobs that have not become dead letters yet."""
         return len(self.exhausted) + len(self.aside)
 
     def oldest_ready(self, s: Snapshot, head: int) -> int | None:
@@ -109,7 +109,7 @@ class Queue:
 
     @property
     def in_flight(self) -> int:
-        """How many jobs are held."""
+        """Return the number of leased jobs."""
         return len(self.held)
 
     def next_due(self) -> int | None:
@@ -123,7 +123,7 @@ class Queue:
         return min(due, default=None)
 
     def next_move(self, now: int) -> int | None:
-        """When (ms) to look for exhausted jobs that can move; None: there are none, and no lease or delay ends."""
+        """Return the time (ms) of the next search for exhausted jobs that can move; None if nothing is pending."""
         if not self._limit:
             return None
         expiry, end = self._expiries.next(), self._delays.next()
@@ -216,7 +216,7 @@ class Queue:
         self.cursor = self._taken_from
 
     def grant(self, seqs: Sequence[int], node: str, tokens: Iterable[str], deadline: int) -> list[Delivery]:
-        """What taken jobs become when `node` gets them; `granted` makes it so."""
+        """Return the leases of taken jobs for `node`; `granted` applies them."""
         jobs, taken = self.jobs, self._taken
         deliveries = []
         for seq, token in zip(seqs, tokens, strict=True):
@@ -337,7 +337,7 @@ class Queue:
             self.trash.append(seq)
 
     def _expires(self, deadline: int, seq: int) -> bool:
-        """Whether an alarm is that of a lease that holds."""
+        """Return whether an alarm is that of a lease that holds."""
         delivery = self.jobs.get(seq) or self.gone.get(seq)
         return delivery is not None and delivery.node is not None and delivery.deadline == deadline
 

@@ -1,4 +1,4 @@
-"""What a repair does, to be shown before it is done."""
+"""Actions of a repair, which can be shown before they are applied."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, Protocol
@@ -29,7 +29,7 @@ class Action(Struct, frozen=True, kw_only=True):
 
 
 class Uncertain(Struct, frozen=True, kw_only=True):
-    """What is not known of the end of what was written: nothing is missing, by default.
+    """Uncertainty about the last writes: nothing is missing by default.
 
     `jump`: so many seqs behind a head may have been handed out by writes that are lost. `heads`: for these logs a later
     write tells how far they were. `one_table`: all that is lost is one table, so that of a log's state and its blocks
@@ -43,7 +43,7 @@ class Uncertain(Struct, frozen=True, kw_only=True):
 
 
 class Sink(Protocol):
-    """Where the rows go that are saved."""
+    """The destination of saved rows."""
 
     def put(self, family: Family, key: bytes, value: bytes) -> None:
         """Take one row; those of a family come in any order, and each once."""

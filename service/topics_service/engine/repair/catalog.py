@@ -147,7 +147,7 @@ def gaps_and_deletes(rows: Rows, ledger: Ledger, *, bring_back: bool) -> dict[in
 
 
 def _lost_deletes(rows: Rows, part: Part, s: Snapshot, damaged: list[int], *, derived: bool) -> list[tuple[int, int]]:
-    """Where marks of deletes are lost: in damaged bitmaps, and by what the state counts."""
+    """Return the ranges in which delete marks are lost: in damaged bitmaps, and according to the state's counters."""
     first, last = s.earliest >> CHUNK_BITS, s.head >> CHUNK_BITS
     wanted = {number for number in damaged if first <= number <= last}
     fewer = not derived and not s.volatile_from and s.count < s.live_between(s.earliest, s.head + 1)
@@ -162,7 +162,7 @@ def _lost_deletes(rows: Rows, part: Part, s: Snapshot, damaged: list[int], *, de
 
 
 def _reaches_head(rows: Rows, log_id: int, s: Snapshot) -> bool:
-    """Whether there are records up to the head, as far as is known: else it is not deletes that are missing."""
+    """Return whether there are records up to the head, as far as is known: else it is not deletes that are missing."""
     if s.gap_at(s.head) is not None:
         return True
     with suppress(*DECODING):

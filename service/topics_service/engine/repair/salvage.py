@@ -18,7 +18,7 @@ _END: Final = (1 << 64) - 1  # no log has this id
 
 
 class Saved(Struct, kw_only=True):
-    """What there is afterwards."""
+    """Totals after the repair."""
 
     topics: int = 0
     partitions: int = 0

@@ -1,4 +1,4 @@
-"""What of a source one slice of forwarding copies, gathered from blocks as columns (docs/contract.md, 7.4)."""
+"""The copies of one slice of forwarding, gathered from blocks of the source as columns (docs/contract.md, 7.4)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -78,7 +78,7 @@ class Copies:
         self.count, self._block = count, None
 
     def runs(self, first: int) -> list[Run]:
-        """Which source seqs become which seqs of the destination, when the first record becomes `first`."""
+        """Map source seqs to seqs of the destination, the first of which is `first`."""
         runs: list[Run] = []
         for block, positions in self.pieces:
             if isinstance(positions, range):

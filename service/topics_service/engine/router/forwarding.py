@@ -141,7 +141,7 @@ class Forwarding:
         )
 
     def _fitting(self, dest: Topic, d: Snapshot, block: Block) -> tuple[int, TopicsError | None]:
-        """How many of the block's first records there is room for, and why not for all."""
+        """Return the number of the block's leading records that fit, and the error if not all do."""
         fits, too_many, refused = 0, block.count + 1, None
         count = block.count
         while too_many - fits > 1:

@@ -1,4 +1,4 @@
-"""Which topic feeds which. A topic is fed by one other at most (fan-in is refused), so each has one way upstream."""
+"""The graph of routers. A topic has at most one source (fan-in is refused), so each has a single way upstream."""
 
 from collections.abc import Iterator
 

@@ -18,7 +18,7 @@ class Hops:
 
     @property
     def is_full(self) -> bool:
-        """Whether no client's records should be added to those that go round (see Forwarding.step).
+        """Return whether no client's records should be added to those that go round (see Forwarding.step).
 
         What goes round already still is, up to `MAX_HOPS` times as many runs.
         """

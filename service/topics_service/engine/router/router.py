@@ -22,7 +22,7 @@ _BACKOFF_MAX_MS = 2000
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):
-    """What a router does (docs/contract.md, 7). `filter` None forwards everything, also untagged records."""
+    """The configuration of a router (docs/contract.md, 7). `filter` None forwards everything, also untagged records."""
 
     source: str
     dest: str
@@ -92,7 +92,7 @@ class DeleteRouterReply(Struct, kw_only=True):
 
 
 class RouterRow(Struct, kw_only=True, array_like=True):
-    """What is stored of a router, but for its cursor. New fields go to the end, with a default."""
+    """The stored row of a router, without its cursor. New fields go to the end, with a default."""
 
     version: int = _VERSION
     name: str
@@ -162,7 +162,7 @@ class Router:
 
     @property
     def lag(self) -> int:
-        """How many visible seqs of the source it has not dealt with."""
+        """Return the number of visible seqs of the source that are not forwarded yet."""
         return max(0, self.source.log.view.head - self.cursor)
 
     def state(self) -> RouterState:
@@ -186,7 +186,7 @@ class Router:
 
 
 class Fault:
-    """Why a router stands still, and when it tries again: at `retry_at`, or as soon as the destination changes.
+    """The error that stopped a router. It tries again at `retry_at`, or as soon as the destination changes.
 
     The waits double from 50 ms to 2 s.
     """
@@ -201,7 +201,7 @@ class Fault:
         self.dest_state = dest_state
 
     def is_over(self, now: int, dest_state: Snapshot) -> bool:
-        """Whether to try again now. A clock that was set back does not lengthen a wait."""
+        """Return whether to try again now. A clock that was set back does not lengthen a wait."""
         return now >= self.retry_at or now < self.blocked_at or dest_state is not self.dest_state
 
 

@@ -82,7 +82,7 @@ class Routers:
 
     @property
     def blocked(self) -> int:
-        """How many routers stand still for an error."""
+        """Return the number of routers that an error has stopped."""
         return len(self._blocked)
 
     def load(self, found: Iterable[tuple[int, RouterRow, int, int]]) -> None:
@@ -238,19 +238,19 @@ class Routers:
                 self.on_due()
 
     def behind(self, topic: str) -> list[CatchUp]:
-        """What a reader of the topic waits for: its routers that have not come to the head of their source yet."""
+        """Return the catch-ups that a reader of the topic waits for: of routers behind the head of their source."""
         feeders = self._to.get(topic)
         if feeders is None:
             return []
         return [CatchUp(router) for router in feeders.values() if self._is_behind(router)]
 
     def catch_up(self, name: str) -> CatchUp | None:
-        """What a reader of the router's state waits for."""
+        """Return the catch-up that a reader of the router's state waits for."""
         router = self.find(name)
         return CatchUp(router) if router is not None and self._is_behind(router) else None
 
     def move(self, request: PutRouterRequest) -> CatchUp | None:
-        """What has to be forwarded before a PUT gives its router another end."""
+        """Return the catch-up that precedes a PUT which changes an end of its router."""
         router, given = self.find(request.router), request.config
         if router is None or (given.source, given.dest) == (router.config.source, router.config.dest):
             return None
@@ -446,5 +446,5 @@ class Routers:
 
 
 def _may_close_a_cycle(before: RouterConfig, given: RouterConfig) -> bool:
-    """Whether a cycle has to be looked for: not when the edge was there before, on the same terms."""
+    """Return whether a cycle has to be looked for: not when the edge was there before, on the same terms."""
     return before.allow_cycle or (before.source, before.dest) != (given.source, given.dest)

@@ -19,7 +19,7 @@ _END: Final = (1 << 64) - 1  # no log has this id
 
 
 class Totals(Struct, kw_only=True):
-    """What there was to look at. `records` are those that could be read, dead ones that are still on disk included."""
+    """Totals of a check. `records` are the readable ones, including dead ones still on disk."""
 
     topics: int = 0
     partitions: int = 0

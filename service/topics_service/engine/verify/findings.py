@@ -1,4 +1,4 @@
-"""What an audit finds."""
+"""Findings of a check."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ class Part(Struct, kw_only=True):
     row: TopicRow
     s: Snapshot | None = None
     certain: bool = True
-    """Whether all deletes and gaps of it could be read."""
+    """Return whether all deletes and gaps of it could be read."""
 
     @property
     def settled(self) -> Snapshot | None:

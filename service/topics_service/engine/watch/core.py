@@ -288,7 +288,7 @@ class Watch:
         )  # fmt: skip
 
     def _drained(self, follow: "_Follow", end: int, head: int) -> CaughtUpFrame | None:
-        """What is up to `end` was read, and no more can be now: what is behind it waits for an fsync."""
+        """Handle a reader that has read up to `end`, behind which records wait for an fsync."""
         follow.due = follow.opening = False
         follow.stale = None
         if end < head or follow.live:
@@ -401,7 +401,7 @@ class _Follow(ScheduledLog):
 
 
 def _look(topic: Topic, log: Log, now: int) -> Snapshot:
-    """What a reader sees of one of the topic's logs. Damage is met, and told, when it is read."""
+    """Return what a reader sees of one of the topic's logs. Damage is found and reported on reading."""
     try:
         return log.visible(topic.config, now)
     except TopicsError:

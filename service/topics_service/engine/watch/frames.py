@@ -25,7 +25,7 @@ class _OfTopic(Struct, frozen=True, kw_only=True):
 
 
 class WatchTopic(Struct, frozen=True, kw_only=True):
-    """Where to start in one topic: after `from_seq`, or with `tail` at the head of this moment."""
+    """The start in one topic: after `from_seq`, or with `tail` at the head of this moment."""
 
     from_seq: int = 0
     tail: bool = False
@@ -62,7 +62,7 @@ class WatchRequest(Struct, kw_only=True):
 
 
 class Position(Struct, frozen=True, kw_only=True):
-    """Where one topic stood when the subscription began: the reader's cursor, and the log."""
+    """The state of one topic when the subscription began: the reader's cursor, and the log."""
 
     from_seq: int
     head_seq: int
@@ -90,7 +90,7 @@ class TombstoneFrame(_OfTopic, frozen=True, kw_only=True):
 
     @property
     def too_old(self) -> bool:
-        """Whether SSE and gRPC tell it as `from_seq_too_old`: not of another topic's cursor, or a source's loss."""
+        """Return whether SSE and gRPC report `from_seq_too_old`: not for another topic's cursor or a source's loss."""
         return self.opening and self.tombstone.reason in _INVOLUNTARY
 
 

@@ -1,4 +1,4 @@
-"""What a subscription covers when it begins: topics by name and by pattern, and where to start in each."""
+"""The scope of a subscription when it begins: topics by name and by pattern, and the start in each."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping

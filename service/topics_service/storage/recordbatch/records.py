@@ -83,7 +83,7 @@ class Piece(NamedTuple):
     data: Buffer
 
     def can_be_read(self) -> bool:
-        """Whether `read` and `timestamps` can read it, and each record is where its offset says."""
+        """Return whether `read` and `timestamps` can read it, and each record is where its offset says."""
         try:
             return [record.offset for record in self._reader()] == list(range(self.first, self.first + self.records))
         except Exception:  # the reader's own error, or whatever Python's allocator and UTF-8 decoder raise
@@ -261,7 +261,7 @@ def _timestamp(frame: bytes, base_ts: int) -> int:
 
 
 def _stops(body: bytes, count: int) -> "array[int]":
-    """Where each record stops. Raises MalformedRecordError if the lengths before them don't lead to the end."""
+    """Return the end of each record. Raises MalformedRecordError if the lengths before them don't lead to the end."""
     stops = array("Q")
     add = stops.append
     size = len(body)

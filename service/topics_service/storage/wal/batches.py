@@ -86,7 +86,7 @@ def rows(batch: Batch) -> Iterator[Row]:
 
 
 def written_ms(batch: Batch) -> int | None:
-    """When the batch was written, if it says so; else in the same millisecond as the one before."""
+    """Return the time at which the batch was written; None means the same millisecond as the one before."""
     if _MARK not in batch.rows:  # it can be within a value, too
         return None
     found = [row.value for row in rows(batch) if row.family == _META and row.key == MOMENT_KEY]

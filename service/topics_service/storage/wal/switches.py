@@ -1,4 +1,4 @@
-"""How often RocksDB began a new write-ahead log file. It does not tell, so its directory is looked at."""
+"""Counting switches of RocksDB to a new write-ahead log file, by looking at its directory."""
 
 from pathlib import Path
 
