@@ -4,6 +4,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 CITED = re.compile(r"(?:docs/contract\.md|\[contract\]\(contract\.md\)),?((?:(?: and| to)? \d+(?:\.\d+)?)+)")
 ABSENT = re.compile(r"\bSPEC\b|\b[\w-]+-facts\.md|\bdesign\.md|\bstyle\.md|(?<![/(\w-])contract\.md")
@@ -42,3 +44,17 @@ def test_sections_of_the_contract_are_numbered_in_order() -> None:
 def test_no_absent_document_is_cited() -> None:
     absent = [(name, found[0]) for name, text in _texts().items() for found in ABSENT.finditer(text)]
     assert not absent, absent
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "contributing.md", "guarantees.md"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    """A page names a file by the end of its path, such as `engine/log.py`."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    ends = {path[start:] for path in listed for start in _starts(path)}
+    named = re.findall(r"`([\w/]+\.(?:py|ts|go|proto|sh))`", (ROOT / "docs" / page).read_text())
+    assert len(named) > 20
+    assert not set(named) - ends
+
+
+def _starts(path: str) -> list[int]:
+    return [0, *(found.end() for found in re.finditer("/", path))]
