@@ -22,7 +22,7 @@ from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
 from topics_service.storage.wal.archive import Line
 
-_UNSHARED: Final = frozenset({"LOCK", "LOG", "IDENTITY"})  # made anew by whoever opens the copy
+_UNSHARED: Final = frozenset({"LOCK", "LOG", "IDENTITY"})  # created again when the copy is opened
 _PASS_SECONDS: Final = pruning.GRACE_SECONDS / 2
 
 

@@ -2,7 +2,7 @@
 
 
 class BackupError(Exception):
-    """It can't be done; the message is for the operator and names the cause and the next step."""
+    """A failed operation. The message is for the operator and names the cause and the next step."""
 
 
 class DamagedError(BackupError):

@@ -63,7 +63,7 @@ class Run(NamedTuple):
 
     @property
     def line(self) -> str:
-        """Of which line they are."""
+        """The line that they belong to."""
         return self.pieces[0].line
 
     def behind(self, point: LogPoint) -> list[Piece] | None:
@@ -109,7 +109,7 @@ def lines(target: Target) -> dict[str, list[Piece]]:
 def chains(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
     """For each log file, in order, the pieces that lead from its beginning as far as there are any.
 
-    Who archived at the same time as another one has left pieces that overlap: one way through them is taken.
+    Concurrent archivers leave pieces that overlap: one path through them is taken.
     """
     by_number: dict[int, list[Piece]] = {}
     for piece in pieces:
@@ -130,7 +130,7 @@ def _chain(pieces: list[Piece]) -> list[Piece]:
 
 
 def runs(target: Target) -> list[Run]:
-    """All that is archived, oldest line first."""
+    """Return all archived runs, oldest line first."""
     found: list[Run] = []
     for line, pieces in sorted(lines(target).items()):
         mine: list[list[Piece]] = []
@@ -177,7 +177,7 @@ def until(target: Target, line: str) -> Until | None:
 
 
 def _until_ms(target: Target, line: str, last: Piece) -> int:
-    """Until when a line is archived that ends with this piece; 0 if nobody says, or there was more."""
+    """Return the time up to which a line ending with this piece is archived; 0 if unknown, or if more followed."""
     said = until(target, line)
     return said.ms if said is not None and last.next_seq >= said.next_seq else 0
 

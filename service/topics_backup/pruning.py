@@ -1,8 +1,8 @@
-"""Retention of backups: which manifests go, and then which files nobody needs.
+"""Retention of backups: outdated manifests are removed, then the files that no manifest needs.
 
 Other processes make backups meanwhile, without a lock, and rely on files that they find. So a file goes in two steps. A
 prune writes a list of the files that no manifest needs; a later one, `GRACE_SECONDS` after, removes those on the list
-that still nobody needs and that were not written since. A backup that begins after the list was written takes what is
+that are still not needed and were not written since. A backup that begins after the list was written takes what is
 on it for absent and writes it again; one that began before has its manifest written by then, since it looks again when
 half the time is over (`creation.create`). All times are those of the target.
 
@@ -42,7 +42,7 @@ def prune(
     target: Target, *, keep: int | None = None, keep_days: float | None = None, grace: float = GRACE_SECONDS,
     now_ms: int | None = None,
 ) -> Pruned:  # fmt: skip
-    """Remove backups: all but the newest `keep` and those of the last `keep_days`; then files that nobody needs.
+    """Remove backups: all but the newest `keep` and those of the last `keep_days`; then unneeded files.
 
     The newest backup always stays. Raises BackupError, and removes nothing, when a manifest can't be read: nobody can
     tell what it needs. A `grace` below the default is for when no backup is being made.
@@ -60,7 +60,7 @@ def prune(
 
 
 def doomed(target: Target) -> frozenset[str]:
-    """The files that a prune has listed: whoever needs one has to write it again."""
+    """Return the files that a prune has listed. A backup that needs one has to write it again."""
     return frozenset(name for entry in target.list(LISTS) for name in _listed(target, entry.name))
 
 

@@ -94,7 +94,7 @@ def content(target: Target, backup: Manifest, file: File) -> Iterator[bytes]:
 
 
 def newest_intact(target: Target, candidates: Iterable[str]) -> Manifest | None:
-    """The newest of these backups whose files are all what they were; reads as much as that takes."""
+    """Return the newest of these backups whose files are all intact, reading as much as that takes."""
     passed: set[str] = set()
     for backup_id in sorted(candidates, reverse=True):
         try:

@@ -139,7 +139,7 @@ def make(
             sync(path)
         sync(begun)
         check_free(directory)
-        if directory.is_dir():  # whoever made it decided who may enter
+        if directory.is_dir():  # its creator has set its permissions
             begun.chmod(directory.stat().st_mode & 0o7777)
         begun.rename(directory)
         sync(directory.parent)

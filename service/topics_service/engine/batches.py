@@ -1,6 +1,6 @@
 """Record batches of Kafka clients: appended as they came, and what a log holds read back in batches.
 
-Kafka's offset of a record is its seq - 1. So the offset to read next is the `from_seq` of every other door.
+Kafka's offset of a record is its seq - 1. So the offset to read next is the `from_seq` of every other protocol.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -44,7 +44,7 @@ class Catalog:
         self.on_changed: list[Callable[[], None]] = []
         """Called when a topic was made (and readers may know of it), was removed or got more partitions."""
         self.on_configured: Callable[[Topic], None] = lambda _topic: None
-        """Told of each new topic, and of each that has another config or more partitions, before anybody uses it."""
+        """Called with each topic that is new or has another config or more partitions, before it is used."""
         self._writer = writer
         self._memory = memory
         self._cache = cache
@@ -172,7 +172,7 @@ class Catalog:
             log.remove(tx.batch)
 
     def removed(self, topic: Topic) -> None:
-        """The removal was written: forget the topic and wake who waits for it."""
+        """Forget the topic once its removal is written, and wake all waiters."""
         del self.topics[topic.name]
         self._logs -= len(topic.logs)
         self.counts.remove(topic.config)

@@ -1,6 +1,6 @@
-"""One registry of error reasons, for every door.
+"""The registry of error reasons, shared by all protocols.
 
-A `TopicsError` carries a `Reason`; the doors look up its HTTP status, gRPC status name and whether a retry can help.
+A `TopicsError` carries a `Reason`; protocols look up its HTTP status, gRPC status name and whether a retry can help.
 The codes are the stable `error.code` strings of docs/errors.md.
 """
 

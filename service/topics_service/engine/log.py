@@ -136,7 +136,7 @@ class Log:
         self._parked.discard(wake)
 
     def wake_all(self) -> None:
-        """Wake everyone who waits for a change."""
+        """Wake all waiters for a change."""
         for wake in list(self._parked):
             wake()
 
@@ -337,7 +337,7 @@ class Log:
                 disk.delete_range(family, *keys.log_range(self.log_id))
 
     def removed(self) -> None:
-        """The removal was written: release memory and wake everyone who waits."""
+        """Release memory once the removal is written, and wake all waiters."""
         self._writer.forget(self.log_id)
         self._writer.total_records -= self.state.count
         self._writer.total_bytes -= self.state.bytes
@@ -363,7 +363,7 @@ class Log:
         return self._durable_head
 
     def ask_sync(self) -> None:
-        """Let an fsync cover what is visible now, one at a time: who is parked is woken when that tells something."""
+        """Request an fsync of the visible state, one at a time; parked readers are woken if it brings news."""
         if self._asked is None and self._durable_head < self.view.head:
             if self._writer.synced >= self._writer.written:
                 self._durable_head = self.view.head
@@ -438,7 +438,7 @@ class Log:
         while self._pending and self._pending[0][0] <= synced:
             s = self._pending.popleft()[1]
             if s.head > self.view.head:
-                told = s.head  # who waits for it is woken now
+                told = s.head  # its waiters are woken now
             self._durable_head = s.head
             self._publish(s)
         if self._reserved_ticket and self._reserved_ticket <= synced:
@@ -447,7 +447,7 @@ class Log:
             head, self._asked = self._asked[1], None
             self._durable_head = max(self._durable_head, head)
             if self.view.head > self._durable_head:
-                told = -1  # who asked for that was not heard meanwhile, and is to ask again
+                told = -1  # requests made meanwhile were ignored: their callers ask again
         if self.expiry_ticket and (self.expiry_ticket <= synced or self._writer.failure is not None):
             self.expiry_ticket = 0
             if self._is_awaited:

@@ -99,7 +99,7 @@ def _seal(log: Log, writer: Writer, memory: Store) -> bool:
 def index_marked(log: Log, writer: Writer, memory: Store, stop: int | None = None) -> bool:
     """Index one block that sealing has passed over, of those alive that begin below `stop`. True if it found one.
 
-    One that is damaged keeps its mark: who deletes by tag while it is alive is told of it.
+    A damaged one keeps its mark: a delete by tag reports it while it is alive.
     """
     blocks, stores = log.blocks, tuple(reversed(log.stores(log.state)))  # the lower seqs first
     if blocks.marked is False:
@@ -178,7 +178,7 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
                 block = decode(row, log.log_id, base)
             except CorruptBlockError:
                 if not log.blocks.is_below(base, earliest):
-                    break  # its end is unknown: it stays, and nobody reads it
+                    break  # its end is unknown: it stays, unread
                 reclaimed_to, dropped = base + 1, dropped + 1
                 batch.delete(Family.TAGS, keys.unindexed(log.log_id, base))
                 batch.delete(Family.BLOCKS, key)

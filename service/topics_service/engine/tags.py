@@ -4,7 +4,7 @@ Sealed blocks are indexed by run: one row per distinct tag of a run, holding pos
 Blocks above `sealed_to` are few by construction (`maintenance`) and are looked at directly.
 
 Batches of Kafka clients would have to be decoded for it, which costs more than all the rest of their way in. So they
-are only marked as not indexed, and indexed when somebody looks for a tag (`maintenance.index_marked`).
+are only marked as not indexed, and indexed when a tag is looked up (`maintenance.index_marked`).
 """
 
 import heapq

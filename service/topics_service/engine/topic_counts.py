@@ -8,7 +8,7 @@ CLASSES: Final[tuple[Durability, ...]] = get_args(Durability)
 
 
 class TopicCounts:
-    """Counts of the topics that exist. Whoever changes a topic's config removes the old and adds the new one."""
+    """Counts of existing topics. A change of a topic's config removes the old one and adds the new one."""
 
     def __init__(self) -> None:
         self.by_class: dict[Durability, int] = dict.fromkeys(CLASSES, 0)

@@ -10,7 +10,7 @@ class Change(Protocol):
     """The changes of a log in a transaction."""
 
     def publish(self, ticket: int) -> int:
-        """It was written as `ticket`: show it to readers, or keep it until an fsync; returns the ticket to wait for."""
+        """Publish what was written as `ticket`, at once or after an fsync; return the ticket to wait for."""
         ...
 
     def undo(self) -> None:

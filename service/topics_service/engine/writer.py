@@ -1,4 +1,4 @@
-"""The one way to the durable store: tickets, the read-only state and who waits for an fsync."""
+"""The only writer to the durable store: tickets, the read-only state, and waiters for an fsync."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Writer:
         self.request_sync: Callable[[int], None] = lambda _ticket: None
         self.on_write_failed: Callable[[BaseException], None] = lambda _error: None
         self.on_freed: Callable[[int, int | None], None] = lambda _log_id, _stop: None
-        """Told of a log whose blocks below a seq were deleted, or all of its rows (None)."""
+        """Called with a log whose blocks below a seq were deleted, or all of its rows (None)."""
         self._promotions: dict[int, Callable[[int], bool]] = {}
 
     def check(self) -> None:
@@ -90,7 +90,7 @@ class Writer:
         if self.failure is None:
             self.failure = error
             for promote in list(self._promotions.values()):
-                promote(self.synced)  # readers who wait to be told of a loss wait no longer
+                promote(self.synced)  # readers that wait for a loss to become durable
 
     def _read_only(self) -> TopicsError:
         file = self.failure.file if isinstance(self.failure, StoreError) else None

@@ -136,7 +136,7 @@ class Block(StoredBlock):
         kinds: bytes | None,
         cum_bytes: int,
     ) -> None:
-        """Texts may be in their stored form: they are decoded when somebody asks, which most readers don't."""
+        """Texts may be in their stored form, which is decoded only on use; most readers need none."""
         self.log_id = log_id
         self.base_seq = base_seq
         self.count = len(ends)
@@ -202,7 +202,7 @@ class Block(StoredBlock):
         return found
 
     def packed_tags(self) -> VarBinary | None:
-        """The tags one behind the other, while nobody has asked for single ones; None if a record has no tag."""
+        """Return the concatenated tags while single ones were not requested; None if a record has no tag."""
         tags = self.packed("tag")
         return tags if isinstance(tags, VarBinary) and not tags.absent else None
 

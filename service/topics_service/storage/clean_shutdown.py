@@ -26,7 +26,7 @@ _OF_DATABASE: Final = re.compile(
 def remember(path: Path, tables: Iterable[str]) -> None:
     """Write down the files of the database in `path`, which was just closed and consists of these tables.
 
-    Other tables, and logs but for the newest, may still be removed, by who holds on to an iterator. Durable on return.
+    Other tables, and logs but for the newest, may still be removed while an iterator holds them. Durable on return.
     Raises OSError.
     """
     current = (path / "CURRENT").read_text()
@@ -119,7 +119,7 @@ def is_of_database(name: str) -> bool:
 
 
 def forget(path: Path) -> None:
-    """The database is open, and its files change. Raises OSError."""
+    """Remove the manifest: the database is open, and its files change. Raises OSError."""
     (path / _NAME).unlink(missing_ok=True)
 
 

@@ -2,7 +2,7 @@
 
 Layout: the header of every block (`block`), with version 16; `ts` as in a block of columns; then the batches. Their
 own headers say how long each is and how many records it holds; the base offset in them means nothing, since the
-block's `base_seq` gives every record its place. Nothing is decoded before somebody asks for the columns.
+block's `base_seq` gives every record its offset. Nothing is decoded until the columns are requested.
 
 A record counts its share of the bytes of its batch, for limits, caps and counters alike. That is what retention.bytes
 means to Kafka, and it does not change when small blocks are merged.

@@ -268,7 +268,7 @@ class _ScratchStore(RocksStore):
         self._handles = []
 
     def write(self, batch: WriteBatch) -> None:
-        """Not here: raises StoreError."""
+        """Not supported: raises StoreError."""
         raise StoreError("what is repaired is not written")
 
     def close(self) -> None:

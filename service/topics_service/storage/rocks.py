@@ -219,7 +219,7 @@ class RocksStore:
             self._hold = None
 
     def _mark_begin(self, path: Path, boot_id: str) -> None:
-        """All that the logs had is in tables now, and a new log is begun."""
+        """Write the mark of a new log, after all earlier logs were flushed to tables."""
         first, next_seq = max(number for number, _ in archive.numbered(path)), self.next_sequence
         mark = end_mark.Mark(boot_id, first, next_seq, written=next_seq, synced=next_seq)
         mark.manifest = (path / "CURRENT").read_text()

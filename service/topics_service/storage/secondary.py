@@ -95,11 +95,11 @@ class SecondaryStore(RocksStore):
         return self._caught is None or (manifest != self._caught[0] and log > self._caught[1])
 
     def batch(self) -> RocksBatch:
-        """Not here: raises StoreError."""
+        """Not supported: raises StoreError."""
         raise StoreError("a follower does not write")
 
     def write(self, batch: WriteBatch) -> None:
-        """Not here: raises StoreError."""
+        """Not supported: raises StoreError."""
         raise StoreError("a follower does not write")
 
     def sync(self) -> None:

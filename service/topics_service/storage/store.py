@@ -1,4 +1,4 @@
-"""The ordered store that the engine writes to: what it must promise, whoever implements it."""
+"""The ordered store that the engine writes to: the protocol and its guarantees."""
 
 from collections.abc import Iterator
 from enum import IntEnum

@@ -127,7 +127,7 @@ def opened(path: Path) -> Iterator[DirectorySource]:
 
 
 class _ReadOnlyStore(RocksStore):
-    """A database that nobody writes, opened through links from a directory of our own.
+    """A database without a writer, opened through links from a directory of our own.
 
     RocksDB's read-only mode changes nothing, but rocksdict puts a file of its own into the directory.
     """
@@ -158,11 +158,11 @@ class _ReadOnlyStore(RocksStore):
         self._handles = []
 
     def batch(self) -> RocksBatch:
-        """Not here: raises StoreError."""
+        """Not supported: raises StoreError."""
         raise StoreError("what is verified is not written")
 
     def write(self, batch: WriteBatch) -> None:
-        """Not here: raises StoreError."""
+        """Not supported: raises StoreError."""
         raise StoreError("what is verified is not written")
 
     def sync(self) -> None:

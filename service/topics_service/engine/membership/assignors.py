@@ -37,7 +37,7 @@ def uniform(members: Subscribers, topics: Topics, before: Mapping[str, set[Parti
 
 
 def range_(members: Subscribers, topics: Topics, before: Mapping[str, set[Partition]]) -> Assignment:
-    """Of each topic a run of consecutive partitions for each member: the same one of topics that are alike."""
+    """Assign each member a run of consecutive partitions of each topic, the same one for equal topics."""
     assignment: Assignment = {member_id: set() for member_id in members}
     in_order = sorted(members, key=lambda member_id: members[member_id].order)
     by_name: dict[str, list[str]] = {}
@@ -66,7 +66,7 @@ def _partitions(facts: TopicFacts) -> list[Partition]:
 
 
 def _alike(members: Subscribers, topics: Topics, before: Mapping[str, set[Partition]]) -> Assignment:
-    """All members have the same topics."""
+    """Assign partitions among members that all have the same topics."""
     if not members:
         return {}
     names = next(iter(members.values())).topics
@@ -125,7 +125,7 @@ def _deal(parts: list[Partition], subscribers: list[str], assignment: Assignment
 
 
 def _even_out(topic_id: bytes, subscribers: list[str], assignment: Assignment) -> bool:
-    """Move partitions of a topic from who has most to who has least, while that helps. Whether any moved."""
+    """Move partitions of a topic from the fullest to the emptiest members while that helps; return if any moved."""
     movable = {m: sorted(part for part in assignment[m] if part[0] == topic_id) for m in subscribers}
     rich = [(-len(assignment[m]), i, m) for i, m in enumerate(subscribers) if movable[m]]
     poor = [(len(assignment[m]), i, m) for i, m in enumerate(subscribers)]

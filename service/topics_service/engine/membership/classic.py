@@ -51,7 +51,7 @@ class ClassicGroup:
         self.protocol: str | None = None
         self.leader: str | None = None
         self.members: dict[str, ClassicMember] = {}
-        self.pending: dict[str, Alarm] = {}  # ids given out, with which nobody has joined yet
+        self.pending: dict[str, Alarm] = {}  # assigned ids that have not joined yet
         self.statics: dict[str, str] = {}
         self.unsynced: set[str] = set()
         self.is_stored = False
@@ -155,7 +155,7 @@ class ClassicGroup:
             raise RefusedError(GroupError.REBALANCE_IN_PROGRESS)
 
     def forget(self, member_id: str, respond: object) -> None:
-        """Nobody waits for this answer any more: the member's session runs, or ends if nobody knows its id."""
+        """Drop an answer that is no longer awaited: the member's session runs, or ends if its id was never sent."""
         member = self.members.get(member_id)
         if member is None:
             return
@@ -183,7 +183,7 @@ class ClassicGroup:
 
     @property
     def is_idle(self) -> bool:
-        """Nobody belongs to the group or is about to."""
+        """Return whether the group has no members and none is joining."""
         return not self.members and not self.pending
 
     def resume(self, *, is_stable: bool) -> None:
@@ -207,7 +207,7 @@ class ClassicGroup:
     # --- joining
 
     def check_join(self, request: JoinRequest) -> None:
-        """Raise RefusedError if nobody could join like this."""
+        """Raise RefusedError if no member could join with this request."""
         settings = self._run.settings
         if not settings.min_session_ms <= request.session_ms <= settings.max_session_ms:
             raise RefusedError(GroupError.INVALID_SESSION_TIMEOUT)
@@ -361,7 +361,7 @@ class ClassicGroup:
             self._complete()
 
     def _complete(self) -> None:
-        """Those who have joined, and static members, are the next generation."""
+        """Begin the next generation with the members that have joined, and static members."""
         self._gather_until = None
         for member in list(self.members.values()):
             if not member.joined and member.instance_id is None:

@@ -32,7 +32,7 @@ _MAX_NAMES = 10_000
 
 
 class ConsumerGroup:
-    """The state of a group. `owners` says who owns a partition, `target` who shall own which."""
+    """The state of a group. `owners` is the current assignment, `target` the intended one."""
 
     type = "consumer"
 
@@ -71,7 +71,7 @@ class ConsumerGroup:
 
     @property
     def is_idle(self) -> bool:
-        """Nobody belongs to the group."""
+        """Return whether the group has no members."""
         return not self.members
 
     # --- requests
@@ -151,7 +151,7 @@ class ConsumerGroup:
         return set().union(*{member.topics for member in self.members.values()})
 
     def forget(self, member_id: str, respond: object) -> None:
-        """No answer is ever held."""
+        """Do nothing: no answer is ever held back."""
 
     def close(self) -> None:
         """The group is deleted or turns into one of another type; it has no members."""
@@ -363,7 +363,7 @@ class ConsumerGroup:
             member.previous, member.epoch = member.epoch, self.target_epoch
 
     def _free(self, parts: Collection[Partition], member: ConsumerMember) -> None:
-        """The member does not own these any longer; nobody else's are touched."""
+        """Take these partitions from the member; those of others are unaffected."""
         for part in parts:
             if self.owners.get(part) == member.member_id:
                 del self.owners[part]

@@ -1,4 +1,4 @@
-"""The coordinator of consumer groups: which members a group has, and who of them works on which partitions.
+"""The coordinator of consumer groups: their members, and the assignment of partitions to them.
 
 It is pure: it has no tasks and no clock of its own. Call `tick` when `next_due` is reached. Every answer is handed out
 after `changed` was told of what it rests on: whoever sends it waits until that is stored, or after a crash two members
@@ -113,7 +113,7 @@ class Coordinator:
         return errors
 
     def forget(self, respond: JoinRespond | SyncRespond) -> None:
-        """Nobody waits for this answer any more: it is never given."""
+        """Drop an answer that is no longer awaited."""
         held = self._run.held.pop(respond, None)
         if held is None:
             self._run.take_back(respond)
@@ -173,7 +173,7 @@ class Coordinator:
         return GroupError.NONE
 
     def check_fetch(self, group: str, member_id: str | None = None, epoch: int = -1) -> GroupError:
-        """Check that this member may read the group's positions; so may anybody who does not claim to be a member.
+        """Check that this member may read the group's positions. A client that claims no membership always may.
 
         Members of classic groups don't say that they are.
         """
@@ -326,7 +326,7 @@ class Coordinator:
             self._run.touched.add(group.name)
 
     def _retire(self) -> None:
-        """Set a time to forget groups that nobody belongs to."""
+        """Schedule the removal of groups without members."""
         while self._run.idle:
             group = self._groups.get(self._run.idle.pop())
             if group is not None and group.is_idle:

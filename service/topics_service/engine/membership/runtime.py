@@ -59,7 +59,7 @@ class Runtime:
     def check_size(self, size: int, members: Iterable[Weighed], member: Weighed | None) -> None:
         """Raise RefusedError if there is no room for a subscription of `size` in a group with these members.
 
-        `member` is who it replaces the subscription of, if there is one.
+        `member` is the one whose subscription it replaces, if any.
         """
         settings = self.settings
         if size > settings.max_metadata_bytes:

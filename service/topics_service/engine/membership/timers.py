@@ -33,7 +33,7 @@ class Alarm:
 
 
 class Timers:
-    """All alarms; `alive` of them are set. Entries of those that are not are swept when they are the majority."""
+    """All alarms; `alive` of them are set. Entries of cancelled ones are swept when they are the majority."""
 
     def __init__(self) -> None:
         self.alive = 0

@@ -1,4 +1,4 @@
-"""Groups for people and tools: who the members are, and what they have."""
+"""Views of groups for people and tools: the members and their assignments."""
 
 from collections.abc import Iterable
 
@@ -36,7 +36,7 @@ def view_of(group: ClassicGroup | ConsumerGroup, topics: TopicsView) -> GroupVie
 
 
 def membership_of(view: GroupView) -> Membership:
-    """The same for the doors that know nothing of Kafka."""
+    """Return the same for protocols other than Kafka."""
     return Membership(
         state=view.state,
         protocol_type=view.protocol_type,

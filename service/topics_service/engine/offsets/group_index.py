@@ -1,4 +1,4 @@
-"""All groups in memory: by name, by the topics that they have positions in, and what they hold back from retention."""
+"""Index of all groups in memory: by name, by topics with positions, and the seqs they hold back from retention."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -32,25 +32,25 @@ class GroupIndex:
         return group
 
     def add(self, group: Group) -> None:
-        """There is a new group."""
+        """Add a new group."""
         self.by_name[group.name] = group
         self.next_number = max(self.next_number, group.number + 1)
 
     def remove(self, group: Group) -> None:
-        """The group is gone, and so are its positions."""
+        """Remove the group and its positions."""
         del self.by_name[group.name]
         for topic, partition in topic_partitions(group):
             self.drop(group, topic, partition)
 
     def put(self, group: Group, topic: Topic, partition: int, position: Position) -> None:
-        """The group has this position."""
+        """Set a position of the group."""
         self.positions += group.position(topic, partition) is None
         group.put(topic, partition, position)
         self._of_topic.setdefault(topic, {})[group.name] = group
         self._hold_back(group, topic, partition)
 
     def drop(self, group: Group, topic: Topic, partition: int) -> None:
-        """The group has no position there any more."""
+        """Remove a position of the group."""
         group.drop(topic, partition)
         self.positions -= 1
         if topic not in group.positions:
@@ -65,7 +65,7 @@ class GroupIndex:
         return self._of_topic.get(topic, {}).values()
 
     def drop_topic(self, topic: Topic) -> None:
-        """The topic is gone."""
+        """Remove all positions in the topic."""
         for group in self._of_topic.pop(topic, {}).values():
             self.positions -= len(group.positions[topic])
             group.drop_topic(topic)

@@ -1,4 +1,4 @@
-"""Consumer groups: the one store of committed positions, for every door, and what they hold back from retention."""
+"""Consumer groups: committed positions for all protocols, and the records that they hold back from retention."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -51,7 +51,7 @@ class Groups:
     """
 
     def __init__(self, catalog: Catalog, writer: Writer, clock: Clock, limits: Limits) -> None:
-        self.coordinator: Coordinator = NoCoordinator()  # set by whoever has members join
+        self.coordinator: Coordinator = NoCoordinator()  # replaced by the protocol that has members
         self.on_deleted: list[Callable[[str], None]] = []
         """Called with the name of a group that was deleted or has expired."""
         self._catalog = catalog
@@ -295,7 +295,7 @@ class Groups:
         self.index.drop_topic(topic)
 
     def sweep(self) -> None:
-        """Let go of groups that nobody has used for long, and keep in mind which are used; a slice of them a call.
+        """Remove groups that were idle for too long, and note which are in use; a slice of them per call.
 
         Those without a position go after an hour: joining makes a group, and names are easily made up.
         A group that a topic retains records for stays: losing its position would hold back everything.

@@ -15,7 +15,7 @@ _CUT: Final = "…"
 
 
 class Attempt(Struct, frozen=True, gc=False, array_like=True):
-    """A delivery that failed: its number, when it ended (ms), who held it, and why.
+    """A failed delivery: its number, the time it ended (ms), the node that held it, and the reason.
 
     The reason is the worker's if it `is_told`; else it is the server's word for what happened, empty for a nack that
     says nothing.
@@ -43,7 +43,7 @@ def remembered(attempts: Attempts, newest: Attempt) -> Attempts:
 
 
 def is_told(attempts: Attempts) -> bool:
-    """Return whether a worker has given a reason: without one nobody is shown the history."""
+    """Return whether a worker has given a reason; without one the history is not shown."""
     return any(attempt.is_told for attempt in attempts)
 
 

@@ -1,7 +1,7 @@
 """The calls of queues on plain structs, synchronous, each atomic (docs/contract.md, 10).
 
 A lease is in memory; with `leases_durable` also a row, written in the batch of what it belongs to. An ack is the
-deletion of the job in the log. Nothing is loaded for a job at a start: a queue is read when somebody first asks.
+deletion of the job in the log. Startup loads no jobs: a queue is read on first use.
 """
 
 import os
@@ -297,7 +297,7 @@ class Queues:
 
     @property
     def leases_in_flight(self) -> int:
-        """Leases of all queues, those included that expired since somebody asked their queue."""
+        """Return the leases of all queues, including those that expired since the last look at their queue."""
         return sum(queue.in_flight for queue in self._queues.values())
 
     def last_error(self, topic: str) -> str | None:
@@ -331,7 +331,7 @@ class Queues:
         return due is not None and due <= now
 
     def recover(self) -> None:
-        """See soon to queues whose leases may tell of exhausted jobs. The catalog is loaded."""
+        """Schedule queues whose leases may be of exhausted jobs. Call it after the catalog is loaded."""
         for topic in self._catalog.topics.values():
             if topic.config.type == "queue" and topic.config.leases_durable and _limit(topic.config):
                 self._look(topic, self._clock.now_ms())
@@ -428,7 +428,7 @@ class Queues:
         return topic, self._queue(topic)
 
     def _queue(self, topic: Topic) -> Queue:
-        """The queue's state, read from its rows if nobody has asked before. O(jobs under way)."""
+        """Return the queue's state, read from its rows on first use. O(jobs under way)."""
         queue = self._queues.get(topic.number)
         if queue is None:
             queue = self._queues[topic.number] = self._load(topic)

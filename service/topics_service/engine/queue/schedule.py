@@ -1,4 +1,4 @@
-"""Jobs that were appended with a delay or a priority: who waits for its time, and who is served before others.
+"""Jobs with a delay or a priority: those that wait for their time, and the order of the others.
 
 In memory they are bitmaps of seqs, about a bit for each. Rows of Family.JOBS, by log id, kind and what follows:
 
@@ -26,7 +26,7 @@ from topics_service.storage.store import Family, Store, WriteBatch
 FOLD_ROWS = 1000
 _DUE_ROWS = 10_000
 _CHUNK_BITS = 16
-_WAITING = 10  # the level of the set of those who wait
+_WAITING = 10  # the level of the set of waiting jobs
 _WRITE, _TIME, _SET, _FOLDED = b"\x01", b"\x02", b"\x03", b"\x04"
 _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
@@ -61,12 +61,12 @@ class Schedule:
         self.levels: dict[int, BitMap64] = {}
         self.skip = BitMap64()
         self.soonest: int | None = None
-        """When the next of those who wait is ready (ms); a little early if those jobs are gone."""
+        """Return the time (ms) at which the next waiting job is ready; a little early if that job is gone."""
         self._prefix = keys.u64(log_id)
         self._store = store
         self._unfolded: list[Write] = []
         self._over: list[Write] = []  # delayed ones whose time has come and whose rows are still there
-        self._time_from = self._prefix + _TIME  # where the rows begin that nobody has seen come due
+        self._time_from = self._prefix + _TIME  # the first row that was not seen as due yet
         self._sets_from: int | None = None  # the lowest chunk that can have sets
         self._folding = False
         self._folding_from = 0

@@ -43,7 +43,7 @@ class Hops:
         self._runs.append((stop, hops))
 
     def forget_below(self, seq: int) -> None:
-        """Nobody will ask for seqs below this one."""
+        """Forget seqs below this one."""
         i = bisect_right(self._starts, seq) - 1
         if i >= 0 and self._runs[i][0] <= seq:
             i += 1

@@ -1,4 +1,4 @@
-"""Routers: who forwards what to where, and whose turn it is (docs/contract.md, 7)."""
+"""Routers: their control plane, and the scheduling of forwarding (docs/contract.md, 7)."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -257,7 +257,7 @@ class Routers:
         return CatchUp(router)
 
     def advance(self, catch_up: CatchUp) -> bool:
-        """One slice of a router that somebody waits for; True if that one should go on waiting, and call again.
+        """Forward one slice of an awaited router; return True if the reader should wait on and call again.
 
         A router that stands still ends the wait.
         """

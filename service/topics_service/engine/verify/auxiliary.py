@@ -16,7 +16,7 @@ from topics_service.storage import keys
 from topics_service.storage.store import Family, StoreError
 
 _OUTCOME: Final = struct.Struct(">QQQqQ")
-_LEVELS: Final = 10  # of priority; one more for those who wait
+_LEVELS: Final = 10  # of priority; one more for waiting jobs
 
 Check = Callable[[Findings, Part, bytes, bytes], int | None]
 

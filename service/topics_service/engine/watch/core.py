@@ -218,7 +218,7 @@ class Watch:
         self._untold, self._refused = [], []
 
     def woken(self, follow: "_Follow") -> None:
-        """There may be something to tell about a topic that had nothing."""
+        """Wake the watch: a topic without news may have some."""
         follow.due, follow.due_ts = True, self._clock.now_ms()
         self._scheduler.add(follow)
         self._wake(follow.name)

@@ -1,4 +1,4 @@
-"""Batches as columns of records, as the other doors have them, and such columns as a batch."""
+"""Conversion between batches and columns of records, the form of the other protocols."""
 
 from collections.abc import Sequence
 from itertools import repeat

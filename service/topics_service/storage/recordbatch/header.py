@@ -58,7 +58,7 @@ class Header(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int  # type: ignore[assignment]  # nobody counts values in a header
+    count: int  # type: ignore[assignment]  # `tuple.count` is never used on a header
 
     @property
     def size(self) -> int:

@@ -132,6 +132,6 @@ class Ends:
         at = 2 + 2 * self._slot
         self._numbers[at] = 0
         self._numbers[at + 1] = seq
-        self._numbers[at] = number  # the last: who reads it after a kill has both or none
+        self._numbers[at] = number  # last, so that a reader after a kill sees both or none
         self._slot = (self._slot + 1) % _SLOTS
         self._newest, self._size = number, -1

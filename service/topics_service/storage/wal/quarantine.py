@@ -27,7 +27,7 @@ def set_aside(directory: Path, broken: Break) -> Path:
 
 
 def _keep(path: Path, aside: Path, size: int) -> None:
-    """Only the first bytes of a log."""
+    """Keep only the first bytes of a log."""
     part = path.with_suffix(".log.tmp")
     with path.open("rb") as whole, part.open("wb") as out:
         left = size
