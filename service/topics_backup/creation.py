@@ -37,7 +37,7 @@ def create(target: Target, directory: Path, created_ms: int, data_dir: Path) -> 
     found = inventory.read(directory)
     names = sorted(path.name for path in directory.iterdir() if path.is_file() and path.name not in _UNSHARED)
     if "CURRENT" not in names:
-        raise BackupError(f"{directory} is no checkpoint: there is no CURRENT in it")
+        raise BackupError(f"{directory} is not a checkpoint: it has no CURRENT file")
     files = [_hashed(directory / name) for name in names]
     new_bytes = 0
     while True:  # a pass that took long may rely on files that a prune has removed meanwhile: see pruning
@@ -76,7 +76,7 @@ def offline(data_dir: Path, boot_id: str) -> Iterator[tuple[Path, int]]:
     Raises BackupError.
     """
     if not (data_dir / "CURRENT").is_file():
-        raise BackupError(f"{data_dir} is no data directory: there is no CURRENT in it")
+        raise BackupError(f"{data_dir} is not a data directory: it has no CURRENT file")
     path = data_dir / "checkpoints" / f"offline-{secrets.token_hex(3)}"
     try:
         store = RocksStore(data_dir, boot_id=boot_id)

@@ -94,7 +94,7 @@ def settle(directory: Path, jump: int = 0, next_seq: int | None = None) -> None:
         store = RocksStore(directory)
         try:
             if next_seq is not None and store.next_sequence != next_seq:
-                raise BackupError(f"it ends at the row {store.next_sequence} of the log in place of {next_seq}")
+                raise BackupError(f"it ends at the row {store.next_sequence} of the log instead of {next_seq}")
             _wait_for_room(store)
             if store.get(Family.META, _BOOT) not in (None, _CLEAN):
                 batch = store.batch()

@@ -155,7 +155,7 @@ def content(target: Target, piece: Piece) -> bytes:
             if size > piece.size:
                 break
     except AbsentError:
-        raise LogError(piece.min_ms, f"{piece.key} is not there any more") from None
+        raise LogError(piece.min_ms, f"{piece.key} is missing") from None
     data = b"".join(parts)
     if hashlib.sha256(data).hexdigest() != piece.sha256:
         raise LogError(piece.min_ms, f"{piece.key} has changed: its hash does not match")

@@ -39,7 +39,7 @@ def listed(target: Target) -> Iterator[Listed]:
 def load(target: Target, backup_id: str) -> Manifest:
     """The manifest of a backup. Raises AbsentError, and DamagedError where it can't be read."""
     if not is_id(backup_id):
-        raise AbsentError(f"{backup_id!r} is no id of a backup: topics backup list tells them")
+        raise AbsentError(f"{backup_id!r} is not a backup id: see `topics backup list`")
     pieces, size = [], 0
     try:
         for piece in target.read(f"{BACKUPS}{backup_id}.json"):
@@ -48,9 +48,7 @@ def load(target: Target, backup_id: str) -> Manifest:
             if size > _MANIFEST_BYTES:
                 raise DamagedError(backup_id, f"its manifest is larger than {_MANIFEST_BYTES} bytes")
     except AbsentError:
-        raise AbsentError(
-            f"there is no backup {backup_id} in {target}: topics backup list tells those that are"
-        ) from None
+        raise AbsentError(f"there is no backup {backup_id} in {target}: see `topics backup list`") from None
     return manifest.decode(backup_id, b"".join(pieces))
 
 
@@ -86,9 +84,9 @@ def content(target: Target, backup: Manifest, file: File) -> Iterator[bytes]:
                 raise DamagedError(backup.id, f"{file.name} ({file.key}) is longer than its {file.size} bytes")
             yield piece
     except AbsentError:
-        raise DamagedError(backup.id, f"{file.name} ({file.key}) is not there any more") from None
+        raise DamagedError(backup.id, f"{file.name} ({file.key}) is missing") from None
     if size != file.size:
-        raise DamagedError(backup.id, f"{file.name} ({file.key}) has {size} bytes in place of {file.size}")
+        raise DamagedError(backup.id, f"{file.name} ({file.key}) has {size} bytes instead of {file.size}")
     if digest.hexdigest() != file.sha256:
         raise DamagedError(backup.id, f"{file.name} ({file.key}) has changed: its hash does not match")
 

@@ -153,6 +153,6 @@ def make(
 def check_free(directory: Path) -> None:
     """Nothing is written over."""
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
-        raise BackupError(f"{directory} is no directory: name one that does not exist yet")
+        raise BackupError(f"{directory} is not a directory: name one that does not exist yet")
     if directory.is_dir() and any(directory.iterdir()):
         raise BackupError(f"{directory} is not empty: name a directory that does not exist yet")

@@ -161,7 +161,7 @@ def test_a_restore_writes_over_nothing(server: ServerProcess, cli: Cli, target: 
     refused = cli("backup", "restore", "--from", target, "--to", full, code=1)
     assert "is not empty" in refused.err
     assert [path.name for path in full.iterdir()] == ["precious"]
-    assert "is no directory" in cli("backup", "restore", "--from", target, "--to", full / "precious", code=1).err
+    assert "is not a directory" in cli("backup", "restore", "--from", target, "--to", full / "precious", code=1).err
     empty = tmp_path / "empty"
     empty.mkdir()
     assert cli("backup", "restore", "--from", target, "--to", empty, "--json").row["data_dir"] == str(empty)

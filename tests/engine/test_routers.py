@@ -380,7 +380,7 @@ def test_the_total_quota_holds_for_copies() -> None:
     world.forward()
     state = world.router("a->b")
     assert world.state("b").count == 1
-    assert state.last_error == "the server holds as many bytes as it may"
+    assert state.last_error == "the server has reached its limit of stored bytes"
     world.delete(2, topic="a")
     world.clock.advance(2000)
     world.engine.maintain()

@@ -59,7 +59,7 @@ class Capacity:
         if cfg.durability == "ephemeral" and self._memory.nbytes > (limit := self._limits.max_ephemeral_bytes) > 0:
             raise TopicsError(
                 Reason.THROTTLED,
-                "ephemeral topics take as much memory as they may",
+                "ephemeral topics have reached their memory limit",
                 {"limit": "max_ephemeral_bytes", "max": limit},
             )
         log = log or topic.log
@@ -78,7 +78,7 @@ class Capacity:
         expired = log.state.bytes - s.bytes
         if quota and self._writer.total_bytes - expired - freed + nbytes > quota:
             raise TopicsError(
-                Reason.THROTTLED, "the server holds as many bytes as it may",
+                Reason.THROTTLED, "the server has reached its limit of stored bytes",
                 {"limit": "max_total_bytes", "max": quota},
             )  # fmt: skip
 

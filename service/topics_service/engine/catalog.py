@@ -99,7 +99,7 @@ class Catalog:
         """Raise `throttled` when there can't be so many more partitions, of new topics or of one that grows."""
         if not self.has_room_for(partitions):
             raise TopicsError(
-                Reason.THROTTLED, "there are as many topics and partitions as this server allows",
+                Reason.THROTTLED, "the server has reached its limit of topics and partitions",
                 {"limit": "max_topics", "max": self._limits.max_topics},
             )  # fmt: skip
 

@@ -20,7 +20,7 @@ NEAR = 1 << 14  # so few records before the end of the index a Glob looks at all
 def start(s: Snapshot, blocks: LogBlocks, request: DiffRequest) -> int:
     """The `from_seq` that `from_ts` or `last` stands for. Raises `invalid_request` if more than one start is given."""
     if request.from_seq or (request.from_ts is not None and request.last is not None):
-        raise invalid("from_seq, from_ts and last exclude each other")
+        raise invalid("from_seq, from_ts and last are mutually exclusive")
     if request.last is None:
         return retention.first_at_or_after(s, blocks, request.from_ts or 0) - 1
     if request.last >= s.count:

@@ -96,5 +96,5 @@ class Writer:
         file = self.failure.file if isinstance(self.failure, StoreError) else None
         which = "" if file is None else f": the file {file} is damaged"
         return TopicsError(
-            Reason.INTERNAL, f"the server is read-only after a storage failure{which}; its log says more"
+            Reason.INTERNAL, f"the server is read-only after a storage failure{which}; see the server log"
         )

@@ -85,7 +85,7 @@ def damaged_list(path: Path) -> str | None:
         return None
     except sealed.DamagedFileError as error:
         return str(error)
-    return None if _known(path) is not None else f"the file {path / _NAME} is damaged: it is no list of files"
+    return None if _known(path) is not None else f"the file {path / _NAME} is damaged: it is not a file list"
 
 
 def is_closed(path: Path) -> bool:

@@ -12,5 +12,5 @@ def family_ids(directory: Path) -> dict[Family, int]:
     found = manifest.read(directory).families
     missing = [family.name for family in Family if _name(family) not in found]
     if missing:
-        raise ValueError(f"the manifest of {directory} knows no family {missing[0].lower()}")
+        raise ValueError(f"the manifest of {directory} lacks the column family {missing[0].lower()}")
     return {family: found[_name(family)] for family in Family}

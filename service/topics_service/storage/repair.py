@@ -269,7 +269,7 @@ class _ScratchStore(RocksStore):
 
     def write(self, batch: WriteBatch) -> None:
         """Not supported: raises StoreError."""
-        raise StoreError("what is repaired is not written")
+        raise StoreError("a database under repair is read-only")
 
     def close(self) -> None:
         """Release the files."""

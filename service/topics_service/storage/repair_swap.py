@@ -50,7 +50,7 @@ class Swap:
         except FileNotFoundError:
             return None
         except (TypeError, KeyError):
-            raise sealed.DamagedFileError(f"the file {self._path / _MARKER} is damaged: it is no marker") from None
+            raise sealed.DamagedFileError(f"the file {self._path / _MARKER} is damaged: not a repair marker") from None
 
     def clear(self) -> None:
         """Remove what an earlier try has left that came not so far as to begin the swap."""

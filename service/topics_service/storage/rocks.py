@@ -147,9 +147,9 @@ class RocksStore:
         except StoreOpenError as error:
             raise StoreOpenError(f"can't open the data directory {path}: {error}") from None
         if unknown is not None:
-            log.warning("%s: whether files are missing is not known", unknown)
+            log.warning("%s: can't check for missing files", unknown)
         if damage is not None:
-            log.error("%s is damaged, and its files are not compacted any more: %s", path, damage)
+            log.error("%s is damaged, compactions are disabled: %s", path, damage)
             for options in families.values():
                 options.set_disable_auto_compactions(True)
         whole = _options(Family.META, cache, write_buffer_bytes, steps)
@@ -258,7 +258,7 @@ class RocksStore:
         try:
             clean_shutdown.note_damage(self._path, text)
         except OSError as error:
-            log.warning("can't write down the damage of %s: %s", self._path, error)
+            log.warning("can't record the damage of %s: %s", self._path, error)
 
     def sync(self) -> None:
         """See Store. Releases the GIL while it waits for the disk."""
@@ -361,7 +361,7 @@ class RocksStore:
         try:
             clean_shutdown.remember(self._path, tables)
         except OSError as error:
-            log.warning("can't write down the files of %s: %s", self._path, error)
+            log.warning("can't record the files of %s: %s", self._path, error)
 
     def abandon(self) -> None:
         """Close without writing anything, after a failure: what was acknowledged is in the log, for the next open."""
@@ -413,7 +413,7 @@ def _prepare(path: Path, boot_id: str) -> None:
     broken = find_damage(path, boot_id)
     if broken is not None:
         aside = quarantine.set_aside(path, broken)
-        log.warning("%s, as a power cut leaves it: what follows is not applied, and kept in %s", broken.text, aside)
+        log.warning("%s, as after a power cut: what follows is not applied, and kept in %s", broken.text, aside)
     mark = end_mark.read(path)
     if mark is not None:
         mark.starting = validation.starting(path, mark)

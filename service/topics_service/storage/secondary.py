@@ -96,11 +96,11 @@ class SecondaryStore(RocksStore):
 
     def batch(self) -> RocksBatch:
         """Not supported: raises StoreError."""
-        raise StoreError("a follower does not write")
+        raise StoreError("a follower is read-only")
 
     def write(self, batch: WriteBatch) -> None:
         """Not supported: raises StoreError."""
-        raise StoreError("a follower does not write")
+        raise StoreError("a follower is read-only")
 
     def sync(self) -> None:
         """Nothing to do."""

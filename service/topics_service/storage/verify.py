@@ -159,11 +159,11 @@ class _ReadOnlyStore(RocksStore):
 
     def batch(self) -> RocksBatch:
         """Not supported: raises StoreError."""
-        raise StoreError("what is verified is not written")
+        raise StoreError("a database under verification is read-only")
 
     def write(self, batch: WriteBatch) -> None:
         """Not supported: raises StoreError."""
-        raise StoreError("what is verified is not written")
+        raise StoreError("a database under verification is read-only")
 
     def sync(self) -> None:
         """Nothing to do."""

@@ -382,7 +382,7 @@ class Groups:
         fresh = sum(group.position(*each) is None for each in given)
         if group.size + fresh > MAX_POSITIONS:
             raise TopicsError(
-                Reason.THROTTLED, "a group can't have so many positions",
+                Reason.THROTTLED, "the group has too many positions",
                 {"limit": "max_positions", "max": MAX_POSITIONS},
             )  # fmt: skip
         with Transaction(self._writer) as tx:
@@ -417,7 +417,7 @@ class Groups:
         if max_groups and len(self) >= max_groups:
             raise TopicsError(
                 Reason.THROTTLED,
-                "there are as many groups as this server allows",
+                "the server has reached its limit of groups",
                 {"limit": "max_groups", "max": max_groups},
             )
         now = self._clock.now_ms()

@@ -137,7 +137,7 @@ def joined(runs: Iterable[Run]) -> list[Run]:
 
 def _decode(row: bytes) -> list[Run]:
     if row[:1] != _ROW_VERSION or len(row) % _RUN.size != 1 or len(row) == 1:
-        raise TopicsError(Reason.INTERNAL, "a row that tells of the router's copies is damaged")
+        raise TopicsError(Reason.INTERNAL, "a row of the router's dedup map is damaged")
     return list(_RUN.iter_unpack(row[1:]))
 
 

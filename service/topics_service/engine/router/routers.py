@@ -130,7 +130,7 @@ class Routers:
         router = self.find(request.router)
         if router is None and self._limits.max_routers and len(self) >= self._limits.max_routers:
             raise TopicsError(
-                Reason.THROTTLED, "there are as many routers as this server allows",
+                Reason.THROTTLED, "the server has reached its limit of routers",
                 {"limit": "max_routers", "max": self._limits.max_routers},
             )  # fmt: skip
         if not given.allow_cycle and (router is None or _may_close_a_cycle(router.config, given)):
@@ -141,7 +141,7 @@ class Routers:
         missing = sum(catalog.find(name) is None for name in (given.source, given.dest))
         if missing and not catalog.has_room_for(missing):
             raise TopicsError(
-                Reason.THROTTLED, "there are as many topics as this server allows",
+                Reason.THROTTLED, "the server has reached its limit of topics",
                 {"limit": "max_topics", "max": self._limits.max_topics},
             )  # fmt: skip
 

@@ -40,7 +40,7 @@ def prefix_of(key: str) -> str | None:
         return None
     prefix = key[:-1]
     if star != len(prefix) or (prefix and not is_topic_name(prefix)):
-        raise invalid(f'"{key}" is no pattern: a pattern is the beginning of topic names and one * at the end')
+        raise invalid(f'"{key}" is not a pattern: a pattern is a prefix of topic names with one * at the end')
     return prefix
 
 
