@@ -14,7 +14,7 @@ import msgspec
 from topics_backup.errors import AbsentError, LogError
 from topics_backup.manifest import LogPoint
 from topics_backup.target import Target
-from topics_service.storage import sealed
+from topics_service.storage import checksummed
 
 LOG: Final = "log/"
 PIECE_BYTES: Final = 16 << 20
@@ -164,13 +164,13 @@ def content(target: Target, piece: Piece) -> bytes:
 
 def say_until(target: Target, line: str, until: Until) -> None:
     """Write down how far a line is archived."""
-    target.put(f"{LOG}{line}/{_UNTIL}", sealed.encode(msgspec.json.encode(until)))
+    target.put(f"{LOG}{line}/{_UNTIL}", checksummed.encode(msgspec.json.encode(until)))
 
 
 def until(target: Target, line: str) -> Until | None:
     """Read what `say_until` wrote last; None if that is gone or can't be read."""
     try:
-        data = sealed.decode(b"".join(target.read(f"{LOG}{line}/{_UNTIL}")), _UNTIL)
+        data = checksummed.decode(b"".join(target.read(f"{LOG}{line}/{_UNTIL}")), _UNTIL)
         return msgspec.json.decode(data, type=Until)
     except (AbsentError, ValueError, RecursionError):
         return None

@@ -13,8 +13,8 @@ from topics_service.engine import snapshot
 from topics_service.engine.repair import Action, Salvage, Saved, Uncertain
 from topics_service.engine.verify import Audit, Problem
 from topics_service.engine.verify.findings import DECODING
+from topics_service.storage import checksummed, repair_swap
 from topics_service.storage import repair as storage
-from topics_service.storage import repair_swap, sealed
 from topics_service.storage.holding import is_held
 from topics_service.storage.private import make_private
 from topics_service.storage.rocks import RocksBatch, RocksStore, _name
@@ -74,7 +74,7 @@ def repair(
     """
     try:
         begun = path.is_dir() and repair_swap.Swap(path).pending()
-    except sealed.DamagedFileError as error:
+    except checksummed.DamagedFileError as error:
         raise RepairError(f"{error}, so it is not known how far a repair came: go on with a copy of before") from error
     if not path.is_dir() or not (begun or is_database(path)):
         raise NotADirectoryError(20, "there is no data directory", str(path))

@@ -17,7 +17,7 @@ from support.http import Api
 from support.server import ServerProcess
 from support.waiting import poll
 from topics_client import Gap, NewRecord, TopicConfig, TopicsClient
-from topics_service.storage import sealed
+from topics_service.storage import checksummed
 
 Restored = Callable[[Path], ServerProcess]
 ARCHIVE = {"TOPICS_WAL_ARCHIVE_SECONDS": 3600}
@@ -224,7 +224,7 @@ def test_an_archive_loop_beside_a_server_that_is_killed_and_started(
             own.kill()
             own.start()
     until = target / "log"
-    poll(lambda: any(sealed.read(path)["ms"] > ms for path in until.rglob("until.json")), 20)
+    poll(lambda: any(checksummed.read(path)["ms"] > ms for path in until.rglob("until.json")), 20)
     loop.send_signal(signal.SIGTERM)
     out, err = loop.communicate(timeout=20)
     assert (loop.returncode, err) == (0, b"")

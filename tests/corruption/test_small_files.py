@@ -13,7 +13,7 @@ from topics_backup.target import Folder
 from topics_server.repair import RepairError, Told, repair
 from topics_server.verify import verify
 from topics_service.engine.verify import Problem
-from topics_service.storage import clean_shutdown, sealed
+from topics_service.storage import checksummed, clean_shutdown
 from topics_service.storage import repair as storage
 from topics_service.storage.repair_swap import Swap
 from topics_service.storage.rocks import RocksStore
@@ -27,11 +27,11 @@ def changed(data: bytes, at: int, bit: int) -> bytes:
 
 
 def test_no_changed_bit_is_taken_for_content() -> None:
-    data = sealed.encode(b'{"current": "MANIFEST-000005\\n", "files": {"000008.sst": 1241}}')
+    data = checksummed.encode(b'{"current": "MANIFEST-000005\\n", "files": {"000008.sst": 1241}}')
     for at in range(len(data)):
         for bit in range(8):
-            with pytest.raises(sealed.DamagedFileError, match="the file list is damaged"):
-                sealed.decode(changed(data, at, bit), "list")
+            with pytest.raises(checksummed.DamagedFileError, match="the file list is damaged"):
+                checksummed.decode(changed(data, at, bit), "list")
 
 
 def test_no_changed_byte_of_the_list_of_files_names_a_table_that_never_was(tmp_path: Path) -> None:
@@ -56,10 +56,10 @@ def test_no_changed_byte_of_the_list_of_files_names_a_table_that_never_was(tmp_p
 def test_a_list_of_an_older_version_counts_and_is_doubted(tmp_path: Path) -> None:
     filled(tmp_path).close()
     path = tmp_path / "topics-files.json"
-    path.write_bytes(sealed.decode(path.read_bytes(), ""))
+    path.write_bytes(checksummed.decode(path.read_bytes(), ""))
     RocksStore(tmp_path).close()
-    assert sealed.is_sealed(path)
-    path.write_bytes(sealed.decode(path.read_bytes(), "").replace(b".sst", b".ssu", 1))
+    assert checksummed.has_checksum(path)
+    path.write_bytes(checksummed.decode(path.read_bytes(), "").replace(b".sst", b".ssu", 1))
     with pytest.raises(StoreOpenError, match=r"\.ssu is missing, or .*topics-files.json is damaged"):
         RocksStore(tmp_path)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from topics_service.storage import sealed
+from topics_service.storage import checksummed
 
 _NAME: Final = "topics-files.json"
 _DAMAGE: Final = "topics-damage.txt"
@@ -31,7 +31,8 @@ def remember(path: Path, tables: Iterable[str]) -> None:
     """
     current = (path / "CURRENT").read_text()
     names = [*tables, current.strip(), *(log.name for log in sorted(path.glob("*.log"))[-1:])]
-    sealed.write(path / _NAME, {"current": current, "files": {name: (path / name).stat().st_size for name in names}})
+    sizes = {name: (path / name).stat().st_size for name in names}
+    checksummed.write(path / _NAME, {"current": current, "files": sizes})
 
 
 def find_damage(path: Path, *, but: Collection[str] = ()) -> str | None:
@@ -50,7 +51,8 @@ def find_damage(path: Path, *, but: Collection[str] = ()) -> str | None:
     known = _known(path)
     if known is None or not is_closed(path):
         return None
-    doubt = "" if sealed.is_sealed(path / _NAME) else f", or {path / _NAME} is damaged, which has no checksum yet"
+    listed = path / _NAME
+    doubt = "" if checksummed.has_checksum(listed) else f", or {listed} is damaged, which has no checksum yet"
     for name, size in sorted(known[1].items()):
         file = path / name
         if not file.exists():
@@ -80,10 +82,10 @@ def current_damage(path: Path) -> str | None:
 def damaged_list(path: Path) -> str | None:
     """Describe damage of the list of files itself, from which nothing is taken then; or None. Raises OSError."""
     try:
-        sealed.read(path / _NAME)
+        checksummed.read(path / _NAME)
     except FileNotFoundError:
         return None
-    except sealed.DamagedFileError as error:
+    except checksummed.DamagedFileError as error:
         return str(error)
     return None if _known(path) is not None else f"the file {path / _NAME} is damaged: it is not a file list"
 
@@ -106,7 +108,7 @@ def known_files(path: Path) -> frozenset[str] | None:
 def _known(path: Path) -> tuple[bytes, dict[str, int]] | None:
     """CURRENT, and the sizes of the files by name."""
     try:
-        known: Any = sealed.read(path / _NAME)
+        known: Any = checksummed.read(path / _NAME)
         current, files = known["current"].encode(), dict(known["files"])
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -125,13 +127,13 @@ def forget(path: Path) -> None:
 
 def note_damage(path: Path, text: str) -> None:
     """Let every later open know that there is a table file which can't be compacted. Raises OSError."""
-    sealed.write(path / _DAMAGE, text)
+    checksummed.write(path / _DAMAGE, text)
 
 
 def known_damage(path: Path) -> str | None:
     """Return the text of `note_damage`, if any. Raises OSError."""
     try:
-        return str(sealed.read(path / _DAMAGE))
+        return str(checksummed.read(path / _DAMAGE))
     except FileNotFoundError:
         return None
     except ValueError:  # older versions wrote the text alone: a changed byte in it could accuse another file

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from topics_service.storage import clean_shutdown, durable, sealed
+from topics_service.storage import checksummed, clean_shutdown, durable
 from topics_service.storage.private import make_private
 
 _MARKER: Final = clean_shutdown._REPAIR
@@ -46,11 +46,12 @@ class Swap:
         Raises DamagedFileError: then it is not known which of the files are the old ones.
         """
         try:
-            return str(sealed.read(self._path / _MARKER)["quarantine"])
+            return str(checksummed.read(self._path / _MARKER)["quarantine"])
         except FileNotFoundError:
             return None
         except (TypeError, KeyError):
-            raise sealed.DamagedFileError(f"the file {self._path / _MARKER} is damaged: not a repair marker") from None
+            text = f"the file {self._path / _MARKER} is damaged: not a repair marker"
+            raise checksummed.DamagedFileError(text) from None
 
     def clear(self) -> None:
         """Remove what an earlier try has left that came not so far as to begin the swap."""
@@ -69,7 +70,7 @@ class Swap:
 
     def finish(self) -> None:
         """Move the old files to the quarantine and the new ones to their place, from wherever that stands."""
-        marker = sealed.read(self._path / _MARKER)
+        marker = checksummed.read(self._path / _MARKER)
         quarantine = self._path / marker["quarantine"]
         if marker["phase"] == "out":
             for file in sorted(self._path.iterdir()):
@@ -91,7 +92,7 @@ class Swap:
         durable.sync(self._path)
 
     def _mark(self, quarantine: str, phase: str) -> None:
-        sealed.write(self._path / _MARKER, {"quarantine": quarantine, "phase": phase})
+        checksummed.write(self._path / _MARKER, {"quarantine": quarantine, "phase": phase})
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Small files of JSON, each with a checksum, so that a changed byte is told and never taken for content.
+"""Small JSON files with a checksum, so that a changed byte is detected and never taken for content.
 
-The content is one line, and its CRC32C the next. Files of older versions have the content alone: they are read as long
-as they are JSON, and written anew with a checksum.
+The first line is the content, the second its CRC32C. Files of older versions lack the checksum: they are read as long
+as they are JSON, and get one when they are next written.
 """
 
 import json
@@ -16,16 +16,16 @@ _MARK: Final = b"\ncrc32c "
 
 
 class DamagedFileError(ValueError):
-    """The file is not what was written; the message names it."""
+    """The file differs from what was written; the message names it."""
 
 
 def encode(content: bytes) -> bytes:
-    """JSON without line breaks, sealed."""
+    """Return JSON without line breaks, followed by its checksum."""
     return content + _MARK + b"%08x\n" % google_crc32c.value(content)
 
 
 def decode(data: bytes, what: str) -> bytes:
-    """The JSON that `encode` sealed, or data of an older version as it is. Raises DamagedFileError, naming `what`."""
+    """Return the JSON given to `encode`; data of an older version unchanged. Raises DamagedFileError for `what`."""
     content = data.rpartition(_MARK)[0]
     if content and encode(content) == data:
         return content
@@ -36,17 +36,17 @@ def decode(data: bytes, what: str) -> bytes:
     return data
 
 
-def is_sealed(path: Path) -> bool:
-    """Return whether the file has its checksum: those of older versions have none. Raises OSError."""
+def has_checksum(path: Path) -> bool:
+    """Return whether the file has a valid checksum; files of older versions have none. Raises OSError."""
     data = path.read_bytes()
     return encode(data.rpartition(_MARK)[0]) == data
 
 
 def read(path: Path) -> Any:
-    """The value in a file. Raises FileNotFoundError, DamagedFileError and OSError."""
+    """Return the value in a file. Raises FileNotFoundError, DamagedFileError and OSError."""
     return json.loads(decode(path.read_bytes(), str(path)))
 
 
 def write(path: Path, value: object) -> None:
-    """Put a value in place of what the file had; durable on return. Raises OSError."""
+    """Replace the content of the file; durable on return. Raises OSError."""
     durable.replace(path, encode(json.dumps(value).encode()))
