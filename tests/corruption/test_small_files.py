@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from corruption.harness import flip
-from corruption.test_closing import filled
+from corruption.test_clean_shutdown import filled
 
 from topics_backup import log
 from topics_backup.log import Piece
