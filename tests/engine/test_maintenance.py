@@ -42,7 +42,7 @@ def busy(durability: str = "disk", **config: int) -> World:
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
 @pytest.mark.parametrize("config", [{}, {"cap_records": 9}, {"cap_bytes": 20}, {"ttl_ms": 60}])
-def test_upkeep_changes_nothing_that_a_reader_sees(durability: str, config: dict[str, int]) -> None:
+def test_maintenance_changes_nothing_that_a_reader_sees(durability: str, config: dict[str, int]) -> None:
     world = busy(durability, **config)
     before = everything(world)
     world.maintain()

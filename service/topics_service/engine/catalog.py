@@ -40,9 +40,9 @@ class Catalog:
         self.topics: SortedDict[str, Topic] = SortedDict()
         self.counts = TopicCounts()
         self.on_created: list[Callable[[Topic], None]] = []
-        """Called when readers may know of a new topic."""
+        """Called when a new topic becomes visible."""
         self.on_changed: list[Callable[[], None]] = []
-        """Called when a topic was made (and readers may know of it), was removed or got more partitions."""
+        """Called when a topic becomes visible, is removed or gets more partitions."""
         self.on_configured: Callable[[Topic], None] = lambda _topic: None
         """Called with each topic that is new or has another config or more partitions, before it is used."""
         self._writer = writer
@@ -60,23 +60,23 @@ class Catalog:
         return len(self.topics)
 
     def find(self, name: str) -> Topic | None:
-        """The topic, also while its creation waits for its fsync."""
+        """Return the topic, even while its creation waits for an fsync."""
         topic: Topic | None = self.topics.get(name)
         return topic
 
     def visible(self, name: str) -> Topic:
-        """The topic as readers see it: not before its creation is durable. Raises `topic_not_found`."""
+        """Return the topic as readers see it: only once its creation is durable. Raises `topic_not_found`."""
         topic: Topic | None = self.topics.get(name)
         if topic is None or self.unsynced(topic):
             raise topic_not_found(name)
         return topic
 
     def unsynced(self, topic: Topic) -> int:
-        """The ticket that the topic's creation waits for; 0 if it is durable."""
+        """Return the ticket that the topic's creation waits for; 0 if it is durable."""
         return topic.visible_after if topic.visible_after > self._writer.synced else 0
 
     def under(self, prefixes: list[str], after: str | None = None) -> Iterator[str]:
-        """The names under `prefixes`, which are disjoint and in order, behind the name `after`."""
+        """Yield the names after `after` under `prefixes`, which are disjoint and in order."""
         for prefix in prefixes:
             start = prefix if after is None else max(prefix, after)
             for name in self.topics.irange(minimum=start, inclusive=(start != after, True)):
@@ -96,7 +96,7 @@ class Catalog:
         return not limit or self._logs + count <= limit
 
     def check_capacity(self, partitions: int) -> None:
-        """Raise `throttled` when there can't be so many more partitions, of new topics or of one that grows."""
+        """Raise `throttled` unless the limit allows this many more partitions."""
         if not self.has_room_for(partitions):
             raise TopicsError(
                 Reason.THROTTLED, "the server has reached its limit of topics and partitions",
@@ -106,7 +106,7 @@ class Catalog:
     def create(
         self, name: str, resolved: TopicConfig, partitions: int = 1, kafka_configs: dict[str, str] | None = None
     ) -> Topic:
-        """Write a new topic. Readers know of it once that is durable. Raises `throttled` when there are too many."""
+        """Write a new topic, which readers see once that is durable. Raises `throttled` when there are too many."""
         self.check_partitions(resolved, partitions)
         self.check_capacity(partitions)
         now = self._clock.now_ms()
@@ -131,7 +131,7 @@ class Catalog:
         return topic
 
     def check_partitions(self, config: TopicConfig, count: int) -> None:
-        """Raise `invalid_request` for a number of partitions that such a topic can't have."""
+        """Raise `invalid_request` if a topic with this config can't have that number of partitions."""
         limit = self._limits.max_partitions
         if not 1 <= count <= limit:
             raise invalid(f"partition_count must be from 1 to {limit}", {"partition_count": count})
@@ -139,7 +139,7 @@ class Catalog:
             raise invalid("a queue has one partition", {"partition_count": count})
 
     def grow(self, topic: Topic, count: int, tx: Transaction, row: TopicRow) -> tuple[TopicRow, list[Log]]:
-        """Stage more partitions, `count` in all; `row` is the topic's row but for that. Returns it and all logs.
+        """Stage growth to `count` partitions. `row` is the new row without them; return the row with them and all logs.
 
         `grown` must follow the commit.
         """
@@ -154,7 +154,7 @@ class Catalog:
         self._logs += len(logs) - len(topic.logs)
         topic.adopt(row, logs)
         self.on_configured(topic)
-        self._tell()
+        self._notify_changed()
 
     def _stage_logs(self, tx: Transaction, ids: list[int]) -> None:
         for log_id in ids:
@@ -179,16 +179,16 @@ class Catalog:
         self._writer.forget(-topic.number)
         for log in topic.logs:
             log.removed()
-        self._tell()
+        self._notify_changed()
 
     def reconfigured(self, topic: Topic, row: TopicRow) -> None:
-        """The topic's new row was written."""
+        """Apply the topic's new row, once it is written."""
         self.counts.remove(topic.config)
         self.counts.add(row.config)
         topic.adopt(row, topic.logs)
         self.on_configured(topic)
 
-    def _tell(self) -> None:
+    def _notify_changed(self) -> None:
         for callback in self.on_changed:
             callback()
 
@@ -197,7 +197,7 @@ class Catalog:
             return False
         for callback in self.on_created:
             callback(topic)
-        self._tell()
+        self._notify_changed()
         return True
 
 

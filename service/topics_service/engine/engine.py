@@ -76,7 +76,7 @@ class Totals(Struct, frozen=True, kw_only=True):
 
 
 class Parked:
-    """A wait for records; `leave` ends it, twice is fine."""
+    """A wait for records. `leave` ends it, and may be called twice."""
 
     def __init__(self, log: Log, wake: Callable[[], None]) -> None:
         self._log = log
@@ -84,7 +84,7 @@ class Parked:
         log.park(wake)
 
     def leave(self) -> None:
-        """Stop being woken."""
+        """End the wait."""
         self._log.leave(self._wake)
 
 
@@ -104,7 +104,7 @@ class Engine:
         new_id: Callable[[int], str] = lambda now: str(ULID.from_timestamp(now / 1000)).lower(),
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        """Recover what the store holds; O(topics). Raises StoreOpenError.
+        """Recover the state in the store; O(topics). Raises StoreOpenError.
 
         `boot_id` names this boot of the machine ("" = unknown: an unclean end is then taken for a power cut);
         `new_id` makes a ULID from a time in ms, `random` bytes for lease ids.
@@ -130,13 +130,13 @@ class Engine:
         )
         self.groups = Groups(self.catalog, self.writer, clock, self.limits)
         self._ttl_cursor = ""
-        self.recovered = 0.0  # the part of recovery that is done, 1.0 when the engine takes calls
+        self.recovered = 0.0  # the completed fraction of recovery; at 1.0 the engine takes calls
         if recover:
             for _ in self.recover(boot_id):
                 pass
 
     def recover(self, boot_id: str) -> Iterator[float]:
-        """Load the topics; yields the part that is done after each. No other call before it ends."""
+        """Load the topics, yielding the completed fraction after each. No other call is allowed before it ends."""
         for topic, done in recovery.load(self.writer, self._memory, self.blocks, boot_id):
             self.catalog.load(topic)
             self.recovered = done
@@ -149,11 +149,11 @@ class Engine:
     # ------------------------------------------------------------ durability
 
     def synced(self, ticket: int) -> None:
-        """Everything up to `ticket` is durable: publish it."""
+        """Publish everything up to `ticket`, which is durable now."""
         self.writer.on_synced(ticket)
 
     def sync_failed(self, error: BaseException) -> None:
-        """The fsync failed: refuse every write from now on; what waited for it stays unseen."""
+        """Refuse all writes after a failed fsync. Changes that waited for it stay invisible."""
         self.writer.fail(error)
 
     def sync(self) -> None:
@@ -190,9 +190,9 @@ class Engine:
         return ReadyState(ready=not reason, reason=reason, topics=len(self.catalog), replay_progress=self.recovered)
 
     def sample(self, limit: int, allowed: tuple[str, ...] | None = None) -> Iterator[tuple[str, Totals]]:
-        """The first topics by name, at most `limit`, as readers saw them last: nothing is read, expired or touched.
+        """Yield up to `limit` topics by name, as readers saw them last: nothing is read, expired or touched.
 
-        Only names that start with one of `allowed`, where it is given. Figures are sums over the partitions.
+        Only names that start with one of `allowed`, if given. Figures are sums over the partitions.
         """
         for name in islice(self.catalog.under(names.narrow("", allowed)), limit):
             topic = self.catalog.topics[name]
@@ -214,7 +214,7 @@ class Engine:
     ) -> tuple[PutTopicReply, int]:
         """Create the topic or replace its config. See TopicsApi.put_topic.
 
-        `kafka_configs` replaces those configs that only Kafka knows; None leaves them.
+        `kafka_configs` replaces the configs that only Kafka knows; None keeps them.
         """
         topic = self.catalog.find(name)
         if topic is None:
@@ -237,7 +237,7 @@ class Engine:
         return _put_reply(topic, created=False), ticket
 
     def creation_ticket(self, name: str) -> int:
-        """The ticket after which a topic that exists can be seen; 0 if it can be, or is not there."""
+        """Return the ticket after which an existing topic is visible; 0 if it already is, or does not exist."""
         topic = self.catalog.find(name)
         return 0 if topic is None else self.catalog.unsynced(topic)
 
@@ -270,7 +270,7 @@ class Engine:
         return ListTopicsReply(topics=page, next_after=None)
 
     def delete_topic(self, name: str, *, if_empty: bool = False) -> tuple[DeleteTopicReply, int]:
-        """Remove the topic, its rows and the routers that it is an end of. See TopicsApi.delete_topic."""
+        """Remove the topic, its rows and its routers. See TopicsApi.delete_topic."""
         topic = self.catalog.find(name)
         if topic is None:
             return DeleteTopicReply(topic=name, deleted=False, routers_removed=[]), 0
@@ -343,7 +343,7 @@ class Engine:
         return reply, max(ticket, self.catalog.unsynced(topic))
 
     def diff(self, request: DiffRequest) -> DiffReply:
-        """Read one page after a cursor. See TopicsApi.diff; this call never waits."""
+        """Read one page after a cursor, without waiting. See TopicsApi.diff."""
         topic, now, limits = self.catalog.visible(request.topic), self._clock.now_ms(), self.limits
         log = topic.partition(request.partition)
         topic.touch(now)
@@ -370,7 +370,7 @@ class Engine:
         return reply
 
     def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
-        """One page of a long read, and the topic's epoch for the next. See `api.bulk`; this call never waits."""
+        """Return one page of a long read, and the topic's epoch for the next one, without waiting. See `api.bulk`."""
         topic, now = self.catalog.visible(request.topic), self._clock.now_ms()
         if request.topic_id and request.topic_id != topic.identity.topic_id:
             raise topic_recreated(request.topic, topic.identity.topic_id)
@@ -389,7 +389,7 @@ class Engine:
         return reply, topic.number
 
     def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
-        """The first live seq whose record is of time `ts` (ms) or later (head + 1 if none), and the head."""
+        """Return the first live seq with a record time of `ts` (ms) or later (head + 1 if none), and the head."""
         topic, now = self.catalog.visible(name), self._clock.now_ms()
         log = topic.partition(partition)
         s = log.visible(topic.config, now)
@@ -407,11 +407,11 @@ class Engine:
         epochs: Mapping[str, int] | None = None,
         heads: Mapping[str, int] | None = None,
     ) -> Watch:
-        """Follow many topics; `wake` is told the name of a topic that has news. See Watch."""
+        """Follow many topics; `wake` is called with the name of each topic that has news. See Watch."""
         return Watch(self.catalog, self._clock, self.limits, request, wake, epochs=epochs, heads=heads)
 
     def priority(self, name: str) -> int:
-        """The topic's effective priority now; 0 if there is no such topic."""
+        """Return the topic's current effective priority; 0 if it does not exist."""
         topic = self.catalog.find(name)
         return 0 if topic is None else topic.effective_priority(self._clock.now_ms())
 
@@ -430,9 +430,9 @@ class Engine:
         return reply, ticket
 
     def index(self, name: str, partition: int = 0, stop: int | None = None) -> bool:
-        """Index one more block of what Kafka clients wrote, of those that begin below `stop`.
+        """Index one more block of Kafka batches among those that begin below `stop`.
 
-        True if there may be more: call it before a tag is deleted.
+        Return True if there may be more. Call it before a tag is deleted.
         """
         log = self.catalog.visible(name).partition(partition)
         return maintenance.index_marked(log, self.writer, self._memory, stop)
@@ -440,9 +440,9 @@ class Engine:
     # ---------------------------------------------------------------- maintenance
 
     def maintain(self) -> bool:
-        """One bounded slice of background work; True if more is due at once. Call it often, between requests.
+        """Run one bounded slice of background work; return True if more is due. Call it often, between requests.
 
-        Forwarding is apart, in `routers.forward`: it gives way to requests where this does not.
+        Forwarding is separate (`routers.forward`), because it yields to requests and this does not.
 
         Raises TopicsError, `internal` for damage too: a log that has some is left alone until the next write to it,
         and the others have had their turn by then.
@@ -508,7 +508,7 @@ class Engine:
         return state
 
     def _touch(self, log: Log) -> None:
-        """Maintenance is due on the log."""
+        """Note that maintenance is due on the log."""
         self._touched[log.log_id] = log
 
     def _create_for(self, request: AppendRequest) -> Topic:
@@ -526,7 +526,7 @@ class Engine:
         return self.catalog.create(request.topic, resolved)
 
     def _check_growth(self, topic: Topic, count: int) -> None:
-        """Refuse a number of partitions that the topic can't have."""
+        """Raise for a number of partitions that the topic can't have."""
         if count == len(topic.logs):
             return
         self.catalog.check_partitions(topic.config, count)

@@ -77,10 +77,10 @@ class Log:
         self._pending: deque[tuple[int, Snapshot]] = deque()
         self._parked: set[Callable[[], None]] = set()
         self._durable_head = state.head
-        self._asked: tuple[int, int] | None = None  # the ticket that was asked for, and the head it covers
-        self.hold: int | None = None  # retention leaves what is above, for the groups that the topic waits for
-        self.unsealed_blocks = 0  # appended since the last seal: a hint, not kept over restarts
-        self.has_expired = False  # records went that maintenance does not know of yet
+        self._asked: tuple[int, int] | None = None  # the requested ticket, and the head it covers
+        self.hold: int | None = None  # retention keeps records above it, for groups that have not acked
+        self.unsealed_blocks = 0  # appended since the last seal: a hint, lost on restart
+        self.has_expired = False  # records have expired that maintenance has not processed
         self.expiry_ticket = 0  # readers of an `fsync` log wait for it before they learn of expired records
         self._is_awaited = False
         self.reclaimable_from = 0  # no block is dead before `earliest` is here: a hint for maintenance
@@ -143,7 +143,7 @@ class Log:
     # ----------------------------------------------------------------- writes
 
     def begin(self, config: TopicConfig, now: int) -> Snapshot:
-        """A private copy of the newest written state, less what has expired, to change and stage."""
+        """Return a private copy of the newest written state without expired records, to change and stage."""
         s = copy(self.state)
         retention.expire(s, self.blocks, config.ttl_ms, now, self.hold)
         return s
@@ -178,7 +178,7 @@ class Log:
         return self._append(tx, s, (block,), config)
 
     def _built(self, s: Snapshot, records: Batch, ts: int) -> Iterator[StoredBlock]:
-        """The records as blocks, each on top of `s` as it is by then."""
+        """Yield the records as blocks, each built on top of the current `s`."""
         for piece in records.pieces(BLOCK_BYTES):
             yield build(
                 self.log_id,
@@ -194,7 +194,7 @@ class Log:
             )
 
     def _append(self, tx: Transaction, s: Snapshot, blocks: Iterable[StoredBlock], config: TopicConfig) -> WriteBatch:
-        """See `append_block`. Of several blocks only one at a time is in memory beside the batch."""
+        """Stage blocks, see `append_block`. Only one of them at a time is in memory beside the batch."""
         home = tx.batch
         change = _Change(self, s, config)
         if config.durability == "ephemeral":
@@ -224,7 +224,7 @@ class Log:
         s.head += count
         if s.count:
             if s.gaps and s.gaps[-1].stop == start - 1 and s.gaps[-1].reason == "source_trim":
-                start = s.gaps[-1].start  # one that goes on: many losses in a row are one gap
+                start = s.gaps[-1].start  # extend it: consecutive losses are one gap
                 s.gaps = s.gaps[:-1]
             s.gaps = (*s.gaps, Gap(start, s.head, "source_trim"))
             if not s.volatile_from:
@@ -234,7 +234,7 @@ class Log:
         self.stage(tx, s, config)
 
     def mark(self, tx: Transaction, s: Snapshot, seqs: Iterable[int], config: TopicConfig) -> int:
-        """Stage the deletion of single seqs; returns how many of them were live."""
+        """Stage the deletion of single seqs; return the number of live ones among them."""
         sizes = retention.sizes_of(self.blocks, s.live_among(seqs))
         s.deletes, chunks = s.deletes.marked(sizes)
         s.count -= len(sizes)
@@ -248,7 +248,7 @@ class Log:
     ) -> None:
         """Stage `s` as the log's next state; `chunks` are the delete bitmaps that changed.
 
-        With `hold` the change waits for an fsync whatever the class.
+        With `hold` the change waits for an fsync in every class.
         """
         change = _Change(self, s, config, hold=hold)
         tx.stage(change)
@@ -257,7 +257,7 @@ class Log:
     def delete(
         self, config: TopicConfig, now: int, before_seq: int | None, match: TagMatch | None
     ) -> tuple[int, Snapshot, int]:
-        """Delete what is visible now and matches; returns how many, the state after it and the ticket."""
+        """Delete visible records that match; return their number, the state after it and the ticket."""
         s = self.begin(config, now)
         bound = self.view.head + 1
         if before_seq is not None:
@@ -284,7 +284,7 @@ class Log:
         return deleted, s, ticket
 
     def ticket_of(self, seq: int) -> int:
-        """The ticket after which the record `seq` is visible; 0 if it is."""
+        """Return the ticket after which the record `seq` is visible; 0 if it already is."""
         if seq <= self.view.head:
             return 0
         return next((ticket for ticket, s in self._pending if s.head >= seq), 0)
@@ -299,7 +299,7 @@ class Log:
         return (self._memory, self._writer.store) if s.volatile_from else (self._writer.store,)
 
     def remembered(self, key: str, config: TopicConfig, now: int) -> idempotency.Outcome | None:
-        """The outcome of an earlier append with this idempotency key, wherever the log's class put it then."""
+        """Return the outcome of an earlier append with this idempotency key, from memory or disk."""
         stores = (self._memory, self._writer.store) if config.durability == "ephemeral" else (self._writer.store,)
         for store in stores:
             found = idempotency.find(store, self.log_id, key, now, config.idempotency_window_ms)
@@ -308,7 +308,7 @@ class Log:
         return None
 
     def materialize(self, disk: WriteBatch, s: Snapshot) -> None:
-        """Move what is only in memory into the batch: the log stops being `ephemeral`."""
+        """Add the rows in memory to the batch: the log stops being `ephemeral`."""
         for family in _ROWS_IN_MEMORY:
             for key, value in self._memory.scan(family, *keys.log_range(self.log_id)):
                 disk.put(family, key, value)
@@ -375,7 +375,7 @@ class Log:
     # --------------------------------------------------------------- internals
 
     def _stage(self, tx: Transaction, change: "_Change", chunks: Iterable[int] = ()) -> None:
-        """Put the rows of the change's state into the batch, and a higher ceiling if the head comes near to it.
+        """Put the state rows of the change into the batch, and a higher ceiling if the head comes near it.
 
         An `ephemeral` log without records on disk has no durable row to keep up to date.
         """
@@ -406,7 +406,7 @@ class Log:
         return not s.volatile_from or self.state.earliest < s.volatile_from
 
     def _written(self, change: "_Change", ticket: int) -> int:
-        """The change is in the store: make it the newest state, and publish it as soon as its class allows."""
+        """Make a written change the newest state, and publish it as soon as its class allows."""
         s, blocks = change.s, change.blocks
         if blocks:
             if change.volatile is not None:
@@ -434,11 +434,11 @@ class Log:
             self.wake_all()
 
     def _promote(self, synced: int) -> bool:
-        told = self._durable_head
+        announced = self._durable_head
         while self._pending and self._pending[0][0] <= synced:
             s = self._pending.popleft()[1]
             if s.head > self.view.head:
-                told = s.head  # its waiters are woken now
+                announced = s.head  # its waiters are woken now
             self._durable_head = s.head
             self._publish(s)
         if self._reserved_ticket and self._reserved_ticket <= synced:
@@ -447,12 +447,12 @@ class Log:
             head, self._asked = self._asked[1], None
             self._durable_head = max(self._durable_head, head)
             if self.view.head > self._durable_head:
-                told = -1  # requests made meanwhile were ignored: their callers ask again
+                announced = -1  # requests made meanwhile were ignored: their callers ask again
         if self.expiry_ticket and (self.expiry_ticket <= synced or self._writer.failure is not None):
             self.expiry_ticket = 0
             if self._is_awaited:
-                self._is_awaited, told = False, -1
-        if self._durable_head > told:
+                self._is_awaited, announced = False, -1
+        if self._durable_head > announced:
             self.wake_all()
         return not (self._pending or self._reserved_ticket or self.expiry_ticket) and self._asked is None
 
@@ -470,10 +470,10 @@ class _Change:
         self.log = log
         self.s = s
         self.config = config
-        self.blocks: list[StoredBlock] = []  # appended; of more than one the outlines
+        self.blocks: list[StoredBlock] = []  # appended blocks; outlines if there are several
         self.hold = hold
-        self.volatile: WriteBatch | None = None  # the rows of blocks that are kept in memory
-        self.reserve = 0  # the new ceiling, if it has to be raised
+        self.volatile: WriteBatch | None = None  # rows of blocks kept in memory
+        self.reserve = 0  # the new ceiling, if it is raised
 
     def publish(self, ticket: int) -> int:
         """See Change."""

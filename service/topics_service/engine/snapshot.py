@@ -59,7 +59,7 @@ class Snapshot(Struct):
 
     @property
     def evict_floor(self) -> int:
-        """Cursors whose next seq lies below this one have lost live records (docs/contract.md, 5.4)."""
+        """Cursors with a next seq below this one have lost live records (docs/contract.md, 5.4)."""
         return max(self.evict_cap, self.evict_ttl, self.evict_trim) + 1
 
     def gap_at(self, seq: int) -> Gap | None:

@@ -52,10 +52,10 @@ class Topic:
         self.adopt(row, logs)
         self.last_read_ts: int | None = None
         self.touched_ts: int | None = None
-        self.visible_after = visible_after  # the ticket of its creation: until then readers don't see it
+        self.visible_after = visible_after  # the ticket of its creation, before which readers don't see it
 
     def adopt(self, row: TopicRow, logs: list[Log]) -> None:
-        """Its catalog row is this one now, and these are its logs; name and identity stay."""
+        """Take over a new catalog row and these logs; name and identity stay."""
         self._row, self.logs, self.config = row, logs, row.config
         for partition, log in enumerate(logs):
             log.blocks.topic_partition = (self.name, partition)
@@ -69,12 +69,12 @@ class Topic:
 
     @property
     def kafka_configs(self) -> dict[str, str]:
-        """Configs that only Kafka knows, by its names, as far as they were set."""
+        """The configs that only Kafka knows, as far as they were set."""
         return self._row.kafka_configs
 
     @property
     def log(self) -> Log:
-        """The log of partition 0, the only one of a queue and of the ends of a router."""
+        """The log of partition 0, the only partition of queues and of a router's ends."""
         return self.logs[0]
 
     def partition(self, number: int) -> Log:

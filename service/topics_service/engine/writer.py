@@ -19,7 +19,7 @@ class WriteStatistics:
 class Writer:
     """Hands batches to the store and numbers them: ticket n is durable once an fsync that began after it ended.
 
-    After the first storage failure every write is refused: what is in memory can't be made durable any more.
+    After the first storage failure every write is refused: data in memory can no longer become durable.
     """
 
     def __init__(self, store: Store) -> None:
@@ -44,7 +44,7 @@ class Writer:
             raise self._read_only()
 
     def begin(self) -> WriteBatch:
-        """A batch to fill and pass to `commit`. Raises `internal` when the server is read-only."""
+        """Return a batch to fill and pass to `commit`. Raises `internal` when the server is read-only."""
         self.check()
         return self.store.batch()
 
@@ -75,18 +75,18 @@ class Writer:
         self._promotions[log_id] = promote
 
     def on_synced(self, ticket: int) -> None:
-        """Everything up to `ticket` is durable: make it visible."""
+        """Publish everything up to `ticket`, which is durable now."""
         self.synced = max(self.synced, ticket)
         for log_id, promote in list(self._promotions.items()):
             if promote(self.synced):
                 self._promotions.pop(log_id, None)
 
     def forget(self, log_id: int) -> None:
-        """The log is gone: promote nothing of it any more."""
+        """Stop promoting a log that is gone."""
         self._promotions.pop(log_id, None)
 
     def fail(self, error: BaseException) -> None:
-        """Go read-only. What waits for an fsync is never shown."""
+        """Go read-only. Changes that wait for an fsync are never shown."""
         if self.failure is None:
             self.failure = error
             for promote in list(self._promotions.values()):

@@ -32,7 +32,7 @@ _NO_NODES: frozenset[bytes] = frozenset()
 
 
 class Watch:
-    """One subscriber's place in many logs. It reads when it is asked and keeps no records: being slow costs nothing.
+    """The cursors of one subscriber in many logs. It reads on demand and keeps no records: a slow reader costs nothing.
 
     `next` gives the next frame that is due. None means that there is nothing to tell until `wake` is called with the
     place of a log; that can happen within `next` itself, which stops early when it passes much in silence: forget
