@@ -127,7 +127,7 @@ def _apply(path: Path, told: Told, copy_to: Path | None, *, bring_back: bool, st
             return report
         left = _audit_of(swap.new)
         if left is not None:
-            raise RepairError(f"what was saved is not sound ({left.text}); restore a backup, and please report this")
+            raise RepairError(f"the saved data is not sound ({left.text}); restore a backup, and please report this")
         stepped("checked")
         report.quarantine = f"quarantine-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
         swap.begin(report.quarantine)

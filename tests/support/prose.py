@@ -17,7 +17,7 @@ PACKAGES: Final = ("service", "gateway_http", "gateway_kafka", "sdk/python", "sp
 GENERATED: Final = ("sdk/python/topics_client/sync/",)
 PAGES: Final = ("docs/*.md", "README.md", "examples/*.md", "mkdocs.yml")
 
-MOST_QUESTIONS: Final = 0.122
+MOST_QUESTIONS: Final = 0.084
 """The share of docstrings that may begin with a question word. It is only ever lowered; the aim is 0.02."""
 
 _QUESTION: Final = re.compile(r"(?:What|Whether|Who|Whose|Whoever|Where|How|Which|When|Why)\b")
@@ -56,6 +56,20 @@ def questions() -> tuple[list[str], int]:
     return found, total
 
 
+def questioning_messages() -> Iterator[str]:
+    """The messages, help texts and log lines that begin with a question word, each with its place.
+
+    Real questions may.
+    """
+    for path, tree in sources():
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            for given in (*call.args, *(keyword.value for keyword in call.keywords)):
+                first = given.values[0] if isinstance(given, ast.JoinedStr) and given.values else given
+                text = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+                if " " in text and "?" not in text and _QUESTION.match(text[:1].upper() + text[1:]):
+                    yield f"{path}:{first.lineno}: {text[:100]!r} begins with a question word"
+
+
 def doors_in_literals() -> Iterator[str]:
     """The strings that users may see and that say "door"."""
     for path, tree in sources():
@@ -92,7 +106,7 @@ def main() -> int:
     print(
         f"docstrings that begin with a question word: {len(found)} of {total}, {share:.1%} (limit {MOST_QUESTIONS:.1%})"
     )
-    faults = [*doors_in_literals(), *doors_in_pages()]
+    faults = [*questioning_messages(), *doors_in_literals(), *doors_in_pages()]
     print("\n".join(faults), end="\n" if faults else "")
     if share > MOST_QUESTIONS:
         print("prose: new docstrings begin with a noun phrase or a verb; see them all with --list")

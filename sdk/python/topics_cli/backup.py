@@ -50,7 +50,9 @@ def add_parser(commands: "Commands") -> None:
     verify = _action(actions, "verify", "read the files of backups and compare their hashes; 1 if one is damaged")
     verify.add_argument("id", nargs="?", metavar="ID", help=_ID_HELP.format("all"))
     verify.add_argument("--deep", action="store_true", help="also restore each to a scratch directory, and read it all")
-    verify.add_argument("--scratch", type=Path, metavar="DIR", help="where --deep restores to (default: TMPDIR)")
+    verify.add_argument(
+        "--scratch", type=Path, metavar="DIR", help="directory that --deep restores to (default: TMPDIR)"
+    )
     restore = _action(actions, "restore", "make a new data directory of a backup")
     restore.add_argument("id", nargs="?", metavar="ID", help=_ID_HELP.format("the newest"))
     restore.add_argument("--to", type=Path, required=True, metavar="DIR", help="the directory, new or empty")
@@ -85,7 +87,7 @@ def add_parser(commands: "Commands") -> None:
         type=milliseconds,
         default=86_400_000,
         metavar="TIME",
-        help="how long files stay that no backup needs; less than a day only while none is made (default: 24h)",
+        help="time that files stay which no backup needs; less than a day only while none is made (default: 24h)",
     )
     for each in (listing, verify, restore, prune):
         each.add_argument("--from", dest="source", required=True, metavar="TARGET", help=_TARGET_HELP)

@@ -53,16 +53,16 @@ def _names(text: str) -> tuple[str, ...]:
 _DAY_MS: Final = 86_400_000
 
 FIELDS: Final[Mapping[str, Field]] = {
-    "type": Field(*_word("log", "queue"), "what it is; fixed once it exists"),
+    "type": Field(*_word("log", "queue"), "kind of topic; fixed once it exists"),
     "ttl_ms": Field(milliseconds, "TIME", "age beyond which records expire, such as 7d; 0: never"),
     "cap_records": Field(whole, "N", "most live records; 0: no limit"),
     "cap_bytes": Field(size, "SIZE", "most live bytes, such as 10GiB; 0: no limit"),
     "discard": Field(*_word("old", "reject"), "at a cap: evict the oldest records, or refuse the write"),
-    "durability": Field(*_word("ephemeral", "memory", "disk", "fsync"), "what a write survives before it is answered"),
+    "durability": Field(*_word("ephemeral", "memory", "disk", "fsync"), "point at which a write is acknowledged"),
     "priority": Field(_integer, "N", "fixed delivery priority, -1000 to 1000", (-1000, 1000)),
     "auto_priority": Field(_boolean, "BOOL", "derive the priority from recent reads"),
-    "auto_create": Field(_boolean, "BOOL", "whether a write, or a dead letter, may create a topic"),
-    "idempotency_window_ms": Field(milliseconds, "TIME", "how long an idempotency key is remembered"),
+    "auto_create": Field(_boolean, "BOOL", "let a write, or a dead letter, create a topic"),
+    "idempotency_window_ms": Field(milliseconds, "TIME", "lifetime of an idempotency key"),
     "dedupe_node": Field(_boolean, "BOOL", "spare readers what their own node wrote"),
     "lease_ms": Field(milliseconds, "TIME", "queues: how long a claimed job is its worker's", (100, _DAY_MS)),
     "claim_jitter_ms": Field(milliseconds, "TIME", "queues: how long a claim waits to share fairly", (0, 5000)),

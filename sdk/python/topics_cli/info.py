@@ -19,7 +19,9 @@ def add_parser(commands: "Commands") -> None:
         "configuration in force.",
     )
     server.add_name(parser, "topic", nargs="+", help="the topic, or several")
-    parser.add_argument("--partition", type=whole, default=0, metavar="N", help="whose seqs --json tells (default: 0)")
+    parser.add_argument(
+        "--partition", type=whole, default=0, metavar="N", help="partition of the seqs that --json prints (default: 0)"
+    )
     output.add_arguments(parser)
     server.add_arguments(parser)
     parser.set_defaults(run=run)

@@ -32,7 +32,7 @@ def behind(gap: "Gap") -> int:
 
 def add_range(parser: argparse.ArgumentParser) -> None:
     """Arguments that say which records are read."""
-    group = parser.add_argument_group("which records")
+    group = parser.add_argument_group("records to read")
     start = group.add_mutually_exclusive_group()
     start.add_argument("--from-start", action="store_true", help="from the first that is there (default)")
     start.add_argument("--from-seq", type=whole, metavar="N", help="those behind seq N")

@@ -243,7 +243,7 @@ def check_names(principal: Principal, names: Iterable[str]) -> None:
 def check_owned(principal: Principal, names: Iterable[str]) -> None:
     """As `check_names`, for names that the caller did not give: the refusal tells none of them."""
     if not all(map(principal.allows_name, names)):
-        raise _forbidden("what it is made of is outside the prefixes of the API key")
+        raise _forbidden("the key may not access the underlying topics")
 
 
 def check_subscription(principal: Principal, keys: Iterable[str]) -> None:

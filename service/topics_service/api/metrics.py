@@ -279,7 +279,7 @@ class Metrics:
         yield gauge("watch_streams", "Subscriptions that are followed.", watch.streams)
         yield counter("watch_frames", "Frames that streams were given, heartbeats too.", watch.frames)
         yield counter("watch_records", "Records in those frames.", watch.records)
-        yield counter("watch_paced", "How often a stream was paced for overload.", watch.paced)
+        yield counter("watch_paced", "Streams paced for overload.", watch.paced)
         yield counter("watch_slow", "Frames that a client took more than 5 s to take.", watch.slow)
         behind = self.watch_lag()
         yield gauge("watch_lag_records", "Seqs that all streams together are behind.", behind.records)

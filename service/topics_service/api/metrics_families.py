@@ -52,18 +52,18 @@ def storage(server: Server) -> Iterator[Metric]:
     yield gauge("store_compactions_running", "Compactions under way.", store.compactions)
     yield gauge("store_flushes_running", "Flushes of memory to tables under way.", store.flushes)
     pending = store.compaction_pending_bytes
-    yield gauge("store_compaction_pending_bytes", "What compactions are to rewrite, by estimate.", pending)
+    yield gauge("store_compaction_pending_bytes", "Bytes that compactions have to rewrite, by estimate.", pending)
     yield gauge("store_write_stopped", "1 while the store takes no writes.", store.write_stopped)
     yield gauge("store_background_errors", "Errors of background work.", store.background_errors)
     checkpoints = server.checkpoints
     made = [(("done",), checkpoints.made), (("failed",), checkpoints.failed)]
     yield counter("checkpoints", "Checkpoints, made for backups.", made, ("outcome",))
-    yield gauge("checkpoint_last_time_seconds", "When the last one was made.", checkpoints.last_time)
-    yield gauge("checkpoint_last_seconds", "How long the last one took.", checkpoints.last_seconds)
+    yield gauge("checkpoint_last_time_seconds", "Time of the last one.", checkpoints.last_time)
+    yield gauge("checkpoint_last_seconds", "Duration of the last one.", checkpoints.last_seconds)
     yield gauge("wal_archive_bytes", "Size of the log files that are kept for backups.", server.archive.bytes)
     oldest = server.archive.oldest_time
-    yield gauge("wal_archive_oldest_time_seconds", "When the oldest of them was written last.", oldest)
-    yield gauge("recovery_seconds", "How long recovery took at the start.", server.recovery_seconds)
+    yield gauge("wal_archive_oldest_time_seconds", "Time of the last write to the oldest of them.", oldest)
+    yield gauge("recovery_seconds", "Duration of the recovery at the start.", server.recovery_seconds)
     yield gauge("build_info", "1, with the version as label.", [((__version__,), 1)], ("version",))
     traces = server.traces
     spans = [(("ended",), traces.ended), (("exported",), traces.exported), (("failed",), traces.failed)]

@@ -25,8 +25,8 @@ def add_parser(commands: "Commands") -> None:
     run.add_argument("--once", action="store_true", help="write what is there now, then end")
     run.add_argument("--refill", action="store_true", help="first read again what a rollback took from the tables")
     run.add_argument("--trigger", metavar="S", help="seconds between the starts of two rounds, at least (default: 0.5)")
-    run.add_argument("--master", metavar="URL", help="where Spark runs (default: local[*])")
-    status = _action(actions, "status", "where each table stands, and what is wrong; 1 if anything is")
+    run.add_argument("--master", metavar="URL", help="Spark master (default: local[*])")
+    status = _action(actions, "status", "state and faults of each table; exits with 1 if there is a fault")
     compact = _action(actions, "compact", "make large files of small ones")
     maintain = _action(actions, "maintain", "drop old snapshots, merge manifests, delete files nothing refers to")
     maintain.add_argument("--keep", type=positive, metavar="N", help="snapshots to keep (default: keep_snapshots)")
@@ -34,12 +34,12 @@ def add_parser(commands: "Commands") -> None:
         "--grace",
         type=_seconds,
         metavar="TIME",
-        help="how long, 1h at least, that an unreferenced file is left alone (default: orphan_grace)",
+        help="least age, 1h or more, of unreferenced files to remove (default: orphan_grace)",
     )
     deletes = _action(actions, "sync-deletes", "remove the rows of records that are deleted in the topic")
     deletes.add_argument("name", metavar="TOPIC", help="the topic")
     deletes.add_argument(
-        "--timeout", type=_seconds, metavar="TIME", help="how long to wait for the pipeline (default: for ever)"
+        "--timeout", type=_seconds, metavar="TIME", help="longest wait for the pipeline (default: for ever)"
     )
     query = _action(actions, "query", "ask the tables and what is not in them yet, in DuckDB's SQL")
     query.add_argument("sql", metavar="SQL", help="the statement; - is standard input")

@@ -25,7 +25,7 @@ def add_parser(commands: "Commands") -> None:
 
     claim = _action(actions, "claim", "lease jobs and print them, one JSON object a line")
     claim.add_argument("--max", type=positive, default=1, metavar="N", help="most jobs, up to 1000 (default: 1)")
-    _time(claim, "--lease", "how long they are held (default: as set)")
+    _time(claim, "--lease", "length of the lease (default: as set)")
     _node(claim)
 
     ack = _action(actions, "ack", "finish jobs: they are gone for good")
@@ -33,13 +33,15 @@ def add_parser(commands: "Commands") -> None:
     nack = _action(actions, "nack", "give jobs back")
     _jobs(nack)
     _time(nack, "--delay", "until they can be claimed again (default: none)", default=0)
-    nack.add_argument("--reason", default="", metavar="TEXT", help="why, to be kept with the jobs and in dead letters")
+    nack.add_argument("--reason", default="", metavar="TEXT", help="cause, kept with the jobs and in dead letters")
     nack.add_argument("--release", action="store_true", help="the delivery does not count as an attempt")
     extend = _action(actions, "extend", "keep jobs longer")
     _jobs(extend)
     _time(extend, "--lease", "end of the lease from now", required=True)
 
-    stats = _action(actions, "stats", "how many jobs are ready, in flight, delayed, exhausted and set aside", nargs="*")
+    stats = _action(
+        actions, "stats", "number of jobs that are ready, in flight, delayed, exhausted and set aside", nargs="*"
+    )
     output.add_arguments(stats)
     jobs = _action(actions, "jobs", "list jobs without touching them")
     jobs.add_argument(

@@ -28,7 +28,7 @@ def add_parser(commands: "Commands") -> None:
     server.add_name(parser, "prefix", type=prefix, nargs="?", default="", help="only topics whose names start so")
     parser.add_argument("--once", action="store_true", help="print what is measured over one interval, and end")
     parser.add_argument("--interval", type=seconds, default=1.0, metavar="S", help="seconds between (default: 1)")
-    parser.add_argument("--sort", choices=_SORTS, default="rate", help="what comes first (default: rate)")
+    parser.add_argument("--sort", choices=_SORTS, default="rate", help="sort order (default: rate)")
     parser.add_argument("--limit", type=whole, default=0, metavar="N", help="most topics (default: all)")
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)

@@ -191,7 +191,9 @@ def facts(rows: Rows, ledger: Ledger, *, end_lost: bool = False) -> None:
             rows.put(Family.META, name, keys.u64(minimum[name] + _MARGIN))
     if rows.holes[Family.META] and _BOOT not in found:
         found[_BOOT] = b"lost"
-        rows.report("derived", "how the last run ended: it is taken for a power cut, topics go on above their ceilings")
+        rows.report(
+            "derived", "the end of the last run: it is taken for a power cut, topics go on above their ceilings"
+        )
     found.pop(b"format", None)  # a new store has its own
     for name, value in found.items():
         rows.put(Family.META, name, value)
