@@ -32,8 +32,8 @@ from topics_gateway.topic_endpoints import TopicEndpoints
 from topics_gateway.watch_endpoints import WatchEndpoints
 from topics_gateway.websocket import PATH, WebSocketDoor, plain_request
 from topics_gateway.work_endpoint import WorkEndpoint
-from topics_service.api.access import NO_ROUTE, PROBES, Gate, authorize
-from topics_service.api.auth import NOBODY, Principal
+from topics_service.api.access import NO_ROUTE, PROBES, Authorizer, authorize
+from topics_service.api.auth import ANONYMOUS, Principal
 from topics_service.api.grpc.calls import Calls
 from topics_service.api.metrics import Metrics
 from topics_service.api.quota import CONNECTIONS, Held, count_refusal
@@ -52,21 +52,21 @@ _TAKES_TOKEN: Final = frozenset({_OPEN_WATCH, "topics.v1.QueueService.Work"})
 
 
 def create_app(
-    api: TopicsApi, settings: GatewaySettings, gate: Gate | None = None, calls: Calls | None = None
+    api: TopicsApi, settings: GatewaySettings, authorizer: Authorizer | None = None, calls: Calls | None = None
 ) -> Starlette:
-    """The HTTP door to `api`, open to everyone without a `gate`. `calls` are served as gRPC-Web.
+    """The HTTP gateway to `api`, without authentication if there is no `authorizer`. `calls` are served as gRPC-Web.
 
     It has no lifespan of its own: the caller starts and stops what is behind `api`.
     """
-    gate = gate or Gate()
+    authorizer = authorizer or Authorizer()
     rendered = RenderCache(settings.render_cache_bytes)
     api.metrics.caches["renderings"] = rendered
     table = RouteTable(_handlers(api, settings, rendered))
     origins = OriginPolicy(settings.hosts, settings.origins)
-    sockets = WebSocketDoor(api, settings, gate, rendered, origins)
-    http: ASGIApp = _Routes(table, settings, gate, api.metrics, origins).handle
+    sockets = WebSocketDoor(api, settings, authorizer, rendered, origins)
+    http: ASGIApp = _Routes(table, settings, authorizer, api.metrics, origins).handle
     if calls is not None:
-        http = GrpcWeb(http, calls, settings, gate, api.metrics, origins)
+        http = GrpcWeb(http, calls, settings, authorizer, api.metrics, origins)
     http = _Guard(http)
     if settings.origins:
         http = CrossOrigin(http, settings.origins, api.metrics.http)
@@ -166,12 +166,17 @@ class _Routes:
     """Every route of the door, dispatched on the undecoded path without regular expressions; counts the requests."""
 
     def __init__(
-        self, table: RouteTable, settings: GatewaySettings, gate: Gate, metrics: Metrics, origins: OriginPolicy
+        self,
+        table: RouteTable,
+        settings: GatewaySettings,
+        authorizer: Authorizer,
+        metrics: Metrics,
+        origins: OriginPolicy,
     ) -> None:
         self._table = table
         self._settings = settings
         self._stalls = StallWatch(settings.body_timeout_seconds)
-        self._gate = gate
+        self._authorizer = authorizer
         self._origins = origins
         self._statistics = metrics.http
         self._refusals = metrics.refusals
@@ -179,7 +184,7 @@ class _Routes:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(scope, receive, self._stalls)
-        call.memory = self._gate.quotas.memory
+        call.memory = self._authorizer.quotas.memory
         request = begin(call.headers.get(HEADER_BYTES))
         if request.given is not None:
             send = _echoing(send, request.given)
@@ -200,7 +205,7 @@ class _Routes:
             statistics.observe(call.rpc or UNROUTED, outcome, time.perf_counter() - call.started)
 
     async def _serve(self, call: Call, send: Send) -> int:
-        """Let the call through the gate and answer it; the status of the answer."""
+        """Authorize the call and answer it; returns the status of the answer."""
         route = _PLAIN if call.scope["raw_path"] == PATH else self._table.find(call)
         if ON_ROUTED in call.scope:
             call.scope[ON_ROUTED](call)
@@ -208,9 +213,9 @@ class _Routes:
             call.principal = self._identify(call, route.rpc)
             if call.principal.key_id:
                 self._count(call)
-            elif self._gate.open:
+            elif self._authorizer.open:
                 self._origins.check(call.headers, call.scope["http_version"], any_host=route.rpc in PROBES)
-            with self._gate.slot(route.rpc, call.principal):
+            with self._authorizer.slot(route.rpc, call.principal):
                 return await self._send(call, await self._answer(call, route), send)
         except TopicsError as error:
             return await self._send(call, await self._refuse(call, error), send)
@@ -221,15 +226,15 @@ class _Routes:
             token = query_token(call.scope["query_string"])
             authorization = None if token is None else b"Bearer " + token
         try:
-            return self._gate.identify(rpc, authorization)
+            return self._authorizer.identify(rpc, authorization)
         except TopicsError:
             if rpc != _OPEN_WATCH:
                 raise
-            return NOBODY  # a session that does not exist is told of before a wrong key (docs/contract.md, 8)
+            return ANONYMOUS  # a session that does not exist is told of before a wrong key (docs/contract.md, 8)
 
     def _count(self, call: Call) -> None:
         """Let the connection, and what the body will hold, count against the key. Raises `throttled`."""
-        usage = self._gate.quotas.of(call.principal.key_id)
+        usage = self._authorizer.quotas.for_key(call.principal.key_id)
         hold_connection(call.scope, call.principal, usage)
         call.held = Held(usage, call.memory)
 

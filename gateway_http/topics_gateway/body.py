@@ -189,5 +189,5 @@ async def _read(call: Call, limit: int, kept: int) -> bytes | None:
         size += len(chunk)
         body.write(chunk)
         if waited > _SLOW_SECONDS and size < waited * _SLOW_RATE and call.held is not None and call.held.is_short:
-            raise exceeded("the body comes too slowly while others wait for memory", MEMORY, call.held.most)
+            raise exceeded("the body comes too slowly while others wait for memory", MEMORY, call.held.max_bytes)
     raise payload_too_large(limit)

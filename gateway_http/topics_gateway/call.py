@@ -10,9 +10,9 @@ from starlette.types import Receive, Scope
 
 from topics_gateway.reply import EventStream, Reply
 from topics_gateway.stalls import StallWatch
-from topics_service.api.auth import NOBODY
+from topics_service.api.auth import ANONYMOUS
 from topics_service.api.budget import MemoryBudget
-from topics_service.api.patience import wait_for
+from topics_service.api.memory_wait import wait_for
 from topics_service.api.quota import Held
 from topics_service.engine.errors import invalid
 
@@ -64,7 +64,7 @@ class Call:
             self.headers = _joined(scope["headers"])
         self.name = ""
         self.rpc = ""
-        self.principal = NOBODY
+        self.principal = ANONYMOUS
         self.error = ""
         self.held: Held | None = None
         self.memory: MemoryBudget | None = None
@@ -107,7 +107,7 @@ class Call:
         return chunk
 
     async def hold(self, nbytes: int) -> None:
-        """The body is to hold so much memory: wait for it (`patience`). Raises `throttled`.
+        """The body is to hold so much memory: wait for it (`memory_wait`). Raises `throttled`.
 
         Meanwhile nothing is read, so that the client has to wait as well.
         """

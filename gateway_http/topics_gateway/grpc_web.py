@@ -23,7 +23,7 @@ from topics_gateway.origins import OriginPolicy
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.shares import hold_connection
 from topics_gateway.stalls import StallWatch
-from topics_service.api.access import Gate
+from topics_service.api.access import Authorizer
 from topics_service.api.grpc.calls import CallContext, Calls, Metadata
 from topics_service.api.grpc.guard import OUR_METHODS
 from topics_service.api.grpc.status import failure
@@ -50,11 +50,17 @@ class GrpcWeb:
     """Answers gRPC-Web requests to methods of topics.v1; every other request is `app`'s."""
 
     def __init__(
-        self, app: ASGIApp, calls: Calls, settings: GatewaySettings, gate: Gate, metrics: Metrics, origins: OriginPolicy
+        self,
+        app: ASGIApp,
+        calls: Calls,
+        settings: GatewaySettings,
+        authorizer: Authorizer,
+        metrics: Metrics,
+        origins: OriginPolicy,
     ) -> None:
         self._app = app
         self._calls = calls
-        self._gate = gate
+        self._authorizer = authorizer
         self._metrics = metrics
         self._origins = origins
         self._most = settings.max_body_bytes + _HEAD.size
@@ -68,7 +74,7 @@ class GrpcWeb:
         if call.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() not in _TYPES:
             await self._app(scope, receive, send)
             return
-        call.memory = self._gate.quotas.memory
+        call.memory = self._authorizer.quotas.memory
         try:
             await self._serve(call, send)
         except ClientGoneError:
@@ -116,12 +122,12 @@ class GrpcWeb:
 
     def _admit(self, call: Call, method: str) -> None:
         """Look at who calls, before anything is read. Raises TopicsError."""
-        if self._gate.open:
+        if self._authorizer.open:
             self._origins.check(call.headers, call.scope["http_version"])
             return
-        principal = self._gate.identify(method[1:].replace("/", "."), call.headers.get(b"authorization"))
+        principal = self._authorizer.identify(method[1:].replace("/", "."), call.headers.get(b"authorization"))
         if principal.key_id:
-            usage = self._gate.quotas.of(principal.key_id)
+            usage = self._authorizer.quotas.for_key(principal.key_id)
             hold_connection(call.scope, principal, usage)
             call.held = Held(usage, call.memory)
 

@@ -16,7 +16,7 @@ from topics_gateway.settings import GatewaySettings
 from topics_gateway.shares import MessageBytes, hold_connection
 from topics_gateway.socket_frames import SocketFrames
 from topics_gateway.socket_session import SocketSession
-from topics_service.api.access import NO_ROUTE, Gate
+from topics_service.api.access import NO_ROUTE, Authorizer
 from topics_service.api.auth import Principal
 from topics_service.api.quota import count_refusal
 from topics_service.api.request_ids import HEADER_BYTES, begin
@@ -40,11 +40,16 @@ class WebSocketDoor(BaseRoute):
     """Opens sockets for whoever has a key, and serves them. Refusals are HTTP, with the usual envelope."""
 
     def __init__(
-        self, api: TopicsApi, settings: GatewaySettings, gate: Gate, rendered: RenderCache, origins: OriginPolicy
+        self,
+        api: TopicsApi,
+        settings: GatewaySettings,
+        authorizer: Authorizer,
+        rendered: RenderCache,
+        origins: OriginPolicy,
     ) -> None:
         self._api = api
         self._settings = settings
-        self._gate = gate
+        self._authorizer = authorizer
         self._origins = origins
         self._frames = SocketFrames(rendered)
         api.metrics.caches["socket_frames"] = self._frames.cache
@@ -61,7 +66,7 @@ class WebSocketDoor(BaseRoute):
         with ExitStack() as held:
             try:
                 principal = self._admit(scope)
-                usage = self._gate.quotas.of(principal.key_id) if principal.key_id else None
+                usage = self._authorizer.quotas.for_key(principal.key_id) if principal.key_id else None
                 if usage is not None:
                     hold_connection(scope, principal, usage)
                 held.enter_context(self._api.watches.connection(principal))
@@ -72,7 +77,7 @@ class WebSocketDoor(BaseRoute):
                 return
             statistics.observe(_NAME, "1xx", time.perf_counter() - started)
             await receive()  # websocket.connect
-            message = held.enter_context(closing(MessageBytes(usage, self._gate.quotas.memory, self._refused)))
+            message = held.enter_context(closing(MessageBytes(usage, self._authorizer.quotas.memory, self._refused)))
             await send({"type": "websocket.accept", "utf8": True, "holds": message.grow})
             utf8 = "websocket.utf8" in scope.get("extensions", {})
             session = SocketSession(
@@ -86,8 +91,8 @@ class WebSocketDoor(BaseRoute):
     def _admit(self, scope: Scope) -> Principal:
         """Who may open a socket here. Raises TopicsError."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        principal = self._gate.identify(NO_ROUTE, headers.get(b"authorization"))
-        if self._gate.open:
+        principal = self._authorizer.identify(NO_ROUTE, headers.get(b"authorization"))
+        if self._authorizer.open:
             self._origins.check(headers, scope["http_version"])
         if scope["raw_path"] != PATH:
             raise not_found()

@@ -19,8 +19,8 @@ from topics_kafka.settings import KafkaSettings
 from topics_net import background
 from topics_net.send_timeout import SendTimeouts
 from topics_net.tls_listener import Handshake, TlsListener
-from topics_service.api.access import Gate
-from topics_service.api.auth import ANYONE, NOBODY
+from topics_service.api.access import Authorizer
+from topics_service.api.auth import ANONYMOUS, UNRESTRICTED
 from topics_service.api.budget import MemoryBudget
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.engine import Engine
@@ -170,12 +170,12 @@ class KafkaServer:
             self._emptied.set()
 
     def _session(self, connection: Connection) -> Session:
-        gate = self.context.gate
+        authorizer = self.context.authorizer
         context = Context(
             server=self.context,
             peer=connection.peer,
-            principal=ANYONE if gate.open else NOBODY,
-            authenticated=gate.open,
+            principal=UNRESTRICTED if authorizer.open else ANONYMOUS,
+            authenticated=authorizer.open,
         )
         return Session(context, self._handlers, self.budget, connection, self._is_congested)
 
@@ -198,7 +198,7 @@ class KafkaServer:
 def create_kafka(
     api: TopicsApi,
     engine: Engine,
-    gate: Gate,
+    authorizer: Authorizer,
     settings: KafkaSettings,
     sock: socket.socket,
     *,
@@ -215,7 +215,7 @@ def create_kafka(
         apis=APIS,
         api=api,
         engine=engine,
-        gate=gate,
+        authorizer=authorizer,
         settings=settings,
         statistics=api.metrics.kafka,
         cluster_id=cluster_id(engine.writer),

@@ -188,7 +188,7 @@ class Session:
             self._refuse(taken, "length", "a %s request of %d bytes", api.name, len(frame))
             return
         slot = context.principal.key_id if api.rule.slot else ""
-        if (api.key is ApiKey.FETCH and self._is_congested()) or (slot and not context.server.gate.acquire(slot)):
+        if (api.key is ApiKey.FETCH and self._is_congested()) or (slot and not context.server.authorizer.acquire(slot)):
             self._held = (frame, taken)
             self._retry = background.call_later(_RETRY_SECONDS, self._advance)
             return
@@ -196,7 +196,7 @@ class Session:
             header, body = decode_request(frame)
         except MalformedError as error:
             if slot:
-                context.server.gate.release(slot)
+                context.server.authorizer.release(slot)
             self._refuse(taken, "malformed", "%s", error)
             return
         context.client_id = header["client_id"]
@@ -326,7 +326,7 @@ class Session:
         """Release the resources of an ended request and count it."""
         self._budget.release(request.taken, self._share)
         if request.slot:
-            self._context.server.gate.release(request.slot)
+            self._context.server.authorizer.release(request.slot)
         requests = self._statistics.requests
         requests.in_flight -= 1
         requests.observe(request.api.name, outcome, time.perf_counter() - request.started)

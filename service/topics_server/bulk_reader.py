@@ -26,7 +26,7 @@ from topics_proto.v1 import topics_service_pb2 as pb
 from topics_server import logs
 from topics_server.settings import Settings
 from topics_server.tls import TlsError, certificates
-from topics_service.api.access import Gate
+from topics_service.api.access import Authorizer
 from topics_service.api.bulk import Turns
 from topics_service.api.grpc.bulk_diff import bulk_messages
 from topics_service.api.grpc.guard import Guard
@@ -133,11 +133,11 @@ async def _serve(settings: Settings, store: SecondaryStore) -> None:
     loop.add_reader(stdin, told)
     replica = Replica(store, SystemClock(), limits=settings.limits, cache_bytes=_BLOCK_CACHE_BYTES)
     api = ReplicaApi(replica)
-    gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
+    authorizer = Authorizer(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
     filter_logs()
     health = HealthServicer(("", _SERVICE))
     server = grpc.aio.server(
-        interceptors=[Guard(gate)], options=server_options(_REQUEST_BYTES, settings.grpc_max_connections)
+        interceptors=[Guard(authorizer)], options=server_options(_REQUEST_BYTES, settings.grpc_max_connections)
     )
     BulkServicer(api).register(server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)

@@ -14,7 +14,7 @@ from topics_server.notices import log
 from topics_server.resources import Resources
 from topics_server.space import DiskSpace
 from topics_server.trimming import trim_archive
-from topics_service.api.access import Gate
+from topics_service.api.access import Authorizer
 from topics_service.api.audit import AuditLog
 from topics_service.api.audit_calls import AuditedCheckpoints, AuditedTopicsApi
 from topics_service.api.checkpoints import Checkpoints
@@ -71,19 +71,19 @@ class Core:
             flushing=lambda: store.flushing if engine.writer.failure is None else 0,
         )
         engine.capacity.disk = pressure.space if settings.min_free_bytes else None
-        self.gate = Gate(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
+        self.authorizer = Authorizer(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
         self.audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None
         if self.audit is None:
             self.api = TopicsApi(engine, self._commit, pressure, settings.watch_caps)
         else:
             self.api = AuditedTopicsApi(engine, self._commit, pressure, settings.watch_caps, audit=self.audit)
-        self.api.watches.connections.quotas = self.gate.quotas
+        self.api.watches.connections.quotas = self.authorizer.quotas
         metrics = self.api.metrics
         metrics.lag, metrics.wal_switches = self._lag, store.wal_switches
         metrics.disk, metrics.min_free_bytes, metrics.space = self._disk, settings.min_free_bytes, statistics
         metrics.store = lambda: properties.read(settings.data_path, store.families)
         metrics.traces = traces.statistics
-        if (memory := self.gate.quotas.memory) is not None:
+        if (memory := self.authorizer.quotas.memory) is not None:
             metrics.request_bytes = lambda: memory.used
         traces.forwarding(engine)
         place = settings.data_path / "checkpoints"

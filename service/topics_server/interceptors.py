@@ -11,9 +11,9 @@ import grpc
 from topics_kafka.handlers import Answer, Context, Handler, HandlerTable, ServerContext
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.registry import AUDIT_ACTIONS
-from topics_service.api.access import Gate
+from topics_service.api.access import Authorizer
 from topics_service.api.audit import ACTIONS, AuditLog, Call, current_call
-from topics_service.api.auth import NOBODY
+from topics_service.api.auth import ANONYMOUS
 from topics_service.api.grpc.guard import Handler as GrpcHandler
 
 _APPENDS: Final = frozenset({"topics.v1.TopicsService.Append", "topics.v1.TopicsService.AppendStream"})
@@ -103,7 +103,7 @@ def audited_kafka(make: Make, log: AuditLog) -> Make:
     return lambda door: {api: told(ApiKey(api), handler) for api, handler in make(door).items()}
 
 
-def while_good(make: Make, gate: Gate) -> Make:
+def while_good(make: Make, authorizer: Authorizer) -> Make:
     """Return a factory of the same handlers, which end a connection once its key is revoked.
 
     The next request is answered as an unauthorized one, and the connection is closed behind the answer. A waiting fetch
@@ -112,16 +112,16 @@ def while_good(make: Make, gate: Gate) -> Make:
 
     def guarded(api: int, handler: Handler) -> Handler:
         # Only a fetch: a task of its own would begin later than its turn, and calls of a group have an order.
-        waits = api == ApiKey.FETCH and not gate.open
+        waits = api == ApiKey.FETCH and not authorizer.open
 
         def handle(context: Context, version: int, request: Message) -> Answer:
-            if not gate.knows(context.principal):
-                context.principal, context.closing = NOBODY, True
+            if not authorizer.is_valid(context.principal):
+                context.principal, context.closing = ANONYMOUS, True
             answer = handler(context, version, request)
             if not waits or answer is None or isinstance(answer, dict):
                 return answer
             running = asyncio.ensure_future(answer)
-            gate.ends_with_key(context.principal, running)
+            authorizer.cancel_on_revocation(context.principal, running)
             return running
 
         return handle

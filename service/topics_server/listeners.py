@@ -37,7 +37,7 @@ class Listeners:
             port=settings.grpc_port,
             max_message_bytes=min(settings.max_body_bytes + (1 << 20), _MAX_MESSAGE_BYTES),
             max_connections=settings.grpc_max_connections,
-            gate=core.gate,
+            authorizer=core.authorizer,
             bulk_readers=readers.addresses,
             checkpoints=core.checkpoints,
             credentials=tls.grpc_credentials() if tls else None,
@@ -51,7 +51,7 @@ class Listeners:
             hosts=settings.hosts,
             origins=settings.origins,
         )
-        app = create_app(core.api, gateway, core.gate.cutting(), self.grpc.calls)
+        app = create_app(core.api, gateway, core.authorizer.cancelling(), self.grpc.calls)
         self._http = HttpServer(
             traces.app(app if audit is None else audited_app(app, audit)),
             resources.http_socket,
@@ -86,12 +86,12 @@ class Listeners:
         tls = resources.certificates.kafka
         port = resources.kafka_socket.getsockname()[1]
         advertised_host, advertised_port = advertised_address(settings, port)
-        handlers = while_good(all_handlers, core.gate)
+        handlers = while_good(all_handlers, core.authorizer)
         try:
             self._kafka = create_kafka(
                 core.api,
                 core.engine,
-                core.gate,
+                core.authorizer,
                 settings.kafka,
                 resources.kafka_socket,
                 host=advertised_host,

@@ -14,7 +14,7 @@ from topics_server.bulk_readers import BulkReaders
 from topics_server.keys import KeysError, from_file
 from topics_server.settings import Settings
 from topics_server.tls import ServerCertificates, TlsError
-from topics_service.api.access import Gate
+from topics_service.api.access import Authorizer
 from topics_service.api.audit import AuditLog
 from topics_service.api.watch import WatchApi
 
@@ -112,7 +112,7 @@ class Reload:
     def __init__(
         self,
         settings: Settings,
-        gate: Gate,
+        authorizer: Authorizer,
         watches: WatchApi,
         tls: ServerCertificates,
         readers: Readers,
@@ -121,7 +121,7 @@ class Reload:
         audit_log: AuditLog | None,
     ) -> None:
         self._settings = settings
-        self._gate = gate
+        self._authorizer = authorizer
         self._watches = watches
         self._tls = tls
         self._readers = readers
@@ -150,8 +150,8 @@ class Reload:
         new = {principal.key_id for principal in keys.principals - old.principals}
         for key_id in gone:
             self._watches.remove_sessions(key_id)
-        self._gate.renew(keys, keys.principals)
-        self._gate.quotas.renew(keys.limits)
+        self._authorizer.replace_keys(keys, keys.principals)
+        self._authorizer.quotas.replace_limits(keys.limits)
         if self._settings.bulk_readers and (gone or new or keys.limits != old.limits):
             self._readers.renew(self._settings)
         log.info(

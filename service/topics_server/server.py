@@ -188,7 +188,7 @@ class Server:
     def _reload(self, resources: Resources, core: Core) -> Reload:
         return Reload(
             resources.settings,
-            core.gate,
+            core.authorizer,
             core.api.watches,
             resources.certificates,
             self._readers,

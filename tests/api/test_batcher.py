@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics_service.api.auth import ANYONE, Principal
+from topics_service.api.auth import UNRESTRICTED, Principal
 from topics_service.api.batcher import WriteBatcher
 from topics_service.api.commit import GroupCommit
 from topics_service.api.pressure import Pressure
@@ -140,7 +140,9 @@ class Door:
         self.engine = engine
         self.api = TopicsApi(engine, commit, pressure)
 
-    async def append(self, *datas: bytes, topic: str = "t", by: Principal = ANYONE, **options: Any) -> AppendReply:
+    async def append(
+        self, *datas: bytes, topic: str = "t", by: Principal = UNRESTRICTED, **options: Any
+    ) -> AppendReply:
         batch = Batch(datas=list(datas), **{part: options.pop(part) for part in ("tags",) if part in options})
         return await self.api.append(AppendRequest(topic=topic, batch=batch, **options), principal=by)
 
@@ -186,7 +188,7 @@ async def door(disk: Disk) -> AsyncIterator[Door]:
     engine = Engine(disk, SystemClock(), limits=LIMITS)
     commit = GroupCommit.for_engine(engine, disk.sync)
     made = Door(commit, engine)
-    await made.api.put_topic("t", ConfigInput(), principal=ANYONE)
+    await made.api.put_topic("t", ConfigInput(), principal=UNRESTRICTED)
     await made.append(b"0")  # from here on the ceiling is durable
     yield made
     commit.stop()
@@ -195,7 +197,7 @@ async def door(disk: Disk) -> AsyncIterator[Door]:
 @pytest.mark.parametrize("durability", ["disk", "fsync", "memory", "ephemeral"])
 async def test_appends_of_a_turn_are_two_blocks(door: Door, durability: Any) -> None:
     """Or one, where all wait for the same fsync."""
-    await door.api.put_topic("t", ConfigInput(durability=durability), principal=ANYONE)
+    await door.api.put_topic("t", ConfigInput(durability=durability), principal=UNRESTRICTED)
     await door.append(b"1")
     before = door.blocks
     replies = await asyncio.gather(*(door.append(b"%d" % n, tags=[b"x"] if n % 2 else None) for n in range(2, 40)))
@@ -209,7 +211,7 @@ async def test_appends_of_a_turn_are_two_blocks(door: Door, durability: Any) -> 
 
 
 async def test_nothing_is_shown_or_answered_before_the_fsync(door: Door, disk: Disk) -> None:
-    await door.api.put_topic("t", ConfigInput(durability="fsync"), principal=ANYONE)
+    await door.api.put_topic("t", ConfigInput(durability="fsync"), principal=UNRESTRICTED)
     disk.goes_on.clear()
     tasks = [asyncio.create_task(door.append(b"%d" % n)) for n in range(1, 4)]
     written = door.engine.writer.written
@@ -224,7 +226,7 @@ async def test_nothing_is_shown_or_answered_before_the_fsync(door: Door, disk: D
 
 
 async def test_a_failed_fsync_fails_all(door: Door, disk: Disk) -> None:
-    await door.api.put_topic("t", ConfigInput(durability="fsync"), principal=ANYONE)
+    await door.api.put_topic("t", ConfigInput(durability="fsync"), principal=UNRESTRICTED)
     disk.goes_on.clear()
     tasks = [asyncio.create_task(door.append(b"%d" % n)) for n in range(1, 4)]
     written = door.engine.writer.written
@@ -291,7 +293,7 @@ async def test_a_topic_that_goes_meanwhile_is_not_made_again_by_one_who_may_not(
     # The deletion runs first, then both writes find no topic.
     answers = await asyncio.gather(drop, *tasks, return_exceptions=True)
     assert [answer.reason for answer in answers[1:] if isinstance(answer, TopicsError)] == [Reason.TOPIC_NOT_FOUND] * 2
-    await door.api.put_topic("t", ConfigInput(), principal=ANYONE)
+    await door.api.put_topic("t", ConfigInput(), principal=UNRESTRICTED)
     first = asyncio.create_task(door.append(b"a", create=False))
     second = asyncio.create_task(door.append(b"b", create=False))
     drop = asyncio.create_task(door.api.delete_topic("t"))  # after both have joined, before the turn ends
@@ -304,7 +306,7 @@ async def test_a_topic_that_goes_meanwhile_is_not_made_again_by_one_who_may_not(
 
 
 async def test_each_is_checked_for_who_writes_it(door: Door) -> None:
-    stranger = Principal(key_id="s", scopes=ANYONE.scopes, prefixes=("other",))
+    stranger = Principal(key_id="s", scopes=UNRESTRICTED.scopes, prefixes=("other",))
     answers = await asyncio.gather(
         door.append(b"a"), door.append(b"b"), door.append(b"c", by=stranger), return_exceptions=True
     )
@@ -314,7 +316,7 @@ async def test_each_is_checked_for_who_writes_it(door: Door) -> None:
 
 
 async def test_a_full_topic_refuses_those_that_find_no_room(door: Door) -> None:
-    await door.api.put_topic("t", ConfigInput(cap_records=4, discard="reject"), principal=ANYONE)
+    await door.api.put_topic("t", ConfigInput(cap_records=4, discard="reject"), principal=UNRESTRICTED)
     answers = await asyncio.gather(*(door.append(b"%d" % n) for n in range(1, 6)), return_exceptions=True)
     assert [isinstance(answer, AppendReply) for answer in answers] == [True, True, True, False, False]
     assert door.content() == [b"0", b"1", b"2", b"3"]
@@ -337,7 +339,7 @@ def ack(door: Door, node: str, seqs: list[int]) -> "asyncio.Task[SettleReply]":
 
 @pytest.fixture
 async def queue(door: Door) -> Door:
-    await door.api.put_topic("q", ConfigInput(type="queue"), principal=ANYONE)
+    await door.api.put_topic("q", ConfigInput(type="queue"), principal=UNRESTRICTED)
     await door.append(*[b"%d" % n for n in range(12)], topic="q")
     return door
 
@@ -353,7 +355,7 @@ async def test_acks_of_a_turn_are_two_writes(queue: Door) -> None:
 
 
 async def test_acks_are_answered_after_the_fsync(queue: Door, disk: Disk) -> None:
-    await queue.api.put_topic("q", ConfigInput(type="queue", durability="fsync"), principal=ANYONE)
+    await queue.api.put_topic("q", ConfigInput(type="queue", durability="fsync"), principal=UNRESTRICTED)
     held = await claimed(queue, "a", "b", "c")
     disk.goes_on.clear()
     tasks = [ack(queue, node, seqs) for node, seqs in zip("abc", held, strict=True)]

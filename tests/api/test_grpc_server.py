@@ -21,7 +21,7 @@ from topics_proto.v1 import (
     watch_service_pb2_grpc,
 )
 from topics_proto.v1 import topics_service_pb2 as pb
-from topics_service.api.access import Gate
+from topics_service.api.access import Authorizer
 from topics_service.api.grpc.guard import Guard
 from topics_service.api.grpc.server import SERVICE_NAMES, GrpcServer
 from topics_service.engine.errors import Reason, TopicsError, topic_not_found
@@ -214,7 +214,7 @@ async def test_reflection_lists_every_service(channel: Channel) -> None:
 
 
 async def test_a_method_without_a_handler_is_unimplemented(caplog: pytest.LogCaptureFixture) -> None:
-    server = grpc.aio.server(interceptors=[Guard(Gate())])
+    server = grpc.aio.server(interceptors=[Guard(Authorizer())])
     watch_service_pb2_grpc.add_WatchServiceServicer_to_server(watch_service_pb2_grpc.WatchServiceServicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from topics_service.api.auth import ANYONE
+from topics_service.api.auth import UNRESTRICTED
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.engine import Parked
 from topics_service.engine.model import AppendRequest, Batch
@@ -151,7 +151,7 @@ async def test_a_long_poll_wakes_for_an_append(
     exchange, run = drive("POST", "/v0/topics/t/diff", b'{"from_seq":1,"wait_ms":30000}', headers=JSON)
     poll = asyncio.ensure_future(run)
     await exchange.waiting.wait()
-    await api.append(AppendRequest(topic="t", batch=Batch(datas=[b'"late"'])), principal=ANYONE)
+    await api.append(AppendRequest(topic="t", batch=Batch(datas=[b'"late"'])), principal=UNRESTRICTED)
     await poll
     assert [record["data"] for record in json.loads(exchange.body)["records"]] == ["late"]
 

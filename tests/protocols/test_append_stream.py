@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 from support.grpc_on_engine import Door, column, open_door, until
 from topics_proto.v1 import errors_pb2, record_pb2, topic_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
-from topics_service.api.access import Gate
+from topics_service.api.access import Authorizer
 from topics_service.api.auth import parse_keys
 from topics_service.engine.limits import Limits
 
@@ -266,7 +266,7 @@ def _fail() -> None:
 
 async def test_each_batch_meets_the_key(tmp_path: Path) -> None:
     keys = parse_keys("writer:w:a|b,reader:r")
-    async with open_door(tmp_path / "data", gate=Gate(keys)) as door:
+    async with open_door(tmp_path / "data", authorizer=Authorizer(keys)) as door:
         call = door.stub.AppendStream(metadata=[("authorization", "Bearer writer")])
         requests = [_batch(1, "a"), _batch(2, "c"), _batch(3, "b"), _batch(4, "a2", config=FSYNC)]
         for request in requests:

@@ -109,7 +109,7 @@ def test_connections(server: ServerProcess) -> None:
         kafka = KafkaWire(server.kafka_port)
         held.callback(kafka.socket.close)
         answer = kafka.authenticate("small")
-        assert (answer["error_code"], "as many connections" in answer["error_message"]) == (58, True)
+        assert (answer["error_code"], "connection limit" in answer["error_message"]) == (58, True)
         with pytest.raises(ClosedError):
             kafka.read_frame()
         http2(server, expect=429)
@@ -364,8 +364,8 @@ def test_limits_in_entries() -> None:
     assert keys.limits == {a: {"in_flight": 3, "connections": 0}, b: {"nbytes": 5}}
     assert {p.key_id: p.prefixes for p in keys.principals} == {a: ("x", "y"), b: None, c: None}
     quotas = Quotas(KeyLimits(connections=9, in_flight=9), keys.limits)
-    assert quotas.of(a).limits == KeyLimits(connections=0, in_flight=3)
-    assert quotas.of(c).limits == KeyLimits(connections=9, in_flight=9)
+    assert quotas.for_key(a).limits == KeyLimits(connections=0, in_flight=3)
+    assert quotas.for_key(c).limits == KeyLimits(connections=9, in_flight=9)
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_the_settings_are_the_common_limits() -> None:
 
 
 def test_one_request_may_be_larger_than_the_limit() -> None:
-    usage = Quotas(KeyLimits(nbytes=100_000)).of("k")
+    usage = Quotas(KeyLimits(nbytes=100_000)).for_key("k")
     first, second = Held(usage, None), Held(usage, None)
     for size in (60_000, 90_000, 200_000, 500_000):
         first.grow(size)

@@ -12,7 +12,7 @@ import grpc
 
 from topics_proto.v1 import record_pb2, topics_service_pb2_grpc
 from topics_proto.v1 import topics_service_pb2 as pb
-from topics_service.api.access import Gate
+from topics_service.api.access import Authorizer
 from topics_service.api.commit import GroupCommit
 from topics_service.api.grpc.server import GrpcServer
 from topics_service.api.topics import TopicsApi
@@ -40,22 +40,24 @@ class GatedStore(RocksStore):
 class Door:
     """Store, engine, api and server, and a stub that talks to them over a socket."""
 
-    def __init__(self, store: GatedStore, gate: Gate | None, limits: Limits | None) -> None:
+    def __init__(self, store: GatedStore, authorizer: Authorizer | None, limits: Limits | None) -> None:
         self.store = store
         self.engine = Engine(store, SystemClock(), limits=limits)
         self.commit = GroupCommit.for_engine(self.engine)
         self.api = TopicsApi(self.engine, self.commit)
-        self.server = GrpcServer(self.api, host="127.0.0.1", port=0, gate=gate)
+        self.server = GrpcServer(self.api, host="127.0.0.1", port=0, authorizer=authorizer)
         self.address = ""
         self.stub: Any = None
 
 
 @asynccontextmanager
-async def open_door(path: Path, *, gate: Gate | None = None, limits: Limits | None = None) -> AsyncIterator[Door]:
+async def open_door(
+    path: Path, *, authorizer: Authorizer | None = None, limits: Limits | None = None
+) -> AsyncIterator[Door]:
     """A door on a new directory. At the end nothing may be left behind: no task, no wait."""
     before = asyncio.all_tasks()
     store = GatedStore(path)
-    door = Door(store, gate, limits)
+    door = Door(store, authorizer, limits)
     door.address = f"127.0.0.1:{await door.server.start()}"
     try:
         async with grpc.aio.insecure_channel(door.address) as channel:

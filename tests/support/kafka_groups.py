@@ -17,8 +17,8 @@ from topics_kafka.protocol import (
 from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import uuid_of
-from topics_service.api.access import Gate
-from topics_service.api.auth import ALL_SCOPES, ANYONE, Principal, Scope
+from topics_service.api.access import Authorizer
+from topics_service.api.auth import ALL_SCOPES, UNRESTRICTED, Principal, Scope
 from topics_service.api.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
@@ -46,7 +46,7 @@ class Broker:
             apis=APIS,
             api=self.api,
             engine=engine,
-            gate=Gate(),
+            authorizer=Authorizer(),
             settings=self.settings,
             statistics=KafkaStatistics(),
             cluster_id="cluster",
@@ -65,17 +65,17 @@ class Broker:
         self.coordination.close()
         self.start()
 
-    def connect(self, principal: Principal = ANYONE) -> Context:
+    def connect(self, principal: Principal = UNRESTRICTED) -> Context:
         return Context(server=self.server, peer="127.0.0.1:5000", principal=principal, authenticated=True)
 
     async def put(self, topic: str, partitions: int = 1, records: int = 0) -> None:
         """A topic with so many partitions, and records in each."""
         config = ConfigInput(durability="disk")
-        await self.api.put_topic(topic, config, principal=ANYONE, partition_count=partitions)
+        await self.api.put_topic(topic, config, principal=UNRESTRICTED, partition_count=partitions)
         for partition in range(partitions if records else 0):
             batch = Batch(datas=[b"1"] * records)
             request = AppendRequest(topic=topic, batch=batch, partition=partition)
-            await self.api.append(request, principal=ANYONE)
+            await self.api.append(request, principal=UNRESTRICTED)
 
     def topic_id(self, topic: str) -> Any:
         return uuid_of(self.engine.catalog.topics[topic].identity.topic_id)

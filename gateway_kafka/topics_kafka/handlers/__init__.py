@@ -24,8 +24,8 @@ from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import TopicIds
 from topics_net.rate_limited_logger import RateLimitedLogger
-from topics_service.api.access import Gate, Rule
-from topics_service.api.auth import NOBODY, Principal, Scope
+from topics_service.api.access import Authorizer, Rule
+from topics_service.api.auth import ANONYMOUS, Principal, Scope
 from topics_service.api.budget import Share
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.catalog import Catalog
@@ -106,7 +106,7 @@ class ServerContext:
     apis: Mapping[int, Api]
     api: TopicsApi
     engine: Engine
-    gate: Gate
+    authorizer: Authorizer
     settings: KafkaSettings
     statistics: KafkaStatistics
     cluster_id: str
@@ -128,7 +128,7 @@ class ServerContext:
             return None
         share = self.shares.get(principal.key_id)
         if share is None:
-            usage, half = self.gate.quotas.of(principal.key_id), self.settings.frame_bytes // 2
+            usage, half = self.authorizer.quotas.for_key(principal.key_id), self.settings.frame_bytes // 2
             share = self.shares[principal.key_id] = Share(lambda: min(usage.limits.nbytes, half))
         return share
 
@@ -159,7 +159,7 @@ class Context:
 
     server: ServerContext
     peer: str = ""
-    principal: Principal = NOBODY
+    principal: Principal = ANONYMOUS
     client_id: str | None = None
     software: str = ""
     authenticated: bool = False

@@ -56,13 +56,13 @@ def _check(context: Context, token: bytes) -> str | None:
     authorization_id, user, password = parts
     if authorization_id not in (b"", user):
         return "the authorization id must be empty or the user name"
-    principal = context.server.gate.find(password)
+    principal = context.server.authorizer.find(password)
     if principal is None:
         return "unknown API key"
     if context.authenticated and principal.key_id != context.principal.key_id:
         return "a connection can't change its API key"
     if not context.authenticated and principal.key_id:
-        usage = context.server.gate.quotas.of(principal.key_id)
+        usage = context.server.authorizer.quotas.for_key(principal.key_id)
         try:
             usage.take_connection()
         except TopicsError as error:

@@ -1,8 +1,8 @@
-"""Who may call what, once for every door: the gate that every call passes. `access_rules` has the rule of each RPC.
+"""Authentication and authorization of calls, for every protocol. The rule of each RPC is in `access_rules`.
 
-A door refuses a call in this order: `unauthorized` (`Gate.identify`), too many calls of one key (`Gate.slot`),
-`forbidden` by scope and by name (`authorize`), and only then for whatever else is wrong with it. What depends on the
-decoded request is checked by `check_put` and `check_append`.
+Every protocol checks a call in this order: `unauthorized` (`Authorizer.identify`), too many calls of one key
+(`Authorizer.slot`), `forbidden` by scope and by name (`authorize`), and only then everything else. `check_put` and
+`check_append` check what depends on the decoded request.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ from copy import copy
 from types import TracebackType
 from typing import Any, Final
 
-from topics_service.api.access_calls import Call, Running, gone
 from topics_service.api.access_rules import (
     NO_GROUP_ROUTE,
     NO_ROUTE,
@@ -24,8 +23,9 @@ from topics_service.api.access_rules import (
     rule_of,
 )
 from topics_service.api.audit import current_call
-from topics_service.api.auth import ANYONE, NOBODY, KeyRing, Principal, Scope, read_bearer
+from topics_service.api.auth import ANONYMOUS, UNRESTRICTED, KeyRing, Principal, Scope, read_bearer
 from topics_service.api.quota import KeyLimits, Quotas, Usage
+from topics_service.api.revocation import RevocableCall, RevocableCalls, key_revoked
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, ConfigInput
 
@@ -36,7 +36,7 @@ __all__ = [
     "NO_TOPIC_ROUTE",
     "PROBES",
     "RULES",
-    "Gate",
+    "Authorizer",
     "Rule",
     "authorize",
     "check_append",
@@ -48,19 +48,18 @@ __all__ = [
 ]
 
 
-class _Known:
-    """The keys of a gate, and of those made of it. `principals`, by `key_id`: None for those there were at first."""
+class _CurrentKeys:
+    """The keys of an authorizer and its clones. `principals` is by `key_id`, None until the keys are first replaced."""
 
     def __init__(self, keys: KeyRing | None) -> None:
         self.keys = keys
         self.principals: Mapping[str, Principal] | None = None
 
 
-class Gate:
-    """Tells callers apart by their keys and counts what each key holds (`quotas`).
+class Authorizer:
+    """Identifies callers by their API keys and accounts for the resources of each key (`quotas`).
 
-    The keys may be exchanged while it is used: the calls of a key that goes, or that may no longer do what it could,
-    are ended at once (`renew`).
+    The keys can be replaced at run time (`replace_keys`): calls of a key that was removed or changed end at once.
     """
 
     def __init__(
@@ -71,109 +70,111 @@ class Gate:
         max_inflight: int = 1000,
         quotas: Quotas | None = None,
     ) -> None:
-        """`keys` None lets everyone in. `probe_auth` asks for a key on the probes too; `max_inflight` 0 is no cap.
+        """`keys` None disables authentication. `probe_auth` requires a key for the probes too.
 
-        `quotas` are the limits of keys; without them there is none but `max_inflight`.
+        `quotas` are the limits of keys; if unset, the only limit is `max_inflight`, where 0 means unlimited.
         """
-        self._known = _Known(keys)
+        self._current = _CurrentKeys(keys)
         self._probe_auth = probe_auth
         self.quotas = quotas or Quotas(KeyLimits(in_flight=max_inflight))
-        self._running = Running()
-        self._cuts = False
+        self._running = RevocableCalls()
+        self._cancels = False
 
     def identify(self, rpc: str, authorization: bytes | None) -> Principal:
-        """Who calls `rpc`, by the Authorization header. Raises `unauthorized`, alike for no key and a wrong one."""
-        keys = self._known.keys
+        """Identify the caller by the Authorization header. Missing and wrong keys raise the same `unauthorized`."""
+        keys = self._current.keys
         if keys is None:
-            return ANYONE
+            return UNRESTRICTED
         if rpc in PROBES and not self._probe_auth:
-            return NOBODY
+            return ANONYMOUS
         token = read_bearer(authorization)
         principal = None if token is None else keys.find(token)
         if principal is None:
             raise TopicsError(Reason.UNAUTHORIZED, "missing or unknown API key")
-        if self._cuts:
+        if self._cancels:
             self._running.add_task(principal)
         return principal
 
     def find(self, password: bytes) -> Principal | None:
-        """Who has this key; everyone, whatever it is, where no key is asked for. None for an unknown key."""
-        keys = self._known.keys
-        return ANYONE if keys is None else keys.find(password)
+        """Find the owner of a key, None if unknown. Without authentication every key has the unrestricted owner."""
+        keys = self._current.keys
+        return UNRESTRICTED if keys is None else keys.find(password)
 
     @property
     def open(self) -> bool:
-        """Whether no key is asked for."""
-        return self._known.keys is None
+        """True if authentication is disabled."""
+        return self._current.keys is None
 
-    def renew(self, keys: KeyRing, principals: Collection[Principal]) -> None:
-        """Take these keys, whose owners are `principals`, in place of the old ones.
+    def replace_keys(self, keys: KeyRing, principals: Collection[Principal]) -> None:
+        """Replace the keys with `keys`, whose owners are `principals`.
 
-        What runs for others ends: calls within `slot` with `unauthorized`, tasks that a `cutting` gate let in by being
-        cancelled.
+        Calls of other principals end: those within `slot` with `unauthorized`, and tasks that a `cancelling` authorizer
+        let in by cancellation.
         """
-        self._known.keys = keys
-        self._known.principals = {principal.key_id: principal for principal in principals}
-        self._running.end_all_but(frozenset(principals))
+        self._current.keys = keys
+        self._current.principals = {principal.key_id: principal for principal in principals}
+        self._running.cancel_all_except(frozenset(principals))
 
-    def knows(self, principal: Principal) -> bool:
-        """Whether the key that was found to be `principal` is still good for that."""
-        principals = self._known.principals
+    def is_valid(self, principal: Principal) -> bool:
+        """True while the key of `principal` exists unchanged."""
+        principals = self._current.principals
         if principals is None or not principal.key_id:
             return True
         known = principals.get(principal.key_id)
         return known is principal or known == principal
 
-    def ends_with_key(self, principal: Principal, running: "asyncio.Future[Any]") -> None:
-        """Cancel what runs for `principal` when the key goes."""
+    def cancel_on_revocation(self, principal: Principal, running: "asyncio.Future[Any]") -> None:
+        """Cancel the future when the key of `principal` is removed or changed."""
         if principal.key_id:
             self._running.add(principal, running)
 
-    def cutting(self) -> "Gate":
-        """The same gate for a door that can't tell a client why its call ends: the task is cancelled.
+    def cancelling(self) -> "Authorizer":
+        """Return a clone for protocols that can't report why a call ends: it cancels the task instead.
 
-        That is the task that calls `identify`, which must do nothing but serve this call.
+        This is the task that calls `identify`, which must serve only this call.
         """
-        made = copy(self)
-        made._cuts = True
-        return made
+        clone = copy(self)
+        clone._cancels = True
+        return clone
 
     def slot(self, rpc: str, principal: Principal) -> AbstractContextManager[None]:
-        """What a call holds while it runs: one of the key's slots, if it takes any, and that its key is good.
+        """Return a context manager that holds a slot of the key, if the call takes one, while the call runs.
 
-        Entering raises `throttled` when no slot is free, and `unauthorized` when the key has gone; leaving raises
-        `unauthorized` if it went meanwhile, which ends what the task that entered waits for.
+        Entering raises `throttled` when no slot is free, and `unauthorized` when the key was revoked. If it is revoked
+        later, the entering task is cancelled, and leaving raises `unauthorized`.
         """
         if not principal.key_id:
-            return _FREE
-        usage = self.quotas.of(principal.key_id) if rule_of(rpc).slot else None
-        return _Hold(self, principal, usage, None if self._cuts else self._running.call(principal))
+            return _NO_SLOT
+        usage = self.quotas.for_key(principal.key_id) if rule_of(rpc).slot else None
+        return _Slot(self, principal, usage, None if self._cancels else self._running.call(principal))
 
-    def while_known(self, principal: Principal) -> AbstractContextManager[None]:
-        """As `slot`, for a call whose slot is held already."""
-        return _Hold(self, principal, None, self._running.call(principal)) if principal.key_id else _FREE
+    def while_valid(self, principal: Principal) -> AbstractContextManager[None]:
+        """Return a context manager like `slot`, for a call that already holds its slot."""
+        return _Slot(self, principal, None, self._running.call(principal)) if principal.key_id else _NO_SLOT
 
     def acquire(self, key_id: str) -> bool:
-        """Take one of the key's slots, which must be released; False when none is free."""
-        usage = self.quotas.of(key_id)
-        if not usage.may_start():
+        """Take a slot of the key, to be released later; False when none is free."""
+        usage = self.quotas.for_key(key_id)
+        if not usage.has_slot():
             return False
         usage.in_flight += 1
         return True
 
     def release(self, key_id: str) -> None:
-        """Give a slot back."""
-        self.quotas.of(key_id).in_flight -= 1
+        """Release a slot."""
+        self.quotas.for_key(key_id).in_flight -= 1
 
 
-class _Hold:
-    """What `Gate.slot` returns. No generator: each request with a key passes this."""
+class _Slot:
+    """Context manager of `Authorizer.slot`. A class, as a generator would be slower for each request with a key."""
 
-    __slots__ = ("_call", "_gate", "_principal", "_usage")
+    __slots__ = ("_authorizer", "_call", "_principal", "_usage")
 
-    def __init__(self, gate: Gate, principal: Principal, usage: Usage | None, call: Call | None) -> None:
-        """`usage` is that of the key, if the call takes a slot."""
-        self._gate = gate
+    def __init__(
+        self, authorizer: Authorizer, principal: Principal, usage: Usage | None, call: RevocableCall | None
+    ) -> None:
+        """`usage` is the key's, or None if the call takes no slot."""
+        self._authorizer = authorizer
         self._principal = principal
         self._usage = usage
         self._call = call
@@ -184,10 +185,10 @@ class _Hold:
             usage.take_request()
         if call is None:
             return
-        if not self._gate.knows(self._principal):
+        if not self._authorizer.is_valid(self._principal):
             if usage is not None:
                 usage.in_flight -= 1
-            raise gone()
+            raise key_revoked()
         call.__enter__()
 
     def __exit__(
@@ -199,13 +200,13 @@ class _Hold:
             self._call.__exit__(kind, error, trace)
 
 
-_FREE: Final = nullcontext()
+_NO_SLOT: Final = nullcontext()
 
 
 def authorize(principal: Principal, rpc: str, name: str) -> None:
-    """Raise `forbidden` unless the caller may call `rpc` upon `name`, the value of the rule's field.
+    """Raise `forbidden` unless the caller may call `rpc` on `name`, the value of the rule's field.
 
-    The audit log, where there is one, learns who calls, and who was refused.
+    Reports the caller and refusals to the audit log, if there is one.
     """
     call = current_call.get()
     if call is not None:
@@ -229,32 +230,32 @@ def _refusal(principal: Principal, rpc: str) -> TopicsError:
         missing = sorted(scope.value for scope in rule.scopes - principal.scopes)
         return _forbidden(f"the API key lacks {' and '.join(missing)} scope")
     if rule.whole:
-        return _forbidden("this is about every topic: it takes a key without prefixes")
+        return _forbidden("this call spans all topics and requires a key without a prefix restriction")
     return _forbidden("the name is outside the prefixes of the API key")
 
 
 def check_names(principal: Principal, names: Iterable[str]) -> None:
-    """Raise `forbidden`, with the first name at fault, unless the caller may touch every name in a request's body."""
+    """Raise `forbidden`, with the first denied name, unless the caller may access every name in a request body."""
     for name in names:
         if not principal.allows_name(name):
             raise _forbidden("a name is outside the prefixes of the API key", name)
 
 
 def check_owned(principal: Principal, names: Iterable[str]) -> None:
-    """As `check_names`, for names that the caller did not give: the refusal tells none of them."""
+    """Check names that the caller did not give: like `check_names`, but the error discloses none of them."""
     if not all(map(principal.allows_name, names)):
-        raise _forbidden("the key may not access the underlying topics")
+        raise _forbidden("the API key may not access the underlying topics")
 
 
 def check_subscription(principal: Principal, keys: Iterable[str]) -> None:
-    """Raise `forbidden` unless the caller may watch every topic that these names and patterns (`tenant42:*`) mean."""
+    """Raise `forbidden` unless the caller may watch every topic matched by these names and patterns (`tenant42:*`)."""
     for key in keys:
         if not principal.allows_name(key.removesuffix("*")):
             raise _forbidden("a name is outside the prefixes of the API key", key)
 
 
 def check_put(principal: Principal, config: ConfigInput) -> None:
-    """Raise `forbidden` unless the caller may give a topic this config: jobs must not leave its names."""
+    """Raise `forbidden` unless the caller may access every name in a topic's config: jobs stay in its prefixes."""
     if config.dead_letter is not None:
         check_names(principal, (config.dead_letter,))
     if config.retain_until_acked_by:
@@ -262,15 +263,15 @@ def check_put(principal: Principal, config: ConfigInput) -> None:
 
 
 def check_append(principal: Principal, request: AppendRequest, *, exists: bool) -> None:
-    """Raise `forbidden` unless the caller may make this write; the door has asked for the `write` scope.
+    """Raise `forbidden` unless the caller may make this write; the `write` scope was checked before.
 
-    A config on a write to a topic that does not exist is a PutTopic: it takes the `admin` scope as well.
+    A write that creates its topic with a config also requires the `admin` scope, as PutTopic does.
     """
     check_names(principal, (request.topic,))
     if request.config is None:
         return
     if not exists and not principal.allows(Scope.ADMIN):
-        raise _forbidden("creating a topic with a config takes admin scope", request.topic)
+        raise _forbidden("creating a topic with a config requires admin scope", request.topic)
     check_put(principal, request.config)
 
 

@@ -1,4 +1,4 @@
-"""API keys: what TOPICS_API_KEYS says, and who a presented key belongs to. Pure.
+"""API keys: parsing of TOPICS_API_KEYS, and lookup of the owner of a key. Pure.
 
 Only SHA-256 digests of the keys are kept.
 """
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class Scope(Enum):
-    """What a key may do."""
+    """A permission of a key."""
 
     READ = "read"
     WRITE = "write"
@@ -26,19 +26,19 @@ _TOKENS: Final = {
     "del": frozenset({Scope.DELETE}),
     "rw": frozenset({Scope.READ, Scope.WRITE}),
 }
-_BLANKS: Final = " \t\r\n\v\f"  # what bytes.strip() takes off a presented key
+_BLANKS: Final = " \t\r\n\v\f"  # as bytes.strip() removes from a presented key
 
 
 class KeySyntaxError(Exception):
-    """TOPICS_API_KEYS can't be read. The message names the entry by its place and quotes nothing of it."""
+    """Invalid TOPICS_API_KEYS. The message names the entry by its position and quotes nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a call is made for, and what that allows.
+    """The caller of a request and its permissions.
 
     `key_id` attributes calls to a key: "key2" is the second entry of TOPICS_API_KEYS; empty means that no key was
-    asked for. `prefixes` None allows every name.
+    required. `prefixes` None allows every name.
     """
 
     key_id: str
@@ -46,25 +46,25 @@ class Principal:
     prefixes: tuple[str, ...] | None
 
     def allows(self, scope: Scope) -> bool:
-        """Whether the key has `scope`."""
+        """True if the key has `scope`."""
         return scope in self.scopes
 
     def allows_name(self, name: str) -> bool:
-        """Whether the key may touch the topic or router `name`, which need not exist."""
+        """True if the key may access the topic or router `name`, which need not exist."""
         return self.prefixes is None or name.startswith(self.prefixes)
 
 
-ANYONE: Final = Principal("", ALL_SCOPES, None)
-"""The caller of a server without keys."""
-NOBODY: Final = Principal("", frozenset(), ())
-"""The caller of a probe that needs no key on a server that has keys."""
+UNRESTRICTED: Final = Principal("", ALL_SCOPES, None)
+"""The caller of a server without authentication."""
+ANONYMOUS: Final = Principal("", frozenset(), ())
+"""The caller of a probe that requires no key, on a server with authentication."""
 
 
 class KeyRing:
-    """The keys of one server. A ring without a usable key knows nobody."""
+    """The keys of one server. A ring without usable keys rejects every caller."""
 
     def __init__(self, principals: Iterable[tuple[bytes, Principal]]) -> None:
-        """`principals` are pairs of a key's SHA-256 digest and its owner; the last of equal digests counts."""
+        """`principals` are pairs of a key's SHA-256 digest and its owner; of equal digests, the last one counts."""
         self._principals = tuple(dict(principals).items())
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class KeyRing:
         return f"<KeyRing of {len(self)}>"
 
     def find(self, token: bytes) -> Principal | None:
-        """The owner of the key `token`. The time it takes tells neither which key is near nor how near it is."""
+        """Find the owner of the key `token`, in time independent of how closely it resembles a known key."""
         digest = sha256(token).digest()
         found = None
         for known, principal in self._principals:
@@ -84,12 +84,12 @@ class KeyRing:
 
 
 def parse_keys(text: str) -> KeyRing | None:
-    """The keys of TOPICS_API_KEYS; None if it has no entry, which turns authentication off.
+    """Parse TOPICS_API_KEYS; returns None, which disables authentication, if it has no entry.
 
     Entries are `key`, `key:scopes`, `key:scopes:prefixes` or `key::prefixes`, separated by commas. Scopes are joined
     by `+` and prefixes by `|`; a missing or empty field means all. An entry without a key is dropped, but
-    authentication is on then. Raises KeySyntaxError for an unknown scope and for a field of nothing but separators:
-    both could mean less than they would grant.
+    still enables authentication. Raises KeySyntaxError for an unknown scope and for a field that has only separators,
+    either of which could otherwise grant more than was intended.
     """
     entries = [entry for entry in (part.strip(_BLANKS) for part in text.split(",")) if entry]
     if not entries:
@@ -99,13 +99,13 @@ def parse_keys(text: str) -> KeyRing | None:
         secret, scopes, prefixes = (part.strip(_BLANKS) for part in (*entry.split(":", 2), "", "")[:3])
         principal = Principal(f"key{place}", _scopes(scopes, place), _prefixes(prefixes, place))
         if secret:
-            # Bytes that are no UTF-8 come out of the environment as surrogates.
+            # Bytes of the environment that are not valid UTF-8 appear as surrogates.
             principals.append((sha256(secret.encode(errors="surrogateescape")).digest(), principal))
     return KeyRing(principals)
 
 
 def read_bearer(header: bytes | None) -> bytes | None:
-    """The key in an Authorization header; None without one. The scheme is exactly `Bearer`, then one space."""
+    """Read the key of an Authorization header, None if absent. The scheme is exactly `Bearer`, then one space."""
     if header is None or not header.startswith(b"Bearer "):
         return None
     return header[7:].strip()

@@ -28,7 +28,7 @@ class Connections:
         key = principal.key_id
         mine = self._of_key.get(key, 0)
         if key:
-            most = self._most_per_key if self.quotas is None else self.quotas.of(key).limits.streams
+            most = self._most_per_key if self.quotas is None else self.quotas.for_key(key).limits.streams
             if most and mine >= most:
                 raise exceeded("this API key has as many open streams as it may", STREAMS, most)
         if self._most and self._statistics.connections >= self._most:

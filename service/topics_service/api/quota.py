@@ -1,7 +1,7 @@
-"""What one API key may hold at a time, so that none takes the server away from the others. Pure.
+"""Resource limits of each API key, so that none can exhaust the server. Pure.
 
-A server without keys has no such limits: it serves everyone on its machine, who all come from one address. There the
-limits of the whole are what holds: the memory for all requests (`budget`) is one.
+A server without keys has no such limits, as all its callers come from one address. There only global limits apply, such
+as the memory for all requests (`budget`).
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from topics_service.api.budget import MemoryBudget, Share
 from topics_service.engine.errors import Reason, TopicsError
 
 SMALL_BYTES: Final = 64 << 10
-"""A request of at most this is not counted in bytes: how many there are is bounded, and most requests are."""
+"""Requests up to this size are not counted in bytes: their number is bounded, and most requests are small."""
 
 CONNECTIONS: Final = "max_connections_per_key"
 STREAMS: Final = "max_sse_connections_per_key"
@@ -21,15 +21,15 @@ IN_FLIGHT: Final = "max_inflight_per_key"
 BYTES: Final = "max_bytes_in_flight_per_key"
 MEMORY: Final = "memory_bytes"
 LIMITS: Final = frozenset({CONNECTIONS, STREAMS, IN_FLIGHT, BYTES, MEMORY})
-"""What `detail.limit` of a refusal says, and the metric of refusals."""
+"""Values of `detail.limit` in refusals, and of the label `limit` of their metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLimits:
-    """The most of each; 0 is no limit.
+    """Maximum of each resource; 0 means unlimited.
 
-    `connections` are those of HTTP, WebSockets among them, and of Kafka; `streams` server-sent events, WebSockets and
-    the streams of gRPC; `in_flight` requests under way at any door, `nbytes` what the larger ones of those hold.
+    `connections` counts those of HTTP, WebSocket and Kafka; `streams` server-sent events, WebSockets and gRPC streams;
+    `in_flight` concurrent requests of all protocols, and `nbytes` the memory of the larger ones.
     """
 
     connections: int = 0
@@ -44,11 +44,11 @@ OWN_LIMITS: Final = {
     "max_in_flight": "in_flight",
     "max_bytes_in_flight": "nbytes",
 }
-"""The limits that the entry of a key may give, and the fields that they are."""
+"""Limits that the entry of a key may set, with their fields of KeyLimits."""
 
 
 class Usage:
-    """What one key holds now, and may. Whoever takes gives back; a key that is over a new limit takes nothing more."""
+    """Resources held by one key, and its limits. A key above a lowered limit keeps what it holds but gets no more."""
 
     __slots__ = ("connections", "in_flight", "limits", "nbytes")
 
@@ -59,49 +59,49 @@ class Usage:
         self.nbytes = 0
 
     def take_connection(self) -> None:
-        """One more. Raises `throttled`."""
-        most = self.limits.connections
-        if most and self.connections >= most:
-            raise exceeded("this API key has as many connections as it may", CONNECTIONS, most)
+        """Add a connection. Raises `throttled`."""
+        maximum = self.limits.connections
+        if maximum and self.connections >= maximum:
+            raise exceeded("this API key has reached its connection limit", CONNECTIONS, maximum)
         self.connections += 1
 
     def leave_connection(self) -> None:
-        """One less."""
+        """Remove a connection."""
         self.connections -= 1
 
-    def may_start(self) -> bool:
-        """Whether there is room for one more request."""
-        most = self.limits.in_flight
-        return not most or self.in_flight < most
+    def has_slot(self) -> bool:
+        """True if one more request may start."""
+        maximum = self.limits.in_flight
+        return not maximum or self.in_flight < maximum
 
     def take_request(self) -> None:
-        """One more under way. Raises `throttled`."""
-        if not self.may_start():
-            raise exceeded("this API key has as many requests in flight as it may", IN_FLIGHT, self.limits.in_flight)
+        """Add a request in flight. Raises `throttled`."""
+        if not self.has_slot():
+            raise exceeded("this API key has reached its limit of requests in flight", IN_FLIGHT, self.limits.in_flight)
         self.in_flight += 1
 
 
 class Held:
-    """The bytes of one request: they count against its key, if it has one, and in the memory for all requests.
+    """Memory held by one request, counted against its key, if any, and against the memory for all requests.
 
-    One request alone may be larger than either: how large one may be is said elsewhere. Of those that have no room
-    the oldest gets it all the same (see MemoryBudget), until it is released.
+    A single request may exceed either limit: the size of requests is limited elsewhere. The oldest request that waits
+    for memory gets it regardless (see MemoryBudget), until it is released.
     """
 
     __slots__ = ("_asked", "_memory", "_nbytes", "_times", "_usage", "_wake")
 
     def __init__(self, usage: Usage | None, memory: MemoryBudget | None, times: int = 1) -> None:
-        """Each byte takes `times` as many of the memory, once the request is decoded."""
+        """`times` is the memory that a byte of the request takes once decoded."""
         self._usage = usage
         self._memory = memory
         self._times = times
         self._nbytes = 0
-        self._asked = 0  # waits for so much
+        self._asked = 0  # bytes it waits for
         self._wake: Callable[[], None] = _nothing
 
     @property
     def share(self) -> Share | None:
-        """See Waiter. What a key may hold is refused here, and not waited for."""
+        """See Waiter. Above the limit of its key, a request is refused instead of waiting."""
         return None
 
     @property
@@ -111,34 +111,34 @@ class Held:
 
     @property
     def is_crowded(self) -> bool:
-        """True while all others that wait for memory want more than there is."""
+        """True while the other waiting requests ask for more than the whole memory."""
         memory = self._memory
-        return memory is not None and memory.waiting - self._asked * self._times > memory.most
+        return memory is not None and memory.waiting - self._asked * self._times > memory.max_bytes
 
     @property
-    def most(self) -> int:
+    def max_bytes(self) -> int:
         """The memory for all requests."""
-        return 0 if self._memory is None else self._memory.most
+        return 0 if self._memory is None else self._memory.max_bytes
 
     def grow(self, nbytes: int) -> None:
-        """The request holds so much by now. Raises `throttled` when there is no room for what came on top."""
+        """Grow to `nbytes` in total. Raises `throttled` when there is no memory for the difference."""
         if not self.ask(nbytes, _nothing):
             self.give_up()
 
     def ask(self, nbytes: int, wake: Callable[[], None]) -> bool:
-        """The request is to hold so much. Or False: `wake` is called when it does, and `give_up` ends the wait.
+        """Grow to `nbytes` in total, or return False: `wake` is called once it did, and `give_up` ends the wait.
 
-        Raises `throttled` when its key has no room.
+        Raises `throttled` when the limit of its key is reached.
         """
         more = nbytes - self._nbytes
         if nbytes <= SMALL_BYTES or more <= 0:
             return True
         usage = self._usage
         if usage is not None:
-            most = usage.limits.nbytes
-            # Its own bytes are no reason to refuse it more of them.
-            if most and usage.nbytes + more > most and usage.nbytes > self._nbytes:
-                raise exceeded("requests of this API key hold as many bytes as they may", BYTES, most)
+            maximum = usage.limits.nbytes
+            # Bytes of the request itself are no reason to refuse it.
+            if maximum and usage.nbytes + more > maximum and usage.nbytes > self._nbytes:
+                raise exceeded("this API key has reached its limit of bytes in flight", BYTES, maximum)
         self._asked, self._wake = more, wake
         if self._memory is None or self._memory.take(self, more * self._times):
             self._take()
@@ -151,13 +151,13 @@ class Held:
         self._wake()
 
     def give_up(self) -> None:
-        """Wait no longer. Raises `throttled`, unless the bytes were granted meanwhile."""
+        """Stop waiting. Raises `throttled`, unless the bytes were granted meanwhile."""
         if self._asked and self._memory is not None:
             self._leave(self._memory)
-            raise exceeded("the requests of all clients hold as many bytes as they may", MEMORY, self._memory.most)
+            raise exceeded("the server has reached its memory limit for requests", MEMORY, self._memory.max_bytes)
 
     def release(self) -> None:
-        """Nothing is held any more, or waited for. Idempotent."""
+        """Release all memory and stop waiting. Idempotent."""
         nbytes, self._nbytes = self._nbytes, 0
         if self._usage is not None:
             self._usage.nbytes -= nbytes
@@ -177,7 +177,7 @@ class Held:
 
 
 class Quotas:
-    """The limits of all keys, by `key_id`, and what each holds."""
+    """Limits and usage of all keys, by `key_id`."""
 
     def __init__(
         self,
@@ -185,21 +185,21 @@ class Quotas:
         own: Mapping[str, Mapping[str, int]] | None = None,
         memory: MemoryBudget | None = None,
     ) -> None:
-        """`own` are fields of KeyLimits that some keys have in place of the common ones; `memory` is that of all."""
+        """`own` are the fields of KeyLimits that a key overrides; `memory` is shared by all requests."""
         self.memory = memory
         self._common = common
         self._own = own or {}
         self._usages: dict[str, Usage] = {}
 
-    def of(self, key_id: str) -> Usage:
-        """What a key holds; always the same object."""
+    def for_key(self, key_id: str) -> Usage:
+        """Return the usage of a key, always the same object."""
         usage = self._usages.get(key_id)
         if usage is None:
             usage = self._usages[key_id] = Usage(self._limits(key_id))
         return usage
 
-    def renew(self, own: Mapping[str, Mapping[str, int]]) -> None:
-        """Take other limits. They hold for what comes; nothing is ended."""
+    def replace_limits(self, own: Mapping[str, Mapping[str, int]]) -> None:
+        """Replace the limits of keys. They apply to new requests; nothing running is ended."""
         self._own = own
         for key_id, usage in self._usages.items():
             usage.limits = self._limits(key_id)
@@ -209,16 +209,16 @@ class Quotas:
         return replace(self._common, **own) if own else self._common
 
 
-def exceeded(message: str, limit: str, most: int) -> TopicsError:
-    """The refusal of a key that holds as much as it may."""
-    return TopicsError(Reason.THROTTLED, message, {"limit": limit, "max": most})
+def exceeded(message: str, limit: str, maximum: int) -> TopicsError:
+    """Return the error of a key that has reached a limit."""
+    return TopicsError(Reason.THROTTLED, message, {"limit": limit, "max": maximum})
 
 
-def count_refusal(refusals: Counter[tuple[str, str]], door: str, error: TopicsError) -> None:
-    """Count what `door` refuses, if it is for a limit of a key."""
+def count_refusal(refusals: Counter[tuple[str, str]], protocol: str, error: TopicsError) -> None:
+    """Count an error of `protocol` if it is for a limit of a key."""
     if error.reason is Reason.THROTTLED and (limit := (error.detail or {}).get("limit")) in LIMITS:
-        refusals[door, str(limit)] += 1
+        refusals[protocol, str(limit)] += 1
 
 
 def _nothing() -> None:
-    """For who does not wait."""
+    """Do nothing, for requests that do not wait."""

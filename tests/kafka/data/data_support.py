@@ -14,8 +14,8 @@ from topics_kafka.protocol import ApiKey, Message, decode_request, decode_respon
 from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import uuid_of
-from topics_service.api.access import Gate
-from topics_service.api.auth import ANYONE, Principal
+from topics_service.api.access import Authorizer
+from topics_service.api.auth import UNRESTRICTED, Principal
 from topics_service.api.commit import CommitStatistics
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
@@ -179,7 +179,7 @@ class Broker:
         self.clock = clock or FakeClock()
         self.settings = settings or KafkaSettings()
         self.options = {"boot_id": "boot-1", **engine}
-        self.principal = ANYONE
+        self.principal = UNRESTRICTED
         self.start()
 
     def start(self) -> None:
@@ -189,7 +189,7 @@ class Broker:
         self.api = TopicsApi(self.engine, self.commit)  # type: ignore[arg-type]
         self.statistics = KafkaStatistics()
         self.server = ServerContext(
-            apis=APIS, api=self.api, engine=self.engine, gate=Gate(), settings=self.settings,
+            apis=APIS, api=self.api, engine=self.engine, authorizer=Authorizer(), settings=self.settings,
             statistics=self.statistics, cluster_id="cluster",
         )  # fmt: skip
         self.handlers = {ApiKey.PRODUCE: produce.Produce(self.server, self.clock)}

@@ -19,7 +19,7 @@ from topics_kafka.listener import KafkaServer
 from topics_kafka.protocol import ApiKey, Message, decode_response, encode_request
 from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
-from topics_service.api.access import Gate
+from topics_service.api.access import Authorizer
 from topics_service.api.auth import KeyRing, parse_keys
 from topics_service.api.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
@@ -138,7 +138,7 @@ async def serve() -> AsyncIterator[Serve]:
             apis=APIS,
             api=api,
             engine=engine,
-            gate=Gate(keys, max_inflight=max_inflight),
+            authorizer=Authorizer(keys, max_inflight=max_inflight),
             settings=KafkaSettings(**settings),
             statistics=api.metrics.kafka,
             cluster_id="cluster",
