@@ -6,7 +6,7 @@ class BackupError(Exception):
 
 
 class DamagedError(BackupError):
-    """A backup is not what it was when it was made; `what` names the file."""
+    """A backup has changed since it was made; `what` names the file."""
 
     def __init__(self, backup_id: str, what: str) -> None:
         super().__init__(f"the backup {backup_id} is damaged: {what}")
@@ -19,7 +19,7 @@ class AbsentError(BackupError):
 
 
 class LogError(BackupError):
-    """A piece of the archived log is gone or not what it was; the log before `min_ms` does not need it."""
+    """A piece of the archived log is missing or has changed; the log before `min_ms` does not need it."""
 
     def __init__(self, min_ms: int, what: str) -> None:
         super().__init__(f"the archived log is damaged: {what}")

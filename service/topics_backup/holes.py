@@ -1,8 +1,8 @@
-"""Holes in an archived log: pieces that were there, or that a backup needs, and are not there any more.
+"""Holes in an archived log: missing pieces that were archived or that a backup needs.
 
 Every piece behind the oldest backup of a line has to be there, from the first to the one that was archived last: a
-prune removes none of them. What the server had removed before it was archived is told when that is found out, and is no
-damage.
+prune removes none of them. Log data that the server removed before it was archived is reported when found out, and is
+not damage.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from topics_backup.manifest import LogPoint
 
 
 def find(line: str, pieces: Sequence[Piece], until: Until | None, points: Sequence[LogPoint]) -> Iterator[str]:
-    """Each hole in words. `points` are where the backups of the line stand."""
+    """Describe each hole. `points` are the positions of the line's backups."""
     oldest = min(points, key=lambda point: (point.number, point.next_seq), default=None)
     needed = [piece for piece in pieces if oldest is None or piece.number >= oldest.number]
     known = set() if until is None else set(until.holes)

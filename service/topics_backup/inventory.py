@@ -38,7 +38,7 @@ _PAGE_BYTES: Final = 8 << 20
 
 
 class _Beginning:
-    """A clock before all records: nothing expires while a backup is looked at."""
+    """A clock before all records, so that nothing expires while a backup is read."""
 
     def now_ms(self) -> int:
         """See Clock."""
@@ -82,7 +82,7 @@ def _topics(store: Store) -> Iterator[Topic]:
 
 
 def settle(directory: Path, jump: int = 0, next_seq: int | None = None) -> None:
-    """Make a copy of a database one that was closed: what a start would have to decide is decided, here and now.
+    """Turn a copy of a database into a cleanly closed one, by making all decisions of a startup now.
 
     The copy is whole, whatever machine it is opened on. Without this a start elsewhere would take it for one that a
     power cut hit, and have the seqs jump. With `jump` they do, by so many, behind the last record of each partition:
@@ -173,7 +173,7 @@ def _read(engine: Engine, topic: Topic) -> int:
 
 
 def _raise_file_limit() -> None:
-    """A database is opened with all its files, of which a large one has more than a shell grants."""
+    """Raise the limit of open files: a large database has more files than a shell usually allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,6 +1,6 @@
-"""The archived write-ahead log of a target: pieces of log files, and which of them follow each other without a hole.
+"""The archived write-ahead log of a target: pieces of log files, and the runs they form without a hole.
 
-A piece is a file `log/<line>/<what Piece says>.wal`, so a list of names tells everything. It ends behind a batch.
+A piece is a file `log/<line>/<fields of Piece>.wal`, so a list of names suffices. It ends behind a batch.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name in the target."""
+        """The name in the target."""
         return (
             f"{LOG}{self.line}/{self.number:012}-{self.start:012}-{self.stop:012}-{self.seq:018}-{self.next_seq:018}-"
             f"{self.min_ms:014}-{self.last_ms:014}-{self.sha256}.wal"
@@ -51,12 +51,12 @@ class Piece(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """The number of bytes."""
         return self.stop - self.start
 
 
 class Run(NamedTuple):
-    """Pieces of a line that follow each other without a hole, at least one. `until_ms`: nothing is missing to then."""
+    """Consecutive pieces of a line, at least one. `until_ms` is the time up to which nothing is missing."""
 
     pieces: list[Piece]
     until_ms: int
@@ -67,8 +67,8 @@ class Run(NamedTuple):
         return self.pieces[0].line
 
     def behind(self, point: LogPoint) -> list[Piece] | None:
-        """The pieces that a database which stands at `point` needs to go on to the end of the run, from the beginning
-        of its log file on; None if they do not follow it."""
+        """Return the pieces that a database at `point` needs to reach the end of the run, from the beginning of its log
+        file on; None if the run does not continue from there."""
         if self.line != point.line or not self.pieces[0].seq <= point.next_seq <= self.pieces[-1].next_seq:
             return None
         needed = [piece for piece in self.pieces if piece.number >= point.number]
@@ -78,8 +78,8 @@ class Run(NamedTuple):
 
 
 class Until(msgspec.Struct):
-    """All of a line that was written until `ms` is archived, up to the row `next_seq`. `holes`: from which row to which
-    the server had removed its log before."""
+    """The archived extent of a line: everything written until `ms`, up to the row `next_seq`. `holes` are ranges of
+    rows whose log the server had removed before."""
 
     ms: int
     next_seq: int
@@ -87,7 +87,7 @@ class Until(msgspec.Struct):
 
 
 def piece_of(name: str) -> Piece | None:
-    """The piece with this name; None for a name that is none."""
+    """Return the piece with this name; None if it is not the name of a piece."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -97,7 +97,7 @@ def piece_of(name: str) -> Piece | None:
 
 
 def lines(target: Target) -> dict[str, list[Piece]]:
-    """Every piece, by line."""
+    """Return all pieces by line."""
     found: dict[str, list[Piece]] = {}
     for entry in target.list(LOG):
         piece = piece_of(entry.name)
@@ -146,7 +146,7 @@ def runs(target: Target) -> list[Run]:
 
 
 def content(target: Target, piece: Piece) -> bytes:
-    """A piece. Raises LogError if it is gone or not what it was."""
+    """Return the content of a piece. Raises LogError if it is missing or has changed."""
     parts, size = [], 0
     try:
         for part in target.read(piece.key):
@@ -162,13 +162,13 @@ def content(target: Target, piece: Piece) -> bytes:
     return data
 
 
-def say_until(target: Target, line: str, until: Until) -> None:
-    """Write down how far a line is archived."""
+def record_until(target: Target, line: str, until: Until) -> None:
+    """Record how far a line is archived."""
     target.put(f"{LOG}{line}/{_UNTIL}", checksummed.encode(msgspec.json.encode(until)))
 
 
 def until(target: Target, line: str) -> Until | None:
-    """Read what `say_until` wrote last; None if that is gone or can't be read."""
+    """Return the last record of `record_until`; None if it is missing or unreadable."""
     try:
         data = checksummed.decode(b"".join(target.read(f"{LOG}{line}/{_UNTIL}")), _UNTIL)
         return msgspec.json.decode(data, type=Until)
@@ -183,5 +183,5 @@ def _until_ms(target: Target, line: str, last: Piece) -> int:
 
 
 def shown(ms: int) -> str:
-    """A time as it can be given to `--at`."""
+    """Format a time as `--at` accepts it."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

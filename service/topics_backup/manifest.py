@@ -1,4 +1,4 @@
-"""The manifest of a backup: what is in it, and how that is written down. Pure.
+"""The manifest of a backup: its content and stored form. Pure.
 
 A target holds `backups/<id>.json`, a manifest for each backup, and `files/<2 digits>/<sha256>`, the files of databases
 by content, which backups share.
@@ -31,7 +31,7 @@ class File(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Its name in the target."""
+        """The name in the target."""
         return key_of(self.sha256)
 
 
@@ -83,7 +83,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Its name in the target."""
+        """The name in the target."""
         return f"{BACKUPS}{self.id}.json"
 
 
@@ -97,13 +97,13 @@ class _Version(Struct):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The stored form: JSON, with a hash over what matters."""
+    """Return the stored form: JSON with a hash of the content."""
     body = msgspec.json.encode(manifest)
     return msgspec.json.encode(_Sealed(hashlib.sha256(body).hexdigest(), msgspec.Raw(body))) + b"\n"
 
 
 def decode(backup_id: str, data: bytes) -> Manifest:
-    """A manifest from its stored form. Raises DamagedError, and BackupError for one of another format."""
+    """Decode a manifest from its stored form. Raises DamagedError, and BackupError for one of another format."""
     what = f"{BACKUPS}{backup_id}.json"
     try:
         sealed = msgspec.json.decode(data, type=_Sealed)
@@ -135,7 +135,7 @@ def is_id(text: str) -> bool:
 
 
 def id_of(key: str) -> str | None:
-    """The id of the backup whose manifest has this name in the target; None for a name that is none."""
+    """Return the id of the backup whose manifest has this name in the target; None if it is not such a name."""
     found = key.removeprefix(BACKUPS).removesuffix(".json")
     return found if key == f"{BACKUPS}{found}.json" and is_id(found) else None
 

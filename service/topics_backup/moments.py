@@ -1,5 +1,5 @@
-"""From a time, or a seq of a topic, to the place in the archived log behind which it is cut, and to the backups from
-which that place can be reached."""
+"""Points in time: finds the position at which the archived log is cut for a time or a seq of a topic, and the backups
+from which that position can be reached."""
 
 import struct
 import tempfile
@@ -25,7 +25,7 @@ from topics_service.storage.wal.batches import Batch, batches, rows, written_ms
 
 
 class Base(NamedTuple):
-    """A backup that the log goes on from: the pieces that it needs, and the times that can be restored."""
+    """A backup that the log continues from: the pieces it needs, and the restorable times."""
 
     backup: Manifest
     point: LogPoint
@@ -62,7 +62,7 @@ class Range(NamedTuple):
 
 
 def bases(target: Target) -> list[Base]:
-    """Every backup that tells where it stands in a log, in the order of that."""
+    """Return every backup with a position in a log, ordered by that."""
     there = log.runs(target)
     found = [
         _base(each.manifest, each.manifest.log, there)
@@ -99,7 +99,7 @@ def ranges(target: Target) -> list[Range]:
 def at_time(target: Target, ms: int) -> list[Way]:
     """The ways to everything up to the last batch that was written at `ms` or before, from the nearest backup first.
 
-    Raises BackupError where there are none.
+    Raises BackupError if there are none.
     """
     fitting = [base for base in bases(target) if base.from_ms <= ms <= base.until_ms]
     if not fitting:
@@ -123,7 +123,7 @@ def _last_until(target: Target, base: Base, ms: int) -> Cut:
 
 
 def at_end(target: Target) -> list[Way]:
-    """The ways to all that is archived of the newest line. Raises BackupError where there are none."""
+    """The ways to all that is archived of the newest line. Raises BackupError if there are none."""
     every = bases(target)
     if not every:
         raise BackupError(f"there is no end of a log: {_what_can(target)}")
@@ -142,7 +142,7 @@ def _end(base: Base) -> Cut:
 def at_seq(target: Target, topic: str, partition: int, seq: int) -> list[Way]:
     """The ways to everything up to the batch with which a partition reached `seq`, from the nearest backup first.
 
-    Of topics that had that name after each other the last one that reached it counts. Raises BackupError, and
+    Of successive topics with that name, the last one that reached it counts. Raises BackupError, and
     AbsentError where the log does not show it.
     """
     every = bases(target)
@@ -169,7 +169,7 @@ def at_seq(target: Target, topic: str, partition: int, seq: int) -> list[Way]:
 
 
 def explain(base: Base, error: LogError) -> BackupError:
-    """The damage with what the operator can do: the last moment before it that the backup leads to."""
+    """Return the error with the operator's remedy: the last moment before the damage that the backup leads to."""
     before = log.shown(max(base.from_ms, error.min_ms - 1))
     return BackupError(f"{error}; what was written until {before} can be restored: --at {before}")
 

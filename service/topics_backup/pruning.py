@@ -104,7 +104,7 @@ def _collect(target: Target, grace: float) -> tuple[int, int, int]:
 
 
 def _outdated_log(target: Target, first: Mapping[str, int], before: float) -> dict[str, int]:
-    """Pieces that no backup goes on with, and their sizes. `first` is where the oldest backup of each line stands."""
+    """Return the pieces that no backup needs, with sizes. `first` is the position of the oldest backup of each line."""
     goes = {}
     for entry in target.list(LOG):
         line = entry.name.removeprefix(LOG).partition("/")[0]
@@ -119,7 +119,7 @@ def _outdated_log(target: Target, first: Mapping[str, int], before: float) -> di
 
 
 def _listed(target: Target, name: str) -> list[str]:
-    """The files on a list; none where it is gone or can't be read."""
+    """Return the files on a list; none if it is missing or unreadable."""
     try:
         return msgspec.json.decode(b"".join(target.read(name)), type=list[str])
     except (AbsentError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""The backups of a target: which there are, and whether they are what they were."""
+"""The backups of a target: listing and verifying them."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ _MANIFEST_BYTES: Final = 512 << 20
 
 
 class Listed(NamedTuple):
-    """A backup as its manifest tells of it; `error` says why that can't be read."""
+    """A backup by its manifest; `error` says why that can't be read."""
 
     id: str
     manifest: Manifest | None
@@ -21,7 +21,7 @@ class Listed(NamedTuple):
 
 
 def ids(target: Target) -> list[str]:
-    """The backups that there are, oldest first."""
+    """Return the ids of all backups, oldest first."""
     return sorted(found for entry in target.list(BACKUPS) if (found := manifest.id_of(entry.name)) is not None)
 
 
@@ -58,7 +58,7 @@ def sizes(target: Target) -> Mapping[str, int]:
 
 
 def check(target: Target, backup: Manifest, passed: set[str] | None = None) -> int:
-    """Read every file of a backup and compare its hash; returns how many bytes were read.
+    """Read every file of a backup and compare its hash; return the number of bytes read.
 
     Names in `passed` were found right before and are not read again; those that are right are added. Raises
     DamagedError for the first that is not.

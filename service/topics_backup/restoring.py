@@ -1,4 +1,4 @@
-"""Making a data directory of a backup, and proving that one can be made."""
+"""Restoring a backup into a data directory, and verifying that it can be restored."""
 
 import errno
 import os
@@ -66,7 +66,7 @@ def restore(
 def verify(
     target: Target, backup_id: str | None = None, *, deep: bool = False, scratch: Path | None = None
 ) -> list[Verified]:
-    """Look at the files of a backup (None: of all), whether each is what it was; newest first.
+    """Verify the files of a backup (None: of all), newest first.
 
     With `deep` each is restored to a directory below `scratch` as well, opened, and read to the last record. Raises
     AbsentError if there is no such backup, and BackupError for what is wrong with the target or the scratch directory
@@ -151,7 +151,7 @@ def make(
 
 
 def check_free(directory: Path) -> None:
-    """Nothing is written over."""
+    """Raise BackupError unless the directory is empty or absent."""
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         raise BackupError(f"{directory} is not a directory: name one that does not exist yet")
     if directory.is_dir() and any(directory.iterdir()):

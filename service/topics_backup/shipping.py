@@ -1,7 +1,7 @@
-"""Archiving the write-ahead log: what is new in the log files of a data directory goes to the target.
+"""Archiving the write-ahead log: copies new data of a directory's log files to the target.
 
-Whoever writes the directory may run meanwhile, or not, or start again: files are only read. What is archived has been
-made durable before, so it is never more than the directory has after a power cut.
+The server may run meanwhile, or not, or restart: files are only read. Archived data has been made durable before, so
+it never exceeds what the directory has after a power cut.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ def line_of(data_dir: Path) -> Line | None:
 
 
 def ship(target: Target, data_dir: Path) -> Shipped:
-    """Archive what is not in the target yet of the log in `data_dir`. Raises BackupError, and OSError for its files."""
+    """Archive the part of the log in `data_dir` that the target lacks. Raises BackupError, and OSError for files."""
     line = line_of(data_dir)
     if line is None:
         raise BackupError(
@@ -72,14 +72,14 @@ def ship(target: Target, data_dir: Path) -> Shipped:
             count += 1
             size += len(data)
     until.next_seq = max(until.next_seq, 0 if last is None else last.next_seq)
-    log.say_until(target, line.id, until)
+    log.record_until(target, line.id, until)
     return Shipped(line.id, count, size, now, holes)
 
 
 def _news(
     data_dir: Path, line: Line, number: int, start: int, last: Piece | None
 ) -> Iterator[tuple[Piece, bytes]]:  # fmt: skip
-    """The pieces of a log file from byte `start` on, as far as it is whole."""
+    """Yield the pieces of a log file from byte `start` on, as far as it is complete."""
     try:
         handle = archive.open_log(data_dir, number)
     except FileNotFoundError:  # its time is over: the next one tells the hole

@@ -26,13 +26,13 @@ class Entry(NamedTuple):
 
 
 class Target(Protocol):
-    """Files by name, with `/` between the parts. All methods block; failures of the place raise BackupError.
+    """Files by name, with `/` between the parts. All methods block; failures of the target raise BackupError.
 
-    A file is there with its whole content or not at all, and on return of a `put` it is durable.
+    A file exists with its whole content or not at all, and is durable when `put` returns.
     """
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file; one of that name is replaced."""
+        """Write or replace a file."""
         ...
 
     def put_file(self, name: str, source: Path) -> None:
@@ -48,16 +48,16 @@ class Target(Protocol):
         ...
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove files; those that are not there are fine."""
+        """Remove files; absent ones are ignored."""
         ...
 
     def clean(self, seconds: float) -> None:
-        """Remove what killed writers left, older than `seconds`, where the place does not do it."""
+        """Remove leftovers of killed writers older than `seconds`, unless the target does so itself."""
         ...
 
 
 class Folder:
-    """A Target in a directory, which the first write makes."""
+    """A Target in a directory, which the first write creates."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -143,12 +143,12 @@ class Folder:
             mark.unlink(missing_ok=True)
 
     def _unlisted(self, error: OSError) -> None:
-        """A directory that can't be listed is not an empty one: a prune would take files for unneeded."""
+        """Raise for a directory that can't be listed: as an empty one, it would make a prune remove needed files."""
         if not isinstance(error, FileNotFoundError):
             raise self._failed(error) from error
 
     def _part(self) -> Path:
-        """A name that no list shows, for a file that is not whole yet."""
+        """Return a name that no list shows, for an incomplete file."""
         try:
             _make(self._root, self._root)
         except OSError as error:
@@ -185,7 +185,7 @@ def open_target(text: str) -> Target:
 
 
 def _make(directory: Path, root: Path) -> None:
-    """Make a directory and what is above it, durably; `root` for its owner alone."""
+    """Create a directory and its parents, durably; `root` for its owner alone."""
     if directory.is_dir():
         return
     _make(directory.parent, root)

@@ -111,7 +111,7 @@ def test_a_families_list_with_a_changed_header_is_not_counted_through(tmp_path: 
 def test_a_changed_byte_does_not_say_that_more_of_a_log_is_archived(tmp_path: Path) -> None:
     target = Folder(tmp_path)
     piece = Piece("line", 1, 0, 10, 1, 5, 1000, 2000, "0" * 64)
-    log.say_until(target, "line", log.Until(3000, 5))
+    log.record_until(target, "line", log.Until(3000, 5))
     assert log._until_ms(target, "line", piece) == 3000
     path = tmp_path / "log" / "line" / "until.json"
     whole = path.read_bytes()

@@ -190,7 +190,7 @@ def _elsewhere(request: BulkRequest, why: str, **facts: int) -> TopicsError:
 
 @contextmanager
 def _damage(what: str) -> Iterator[None]:
-    """Turn whatever a damaged row makes its decoder raise into `internal` that names it."""
+    """Convert any error of a decoder into an `internal` error that names the damaged row."""
     try:
         yield
     except (ValueError, struct.error, msgspec.MsgspecError) as error:

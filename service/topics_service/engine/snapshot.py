@@ -1,4 +1,4 @@
-"""A log's state at one moment. Never changed once published: readers and pending commits hold on to it."""
+"""The state of a log at one moment. Immutable once published: readers and pending commits keep references to it."""
 
 import struct
 from bisect import bisect_left
@@ -31,7 +31,7 @@ class Gap(Struct, frozen=True):
 
 
 class Snapshot(Struct):
-    """Everything that decides what a reader of the log sees, but for the records themselves.
+    """Everything that determines a reader's view of the log, except the records themselves.
 
     `head` is the highest assigned seq, `earliest` the first live one (head + 1 if none). The `evict_*` fields are the
     highest seqs lost to each cause; their maximum + 1 is the evict floor. `count` and `bytes` are of live records,
@@ -81,11 +81,11 @@ class Snapshot(Struct):
         return self.gaps[:i], self.gaps[i:]
 
     def is_live(self, seq: int) -> bool:
-        """Return whether a record with this seq is there to be read (its age aside)."""
+        """Return whether the record with this seq is live, regardless of its age."""
         return self.earliest <= seq <= self.head and seq not in self.deletes and self.gap_at(seq) is None
 
     def live_among(self, seqs: Iterable[int]) -> list[int]:
-        """Those of the seqs that `is_live` holds for, in their order."""
+        """Return the live ones among the seqs, in order."""
         earliest, head = self.earliest, self.head
         found = self.deletes.unmarked([seq for seq in seqs if earliest <= seq <= head])
         return [seq for seq in found if self.gap_at(seq) is None] if self.gaps else found

@@ -200,7 +200,7 @@ class RocksStore:
             raise StoreOpenError(f"the data directory {path} has the format {found!r}, this server reads {_FORMAT!r}")
 
     def _take(self, path: Path) -> None:
-        """Keep others out while the logs are looked at, and cut."""
+        """Lock the directory while the logs are examined and cut."""
         try:
             self._hold = Hold(path)
         except BlockingIOError:
@@ -254,7 +254,7 @@ class RocksStore:
             self._written_ms = now
 
     def _note_damage(self, text: str) -> None:
-        """A compaction has met a damaged table. Until the next open nothing can be written."""
+        """Record that a compaction met a damaged table. Until the next open nothing can be written."""
         try:
             clean_shutdown.note_damage(self._path, text)
         except OSError as error:
@@ -315,7 +315,7 @@ class RocksStore:
         return StoreError(f"read failed: {why}", damagedfiles.named_file(why))
 
     def _named(self, why: str) -> str:
-        """The error with the file that is damaged. It takes milliseconds to find one, so it is done once for each."""
+        """Return the error with the damaged file. Finding it takes milliseconds, so results are cached."""
         if why not in self._errors:
             if len(self._errors) == _ERRORS:
                 self._errors.clear()
@@ -324,7 +324,7 @@ class RocksStore:
 
     @property
     def next_sequence(self) -> int:
-        """The number that RocksDB gives to the next row that is written."""
+        """The sequence number of the next written row."""
         return int(self._db.latest_sequence_number()) + 1
 
     def is_stalled(self) -> bool:
@@ -343,7 +343,7 @@ class RocksStore:
 
     @property
     def families(self) -> Sequence[Rdict]:
-        """The column families of the open database, none once it is closed."""
+        """The column families of the open database; empty once it is closed."""
         return self._families
 
     def close(self) -> None:
@@ -364,13 +364,13 @@ class RocksStore:
             log.warning("can't record the files of %s: %s", self._path, error)
 
     def abandon(self) -> None:
-        """Close without writing anything, after a failure: what was acknowledged is in the log, for the next open."""
+        """Close after a failure without writing anything: acknowledged data is in the log, for the next open."""
         self._db.cancel_all_background(True)  # rocksdict would write the memtables out before it closes: now it can't
         self._release()
 
     def _final_tables(self) -> list[str] | None:
-        """The tables that there will be after the close: everything is flushed, and no compaction begins any more. None
-        if those that run take long."""
+        """Return the tables that will exist after the close, with everything flushed and no compactions. None if
+        running ones take too long."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while any(family.property_int_value(_COMPACTING) for family in self._families):
             if time.monotonic() > deadline:
@@ -390,8 +390,8 @@ class RocksStore:
 
 
 def find_damage(path: Path, boot_id: str) -> validation.Break | None:
-    """Look for what RocksDB would take in silence: where the logs have to be cut since a power cut took what follows,
-    or None. Raises StoreOpenError, naming the file, and OSError."""
+    """Look for damage that RocksDB would silently accept. Return the break at which the logs must be cut after a power
+    cut, or None. Raises StoreOpenError, naming the file, and OSError."""
     if clean_shutdown.is_headless(path):
         raise StoreOpenError(f"the file {path / 'CURRENT'} is missing, and there are files of a database")
     damage = clean_shutdown.find_damage(path)
@@ -421,7 +421,7 @@ def _prepare(path: Path, boot_id: str) -> None:
 
 
 def _why(error: OSError | ValueError) -> str:
-    """An error without its number, and with the file that it is about."""
+    """Return the error without its number, and with its file."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

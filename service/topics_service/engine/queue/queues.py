@@ -1,6 +1,6 @@
-"""The calls of queues on plain structs, synchronous, each atomic (docs/contract.md, 10).
+"""Queue calls on plain structs: synchronous, each atomic (docs/contract.md, 10).
 
-A lease is in memory; with `leases_durable` also a row, written in the batch of what it belongs to. An ack is the
+A lease is in memory; with `leases_durable` it is also a row, written in the batch of its cause. An ack is the
 deletion of the job in the log. Startup loads no jobs: a queue is read on first use.
 """
 
@@ -52,8 +52,8 @@ _REDRIVE_LOOKS = 10_000
 class Queues:
     """Every queue of the engine. Calls by name raise `topic_not_found` and `not_a_queue`.
 
-    What a call returns as ticket is what its acknowledgement waits for, 0 for nothing: an ack is as durable as the
-    topic, leases are in an `fsync` queue with `leases_durable`.
+    The ticket that a call returns is the one its acknowledgement waits for, 0 for none: an ack is as durable as the
+    topic; leases are durable in an `fsync` queue with `leases_durable`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Queues:
         touched: Callable[[Log], None],
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        """`touched` is told of logs that changed; `random` gives so many unpredictable bytes, for lease ids."""
+        """`touched` is called with logs that changed; `random` returns unpredictable bytes for lease ids."""
         self.dead_letter_failures = 0
         """How often dead letters could not be moved; `last_error` says why."""
         self._catalog = catalog
@@ -84,7 +84,7 @@ class Queues:
     # -------------------------------------------------------------------- checks
 
     def topic(self, name: str) -> Topic:
-        """The topic of a queue. Raises `topic_not_found` and `not_a_queue`."""
+        """Return the topic of a queue. Raises `topic_not_found` and `not_a_queue`."""
         topic = self._catalog.visible(name)
         if topic.config.type != "queue":
             raise TopicsError(Reason.NOT_A_QUEUE, f'topic "{name}" is not a queue', {"topic": name})
@@ -98,11 +98,11 @@ class Queues:
     # -------------------------------------------------------------------- claims
 
     def claim(self, requests: Sequence[ClaimRequest]) -> tuple[list[ClaimReply], int]:
-        """Serve one cohort of claims on one queue: jobs go round one at a time, in the order of the requests.
+        """Serve a cohort of claims on one queue: jobs are dealt one at a time, in the order of the requests.
 
-        A reply holds fewer jobs than asked for when there are no more, or when they are more than `max_bytes`.
+        A reply holds fewer jobs than requested if there are no more, or if they exceed `max_bytes`.
         Jobs due for the dead letter topic are moved there on the way, which the ticket covers. Raises `invalid_request`
-        for an empty or long node; then, and when it fails, nobody has got anything.
+        for an empty or long node. On any error no job is leased.
         """
         topic, queue = self._open(requests[0].topic)
         for request in requests:
@@ -156,12 +156,12 @@ class Queues:
     # ---------------------------------------------------------------- settlement
 
     def ack(self, request: SettleRequest) -> tuple[SettleReply, int]:
-        """Complete jobs: each is deleted for good, in one write for all of them. A duplicate counts once."""
+        """Complete jobs: delete all of them in one write. A duplicate counts once."""
         (reply,), ticket = self.ack_together((request,))
         return reply, ticket
 
     def ack_together(self, requests: Sequence[SettleRequest]) -> tuple[list[SettleReply], int]:
-        """Acks of one queue, in their order, as one write. When it raises, what one ack would, nothing is acked."""
+        """Apply acks of one queue in order, as one write. Raises the errors of a single ack; nothing is acked then."""
         for request in requests:
             self._check(request)
         topic, queue, now = self._begin(requests[0].topic)
@@ -192,8 +192,8 @@ class Queues:
     def nack(self, request: SettleRequest) -> tuple[SettleReply, int]:
         """Give jobs back, to be claimed again after `delay_ms`; with mode `release` the attempt does not count.
 
-        Those that were delivered for the last time move to the dead letter topic in the same write, whatever the
-        delay. Where that refuses them they are exhausted; the reply tells them apart.
+        Jobs after their last delivery move to the dead letter topic in the same write, regardless of the delay. If that
+        topic refuses them they are exhausted; the reply lists both separately.
         """
         topic, queue, now, found, skipped = self._settle(request)
         delay = max(0, min(request.delay_ms, _DAY_MS))
@@ -212,7 +212,7 @@ class Queues:
     def extend(self, request: SettleRequest) -> tuple[SettleReply, int]:
         """Set the deadlines of held jobs to `lease_ms` from now; lease ids and delivery counts stay.
 
-        A seq that comes again is extended once, and not skipped: the job is still held.
+        A repeated seq is extended once, and not skipped: the job is still held.
         """
         topic, queue, now, found, skipped = self._settle(request)
         skipped = [seq for seq in skipped if seq not in found]
@@ -226,7 +226,7 @@ class Queues:
         return reply, max(ticket, topic.log.expiry_ticket)
 
     def release(self, topic: str, held: Mapping[int, str]) -> int:
-        """Give back what is still held under these lease ids (by seq), like a nack; returns how many that were.
+        """Give back jobs still held under these lease ids (by seq), like a nack; return their number.
 
         No error when the topic is gone or not a queue any more. Raises `throttled` or `internal`, and gives nothing
         back, when durable leases can't be written.
@@ -241,7 +241,7 @@ class Queues:
         return len(found)
 
     def held(self, topic: str, held: Mapping[int, str]) -> set[int]:
-        """The seqs whose lease ids still hold. No error when the topic is gone or not a queue any more."""
+        """Return the seqs with valid lease ids. No error when the topic is gone or not a queue any more."""
         opened = self._find(topic)
         if opened is None:
             return set()
@@ -251,11 +251,11 @@ class Queues:
     # ---------------------------------------------------------------------- state
 
     def counters(self, topic: str) -> QueueCounters:
-        """The queue's counters now."""
+        """Return the queue's current counters."""
         return self.state(self._open(topic)[0])
 
     def state(self, topic: Topic) -> QueueCounters:
-        """The counters of a topic that is a queue."""
+        """Return the counters of a queue's topic."""
         queue = self._queue(topic)
         self._refresh(topic, queue)
         s, head = topic.log.state, topic.log.view.head
@@ -305,7 +305,7 @@ class Queues:
         return self._open(topic)[1].last_error
 
     def jobs(self, request: ListJobsRequest) -> ListJobsReply:
-        """One page of jobs in one state, by seq, without touching them: at most `max_bytes` of records, and one."""
+        """Return a page of jobs in one state, by seq, unchanged: at most `max_bytes` of records, but at least one."""
         topic, queue = self._open(request.topic)
         if not 1 <= request.limit <= self._limits.max_limit:
             raise invalid(f"limit must be from 1 to {self._limits.max_limit}")
@@ -315,9 +315,9 @@ class Queues:
     # ---------------------------------------------------------------- dead letters
 
     def bury(self) -> bool:
-        """Move the exhausted jobs of one queue where that is due: when a last lease ends, and again after a failure.
+        """Move the exhausted jobs of one due queue: after the end of a last lease, and again after a failure.
 
-        A slice of maintenance; True if more is due at once. Raises `internal` when the store fails.
+        A slice of maintenance; returns True if more is due at once. Raises `internal` when the store fails.
         """
         now = self._clock.now_ms()
         number = next(self._alarms.until(now), None)
@@ -339,9 +339,9 @@ class Queues:
     def redrive(self, request: RedriveRequest) -> tuple[RedriveReply, int]:
         """Move dead letters of this queue back into it, in one atomic write, as fresh jobs: one bounded slice.
 
-        At most `max` (0: 1000) jobs and 8 MiB; letters that somebody holds (the dead letter topic is a queue) stay.
-        `resume` says that it is not done. Raises `invalid_request` without a dead letter topic, and what a write to
-        the queue without room raises.
+        At most `max` (0: 1000) jobs and 8 MiB. Leased letters stay, if the dead letter topic is a queue. `resume` says
+        that it is not done. Raises `invalid_request` without a dead letter topic, and the errors of a write to a full
+        queue.
         """
         topic, queue = self._open(request.topic)
         name = topic.config.dead_letter
@@ -377,7 +377,7 @@ class Queues:
     # ---------------------------------------------------------- for other calls
 
     def stage_jobs(self, tx: Transaction, topic: Topic, request: AppendRequest, base: int, now: int) -> Write:
-        """Stage what an append with a delay or a priority adds beside its records; `added` follows the commit.
+        """Stage the rows that an append with a delay or a priority adds to its records; `added` follows the commit.
 
         The records are staged already, from seq `base` on.
         """
@@ -391,7 +391,7 @@ class Queues:
         self._queue(topic).schedule.added(write)
 
     def stage_config(self, tx: Transaction, topic: Topic, resolved: TopicConfig) -> None:
-        """Stage what a change of the topic's config means for rows: `leases_durable` makes or drops those of leases."""
+        """Stage the rows for a change of the topic's config: `leases_durable` adds or removes those of leases."""
         if topic.config.type != "queue":
             return
         if _limit(topic.config) != _limit(resolved):
@@ -410,7 +410,7 @@ class Queues:
             queue.trash = []
 
     def forget(self, topic: Topic) -> None:
-        """The topic was deleted."""
+        """Forget a deleted topic."""
         self._queues.pop(topic.number, None)
         self._moves.pop(topic.number, None)
         self._oldest.pop(topic.number, None)
@@ -454,7 +454,7 @@ class Queues:
         return queue
 
     def _refresh(self, topic: Topic, queue: Queue) -> int:
-        """Let the queue know of what the log has lost, what has expired and how it is configured; returns the time."""
+        """Update the queue after losses, expiries and config changes of the log; return the time."""
         now, log = self._clock.now_ms(), topic.log
         log.visible(topic.config, now)
         is_changed = queue.limit(_limit(topic.config))
@@ -480,7 +480,7 @@ class Queues:
         return topic, queue, now, *self._held(queue, request, {})
 
     def _check(self, request: SettleRequest) -> None:
-        """Check all of a request that does not depend on the queue, in the order of docs/contract.md, 10.3."""
+        """Check the parts of a request that do not depend on the queue, in the order of docs/contract.md, 10.3."""
         for token in request.lease_ids:
             if token and not leases.is_token(token):
                 raise invalid("lease_ids must hold lease ids as a claim gave them, or empty strings")
@@ -539,7 +539,7 @@ class Queues:
         """End leases, with the counts and attempts of `ended`: the jobs can be claimed again from `ready_at` on, or
         move to the dead letters.
 
-        Returns the ticket to wait for, and the seqs of what has moved.
+        Returns the ticket to wait for, and the seqs of moved jobs.
         """
         rows = {
             seq: replace(
@@ -570,7 +570,7 @@ class Queues:
     def _write_leases(
         self, topic: Topic, queue: Queue, changed: Iterable[tuple[int, Delivery]], *, move_cursor: bool = False
     ) -> int:
-        """Write the rows of changed deliveries where the config asks for it; returns the ticket to wait for."""
+        """Write the rows of changed deliveries if the config requires it; return the ticket to wait for."""
         if not topic.config.leases_durable:
             return 0
         with Transaction(self._writer) as tx:
@@ -586,7 +586,7 @@ class Queues:
     def _stage_leases(
         self, batch: WriteBatch, topic: Topic, queue: Queue, changed: Iterable[tuple[int, Delivery]]
     ) -> None:
-        """Stage the rows of changed deliveries and, if there are any, the end of those that cover nothing any more."""
+        """Stage the rows of changed deliveries and, if there are any, the removal of obsolete ones."""
         log_id = topic.log.log_id
         for seq, delivery in changed:
             batch.put(Family.LEASES, leases.key(log_id, seq), leases.encode(delivery))
@@ -601,7 +601,7 @@ class Queues:
         batch.put(Family.LEASES, leases.key(topic.log.log_id, 0), row)
 
     def _watch(self, topic: Topic, queue: Queue, now: int) -> None:
-        """Have `bury` look at the queue when a last lease ends, or when what is exhausted can be tried."""
+        """Schedule `bury` for the end of a last lease, or for the next attempt to move exhausted jobs."""
         at = queue.next_move(now)
         if at is not None:
             self._look(topic, at)
@@ -615,8 +615,8 @@ class Queues:
     def _bury(self, topic: Topic, queue: Queue, now: int) -> int:
         """Move exhausted jobs to the dead letter topic: many in one atomic write.
 
-        Returns the ticket after which readers see them there. When it fails they stay, nobody gets them and it is
-        tried again after a while.
+        Returns the ticket after which readers see them there. On failure they stay, are not claimable, and the move is
+        retried later.
         """
         if not queue.exhausted or now < queue.stuck_until:
             return 0
@@ -629,7 +629,7 @@ class Queues:
             return 0
 
     def _refused(self, queue: Queue, first: int, now: int, error: TopicsError) -> None:
-        """A move that began with the job `first` was refused."""
+        """Note that a move beginning with the job `first` was refused."""
         if error.reason in (Reason.RECORD_TOO_LARGE, Reason.INTERNAL):
             # It never fits or can't be read: the others need not wait for it.
             queue.set_aside(first, now + _BACKOFF_MAX_MS)
@@ -641,10 +641,10 @@ class Queues:
     def _move_letters(
         self, topic: Topic, queue: Queue, seqs: Sequence[int], now: int, rows: Mapping[int, Delivery]
     ) -> tuple[int, list[int]]:
-        """Move the first of these jobs to the dead letter topic, as many as there is room for, and write `rows`.
+        """Move as many of these jobs as fit, from the first on, to the dead letter topic, and write `rows`.
 
         `rows` are those of deliveries that end in the same write. Returns the ticket after which readers see the
-        letters, and what has moved: at least one. Raises what speaks against the first; nothing has happened then.
+        letters, and the moved jobs, at least one. Raises the error that refuses the first; nothing has happened then.
         """
         cfg, log = topic.config, topic.log
         name = cfg.dead_letter or ""
@@ -687,7 +687,7 @@ class Queues:
     def _letters(
         self, topic: Topic, letters: Topic, held: Queue | None, request: RedriveRequest, max_jobs: int
     ) -> tuple[list[int], int]:
-        """Dead letters of the queue that match, at most `max_jobs`; and where to look on, past the head when done."""
+        """Return up to `max_jobs` matching dead letters, and the seq to continue from, past the head when done."""
         s, head, blocks = letters.log.state, letters.log.view.head, letters.log.blocks
         at = max(s.earliest, request.start)
         found: list[int] = []
@@ -716,7 +716,7 @@ def _limit(cfg: TopicConfig) -> int:
 
 
 def _failed(delivery: Delivery, now: int, reason: str, *, is_told: bool = True) -> Delivery:
-    """The delivery as it is once it has failed."""
+    """Return the delivery after its failure."""
     attempt = Attempt(delivery.deliveries, now, delivery.node or "", reason, is_told and reason != "")
     return replace(delivery, attempts=remembered(delivery.attempts, attempt))
 

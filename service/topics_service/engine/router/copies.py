@@ -19,9 +19,9 @@ Piece = tuple[Block, Sequence[int]]
 
 
 class Copies:
-    """The live records after a cursor that a filter lets pass, as far as one slice goes.
+    """The live records after a cursor that pass a filter, up to the size of one slice.
 
-    `cursor` is the last seq that was dealt with, copied or passed over.
+    `cursor` is the last seq that was copied or skipped.
     """
 
     __slots__ = ("_block", "count", "cursor", "pieces")
@@ -57,7 +57,7 @@ class Copies:
         self.cursor = end
 
     def keep(self, wanted: Callable[[int], bool]) -> None:
-        """Pass over the records whose seq is not wanted."""
+        """Skip the records with unwanted seqs."""
         pieces: list[Piece] = []
         for block, positions in self.pieces:
             kept = [i for i in positions if wanted(block.base_seq + i)]
@@ -95,7 +95,7 @@ class Copies:
         return chain.from_iterable((block.base_seq + i for i in positions) for block, positions in self.pieces)
 
     def block(self) -> Block:
-        """All records as one block, whose seqs mean nothing; the source's own one where that is all there is."""
+        """Return all records as one block without meaningful seqs; the source's block if it holds exactly these."""
         if self._block is None:
             picked = [block.picked(positions) for block, positions in self.pieces]
             self._block = picked[0] if len(picked) == 1 else merge(picked)
@@ -103,7 +103,7 @@ class Copies:
 
 
 class LastCopies:
-    """Remembers what was gathered last: the routers of one source come one after the other and want the same."""
+    """A cache of the last slice: the routers of one source run one after the other and need the same records."""
 
     __slots__ = ("_copies", "_cursor", "_deletes", "_log_id", "_match")
 
@@ -114,7 +114,7 @@ class LastCopies:
         self._match: TagMatch | None = None
 
     def gather(self, s: Snapshot, blocks: LogBlocks, cursor: int, end: int, match: TagMatch | None) -> Copies:
-        """As `Copies` of the same arguments, but perhaps not as far. The caller may change it."""
+        """Return `Copies` of the same arguments, which may end earlier. The caller may change it."""
         found = self._copies
         if (
             found is None

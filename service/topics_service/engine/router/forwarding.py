@@ -21,11 +21,11 @@ _PRUNE_SEQS = 256  # rows of the dedup map are examined when so many records hav
 
 
 class Forwarding:
-    """Moves routers on. Off the ack path: a slice is a write of its own, and asks for an fsync only for a destination
+    """Advances routers. Off the ack path: a slice is a write of its own, and requests an fsync only for a destination
     of the class `fsync`.
 
-    A record that was deleted before its turn is passed over. What was evicted, expired or lost is burnt in the
-    destination: as many seqs, as one gap with the reason `source_trim`, which count as forwarded.
+    A record that was deleted before its turn is skipped. For evicted, expired or lost records the destination skips as
+    many seqs, as one gap with the reason `source_trim`, which count as forwarded.
     """
 
     def __init__(self, writer: Writer, capacity: Capacity, clock: Clock, touched: Callable[[Log], None]) -> None:
@@ -37,13 +37,13 @@ class Forwarding:
         self._last = LastCopies()
 
     def step(self, router: Router, source_hops: Hops | None = None, dest_hops: Hops | None = None) -> bool:
-        """Deal with what comes next in the source. True if there is more.
+        """Forward the next slice of the source. Returns True if there is more.
 
         A router that is part of a cycle comes with the hop counts of its ends: no record is forwarded more than
-        `MAX_HOPS` times. While there are too many of them, what clients write waits for what goes round already.
+        `MAX_HOPS` times. While there are too many copies on the cycle, records of clients wait for them.
 
-        Raises TopicsError when the router can't go on, for want of room for one record or otherwise. Until then it
-        has gone as far as it could.
+        Raises TopicsError when the router can't continue, for lack of capacity for one record or otherwise, after
+        advancing as far as possible.
         """
         source = router.source
         s = source.log.visible(source.config, self._clock.now_ms())
@@ -86,7 +86,7 @@ class Forwarding:
         return first, count
 
     def _copy(self, router: Router, s: Snapshot, end: int) -> tuple[int, int]:
-        """Copy records up to `end`; returns the first seq in the destination and how many."""
+        """Copy records up to `end`; return the first seq in the destination and the number of copies."""
         dest = router.dest
         copies = self._last.gather(s, router.source.log.blocks, router.cursor, end, router.config.filter)
         d = dest.log.begin(dest.config, self._clock.now_ms())
@@ -129,7 +129,7 @@ class Forwarding:
         self._touched(router.dest.log)
 
     def _block(self, router: Router, copies: Copies, d: Snapshot) -> Block:
-        """The copies as the destination's next block."""
+        """Return the copies as the destination's next block."""
         config, source, log = router.config, router.source, router.dest.log
         block, metas = copies.block(), None
         if config.guarantee == "exactly_once":
@@ -165,7 +165,7 @@ class Forwarding:
     def _remember(
         self, tx: Transaction, router: Router, runs: list[Run], old_rows: list[tuple[bytes, list[Run]]], d: Snapshot
     ) -> None:
-        """Add the copies to the dedup map, together with what is still live of the rows in their place."""
+        """Add the copies to the dedup map, merged with the live parts of the rows they replace."""
         dedup_map = self._dedup_map(router)
         if old_rows:
             for key, old in old_rows:
@@ -179,7 +179,7 @@ class Forwarding:
 
 
 def _lost_to(s: Snapshot, cursor: int, end: int) -> int:
-    """The last seq of the loss that begins right after `cursor`, up to `end`; `cursor` itself if there is none."""
+    """Return the last seq, up to `end`, of the loss that begins right after `cursor`; `cursor` if there is none."""
     at = cursor + 1
     while at <= end:
         gap = s.gap_at(at)

@@ -32,7 +32,7 @@ Run = tuple[int, int, int]  # first source seq, first destination seq, count
 
 
 class Provenance:
-    """Makes the meta of the copies of one source."""
+    """Builds the meta of copies of one source."""
 
     def __init__(self, router: str, source: str, topic_id: str, epoch: int) -> None:
         # Names are of a charset that needs no escapes, in JSON and here.
@@ -43,7 +43,7 @@ class Provenance:
         ).encode()
 
     def column(self, metas: Column | None, seqs: Iterable[int]) -> Column:
-        """The metas of copies, from those of the records with these seqs."""
+        """Return the metas of copies, from those of the records with these seqs."""
         member = self._member
         if metas is None:
             form = b"{" + member + b"}"
@@ -55,7 +55,7 @@ class Provenance:
 
 
 def _joined(meta: bytes, member: bytes) -> bytes:
-    """The object `meta` with one more member; it has no `_topics_router` before."""
+    """Return the object `meta` with the member added, which replaces any `_topics_router`."""
     text = meta.strip()
     if b"\\" in text or b"_topics_router" in text or text.count(b":") >= _MAX_META_KEYS:
         text = _made_room(text)
@@ -64,7 +64,7 @@ def _joined(meta: bytes, member: bytes) -> bytes:
 
 
 def _made_room(text: bytes) -> bytes:
-    """The object without `_topics_router`; below `_topics_original_meta` if it has as many members as it may."""
+    """Return the object without `_topics_router`, nested in `_topics_original_meta` if it has too many members."""
     try:
         found = _MEMBERS.decode(text)
     except (ValueError, RecursionError):  # whatever another decoder let pass: it is kept, too
@@ -87,7 +87,7 @@ class DedupMap:
         return _last(_decode(row[1])) if row is not None and row[0].startswith(self._prefix) else 0
 
     def overlapping(self, first: int, last: int) -> list[tuple[bytes, list[Run]]]:
-        """The rows, with their keys, that tell of a source seq in [first, last]."""
+        """Return the rows, with their keys, that contain a source seq in [first, last]."""
         found = []
         start = self._key(first)
         below = self._store.floor(Family.ROUTER_COPIES, start)
@@ -100,14 +100,14 @@ class DedupMap:
         return found
 
     def put(self, batch: WriteBatch, runs: Sequence[Run]) -> None:
-        """Add a row that tells of these runs, ascending in source seqs and of any order in the destination."""
+        """Add a row of these runs, ascending in source seqs and of any order in the destination."""
         value = _ROW_VERSION + b"".join(_RUN.pack(*run) for run in runs)
         batch.put(Family.ROUTER_COPIES, self._key(runs[0][0]), value)
 
     def prune(self, batch: WriteBatch, start: int, earliest: int) -> int:
-        """Remove up to 512 rows from source seq `start` on that tell only of seqs below `earliest` of the destination.
+        """Remove up to 512 rows from source seq `start` on that contain only seqs below `earliest` of the destination.
 
-        Returns where to go on from.
+        Returns the source seq to continue from.
         """
         rows = self._store.scan(Family.ROUTER_COPIES, self._key(start), self._prefix + b"\xff" * 9)
         for _, (key, row) in zip(range(_PRUNED_ROWS), rows, strict=False):
@@ -123,7 +123,7 @@ class DedupMap:
 
 
 def joined(runs: Iterable[Run]) -> list[Run]:
-    """The runs, ascending in the source, with those made one that go on where another ends."""
+    """Merge adjacent runs, which ascend in the source."""
     result: list[Run] = []
     for source, dest, count in runs:
         if result:

@@ -1,4 +1,4 @@
-"""A router: what clients ask and are told of it, where it stands, and its rows."""
+"""A router: its requests and replies, its state, and its rows."""
 
 import struct
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
 class PutRouterRequest(Struct, frozen=True, kw_only=True):
     """Create a router or replace its config.
 
-    `create_dest` False asks that the destination be there. Beyond the contract: with `backfill` a router that this
+    `create_dest` False requires that the destination exists. Beyond the contract: with `backfill` a router that this
     call creates starts before the earliest record of its source, not at the head.
     """
 
@@ -57,7 +57,7 @@ class PutRouterReply(Struct, kw_only=True):
 class RouterState(Struct, kw_only=True):
     """A router's state. `forwarded_total` counts delivered copies, and the seqs of ranges lost at the source.
 
-    `lag_records` are the seqs of the source that it has not dealt with; `last_error` says why it stands still.
+    `lag_records` is the number of source seqs that are not forwarded yet; `last_error` is the error that stopped it.
     """
 
     router: str
@@ -116,7 +116,7 @@ def decode_cursor(row: bytes) -> tuple[int, int]:
 
 
 class Router:
-    """A live router. `cursor` is the last seq of the source that it has dealt with, `forwarded` its total.
+    """A live router. `cursor` is the last forwarded or skipped seq of the source, `forwarded` the total.
 
     Two rows: the config, and the cursor, which each slice of forwarding rewrites. `number` is their key.
     """
@@ -181,7 +181,7 @@ class Router:
         return config_key(self.number), row.encode()
 
     def cursor_row(self, cursor: int, forwarded: int) -> tuple[bytes, bytes]:
-        """Key and value of the row of such a cursor."""
+        """Key and value of the row of this cursor."""
         return cursor_key(self.number), _CURSOR.pack(_VERSION, cursor, forwarded)
 
 
@@ -201,7 +201,7 @@ class Fault:
         self.dest_state = dest_state
 
     def is_over(self, now: int, dest_state: Snapshot) -> bool:
-        """Return whether to try again now. A clock that was set back does not lengthen a wait."""
+        """Return whether to try again now. Setting the clock back does not lengthen a wait."""
         return now >= self.retry_at or now < self.blocked_at or dest_state is not self.dest_state
 
 

@@ -39,7 +39,7 @@ _SLICES_BEFORE_A_CHANGE = 8
 
 
 class CatchUp:
-    """A reader's wait until a router has dealt with what its source held when the wait began."""
+    """A reader's wait for a router to forward everything that its source held when the wait began."""
 
     __slots__ = ("head", "router", "source")
 
@@ -100,7 +100,7 @@ class Routers:
     # ---------------------------------------------------------- control plane
 
     def find(self, name: str) -> Router | None:
-        """The router, also while its creation waits for its fsync."""
+        """Return the router, even while its creation waits for an fsync."""
         router: Router | None = self._routers.get(name)
         return router
 
@@ -163,7 +163,7 @@ class Routers:
         return PutRouterReply(router=router.name, created=False, config=given), router.written
 
     def get(self, name: str) -> RouterState:
-        """The router's state, as far as forwarding has come. Raises `router_not_found`."""
+        """Return the router's current state. Raises `router_not_found`."""
         router = self.find(name)
         if router is None or not self._is_shown(router):
             raise router_not_found(name)
@@ -446,5 +446,5 @@ class Routers:
 
 
 def _may_close_a_cycle(before: RouterConfig, given: RouterConfig) -> bool:
-    """Return whether a cycle has to be looked for: not when the edge was there before, on the same terms."""
+    """Return whether to check for a cycle: not if the same edge existed before, on the same terms."""
     return before.allow_cycle or (before.source, before.dest) != (given.source, given.dest)

@@ -34,9 +34,9 @@ _NO_NODES: frozenset[bytes] = frozenset()
 class Watch:
     """The cursors of one subscriber in many logs. It reads on demand and keeps no records: a slow reader costs nothing.
 
-    `next` gives the next frame that is due. None means that there is nothing to tell until `wake` is called with the
-    place of a log; that can happen within `next` itself, which stops early when it passes much in silence: forget
-    earlier calls of `wake` before asking, and let others run before asking again.
+    `next` returns the next due frame. None means that there is none until `wake` is called with the name of a log. That
+    can happen within `next` itself, which stops early after skipping many records: discard earlier calls of `wake`
+    before calling it, and let other work run before calling it again.
 
     Each topic's frames are what `diff` from its cursor gives: a tombstone for every loss, then records in seq order,
     and `CaughtUpFrame` whenever the backlog ends. Topics take turns (`TopicScheduler`); a turn is one page. A topic
@@ -45,9 +45,9 @@ class Watch:
 
     A log is named by its topic partition: the topic's name, and the partition unless it is 0.
 
-    `positions` are the logs found at the start, in order of their names. `cursors` are those of all
-    logs, after the frame given last; a deleted one stays, but if it was followed through a pattern only until the next
-    call of `next`. `epochs` are the numbers of the instances that the cursors belong to.
+    `positions` are the logs found at the start, in order of their names. `cursors` are those of all logs after the last
+    frame; a deleted log keeps its cursor, but if it was followed through a pattern only until the next call of `next`.
+    `epochs` are the numbers of the instances that the cursors belong to.
     """
 
     __slots__ = (
@@ -68,7 +68,7 @@ class Watch:
         "_scheduler",
         "_strong",
         "_turn",
-        "_untold",
+        "_unreported",
         "_wake",
         "cursors",
         "epochs",
@@ -86,13 +86,13 @@ class Watch:
         epochs: Mapping[str, int] | None = None,
         heads: Mapping[str, int] | None = None,
     ) -> None:
-        """Start to follow. `wake` is called often and must be cheap; all that is found is due at first, without it.
+        """Start following. `wake` is called often and must be cheap; all logs are due at first, without a call of it.
 
         Raises `invalid_request` for no topics, too many or a bad pattern, `topic_not_found` or `partition_not_found`
         for an unknown name or partition unless `request.lenient`; nothing is followed then.
 
-        A session that is opened again passes what its last `Watch` said in `epochs` and `heads`. A topic with another
-        number is another instance: it is told as recreated and read from its earliest record. Of the names in
+        A resumed session passes the `epochs` and `heads` of its last `Watch`. A topic with another number is another
+        instance: it is reported as recreated and read from its earliest record. Of the names in
         `request.topics` only those in `heads` count. A topic in `heads` that is gone gives a `TopicDeletedFrame`
         instead of an error. A topic that matches a pattern and is not in `heads` is new: it is read from its first
         record.
@@ -110,14 +110,14 @@ class Watch:
         self._named = request.topics
         self._patience = min(64, max(2, _SILENT_RECORDS // self._limit))
         self._follows: dict[str, _Follow] = {}
-        self._turn: _Follow | None = None  # goes on with the turn that its last frame began
+        self._turn: _Follow | None = None  # continues the turn of its last frame
         self._leaving: str | None = None
         now = clock.now_ms()
         scope = Scope(catalog, request, self._max_topics, heads)
         self._prefixes = scope.prefixes
-        self._refused = scope.refused  # topics beyond the limit, not told yet
+        self._refused = scope.refused  # topics beyond the limit, not reported yet
         self._departed = scope.departed
-        self._untold = sorted(scope.departed.items(), reverse=True)
+        self._unreported = sorted(scope.departed.items(), reverse=True)
         self.positions: dict[str, Position] = {}
         self.cursors: dict[str, int] = {}
         self.epochs: dict[str, int] = {}
@@ -142,26 +142,26 @@ class Watch:
 
     @property
     def finished(self) -> bool:
-        """Nothing is left to follow or to tell, and nothing can come."""
-        return not (self._follows or self._prefixes or self._untold or self._refused)
+        """Return whether nothing is left to follow or report, and nothing can come."""
+        return not (self._follows or self._prefixes or self._unreported or self._refused)
 
     @property
     def heads(self) -> dict[str, int]:
-        """The highest visible seq that is known of each topic in `cursors`."""
+        """Return the highest known visible seq of each topic in `cursors`."""
         return self._departed | {name: follow.log.view.head for name, follow in self._follows.items()}
 
     @property
     def lag(self) -> int:
-        """Seqs between the cursors and the heads of what is followed."""
+        """Return the number of seqs between the cursors and the heads of the followed logs."""
         cursors = self.cursors
         return sum(max(0, follow.log.view.head - cursors[name]) for name, follow in self._follows.items())
 
     def next(self) -> WatchFrame | ErrorFrame | None:
-        """The next frame that is due, after which `cursors` have moved; None if there is none for now."""
+        """Return the next due frame, after moving `cursors`; None if there is none for now."""
         if self._leaving is not None:
             self._forget(self._leaving)
-        if self._untold:
-            name, head = self._untold.pop()
+        if self._unreported:
+            name, head = self._unreported.pop()
             if name not in self._named:
                 self._leaving = name
             self._succeed(name)
@@ -208,14 +208,14 @@ class Watch:
         return True
 
     def close(self) -> None:
-        """Stop following everything; nothing is due any more, and `heads` stay as they are. Twice is fine."""
+        """Stop following everything; `heads` keep their values. May be called twice."""
         self._departed = self.heads
         for follow in list(self._follows.values()):
             self._unfollow(follow)
         if self._prefixes:
             self._catalog.on_created.remove(self._created)
         self._prefixes = ()
-        self._untold, self._refused = [], []
+        self._unreported, self._refused = [], []
 
     def woken(self, follow: "_Follow") -> None:
         """Wake the watch: a topic without news may have some."""
@@ -226,7 +226,7 @@ class Watch:
     # -------------------------------------------------------------- one topic
 
     def _step(self, follow: "_Follow", now: int, *, fresh: bool) -> WatchFrame | None:
-        """Go on with one topic. Not `fresh` means that its last frame was of the same turn."""
+        """Serve one topic. If not `fresh`, its last frame was of the same turn."""
         topic, name = follow.topic, follow.name
         if self._catalog.topics.get(topic.name) is not topic:
             return self._deleted(follow)
@@ -297,7 +297,7 @@ class Watch:
         return CaughtUpFrame(topic=follow.topic.name, partition=follow.partition, head_seq=head)
 
     def _again(self, follow: "_Follow", now: int) -> None:
-        """More is to be read, in a later turn."""
+        """Schedule another turn, as more is to be read."""
         follow.due_ts = now
         self._scheduler.add(follow)
 
@@ -311,7 +311,7 @@ class Watch:
         return TopicDeletedFrame(topic=follow.topic.name, partition=follow.partition, head_seq=head)
 
     def _failed(self, follow: "_Follow", error: TopicsError) -> ErrorFrame:
-        """The topic can't be read: the others go on without it."""
+        """Drop a topic that can't be read; the others continue."""
         name = follow.name
         self._unfollow(follow)
         self._departed[name] = follow.log.view.head
@@ -323,11 +323,11 @@ class Watch:
     # ------------------------------------------------------- coming and going
 
     def _created(self, topic: Topic) -> None:
-        """Readers may know of a new topic: follow it from its first record if a pattern asks for it."""
+        """Follow a topic that has become visible from its first record, if a pattern matches it."""
         name = topic.name
         if name in self._follows or not name.startswith(self._prefixes):
             return  # where an earlier instance is still followed, its end is told first
-        if any(name == gone for gone, _ in self._untold):
+        if any(name == gone for gone, _ in self._unreported):
             return  # so it is here
         if len(self._follows) >= self._max_topics:
             if len(self._refused) < self._max_topics:
@@ -337,7 +337,7 @@ class Watch:
         self._wake(name)
 
     def _succeed(self, name: str) -> None:
-        """The end of a topic is told: go on with the one that has its name by now."""
+        """Continue after the reported end of a topic with the topic that has its name by now."""
         successor = self._catalog.find(name)
         if successor is not None and not self._catalog.unsynced(successor):
             self._created(successor)
@@ -359,7 +359,7 @@ class Watch:
             self._turn = None
 
     def _forget(self, name: str) -> None:
-        """The name has left the watch: it has no cursor any more."""
+        """Remove the cursor of a name that has left the watch."""
         for known in (self.cursors, self.epochs, self._departed):
             known.pop(name, None)
         if self._leaving == name:
@@ -395,7 +395,7 @@ class _Follow(ScheduledLog):
         return self.number if len(self.topic.logs) > 1 else None
 
     def woken(self) -> None:
-        """The log has grown, or is gone."""
+        """Wake the watch: the log has grown, or is gone."""
         if not self.due and self.watch is not None:
             self.watch.woken(self)
 
