@@ -222,7 +222,8 @@ class Link:
                 self._copy(topic_partition, start, fresh)
         elif isinstance(item, Gap):
             self._say(
-                f"{topic_partition}: seq {item.first_seq} to {item.last_seq} is lost ({item.reason}) and not copied"
+                f"{topic_partition}: seq {item.first_seq} to {item.last_seq} "
+                f"is gone ({item.reason}) and can't be copied"
             )
             self._gaps[topic_partition] = item
             if item.reason == "recreated":
