@@ -1,4 +1,4 @@
-"""What the HTTP door does with each call beyond what the protos say: statuses, parameters, events, links."""
+"""Additions of HTTP to each call of the protos: statuses, parameters, events, links."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -84,7 +84,7 @@ class Schemas:
         return self._described(self._value(field, form, answer=False), field.text, message, field, answer=False)
 
     def is_required(self, message: str, field: Field) -> bool:
-        """Whether a request can't do without the field."""
+        """True if a request needs the field."""
         return REQUESTS.get(f"{message}.{field.proto.name}", Form()).required
 
     def member_names(self, message: str) -> Iterator[tuple[str, Field]]:

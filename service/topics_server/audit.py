@@ -133,7 +133,7 @@ class AuditFile:
 
 
 def _is_torn(path: str, fd: int) -> bool:
-    """Whether the last line of the file has no end, as one that a process died over on a full disk."""
+    """True if the last line of the file has no end, as after a death of the process on a full disk."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or not status.st_size:
         return False

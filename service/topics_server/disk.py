@@ -1,4 +1,4 @@
-"""How much space the data directory's disk has left."""
+"""Free space on the disk of the data directory."""
 
 import os
 from pathlib import Path

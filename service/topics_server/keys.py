@@ -83,7 +83,7 @@ def _opener(path: str, flags: int) -> int:
 
 
 def fingerprint(key: bytes) -> str:
-    """What stands for a key where the key itself must not: `printf %s KEY | sha256sum | cut -c1-12`."""
+    """The fingerprint of a key, for logs: `printf %s KEY | sha256sum | cut -c1-12`."""
     return sha256(key).hexdigest()[:_FINGERPRINT_DIGITS]
 
 

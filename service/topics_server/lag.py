@@ -1,4 +1,4 @@
-"""How late the event loop runs what is due: the measure of an overloaded server."""
+"""Lag of the event loop: the measure of an overloaded server."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""How much memory this process may have, and what of it the server plans with when nobody has said."""
+"""Memory limit of this process, and the defaults that follow from it."""
 
 import os
 from collections.abc import Iterator

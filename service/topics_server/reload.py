@@ -1,4 +1,4 @@
-"""What SIGHUP does: keys and certificates are read again from their files, the audit log is opened anew."""
+"""SIGHUP: reload keys and certificates from their files, open the audit log anew."""
 
 import asyncio
 import logging
@@ -66,7 +66,7 @@ class Readers:
 
 
 def is_useful(settings: Settings) -> bool:
-    """Whether there is anything to read again."""
+    """True if there is anything to reload."""
     kafka = settings.kafka_port and settings.kafka_tls_cert
     return bool(settings.api_keys_file or settings.audit_log or settings.tls_cert_file or kafka)
 

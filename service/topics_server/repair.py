@@ -31,7 +31,7 @@ class RepairError(Exception):
 
 
 class Told(Struct, kw_only=True):
-    """Who is told of what: `note` of how the directory is opened, `problem` of each that an audit finds, `action` of
+    """Callbacks for the progress of a repair: `note` of how the directory is opened, `problem` of each that an audit finds, `action` of
     each that is (or would be) done about it. `begun` is told about how many records there are, and returns what is told
     of so many more that were read."""
 
@@ -42,7 +42,7 @@ class Told(Struct, kw_only=True):
 
 
 class Report(Struct, kw_only=True):
-    """What came of it. `applied`: the directory is another now, and `quarantine` has the old files.
+    """Result of a repair. `applied`: the directory is another now, and `quarantine` has the old files.
 
     `resumed`: all that was done was to end a repair that was interrupted.
     """
@@ -181,7 +181,7 @@ def _take(report: Report, saved: Saved) -> None:
 
 
 def uncertain(path: Path, opened: storage.Opened) -> Uncertain:
-    """What is not known of the end of what was written."""
+    """Unknown parts of the end of the log."""
     if not opened.log_damaged and not opened.lost:
         return Uncertain(revived=opened.revived)
     if not opened.log_damaged:

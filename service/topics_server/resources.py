@@ -1,4 +1,4 @@
-"""What a server takes from the machine before it serves: descriptors, certificates, files, sockets and the store."""
+"""Resources that a server acquires before it serves: descriptors, certificates, files, sockets and the store."""
 
 import contextlib
 import socket

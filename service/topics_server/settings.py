@@ -110,7 +110,7 @@ def _within_i64(read: Callable[[str], int]) -> Read:
 
 
 class _Unit(NamedTuple):
-    """How the value of a setting is read, shown, and called in the help of its flag."""
+    """Parser and formatter of a setting, and the name of its value in the help of its flag."""
 
     read: Read
     shown: Callable[[int], str]
@@ -164,7 +164,7 @@ def shown_default(setting: Field[Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `topics serve` can be told. The flag of `TOPICS_DATA_DIR` is `--data-dir`, and so on for each.
+    """Settings of `topics serve`. The flag of `TOPICS_DATA_DIR` is `--data-dir`, and so on for each.
 
     Only the keys have none, since everyone on the machine can read a command line; nor has their file, for `--api-keys`
     would be short for it.
@@ -377,7 +377,7 @@ class Settings:
 
     @property
     def memory(self) -> "MemoryShares":
-        """How `memory_bytes` is shared out."""
+        """Shares of `memory_bytes`."""
         eighth = self.memory_bytes // 8
         return MemoryShares(
             write_buffers=2 * eighth, store_cache=eighth, blocks=eighth, renderings=eighth, ephemeral=3 * eighth
@@ -422,7 +422,7 @@ class Settings:
 
     @property
     def key_limits(self) -> "KeyLimits":
-        """What one API key may hold, unless its entry says otherwise."""
+        """Limits of one API key, unless its entry says otherwise."""
         from topics_service.api.quota import KeyLimits
 
         return KeyLimits(
@@ -443,7 +443,7 @@ class Settings:
 
     @property
     def kafka(self) -> KafkaSettings:
-        """What the Kafka door is told."""
+        """Settings of the Kafka listener."""
         return KafkaSettings(
             max_batch_bytes=self.kafka_max_batch_bytes,
             auto_create=bool(self.kafka_auto_create),
@@ -472,7 +472,7 @@ class Settings:
 
     @property
     def resource_prefix(self) -> "ResourcePrefix":
-        """What the rrl begins with."""
+        """Prefix of the rrl."""
         from topics_service.engine.names import ResourcePrefix
 
         return ResourcePrefix(org=self.org, env=self.env, cluster=self.cluster)
@@ -575,7 +575,7 @@ def _keys(text: str, path: str) -> "Keys | None":
 
 
 def _is_number(text: str) -> bool:
-    """Whether it is a number as people write one: Python refuses to read one of thousands of digits."""
+    """True for a number as people write one: Python refuses to read one of thousands of digits."""
     return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
 
 

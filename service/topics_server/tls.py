@@ -22,7 +22,7 @@ class TlsError(Exception):
 
 
 class Source(NamedTuple):
-    """Where a certificate is: its file, that of its key (empty: the same), and the settings that said so.
+    """Location of a certificate: its file, that of its key (empty: the same), and their settings.
 
     `client_ca_file` holds the authorities of clients, which must have a certificate then; empty: they need none.
     """
@@ -35,7 +35,7 @@ class Source(NamedTuple):
 
 
 class _Files(NamedTuple):
-    """What was in them, as PEM."""
+    """Contents of these files, as PEM."""
 
     key: bytes
     chain: bytes
@@ -82,7 +82,7 @@ class Certificate:
         served = self._files
 
         def newest() -> Any:  # the stubs forget None
-            """What gRPC asks for in every handshake, from a thread of its own; None: as before."""
+            """The certificate for a handshake of gRPC, which asks from a thread of its own; None if unchanged."""
             nonlocal served
             files = self._files
             if files == served:

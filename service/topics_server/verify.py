@@ -12,7 +12,7 @@ from topics_service.storage.store import StoreError, StoreOpenError
 
 
 class Report(Struct, kw_only=True):
-    """What came of it. `live`: a server held the directory, and its state at one moment was checked.
+    """Result of a verification. `live`: a server held the directory, and its state at one moment was checked.
 
     `opened` is False when the directory can't be opened at all: then there is one problem, and nothing was looked at.
     """
@@ -68,6 +68,6 @@ def verify(
 
 
 def is_database(path: Path) -> bool:
-    """Whether anything in the directory is a file of a database: also when some are lost."""
+    """True if any file of a database is in the directory, even if others are lost."""
     patterns = ("CURRENT", "IDENTITY", "MANIFEST-*", "*.sst", "OPTIONS-*")
     return any(True for pattern in patterns for _ in path.glob(pattern))
