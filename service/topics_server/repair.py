@@ -31,9 +31,9 @@ class RepairError(Exception):
 
 
 class Told(Struct, kw_only=True):
-    """Callbacks for the progress of a repair: `note` of how the directory is opened, `problem` of each that an audit finds, `action` of
-    each that is (or would be) done about it. `begun` is told about how many records there are, and returns what is told
-    of so many more that were read."""
+    """Callbacks of a repair: `note` for the opening of the directory, `problem` for each finding of the audit, `action`
+    for each (planned) repair. `begun` takes the estimated number of records, and returns the callback for batches of
+    records that were read."""
 
     note: Callable[[str], None]
     problem: Callable[[Problem], None]

@@ -86,7 +86,7 @@ class CheckpointStatistics:
     last_seconds: float = 0.0
 
     def counted(self, make: Callable[[Path], None]) -> Callable[[Path], None]:
-        """Make a checkpoint as `make` does, and count it."""
+        """Return `make` with each checkpoint counted."""
 
         def count(path: Path) -> None:
             began = time.monotonic()
