@@ -44,7 +44,7 @@ class UnreadableError(TopicsError):
 
 
 class BlockCache:
-    """The least recently used blocks of all logs, up to `max_bytes` of memory."""
+    """An LRU cache of the blocks of all logs, up to `max_bytes` of memory."""
 
     def __init__(self, max_bytes: int) -> None:
         self.statistics = CacheStatistics()
@@ -104,7 +104,7 @@ class BlockCache:
             self._remove(next(iter(self._blocks)))
 
     def grown(self, block: StoredBlock, weight: int) -> None:
-        """The block, if it is one of those here, has become so much heavier."""
+        """Account for the growth of a block, if it is cached."""
         if self._blocks.get((block.log_id, block.base_seq)) is block:
             self._bytes += weight
             while self._bytes > self._max_bytes and len(self._blocks) > 1:
@@ -121,7 +121,7 @@ class BlockCache:
             self._bytes -= self._blocks.pop((log_id, base)).weight
 
     def damaged(self, log_id: int, error: UnreadableError) -> None:
-        """Tell of damage that was met, if it is new."""
+        """Report damage, if it is new."""
         known = (log_id, error.first, error.last)
         if known not in self._told and len(self._told) < _TOLD:
             self._told.add(known)
@@ -173,7 +173,7 @@ class LogBlocks:
     def find(self, seq: int, *, scan: bool = False) -> StoredBlock:
         """The block that holds `seq`, which must be between the first kept seq and the head, outside gaps.
 
-        A `scan` reads much and once: it pushes no other block out of the cache, but for one.
+        A `scan` reads much and only once: it evicts at most one other block from the cache.
 
         Raises UnreadableError, naming the range, when it is damaged or missing: never a wrong record.
         """

@@ -43,7 +43,7 @@ if sys.byteorder != "little" or array("I").itemsize != 4 or array("Q").itemsize 
 
 
 class CorruptBlockError(Exception):
-    """The stored bytes are not the block that was asked for."""
+    """The stored bytes are not the requested block."""
 
 
 class StoredBlock(ABC):

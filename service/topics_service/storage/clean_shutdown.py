@@ -1,8 +1,8 @@
 """File manifest of a clean shutdown: the files of the database when it was closed, which reveals on open that one is
 lost or cut short, and that there is damage.
 
-RocksDB does not tell by itself: it takes a manifest or a write-ahead log that is cut at the end of a record for all
-there is, starts with what is left, and then removes the table files that it knows nothing of.
+RocksDB does not detect that: it takes a manifest or a write-ahead log that is cut at the end of a record for complete,
+starts with the rest, and then removes the table files that it does not know.
 """
 
 import re
@@ -24,7 +24,7 @@ _OF_DATABASE: Final = re.compile(
 
 
 def remember(path: Path, tables: Iterable[str]) -> None:
-    """Write down the files of the database in `path`, which was just closed and consists of these tables.
+    """Record the files of the database in `path`, which was just closed and consists of these tables.
 
     Other tables, and logs but for the newest, may still be removed while an iterator holds them. Durable on return.
     Raises OSError.
@@ -36,10 +36,10 @@ def remember(path: Path, tables: Iterable[str]) -> None:
 
 
 def find_damage(path: Path, *, but: Collection[str] = ()) -> str | None:
-    """The first file that is not there or of another size than when the database was closed, with what is wrong. Those
-    named in `but` may be of another size.
+    """Describe the first file that is missing or has another size than when the database was closed. Those named in
+    `but` may have another size.
 
-    None where all are, and where nothing is known: it was not closed, its list of files is damaged (`damaged_list`), or
+    None if all are intact, or if nothing is known: it was not closed, its list of files is damaged (`damaged_list`), or
     something has opened it since (then it has another manifest, by the name in CURRENT). Also that a repair was
     interrupted: then some files are gone, or of another database. Raises OSError.
     """
@@ -63,7 +63,7 @@ def find_damage(path: Path, *, but: Collection[str] = ()) -> str | None:
 
 
 def current_damage(path: Path) -> str | None:
-    """Explain why CURRENT leads to no manifest; None if it does, and where there is no CURRENT. Raises OSError."""
+    """Explain why CURRENT leads to no manifest; None if it does, or if there is no CURRENT. Raises OSError."""
     file = path / "CURRENT"
     if not file.exists():
         return None
@@ -80,7 +80,7 @@ def current_damage(path: Path) -> str | None:
 
 
 def damaged_list(path: Path) -> str | None:
-    """Describe damage of the list of files itself, from which nothing is taken then; or None. Raises OSError."""
+    """Describe damage of the file manifest itself, which is then ignored; None if it is intact. Raises OSError."""
     try:
         checksummed.read(path / _NAME)
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def damaged_list(path: Path) -> str | None:
 
 
 def is_closed(path: Path) -> bool:
-    """Return whether the database is as it was closed, so that all it has is in tables. Raises OSError."""
+    """Return whether the database is unchanged since it was closed, with all data in tables. Raises OSError."""
     known = _known(path)
     try:
         return known is not None and (path / "CURRENT").read_bytes() == known[0]
@@ -100,7 +100,7 @@ def is_closed(path: Path) -> bool:
 
 
 def known_files(path: Path) -> frozenset[str] | None:
-    """The names of the files that there were when the database was closed; None where that is not known."""
+    """Return the names of the files when the database was closed; None if unknown."""
     known = _known(path)
     return None if known is None else frozenset(known[1])
 
@@ -116,7 +116,7 @@ def _known(path: Path) -> tuple[bytes, dict[str, int]] | None:
 
 
 def is_of_database(name: str) -> bool:
-    """Return whether a file by this name is one of the database, or of what is known of it. The lock is not."""
+    """Return whether a file of this name belongs to the database or to our records of it. The lock does not."""
     return _OF_DATABASE.fullmatch(name) is not None
 
 
@@ -126,7 +126,7 @@ def forget(path: Path) -> None:
 
 
 def note_damage(path: Path, text: str) -> None:
-    """Let every later open know that there is a table file which can't be compacted. Raises OSError."""
+    """Record for later opens that a table file can't be compacted. Raises OSError."""
     checksummed.write(path / _DAMAGE, text)
 
 
@@ -141,5 +141,5 @@ def known_damage(path: Path) -> str | None:
 
 
 def is_headless(path: Path) -> bool:
-    """Return whether there are files of a database but no CURRENT: RocksDB would begin a new one among them."""
+    """Return whether there are files of a database but no CURRENT: RocksDB would create a new database among them."""
     return not (path / "CURRENT").exists() and any(True for pattern in _PATTERNS for _ in path.glob(pattern))

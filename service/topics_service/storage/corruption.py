@@ -1,7 +1,7 @@
 """Reading a family around damaged blocks. Takes some milliseconds: for use after a read has failed.
 
-Keys are taken for numbers, by their first bytes, so that there is a middle between two of them. Each look is by a
-cursor of its own: one that has met damage goes on telling of it.
+Keys are treated as numbers, by their first bytes, so that two of them have a midpoint. Each probe uses a new cursor:
+one that has met damage keeps reporting it.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ KEY_BYTES: Final = 24
 
 
 class DamagedRowsError(StoreError):
-    """A row can't be read, and others around it neither.
+    """A row and others around it are unreadable.
 
     `below` is the nearest row in front of them, `above` the key of the nearest one behind; None: there is none up to
     the end of the family.
@@ -37,10 +37,10 @@ def error_of(cursor: RdictIter) -> str | None:
 
 
 def seek_behind(rows: Rdict, options: ReadOptions, bad: bytes) -> RdictIter | None:
-    """A cursor at the first row behind a damaged stretch that begins after the key `bad`.
+    """Return a cursor at the first row behind a damaged stretch that begins after the key `bad`.
 
-    None: nothing can be read up to the end. The steps double until something can be read again, and the place is looked
-    for in between: what lies between two damaged stretches close to each other can be passed over with them.
+    None if nothing is readable up to the end. The steps double until a row is readable, followed by a binary search:
+    rows between two damaged stretches close to each other may be skipped with them.
     """
 
     def look(number: int) -> RdictIter | None:
@@ -56,7 +56,7 @@ def seek_behind(rows: Rdict, options: ReadOptions, bad: bytes) -> RdictIter | No
 
 
 def floor(rows: Rdict, key: bytes, why: str) -> tuple[bytes, bytes] | None:
-    """The row with the greatest key <= `key`, if nothing between it and `key` is damaged.
+    """Return the row with the greatest key <= `key`, if nothing between it and `key` is damaged.
 
     To go to a row from behind RocksDB reads the row before it as well, which may be the one that is damaged: that is
     why it has failed, in the words `why`. Raises DamagedRowsError if there is damage at or right below `key`.
@@ -89,7 +89,7 @@ def floor(rows: Rdict, key: bytes, why: str) -> tuple[bytes, bytes] | None:
 
 
 def _last_below(rows: Rdict, bad: int) -> tuple[bytes, bytes] | None:
-    """The last row in front of the damage at the number `bad`."""
+    """Return the last row in front of the damage at the number `bad`."""
     step = 1
     while True:
         low = max(0, bad - step)
@@ -104,7 +104,7 @@ def _last_below(rows: Rdict, bad: int) -> tuple[bytes, bytes] | None:
 
 
 def _last_upto(cursor: RdictIter, key: bytes) -> tuple[tuple[bytes, bytes] | None, bool]:
-    """The last row up to `key` that can be read, from the cursor on, and whether no damage comes first."""
+    """Return the last readable row up to `key`, from the cursor on, and whether no damage comes first."""
     found: tuple[bytes, bytes] | None = None
     while cursor.valid() and cursor.key() <= key:
         found = cursor.key(), cursor.value()
@@ -113,7 +113,7 @@ def _last_upto(cursor: RdictIter, key: bytes) -> tuple[tuple[bytes, bytes] | Non
 
 
 def _first(look: Callable[[int], RdictIter | None], low: int, high: int) -> int:
-    """The first number from which can be read, when it can from `high` and can't from `low`."""
+    """Return the first number from which reading works, given that it works from `high` and not from `low`."""
     while high - low > 1:
         middle = (low + high) // 2
         if look(middle) is None:
@@ -124,7 +124,7 @@ def _first(look: Callable[[int], RdictIter | None], low: int, high: int) -> int:
 
 
 def _look(cursor: RdictIter, number: int) -> RdictIter | None:
-    """The cursor at the first row from there on, or at the end; None if that can't be read."""
+    """Return a cursor at the first row from there on, or at the end; None if that is unreadable."""
     cursor.seek(number.to_bytes(KEY_BYTES, "big"))
     return cursor if cursor.valid() or error_of(cursor) is None else None
 

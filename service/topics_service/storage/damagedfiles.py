@@ -1,4 +1,4 @@
-"""Search for the damaged file of a data directory, where RocksDB does not name it or does not look."""
+"""Search for the damaged file of a data directory when RocksDB does not name or check it."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _BLAME: Final = re.compile(r"\s*The file \S+ may be corrupted\.?")
 
 
 def named_file(text: str) -> str | None:
-    """The file of a database that an error speaks of."""
+    """Return the file of a database that an error names."""
     found = _FILE.search(text)
     return found and found[0]
 

@@ -1,4 +1,4 @@
-"""Locks on a data directory: RocksDB's tells other processes, and ours is taken before anything is looked at."""
+"""Locks on a data directory: RocksDB's, and our own, which is taken before anything is read."""
 
 import fcntl
 import os
@@ -68,5 +68,5 @@ class Hold:
             raise
 
     def release(self) -> None:
-        """Let it go; once more does nothing."""
+        """Release the lock; repeated calls do nothing."""
         self._close()

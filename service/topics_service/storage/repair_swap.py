@@ -1,6 +1,6 @@
-"""One database in a data directory in place of another, in steps that a kill can't harm: run again, it goes on.
+"""Replacing the database in a data directory by another, in steps that survive a kill: a new run continues.
 
-All within the directory, which may be a mount point. From the first step to the last there is a marker in it, and no
+All steps stay within the directory, which may be a mount point. From the first to the last it has a marker, and no
 server starts.
 """
 
@@ -23,7 +23,7 @@ _ARCHIVE: Final = "archive"  # of the old write-ahead log: the numbers of its fi
 class Swap:
     """The steps of one repair of `path`. Each is idempotent, and durable when it returns. All raise OSError.
 
-    `stepped` is told of each step, for tests that end the process there.
+    `stepped` is called with each step, for tests that end the process there.
     """
 
     def __init__(self, path: Path, stepped: Callable[[str], None] = lambda _: None) -> None:
@@ -41,7 +41,7 @@ class Swap:
         return self.work / _NEW
 
     def pending(self) -> str | None:
-        """The quarantine of a swap that was begun and is to be ended; None if there is none.
+        """Return the quarantine of an unfinished swap; None if there is none.
 
         Raises DamagedFileError: then it is not known which of the files are the old ones.
         """
@@ -54,12 +54,12 @@ class Swap:
             raise checksummed.DamagedFileError(text) from None
 
     def clear(self) -> None:
-        """Remove what an earlier try has left that came not so far as to begin the swap."""
+        """Remove leftovers of an earlier attempt that did not begin the swap."""
         shutil.rmtree(self.work, ignore_errors=True)
         (self._path / f"{_MARKER}.tmp").unlink(missing_ok=True)
 
     def begin(self, quarantine: str) -> None:
-        """The new database is complete, closed and checked: from now on there is no way back."""
+        """Begin the swap once the new database is complete, closed and checked. There is no way back."""
         for file in self.new.iterdir():
             durable.sync(file)
         durable.sync(self.new)
@@ -69,7 +69,7 @@ class Swap:
         self._stepped("begun")
 
     def finish(self) -> None:
-        """Move the old files to the quarantine and the new ones to their place, from wherever that stands."""
+        """Move the old files to the quarantine and the new ones into place, from any intermediate state."""
         marker = checksummed.read(self._path / _MARKER)
         quarantine = self._path / marker["quarantine"]
         if marker["phase"] == "out":
@@ -97,7 +97,7 @@ class Swap:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock that a server takes. Raises BlockingIOError when one has it."""
+    """Hold the lock of a server. Raises BlockingIOError if it is taken."""
     with (path / "LOCK").open("ab") as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

@@ -19,8 +19,8 @@ _LOG_BYTES = 1 << 20
 class SecondaryStore(RocksStore):
     """Implements Store for reading, in a process of its own; nothing is ever written to the data directory.
 
-    What it shows stands still between two calls of `catch_up`, also while the writer deletes and compacts: the files
-    are kept open.
+    Its content is fixed between two calls of `catch_up`, even while the writer deletes and compacts: the files are kept
+    open.
     """
 
     def __init__(self, path: Path, own: Path, *, block_cache_bytes: int = 16 << 20) -> None:
@@ -54,7 +54,7 @@ class SecondaryStore(RocksStore):
         self._families = [self._db.get_column_family(_name(family)) for family in Family]
 
     def catch_up(self) -> None:
-        """Take in whatever had been written before the call. Raises StoreError; what is here may have holes then.
+        """Read everything that was written before the call. Raises StoreError; the content may have holes then.
 
         RocksDB reads the manifest first and then lists the logs. When the writer flushes a log and removes it in
         between, its rows are in neither, while those of later logs are there (seen: 729 records missing in the
@@ -106,7 +106,7 @@ class SecondaryStore(RocksStore):
         """Nothing to do."""
 
     def close(self) -> None:
-        """Release the files. The database is left as it is."""
+        """Release the files. The database is unchanged."""
         self._release()
 
     def _manifest(self) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""A data directory opened to be checked: nothing in it is changed, and what can't be read is told, not hidden."""
+"""A data directory opened for verification: nothing in it is changed, and unreadable parts are reported."""
 
 import re
 import shutil
@@ -34,7 +34,7 @@ class Damage(NamedTuple):
 
 
 class Source(Protocol):
-    """Rows to be checked, which stand still."""
+    """The rows to check, which do not change meanwhile."""
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See Store."""
@@ -98,7 +98,7 @@ class DirectorySource:
 
 @contextmanager
 def opened(path: Path) -> Iterator[DirectorySource]:
-    """The data directory, for reading only.
+    """Open the data directory for reading only.
 
     Blocks while the write-ahead log (64 MiB at most) is read into memory. Raises StoreOpenError, naming the file where
     it is known, when the server could not open it either, and for a directory of another format.

@@ -1,7 +1,7 @@
-"""The write-ahead log that is kept: in `archive/` below the data directory, beside the files still in use.
+"""The retained write-ahead log: `archive/` below the data directory, next to the files still in use.
 
-RocksDB moves a log file there in place of removing it. A *line* is the log of a directory without interruption, from
-the first start with an archive on. It has an id, in a file that no backup takes along: a copy of the directory that a
+RocksDB moves a log file there instead of removing it. A *line* is the uninterrupted log of a directory, from the first
+start with an archive on. It has an id, in a file that no backup takes along: a copy of the directory that a
 backup makes goes on in a line of its own. A start without an archive ends the line.
 """
 
@@ -29,14 +29,14 @@ class Line(Struct, frozen=True):
 
 
 class LogFile(NamedTuple):
-    """A log file by its number; one that is moved to the archive meanwhile is found again by `open_log`."""
+    """A log file by its number; `open_log` finds it even after a move to the archive."""
 
     number: int
     size: int
 
 
 class Kept(NamedTuple):
-    """The archive: how many files, their bytes, and when the oldest was written last (seconds since 1970; 0: none)."""
+    """The archive: number of files, their bytes, and the last write of the oldest (seconds since 1970; 0 if none)."""
 
     files: int
     bytes: int
@@ -44,7 +44,7 @@ class Kept(NamedTuple):
 
 
 def line_of(directory: Path) -> Line | None:
-    """The line of a data directory; None where no log is kept. Raises OSError, and ValueError for a damaged file."""
+    """Return the line of a data directory; None if no log is retained. Raises OSError, and ValueError if damaged."""
     try:
         return msgspec.json.decode((directory / _LINE).read_bytes(), type=Line)
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def line_of(directory: Path) -> Line | None:
 
 
 def begin(directory: Path) -> Line:
-    """Go on in the directory's line, or begin one with the newest log file, durably. Raises OSError and ValueError."""
+    """Continue the directory's line, or begin one with the newest log file, durably. Raises OSError and ValueError."""
     found = line_of(directory)
     if found is not None:
         return found
@@ -67,15 +67,15 @@ def begin(directory: Path) -> Line:
 
 
 def end(directory: Path) -> None:
-    """Remove the line and its archive: RocksDB does not, once it keeps no log. Raises OSError."""
+    """Remove the line and its archive, which RocksDB does not do by itself. Raises OSError."""
     (directory / _LINE).unlink(missing_ok=True)
     for _, path in numbered(directory / _ARCHIVE):
         path.unlink(missing_ok=True)
 
 
 def trim(directory: Path, seconds: float, max_bytes: int) -> Kept:
-    """Remove the oldest files of the archive: those last written before `seconds` ago, and while all have more than
-    `max_bytes`; returns what is left. Raises OSError."""
+    """Remove the oldest files of the archive: those last written more than `seconds` ago, and while the total exceeds
+    `max_bytes`; return the rest. Raises OSError."""
     files = []
     for number, path in numbered(directory / _ARCHIVE):
         status = path.stat()
@@ -90,7 +90,7 @@ def trim(directory: Path, seconds: float, max_bytes: int) -> Kept:
 
 
 def log_files(directory: Path) -> list[LogFile]:
-    """The log files that there are, in the archive and in use, oldest first. Only the last is still written to."""
+    """Return all log files, archived and in use, oldest first. Only the last is still written to."""
     sizes: dict[int, int] = {}
     for place in (directory, directory / _ARCHIVE):  # in this order: one that moves meanwhile is seen
         for number, path in numbered(place):
@@ -102,7 +102,7 @@ def log_files(directory: Path) -> list[LogFile]:
 
 
 def open_log(directory: Path, number: int) -> int:
-    """A file descriptor to read a log file with. Raises FileNotFoundError if it is gone."""
+    """Return a file descriptor for reading a log file. Raises FileNotFoundError if it is gone."""
     name = f"{number:06}.log"
     try:
         return os.open(directory / name, os.O_RDONLY)
@@ -111,7 +111,7 @@ def open_log(directory: Path, number: int) -> int:
 
 
 def numbered(directory: Path) -> Iterator[tuple[int, Path]]:
-    """The log files in a directory by their numbers, in no order."""
+    """Yield the log files in a directory with their numbers, in no order."""
     for path in directory.glob("*.log"):
         if path.stem.isdigit():
             yield int(path.stem), path

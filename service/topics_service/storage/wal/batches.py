@@ -4,7 +4,7 @@ Each record of the log is one atomic batch over all column families (or several 
 number of its first row, number of rows, rows. The next batch begins with the sequence number behind its last row, also
 in the next file. So a log that is cut behind a batch is the state of the whole database at one moment.
 
-How records lie in a file is told in `records`. A piece of a file that ends behind a batch can be read by itself.
+For the layout of records in a file see `records`. A piece of a file that ends behind a batch can be read by itself.
 """
 
 import struct
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from topics_service.storage.wal.records import Data, records
 
 MOMENT_KEY: Final = b"written_ms"
-"""The row of META, in every first batch of a millisecond, that says when it was written."""
+"""The META row with the time of writing, in the first batch of every millisecond."""
 
 _BODY: Final = struct.Struct("<QI")
 _U64: Final = struct.Struct(">Q")
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 def batches(data: Data, start: int = 0) -> Iterator[Batch]:
-    """The batches in a piece of a log file, as `records` has them."""
+    """Yield the batches in a piece of a log file, as read by `records`."""
     for stop, record in records(data, start):
         batch = batch_of(stop, record)
         if batch is None:
@@ -52,7 +52,7 @@ def batches(data: Data, start: int = 0) -> Iterator[Batch]:
 
 
 def batch_of(stop: int, record: bytes) -> Batch | None:
-    """The batch that a record is; None for one that is too short."""
+    """Return the batch in a record; None if it is too short."""
     if len(record) < _BODY.size:
         return None
     seq, count = _BODY.unpack_from(record)
@@ -60,9 +60,9 @@ def batch_of(stop: int, record: bytes) -> Batch | None:
 
 
 def rows(batch: Batch) -> Iterator[Row]:
-    """The rows that a batch sets and removes, in order; removed ranges are passed over.
+    """Yield the rows that a batch sets and removes, in order; removed ranges are skipped.
 
-    Raises ValueError for what this server does not write.
+    Raises ValueError for content that this server never writes.
     """
     data, at = batch.rows, 0
     try:
@@ -99,7 +99,7 @@ def written_ms(batch: Batch) -> int | None:
 
 
 def text(data: bytes, at: int) -> tuple[bytes, int]:
-    """A text behind its length, and where it ends. Raises IndexError."""
+    """Return a length-prefixed text, and its end. Raises IndexError."""
     length, at = varint(data, at)
     if at + length > len(data):
         raise IndexError
@@ -107,7 +107,7 @@ def text(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, seven bits a byte, and where it ends. Raises IndexError."""
+    """Return a number of seven bits per byte, and its end. Raises IndexError."""
     value = shift = 0
     while True:
         byte = data[at]

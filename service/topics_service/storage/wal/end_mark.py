@@ -1,5 +1,5 @@
-"""Ends of the written and of the synced log, in a file beside it: so a log that ends too soon is told from one
-that a killed process left behind.
+"""The end mark: the ends of the written and the synced log, in a file beside it. It distinguishes a truncated log from
+one that a killed process left behind.
 
 The numbers are written to memory that the file is mapped to, so they outlive the process, and cost a write less than
 1 us. A power cut can take them back, never put them ahead of what was synced. All numbers of rows are RocksDB's
@@ -20,9 +20,9 @@ from topics_service.storage.wal.archive import numbered
 from topics_service.storage.wal.batches import batches
 
 NAME: Final = "topics-wal-end"
-_SLOTS: Final = 64  # of logs that are remembered; no more than a few are needed at a time
+_SLOTS: Final = 64  # of remembered logs; only a few are needed at a time
 _NUMBERS: Final = struct.Struct(f"={2 + 2 * _SLOTS}Q")  # written, synced; then of each log its number and its first row
-_LOOK: Final = 32  # writes between two looks for a new log
+_LOOK: Final = 32  # writes between two checks for a new log
 _BEGINNING: Final = 64 << 10
 
 
@@ -51,8 +51,8 @@ class _Facts(Struct):
 
 
 def read(directory: Path) -> Mark | None:
-    """The mark of a directory; None if it has none that can be read, and where something else has opened the database
-    since: another version, that made none. Raises OSError."""
+    """Return the mark of a directory; None if it has no readable one, or if a version without marks has opened the
+    database since. Raises OSError."""
     try:
         data = (directory / NAME).read_bytes()
         written, synced, *slots = _NUMBERS.unpack_from(data)
@@ -67,7 +67,7 @@ def read(directory: Path) -> Mark | None:
 
 
 def write(directory: Path, mark: Mark) -> None:
-    """Put it in the place of the one that is there, durably. Raises OSError."""
+    """Replace the mark, durably. Raises OSError."""
     slots = [number for begin in list(mark.begins.items())[-_SLOTS:] for number in begin]
     slots += [0] * (2 * _SLOTS - len(slots))
     facts = msgspec.json.encode(_Facts(mark.boot, mark.first, mark.first_seq, mark.starting, mark.manifest))
@@ -78,7 +78,7 @@ class Ends:
     """The numbers of a mark while the database is open."""
 
     def __init__(self, directory: Path, newest: int) -> None:
-        """`newest` is the log that is written to. Raises OSError."""
+        """Map the file. `newest` is the current log. Raises OSError."""
         self._directory = directory
         with (directory / NAME).open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _NUMBERS.size)
@@ -89,32 +89,32 @@ class Ends:
         self._size = -1
 
     def wrote(self, next_seq: int) -> None:
-        """Every row before this one is written."""
+        """Record that every row before this one is written."""
         self._numbers[0] = next_seq  # one store: a kill leaves the old number or the new one
         self._writes -= 1
         if not self._writes:
             self._writes = _LOOK
-            with suppress(OSError):  # that the directory is gone is found out elsewhere
+            with suppress(OSError):  # a missing directory is detected elsewhere
                 self._look()
 
     @property
     def written(self) -> int:
-        """The number that `wrote` was given last."""
+        """The last argument of `wrote`."""
         return self._numbers[0]
 
     def synced(self, next_seq: int) -> None:
-        """Every row before this one is durable."""
+        """Record that every row before this one is durable."""
         self._numbers[1] = next_seq
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Unmap the file."""
         self._numbers.release()
         self._map.close()
 
     def _look(self) -> None:
-        """The log that was written to grows, unless there is a newer one by now.
+        """Detect a new log: the current one grows unless there is a newer one.
 
-        It is asked for by name: an open one that RocksDB has removed would keep its space on the disk.
+        The file is examined by name: an open file that RocksDB removes would keep its disk space.
         """
         with suppress(FileNotFoundError):
             size = (self._directory / f"{self._newest:06}.log").stat().st_size

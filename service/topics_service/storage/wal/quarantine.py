@@ -1,4 +1,4 @@
-"""Write-ahead logs that a power cut broke, cut where they break: what follows is kept beside, and never applied."""
+"""Quarantine of write-ahead logs that a power cut broke: data behind the break is set aside, and never applied."""
 
 import os
 import shutil
@@ -11,8 +11,8 @@ from topics_service.storage.wal.validation import Break
 
 
 def set_aside(directory: Path, broken: Break) -> Path:
-    """Leave the logs that end at the break in their place, and return the directory below that now has the others, and
-    the broken one as it was. Durable on return; after a kill in the middle the logs break where they did. Raises
+    """Cut the logs at the break, and return the new subdirectory with the later logs and a full copy of the broken one.
+    Durable on return; after a kill in the middle the logs break at the same point. Raises
     OSError."""
     aside = directory / f"power-cut-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     aside.mkdir(exist_ok=True)

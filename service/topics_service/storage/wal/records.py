@@ -22,9 +22,9 @@ Data = bytes | mmap.mmap
 
 
 class Stop(NamedTuple):
-    """End of the whole records before the end of a file: the first byte that is not as it was written.
+    """The end of the complete records in a file, if bytes follow: the first damaged byte.
 
-    `torn`: the file only ends too soon there, as after a write that was cut short.
+    `torn`: the file merely ends there, as after an incomplete write.
     """
 
     at: int
@@ -33,7 +33,7 @@ class Stop(NamedTuple):
 
 @contextmanager
 def mapped(path: Path) -> Iterator[Data]:
-    """The bytes of a file, read as they are looked at. Raises OSError."""
+    """Map the bytes of a file, which are read on access. Raises OSError."""
     with path.open("rb") as file:
         if not path.stat().st_size:
             yield b""
@@ -43,10 +43,10 @@ def mapped(path: Path) -> Iterator[Data]:
 
 
 def records(data: Data, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """The whole records in a piece of a log file that begins at byte `start` of it, where a record ends: each with the
-    byte of the file behind it.
+    """Yield the complete records in a piece of a log file that begins at its byte `start`, where a record ends; each
+    with the byte of the file behind it.
 
-    Ends before the first that is not whole or whose checksum does not hold.
+    Stops before the first that is incomplete or has a wrong checksum.
     """
     at, size = 0, len(data)
     parts: list[bytes] = []
@@ -74,7 +74,7 @@ def records(data: Data, start: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 def past_damage(path: Path) -> Iterator[bytes]:
-    """The whole records of a log file. Where a piece is damaged the rest of its block is passed over, as RocksDB does.
+    """Yield the complete records of a log file. After a damaged piece the rest of its block is skipped, as in RocksDB.
 
     Raises OSError.
     """
@@ -126,7 +126,7 @@ def _is_cut(data: Data, at: int, size: int, left: int) -> bool:
 
 
 def has_record(data: Data, at: int) -> bool:
-    """Return whether an intact piece of a record begins behind byte `at`. Slow where much of it could be one."""
+    """Return whether an intact piece of a record begins behind byte `at`. Slow if many bytes look like one."""
     size = len(data)
     while at + RECORD.size <= size:
         left = BLOCK - at % BLOCK
@@ -140,7 +140,7 @@ def has_record(data: Data, at: int) -> bool:
 
 
 def intact(data: Data, at: int, stop: int) -> int | None:
-    """The payload length of the record at `at` if it ends before `stop`, and its checksum holds."""
+    """Return the payload length of the record at `at` if it ends before `stop` and its checksum is right."""
     if at + RECORD.size > stop:
         return None
     stored, length, _ = RECORD.unpack_from(data, at)

@@ -1,5 +1,5 @@
-"""Write-ahead logs with breaks in them: what is left, and what the last writes tell. RocksDB itself does not say where
-it had to pass over one."""
+"""Repair of write-ahead logs with breaks: the remaining rows, and the evidence in the last writes. RocksDB itself does
+not report the breaks that it skips."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -24,7 +24,7 @@ class Left(Struct, frozen=True):
 
 
 def what_is_left(directory: Path) -> Left:
-    """Read all logs that are needed, past their damage. Raises OSError."""
+    """Read all needed logs past their damage. Raises OSError."""
     needed = needed_by(directory)
     runs = _runs(directory, needed.first_log)
     mark = end_mark.read(directory)
@@ -41,7 +41,7 @@ def what_is_left(directory: Path) -> Left:
 
 
 def _runs(directory: Path, first_log: int) -> list[tuple[int, int]]:
-    """The sequence numbers that are there: first one, and the one behind the last, of each run of them."""
+    """Return the runs of existing sequence numbers, each as its first number and the one behind its last."""
     found: list[tuple[int, int]] = []
     for batch in _batches(directory, first_log, 0):
         if found and found[-1][1] == batch.seq:

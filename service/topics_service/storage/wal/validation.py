@@ -1,4 +1,4 @@
-"""The write-ahead logs of a database before it is opened: whether they are all that a killed server has written.
+"""Validation of write-ahead logs before a database is opened: that they have everything a killed server wrote.
 
 RocksDB itself takes any end of any log for the end of what was written, and goes on with the next one. A server that is
 killed leaves all that it wrote: then only the newest log can end within a record, one that nobody was told of. Over a
@@ -57,9 +57,9 @@ class Read(Struct):
 
 
 def find_break(directory: Path, boot: str) -> Break | None:
-    """Find the byte to cut the logs at before the database is opened, since a power cut took what follows.
+    """Find the byte at which the logs must be cut before the database is opened, after a power cut.
 
-    None where they are whole, and where the manifest can't be read: then RocksDB refuses.
+    None if they are complete, or if the manifest is unreadable: RocksDB then refuses to open.
     `boot` is the boot of the machine; "" for unknown, which is taken for another one than that of the last end. Raises
     LostLogError and OSError.
     """
@@ -87,7 +87,7 @@ def find_break(directory: Path, boot: str) -> Break | None:
 
 
 def named_damage(directory: Path) -> str | None:
-    """Describe damage of the logs by themselves, whatever the tables have of them. Raises OSError."""
+    """Describe damage of the logs themselves, regardless of what is in tables already. Raises OSError."""
     found = read(_logs(directory, needed_by(directory)))
     if found.broken is not None:
         return found.broken.text
@@ -98,7 +98,7 @@ def named_damage(directory: Path) -> str | None:
 
 
 def needed_by(directory: Path) -> Manifest:
-    """The manifest; where it can't be read every log may be needed."""
+    """Return the manifest; if it is unreadable, every log may be needed."""
     try:
         return manifest.read(directory)
     except (FileNotFoundError, IsADirectoryError, ValueError):
@@ -110,7 +110,7 @@ def _logs(directory: Path, needed: Manifest) -> list[tuple[int, Path]]:
 
 
 def starting(directory: Path, mark: Mark) -> int:
-    """The newest log file of the server that ran last: those that came since are of starts that were killed."""
+    """Return the newest log file of the last running server: later ones are of starts that were killed."""
     if mark.starting and needed_by(directory).first_log <= mark.starting:
         return mark.starting
     return max((number for number, _ in numbered(directory)), default=0)
