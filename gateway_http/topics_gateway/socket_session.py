@@ -84,7 +84,7 @@ class SocketSession:
         """Serve it. Everything that it held is released when this returns."""
         ended = asyncio.Event()
         try:
-            with self._api.told_of_drain(ended):
+            with self._api.notify_on_drain(ended):
                 await self._serve(ended)
             if not self._gone:
                 await self._say(socket_frames.SHUTTING_DOWN)

@@ -39,7 +39,7 @@ _MOST_PARTS: Final = 4096
 
 def event_id(stream: WatchStream) -> bytes:
     """The id of an event: the stream's place, or of more than 64 topics a token that the session knows it by."""
-    return cursor_id(stream.place) if len(stream.cursors) <= MOST_IN_ID else stream.token().encode()
+    return cursor_id(stream.resume_cursors) if len(stream.cursors) <= MOST_IN_ID else stream.resume_token().encode()
 
 
 def cursor_id(place: Mapping[str, int]) -> bytes:
@@ -140,7 +140,7 @@ class WatchEvents:
 
     def _records(self, frame: RecordsFrame, parts: Parts, stream: WatchStream) -> bytes:
         made = self.cache.get(frame, parts)
-        place = stream.place if len(stream.cursors) == 1 else {}
+        place = stream.resume_cursors if len(stream.cursors) == 1 else {}
         if len(place) != 1:
             return event(b"record", made.data, event_id(stream))
         at = place[frame.topic_partition]
@@ -149,7 +149,7 @@ class WatchEvents:
         return made.event
 
     def _caught_up(self, frame: CaughtUpFrame, parts: Parts, stream: WatchStream) -> bytes:
-        place = stream.place if len(stream.cursors) == 1 else {}
+        place = stream.resume_cursors if len(stream.cursors) == 1 else {}
         made = self.cache.last(frame, parts) if len(place) == 1 else None
         if made is not None and made.caught_up_at == frame.head_seq:
             return made.caught_up

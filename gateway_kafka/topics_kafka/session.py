@@ -229,7 +229,7 @@ class Session:
 
     async def _settled(self, response: Message | None) -> Message | None:
         """Return the response once the losses that it reports are durable according to the topics' classes."""
-        await self._context.server.api.told()
+        await self._context.server.api.expiry_durable()
         return response
 
     async def _then_settled(self, answer: Awaitable[Message | None]) -> Message | None:

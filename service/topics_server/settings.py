@@ -417,7 +417,7 @@ class Settings:
             max_connections=self.max_sse_connections,
             max_connections_per_key=self.max_sse_connections_per_key,
             journal_bytes=self.memory_bytes // 16,
-            least_heartbeat_ms=min(max(1, self.test_min_heartbeat_ms), WatchCaps().least_heartbeat_ms),
+            min_heartbeat_ms=min(max(1, self.test_min_heartbeat_ms), WatchCaps().min_heartbeat_ms),
         )
 
     @property

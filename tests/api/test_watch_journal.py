@@ -68,7 +68,7 @@ async def test_a_token_is_known_to_the_key_of_its_session_while_that_lives() -> 
     wid = await world.session("a", principal=owner)
     with world.api.open(wid, {}, principal=owner) as stream:
         await quiet(stream)
-        token = stream.token()
+        token = stream.resume_token()
         assert world.api.recall(token, principal=owner) == {"a": 3}
         assert world.api.recall(token, principal=other) is None
         assert world.api.recall(token, principal=None) is None

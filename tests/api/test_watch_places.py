@@ -18,7 +18,7 @@ async def take(world: Watching, wid: str) -> Place:
     """A stream opens, its client reads what there is; where that has led to."""
     with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         await quiet(stream)
-        return dict(stream.place)
+        return dict(stream.resume_cursors)
 
 
 @in_fake_time
@@ -49,7 +49,7 @@ async def test_a_place_names_the_instance_of_what_was_made_after_the_session() -
     world.recreate("a")
     world.append("a", 3)
     with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
-        assert stream.place == {"a": 5}, "the cursor is one of the old instance still"
+        assert stream.resume_cursors == {"a": 5}, "the cursor is one of the old instance still"
     place = await take(world, wid)
     assert place.pop("a#") == world.engine.catalog.topics["a"].number
     assert place == {"a": 3}
@@ -66,7 +66,7 @@ async def test_a_client_that_has_heard_of_the_new_beginning_goes_on_from_there()
     world.append("a", 9)
     with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         assert tell([await anext(stream), await anext(stream)]) == [("a", "recreated", 1, 9), ("a", [1, 2])]
-        place = dict(stream.place)
+        place = dict(stream.resume_cursors)
     await lose(world, wid)
     assert (await world.visit(wid, place))[0] == ("a", [3, 4])
 
@@ -164,7 +164,7 @@ async def test_the_end_of_a_topic_comes_before_its_new_beginning() -> None:
         world.put("p-b")
         world.append("p-b", 1)
         assert tell([await anext(stream)]) == [("p-a", "deleted", 0)]
-        assert stream.place == {"p-a": 0, "p-b": 3}
+        assert stream.resume_cursors == {"p-a": 0, "p-b": 3}
         assert tell([await anext(stream)]) == [("p-b", "deleted", 3)]
-        assert stream.place["p-b"] == 0
+        assert stream.resume_cursors["p-b"] == 0
         assert tell(await quiet(stream)) == [("p-b", [1]), ("p-b", "caught up")]

@@ -90,7 +90,7 @@ async def test_heartbeats_are_clamped() -> None:
     for given, kept in ((0, 1000), (999, 1000), (15_000, 15_000), (60_001, 60_000), (None, None)):
         session = await world.api.create(watch("a", heartbeat_ms=given), principal=UNRESTRICTED)
         assert session.request.heartbeat_ms == kept
-    lower = Watching(least_heartbeat_ms=50)
+    lower = Watching(min_heartbeat_ms=50)
     lower.put("a")
     session = await lower.api.create(watch("a", heartbeat_ms=1), principal=UNRESTRICTED)
     assert session.request.heartbeat_ms == 50
@@ -212,7 +212,7 @@ async def test_connections_are_counted_for_the_whole_and_for_each_key() -> None:
     for _ in range(10):
         with world.api.connection(k1), pytest.raises(RuntimeError), world.api.connection(k1):
             raise RuntimeError("a handler fails")
-    assert not world.api.connections._of_key
+    assert not world.api.connections._counts
 
 
 @in_fake_time

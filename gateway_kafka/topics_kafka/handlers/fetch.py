@@ -279,7 +279,7 @@ class Fetch:
         """Wait until there is enough, the time is up or the server drains. Only partitions with news are read."""
         self._timer = background.call_later(self._wait_seconds, self._wake, None)
         self._drain = ExitStack()
-        self._drain.enter_context(self._api.told_of_drain(self))
+        self._drain.enter_context(self._api.notify_on_drain(self))
         old = False
         while not self._is_enough():
             if not self._woken:

@@ -126,13 +126,13 @@ class TopicsApi:
         """
         await self.routers.forwarded(name)
         state = self._admit().get_topic(name, touch=touch, partition=partition)
-        await self.told(name)
+        await self.expiry_durable(name)
         return state
 
     async def list_topics(self, request: ListTopicsRequest, *, principal: Principal) -> ListTopicsReply:
         """One page, in name order, of the topics that the caller may know of (docs/contract.md, 3.5)."""
         page = self._admit().list_topics(request, principal.prefixes)
-        await self.told()
+        await self.expiry_durable()
         return page
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
@@ -140,7 +140,7 @@ class TopicsApi:
         try:
             reply, ticket = self._admit().delete_topic(name, if_empty=if_empty)
         except TopicsError:
-            await self.told(name)
+            await self.expiry_durable(name)
             raise
         await self._settle(ticket)
         return reply
@@ -294,7 +294,7 @@ class TopicsApi:
         """
         await self.routers.forwarded(request.topic)
         reply = self._admit().diff(request)
-        await self.told(request.topic)
+        await self.expiry_durable(request.topic)
         if request.wait_ms <= 0 or reply.slices or reply.tombstone is not None or not reply.caught_up:
             return reply
         try:
@@ -303,7 +303,7 @@ class TopicsApi:
         except TimeoutError:
             return reply
         reply = self._engine.diff(replace(request, from_seq=reply.next_from_seq, from_ts=None, last=None))
-        await self.told(request.topic)
+        await self.expiry_durable(request.topic)
         return reply
 
     async def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
@@ -311,7 +311,7 @@ class TopicsApi:
         if not request.epoch:
             await self.routers.forwarded(request.topic)
         page = self._admit().bulk(request)
-        await self.told(request.topic)
+        await self.expiry_durable(request.topic)
         return page
 
     async def news(self, topic: str, partition: int = 0) -> None:
@@ -319,13 +319,13 @@ class TopicsApi:
         woken = asyncio.Event()
         park = self._engine.park(topic, woken.set, partition)
         try:
-            with self.told_of_drain(woken):
+            with self.notify_on_drain(woken):
                 await woken.wait()
         finally:
             park.leave()
 
     @contextmanager
-    def told_of_drain(self, event: Settable) -> Iterator[None]:
+    def notify_on_drain(self, event: Settable) -> Iterator[None]:
         """Set `event` should the server start to drain meanwhile."""
         self._waiting.add(event)
         try:
@@ -341,7 +341,7 @@ class TopicsApi:
     async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
         """The first live seq of time `ts` (ms) or later, head + 1 if there is none yet; and the head."""
         found = self._admit().locate(name, ts, partition)
-        await self.told(name)
+        await self.expiry_durable(name)
         return found
 
     async def delete_records(self, request: DeleteRequest) -> DeleteReply:
@@ -393,9 +393,9 @@ class TopicsApi:
     async def _settle(self, ticket: int) -> None:
         if ticket:
             await self._commit.wait(ticket)
-        await self.told()
+        await self.expiry_durable()
 
-    async def told(self, topic: str | None = None) -> None:
+    async def expiry_durable(self, topic: str | None = None) -> None:
         """Return when readers of the topic (None: of any) may be told what has expired: as durably as its class asks.
 
         So it is at once, but for an `fsync` topic of which a reader has just found that records are too old. Doors that

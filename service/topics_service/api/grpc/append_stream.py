@@ -57,7 +57,7 @@ class AppendPipe:
         """The acks. Raises what ended the input, once every batch that was taken in has its ack."""
         intake = asyncio.create_task(self._take_in())
         try:
-            with self._api.told_of_drain(self._changed):
+            with self._api.notify_on_drain(self._changed):
                 while True:
                     if self._api.draining and not self._ended:
                         await _cancel(intake)  # what it has not taken in stays out

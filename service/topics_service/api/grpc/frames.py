@@ -68,7 +68,7 @@ class FrameWriter:
 
     def _moved(self) -> dict[str, int]:
         told = self._told
-        moved = {topic: seq for topic, seq in self._stream.place.items() if told.get(topic) != seq}
+        moved = {topic: seq for topic, seq in self._stream.resume_cursors.items() if told.get(topic) != seq}
         told.update(moved)
         return moved
 
