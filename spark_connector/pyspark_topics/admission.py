@@ -1,4 +1,4 @@
-"""How much of each backlog goes into one batch of a stream, when not all of it may."""
+"""Shares of backlogs in one limited batch of a stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import groupby
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a batch may hold at most; 0: no limit."""
+    """Limits of a batch; 0 is no limit."""
 
     records: int = 0
     bytes: int = 0  # data and meta, by the mean of the partition's live records
@@ -18,7 +18,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits in one partition."""
+    """The backlog of one partition."""
 
     topic: str
     records: int  # upper bound: seqs of deleted records count
@@ -26,7 +26,7 @@ class Backlog:
 
 
 def admit(backlogs: Sequence[Backlog], limits: Limits, turn: int = 0) -> list[int]:
-    """How many records each backlog may give; backlogs of one topic stand together.
+    """Return the number of records for each backlog; backlogs of one topic stand together.
 
     The limit is shared evenly over the topics that wait, and what a topic gets over its partitions; what one does not
     need goes to the others, so that a large backlog holds up nobody. `turn` counts the calls: who gets what can't be

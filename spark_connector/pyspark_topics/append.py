@@ -44,7 +44,7 @@ _KINDS: Final[dict[str, type[TopicsError]]] = {
 
 @dataclass(slots=True)
 class Counts:
-    """What an appender has done."""
+    """Counters of an appender."""
 
     records: int = 0
     chunks: int = 0

@@ -47,7 +47,7 @@ class BatchReader(DataSourceReader):
 
     @property
     def _asked(self) -> Parts | None:
-        """What to ask of the server, None for nothing. Spark has pickled the reader for the tasks when it asks for the
+        """The request to the server, or None. Spark has pickled the reader for the tasks when it asks for the
         partitions, so what these find out is not kept."""
         return self._limits.narrow(self._columns.parts(self._options))
 

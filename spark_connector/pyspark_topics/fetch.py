@@ -52,7 +52,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Which records are wanted, and what of them."""
+    """Filters and parts of the wanted records."""
 
     nodes: tuple[str, ...] = ()  # own nodes of the reader, whose records are left out
     tag_eq: str | None = None
@@ -108,7 +108,7 @@ class Fetcher:
     def _frames(
         self, source: Connection, wanted: SeqRange, parts: Parts, cursor: int
     ) -> Iterator[pa.RecordBatch | Gap | int]:
-        """What one call brings: batches and gaps, each frame's followed by the cursor behind it."""
+        """Yield the results of one call: batches and gaps, each frame's followed by the cursor behind it."""
         schema: pa.Schema | None = None
         done = False
         request = self._request(source, wanted, parts, cursor)

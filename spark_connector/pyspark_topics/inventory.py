@@ -1,4 +1,4 @@
-"""Which topics there are, and where each of their partitions stands."""
+"""The topics, with the positions of their partitions."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ _DURABILITY_PREFIX: Final = "DURABILITY_"
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """Where one partition stood when it was asked for."""
+    """Position of one partition at the time of the request."""
 
     partition: int
     head_seq: int

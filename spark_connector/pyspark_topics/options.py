@@ -101,7 +101,7 @@ def check_names(options: Mapping[str, str], known: Collection[str]) -> None:
 
 
 def server(options: Mapping[str, str]) -> Address:
-    """Where the server is: option `url` (else TOPICS_URL) and `apiKey` (else the key in the URL, else TOPICS_API_KEY).
+    """Server address: option `url` (else TOPICS_URL) and `apiKey` (else the key in the URL, else TOPICS_API_KEY).
 
     The environment is that of the driver; what is found there goes to the executors inside the Address.
     """
@@ -123,7 +123,7 @@ def settled(options: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ColumnOptions:
-    """Which columns a data frame has, unless it is given a schema."""
+    """Columns of a data frame, unless it is given a schema."""
 
     meta: bool = True
     data: bool = True
@@ -145,7 +145,7 @@ class ColumnOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read, from where to where."""
+    """Topics and range of a read."""
 
     address: Address
     topics: tuple[str, ...]  # empty: those that match `pattern`
@@ -197,7 +197,7 @@ class ReadOptions:
         )
 
     def parts(self, *, tags: bool = True, meta: bool = True, data: bool = True) -> Parts:
-        """What to ask of the server, for the columns that are wanted."""
+        """The parts of records to request, for the wanted columns."""
         return Parts(self.nodes, self.tag, self.tag_prefix, tags, meta, data)
 
 

@@ -49,7 +49,7 @@ def split(
 
 
 def _fitting(extent: Extent) -> int:
-    """How many records of this size a task may have."""
+    """Maximum number of records of this size in a task."""
     return _TASK_BYTES // max(extent.record_bytes, 1)
 
 

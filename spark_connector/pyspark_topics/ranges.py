@@ -1,4 +1,4 @@
-"""What a batch read is to read, of what the server has."""
+"""Ranges of a batch read."""
 
 from collections.abc import Iterator
 from dataclasses import replace

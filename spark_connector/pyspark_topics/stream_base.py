@@ -60,7 +60,7 @@ class StreamBase(DataSourceStreamReader):
     # What Spark asks for.
 
     def initialOffset(self) -> Json:  # noqa: N802  # the name is Spark's
-        """Where the options say to begin; the same each time. Raises NotFoundError for a named topic that does not
+        """The start that the options give; the same each time. Raises NotFoundError for a named topic that does not
         exist, and OffsetError."""
         if self._initial is None:
             self._initial = to_json(self._beginning())

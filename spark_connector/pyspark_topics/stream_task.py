@@ -1,4 +1,4 @@
-"""What one task of a stream reads."""
+"""The range of one task of a stream."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What one Spark task reads, and as what."""
+"""The range and the columns of one Spark task."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

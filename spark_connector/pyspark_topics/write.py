@@ -30,7 +30,7 @@ _BATCH: Final = "streaming.sql.batchId"  # were when the query goes on from its 
 
 
 def batch_writer(options: Mapping[str, str], schema: "StructType", overwrite: bool) -> "BatchWriter":
-    """What `df.write.format("topics")` writes with. Looks at options and columns alone.
+    """The writer of `df.write.format("topics")`. Looks at options and columns alone.
 
     Raises OptionError and RowError.
     """
@@ -41,7 +41,7 @@ def batch_writer(options: Mapping[str, str], schema: "StructType", overwrite: bo
 
 
 def stream_writer(options: Mapping[str, str], schema: "StructType", overwrite: bool) -> "StreamWriter":
-    """What `df.writeStream.format("topics")` writes with; as batch_writer."""
+    """The writer of `df.writeStream.format("topics")`; as batch_writer."""
     if overwrite:
         raise OptionError('a topic can be appended to, not overwritten: outputMode("append") or ("update")')
     parsed = WriteOptions.parse(options)
@@ -50,7 +50,7 @@ def stream_writer(options: Mapping[str, str], schema: "StructType", overwrite: b
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What one task wrote."""
+    """Counters of one task."""
 
     records: int
     chunks: int
@@ -98,12 +98,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Nothing is left to do: the records are stored and visible."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """What tasks have appended stays, and is recognized when the batch runs again."""
+        """Keep the appends of tasks: a rerun of the batch recognizes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskWrite:
-    """What the tasks of a write have to know."""
+    """Input of the tasks of a write."""
 
     options: WriteOptions
     layout: Layout

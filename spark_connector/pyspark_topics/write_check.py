@@ -1,4 +1,4 @@
-"""Whether what an earlier attempt stored under a key is what this attempt wanted to store."""
+"""Comparison of records stored by an earlier attempt with those of this one."""
 
 import json
 from typing import Any, Final

@@ -46,7 +46,7 @@ _SAFE_WINDOW_MS: Final = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a write was told. Goes to the tasks; its text never holds the key."""
+    """Options of a write. Goes to the tasks; its text never holds the key."""
 
     address: Address
     topic: str | None = None  # of all rows; wins over the column
@@ -92,12 +92,12 @@ class WriteOptions:
 
     @property
     def new_window_ms(self) -> int:
-        """How long a topic that the write creates, or whose window it raises, is to remember idempotency keys."""
+        """Idempotency window of a topic that the write creates, or whose window it raises."""
         return _NEW_WINDOW_MS if self.window_ms is None else self.window_ms
 
     @property
     def min_window_ms(self) -> int:
-        """How long an existing topic has to remember them where a write may be repeated at any time."""
+        """Least window of an existing topic, if a write may be repeated at any time."""
         return _SAFE_WINDOW_MS if self.window_ms is None else self.window_ms
 
     def config(self) -> topic_pb2.TopicConfig:

@@ -79,7 +79,7 @@ class TableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """What the properties of a table of ours say."""
+    """Properties of a table of ours."""
 
     topic: str
     topic_id: str
@@ -142,7 +142,7 @@ def create_table(
 
 
 def table_state(table: Table) -> TableState:
-    """What the table says of itself. Raises TableError where it is not one of ours, or no more."""
+    """Return the table's own properties. Raises TableError if it is not one of ours, or no more."""
     name, properties = ".".join(table.name()), table.properties
     if TOPIC not in properties:
         raise TableError(
@@ -215,7 +215,7 @@ def reachable() -> Iterator[None]:
 
 
 def is_down(error: BaseException) -> bool:
-    """Whether waiting may help: nobody answered, or only with an excuse."""
+    """True if a retry may help: no answer, or a temporary refusal."""
     if isinstance(error, _DOWN):
         return True
     if isinstance(error, DBAPIError):

@@ -1,4 +1,4 @@
-"""What the lakehouse is told: a TOML file, and settings that win over it."""
+"""Configuration of the lakehouse: a TOML file, and settings that win over it."""
 
 import math
 import os
@@ -48,7 +48,7 @@ class TopicRule:
     on_recreate: str = "fail"  # fail, archive
 
     def matches(self, topic: str) -> bool:
-        """Whether the rule is about this topic."""
+        """True if the rule is about this topic."""
         return topic == self.name if self.name else re.fullmatch(self.pattern, topic) is not None
 
 

@@ -1,4 +1,4 @@
-"""Which seqs of a partition were deleted on purpose, as ranges."""
+"""Deleted seqs of a partition, as ranges."""
 
 from collections.abc import Iterator
 
@@ -69,7 +69,7 @@ def _list(connection: Connection, request: pb.BulkDiffRequest, dead: SeqSet) -> 
 
 
 def _take(frame: pb.BulkDiffResponse, cursor: int, dead: SeqSet) -> int:
-    """What a frame tells of the seqs behind the cursor; the cursor behind it."""
+    """Add the deleted seqs that a frame shows; return the cursor behind it."""
     if frame.HasField("tombstone"):  # evicted: what was deleted among it can't be told apart any more
         dead.add(cursor + 1, frame.tombstone.gap_from - 1)
         cursor = max(cursor, frame.tombstone.gap_to)

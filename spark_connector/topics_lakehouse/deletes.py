@@ -39,7 +39,7 @@ _SUMMARY: Final = {"topics.maintenance": "deletes"}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far it is: seqs waited for, seqs listed, or bytes rewritten, of how many."""
+    """Progress: seqs waited for, seqs listed, or bytes rewritten, and their total."""
 
     stage: str  # waiting, listing, rewriting
     done: int
@@ -48,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What was removed: every record that had been deleted before the call and was in the table or on its way."""
+    """Result: every record that had been deleted before the call, and was in the table or on its way, is removed."""
 
     topic: str
     heads: Mapping[int, int]  # by partition: up to where the table was compared
@@ -190,7 +190,7 @@ def remove_rows(
 
 
 def _suspect(file: LiveFile, dead: Mapping[int, SeqSet]) -> bool:
-    """Whether the file may hold a dead row, by what the manifests tell."""
+    """True if the file may hold a dead row, by the manifests."""
     if file.partition is None or file.first is None or file.last is None:
         return True
     return file.partition in dead and dead[file.partition].within(file.first, file.last)

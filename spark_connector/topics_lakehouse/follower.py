@@ -44,7 +44,7 @@ Reporter = Callable[[str, "Status"], None]
 
 @dataclass(slots=True)
 class Status:
-    """Where one topic stands."""
+    """State of one topic."""
 
     topic: str
     table: str
@@ -100,7 +100,7 @@ class Follower:
         self._not_before = 0.0
 
     def due(self) -> bool:
-        """Whether to try now."""
+        """True if it is time to try."""
         return time.monotonic() >= self._not_before
 
     def open(self, info: TopicInfo) -> TopicTables:
@@ -116,7 +116,7 @@ class Follower:
         return self.tables
 
     def _overdue(self) -> bool:
-        """Whether a commit has waited so long that its files may soon pass for orphans: better to write them again."""
+        """True if a commit has waited so long that its files may soon pass for orphans: then they are written again."""
         return bool(self._pending) and time.monotonic() - self._pending_since > MIN_GRACE / 2
 
     def _open(self, info: TopicInfo) -> TopicTables:

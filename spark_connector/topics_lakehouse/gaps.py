@@ -60,7 +60,7 @@ def gap_rows(gaps: Sequence[Gap], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _without(whole: _Range, parts: Iterable[_Range]) -> list[_Range]:
-    """What is left of a range without the parts."""
+    """The rest of a range without the parts."""
     left = [whole]
     for first, last in parts:
         pieces = []

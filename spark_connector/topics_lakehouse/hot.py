@@ -1,4 +1,4 @@
-"""What a topic has and its table does not yet: the hot tail, as rows of the table."""
+"""The hot tail: records of a topic that its table does not have yet, as rows of the table."""
 
 import pyarrow as pa
 from pyiceberg.schema import Schema

@@ -30,7 +30,7 @@ _KEPT_NAMES: Final = frozenset({"version-hint.text"})
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """What is kept of a table."""
+    """Retention of a table."""
 
     keep_snapshots: int = 20  # the newest, and any with a tag or branch
     merge_manifests_at: int = 20  # write the manifests anew when there are more
@@ -39,7 +39,7 @@ class Maintenance:
 
 @dataclass(frozen=True, slots=True)
 class Maintained:
-    """What one run did."""
+    """Result of one run."""
 
     snapshots_expired: int = 0
     manifests_merged: int = 0
@@ -153,7 +153,7 @@ def referenced(table: Table) -> set[str]:
 
 
 def _folders(table: Table) -> list[str]:
-    """Where the table's files are put: nothing outside is touched, whatever a location points to."""
+    """Folders of the table's files: nothing outside is touched, whatever a location points to."""
     base = table.location().rstrip("/")
     return [f"{base}/data", f"{base}/metadata"]
 

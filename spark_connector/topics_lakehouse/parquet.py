@@ -28,7 +28,7 @@ _DATA_PATH: Final = "write.data.path"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where and how the files of one table are written. Can be pickled."""
+    """Location and layout of the files of one table. Can be pickled."""
 
     folder: str
     schema: pa.Schema  # of the files: with field ids, perhaps not with every column of the table
@@ -155,7 +155,7 @@ class ParquetFiles:
 
 
 def _data_file(path: str, size: int, footer: pq.FileMetaData, where: Layout) -> DataFile:
-    """What a manifest says of the file, with the bounds of its columns."""
+    """The manifest entry of the file, with the bounds of its columns."""
     statistics = data_file_statistics_from_parquet_metadata(
         parquet_metadata=footer,
         stats_columns=compute_statistics_plan(where.table_schema, dict(where.properties)),

@@ -51,7 +51,7 @@ class TaskFailedError(Exception):
 
 @dataclass(slots=True)
 class Metrics:
-    """What a pipeline has done since its start."""
+    """Counters of a pipeline since its start."""
 
     rounds: int = 0  # that wrote something
     records: int = 0
@@ -99,7 +99,7 @@ class Pipeline:
 
     @property
     def statuses(self) -> list[Status]:
-        """Where each topic stands, by name."""
+        """State of each topic, by name."""
         return [self._followers[topic].status for topic in sorted(self._followers)]
 
     def lag(self, topic: str) -> int:
@@ -182,7 +182,7 @@ class Pipeline:
         return bool(behind)
 
     def _look(self) -> list[TopicInfo] | None:
-        """Where the topics stand; None where the server does not tell."""
+        """Heads of the topics; None if the server does not answer."""
         for rule in self._config.topics:
             if rule.name:
                 self._follower(rule.name)
@@ -317,7 +317,7 @@ class Pipeline:
 
     @contextmanager
     def _guarded(self, follower: Follower) -> Iterator[None]:
-        """What goes wrong with one topic is that topic's affair: it becomes its state."""
+        """Record a failure of one topic as that topic's state."""
         topic = follower.status.topic
         try:
             yield
@@ -387,7 +387,7 @@ def _heads(info: TopicInfo) -> dict[int, int]:
 
 
 def _behind(status: Status, ends: Ends) -> bool:
-    """Whether a topic that is all right has not got as far as it should."""
+    """True if a healthy topic is behind its target."""
     wanted = ends.get(status.topic, {})
     return status.state == LIVE and any(
         status.positions.get(partition, 0) < min(head, wanted.get(partition, 0))

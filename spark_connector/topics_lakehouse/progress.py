@@ -1,4 +1,4 @@
-"""How far the tables are, told to the server as the positions of a consumer group.
+"""Positions of the tables, committed as those of a consumer group.
 
 The tables are the truth: nothing goes on from these positions. But a topic may retain for the group what it has not got
 yet (`retain_until_acked_by`), the group's lag is in the server's listings and metrics, and a table that stands behind

@@ -55,7 +55,7 @@ class LiveFile:
 
     @property
     def path(self) -> str:
-        """Where it lies."""
+        """Its location."""
         return self.data.file_path
 
     @property
@@ -71,7 +71,7 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What a replacement did."""
+    """Result of a replacement."""
 
     files_before: int = 0
     files_after: int = 0

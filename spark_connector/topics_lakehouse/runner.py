@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RunnerGoneError(Exception):
-    """What does the tasks has ended, and no task can be done any more."""
+    """The executor of tasks has ended, and no task can run any more."""
 
 
 class Runner(Protocol):

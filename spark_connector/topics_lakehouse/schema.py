@@ -188,14 +188,14 @@ def _told(kind: IcebergType) -> str:
 
 
 def _wider(narrow: IcebergType, wide: IcebergType) -> bool:
-    """Whether Iceberg can turn a column of the first type into one of the second."""
+    """True if Iceberg can turn a column of the first type into one of the second."""
     if isinstance(narrow, DecimalType) and isinstance(wide, DecimalType):
         return narrow.scale == wide.scale and narrow.precision < wide.precision
     return (type(narrow), type(wide)) in ((IntegerType, LongType), (FloatType, DoubleType))
 
 
 def _same(one: IcebergType, other: IcebergType) -> bool:
-    """Whether two types are the same but for their field ids."""
+    """True if two types are the same but for their field ids."""
     return bool(_plain(one) == _plain(other))
 
 

@@ -1,4 +1,4 @@
-"""Where each topic's tables stand, and what is wrong with them."""
+"""State and faults of each topic's tables."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
