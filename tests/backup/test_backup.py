@@ -175,7 +175,7 @@ def test_what_is_not_there(cli: Cli, target: Path, tmp_path: Path) -> None:
     assert "no backup" in cli("backup", "verify", "--from", target, code=5).err
     unknown = "20260101T000000000Z-abcdef"
     assert unknown in cli("backup", "verify", unknown, "--from", target, code=5).err
-    assert "no id" in cli("backup", "restore", "../x", "--from", target, "--to", tmp_path / "new", code=5).err
+    assert "not a backup id" in cli("backup", "restore", "../x", "--from", target, "--to", tmp_path / "new", code=5).err
     assert not (tmp_path / "new").exists()
     assert "no data directory" in cli("backup", "create", "--data-dir", tmp_path / "no", "--to", target, code=1).err
     assert "no checkpoint" in cli("backup", "release", "none", code=5).err

@@ -1,4 +1,4 @@
-"""Record batches of Kafka clients: appended as they came, and what a log holds read back in batches.
+"""Record batches of Kafka clients: appended unchanged, and a log's records read back as batches.
 
 Kafka's offset of a record is its seq - 1. So the offset to read next is the `from_seq` of every other protocol.
 """
@@ -45,7 +45,7 @@ class BatchRequest(Struct, kw_only=True):
 class BatchReply(Struct, kw_only=True):
     """The position of the batch; with `deduped`, that of the original write.
 
-    `ts` is the time that the records got, None where they keep their own.
+    `ts` is the time assigned to the records, None if they keep their own.
     """
 
     first_seq: int
@@ -114,7 +114,7 @@ class Batches:
         self.producers = producers
 
     def append(self, request: BatchRequest) -> tuple[BatchReply, int]:
-        """Append a batch as it came; returns the reply and the ticket that its acknowledgement waits for.
+        """Append a batch unchanged; return the reply and the ticket that its acknowledgement waits for.
 
         A batch of an idempotent producer that was appended before is not appended again.
 
@@ -156,7 +156,7 @@ class Batches:
         return reply, max(ticket, self._catalog.unsynced(topic))
 
     def fetch(self, request: FetchRequest) -> FetchReply:
-        """Read whole batches after a cursor. Records that were deleted are passed over, as are lost ones in between.
+        """Read whole batches after a cursor. Deleted and lost records in between are skipped.
 
         Raises TopicsError `topic_not_found`, `partition_not_found`, or `internal` for damage.
         """
@@ -183,7 +183,7 @@ class Batches:
         return reply
 
     def offset_at(self, name: str, partition: int, ts: int) -> tuple[int, int] | None:
-        """Seq and time of the first live record whose time, as its writer gave it, is `ts` (ms) or later.
+        """Return seq and time of the first live record with a time, as set by its writer, of `ts` (ms) or later.
 
         The answer is exact unless 1024 blocks or 64 batches that should have such a record have none: where those are
         gone that had it, or a producer says what is not so. Then it is the first record that was appended since.
@@ -199,7 +199,7 @@ class Batches:
         return at, block.ts_at(at - block.base_seq)
 
     def newest_time(self, name: str, partition: int) -> tuple[int, int] | None:
-        """Seq and time of the first live record that has the highest time of all; None if there are no records.
+        """Return seq and time of the first live record with the highest time; None if there are no records.
 
         Where the one that had it is gone, of those in the newest 1024 blocks.
         """

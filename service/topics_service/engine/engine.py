@@ -179,7 +179,7 @@ class Engine:
             recovery.close(self.writer, (log for topic in self.catalog.topics.values() for log in topic.logs))
 
     def ready(self) -> ReadyState:
-        """Return whether the engine takes work."""
+        """Return the readiness: whether the engine takes work, and the reason if not."""
         reason = ""
         if self.draining:
             reason = "shutting_down"

@@ -1,4 +1,4 @@
-"""Background work on one log, in slices: sealing small blocks, dropping dead ones."""
+"""Background work on one log, in slices: sealing (merging and indexing) small blocks, and dropping dead ones."""
 
 from collections.abc import Iterable
 from copy import copy
@@ -27,7 +27,7 @@ _RECLAIM_BLOCKS = 256
 
 
 def run(log: Log, writer: Writer, memory: Store) -> bool:
-    """Do what is due on the log, a bounded slice of it. True if there is more to do at once."""
+    """Run a bounded slice of the work due on the log. Returns True if more is due at once."""
     s = log.view
     more = False
     dead = s.earliest - s.reclaimed_to
@@ -45,7 +45,7 @@ def run(log: Log, writer: Writer, memory: Store) -> bool:
 def _seal(log: Log, writer: Writer, memory: Store) -> bool:
     """Merge and index the visible blocks after `sealed_to` in one atomic batch.
 
-    So many that they have about `SEAL_RECORDS` records, or `_SEAL_BYTES` of them: all are in memory.
+    Takes blocks of about `SEAL_RECORDS` records or `_SEAL_BYTES` in all, which are in memory at once.
     """
     s = log.view
     at = max(s.sealed_to + 1, s.earliest)
@@ -97,7 +97,7 @@ def _seal(log: Log, writer: Writer, memory: Store) -> bool:
 
 
 def index_marked(log: Log, writer: Writer, memory: Store, stop: int | None = None) -> bool:
-    """Index one block that sealing has passed over, of those alive that begin below `stop`. True if it found one.
+    """Index one live block that sealing has skipped and that begins below `stop`. Returns True if it found one.
 
     A damaged one keeps its mark: a delete by tag reports it while it is alive.
     """
@@ -127,13 +127,13 @@ def index_marked(log: Log, writer: Writer, memory: Store, stop: int | None = Non
 
 
 def _merged(blocks: list[StoredBlock]) -> StoredBlock:
-    """One block of several of a kind."""
+    """Merge blocks of one kind."""
     opaque = [block for block in blocks if isinstance(block, KafkaBlock)]
     return kafkablock.merge(opaque) if opaque else merge_columns([b for b in blocks if isinstance(b, Block)])
 
 
 def _groups(blocks: Iterable[StoredBlock]) -> Iterable[list[StoredBlock]]:
-    """The blocks in order, small neighbours of a kind together."""
+    """Yield the blocks in order, with small neighbours of a kind grouped."""
     group: list[StoredBlock] = []
     records = nbytes = 0
     for block in blocks:
@@ -210,7 +210,7 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
 
 
 def _finish(log: Log, store: Store, writer: Writer, batch: WriteBatch, **physical: int) -> None:
-    """Write the batch with the log's changed physical fields, then let every state in use know them."""
+    """Write the batch with the log's changed physical fields, then update every state in use."""
     if store is writer.store:
         row = copy(log.state)
         for field, value in physical.items():

@@ -1,4 +1,4 @@
-"""Idempotent producers: which batches a log has taken from each of late, so that a retry is not appended twice.
+"""Idempotent producers: the recent batches of each in a log, so that a retry is not appended twice.
 
 The state of a producer is a row of its log, written with the batch that changes it, so it survives what the batch
 survives. Like Kafka, the last five batches of each are known, and a producer that was idle for a day is forgotten.
@@ -52,7 +52,7 @@ class Producer(NamedTuple):
     batches: tuple[Known, ...]
 
     def find(self, header: Header) -> Known | None:
-        """The batch, if it was appended before. Raises SequenceError if it can't be appended either."""
+        """Return the batch if it was appended before. Raises SequenceError if it wasn't, and can't be."""
         first, last = _numbers(header)
         if header.producer_epoch < self.epoch:
             message = f"epoch {header.producer_epoch} of producer {self.producer_id} is over, it has {self.epoch}"
@@ -77,7 +77,7 @@ class Producer(NamedTuple):
 
 
 class Producers:
-    """The producers of all logs: rows in the store, those that wrote of late also in memory."""
+    """The producers of all logs: rows in the store, and recent ones also in memory."""
 
     def __init__(self, writer: Writer, memory: Store) -> None:
         self._writer = writer
@@ -89,7 +89,7 @@ class Producers:
         self._swept = [b"", b""]  # on disk, in memory
 
     def new_id(self) -> tuple[int, int]:
-        """A producer id that was never given out, and the ticket after which it may be."""
+        """Return a new producer id, and the ticket after which it may be used."""
         if self._next_id == self._reserved:
             reserved = self._reserved + _IDS_RESERVED
             batch = self._writer.begin()
@@ -114,7 +114,7 @@ class Producers:
         return None
 
     def after(self, known: Producer | None, header: Header, seq: int, now: int) -> Producer:
-        """The producer's state once the batch was appended at `seq`."""
+        """Return the producer's state after the batch is appended at `seq`."""
         batch = Known(*_numbers(header), seq)
         batches: tuple[Known, ...] = (batch,)
         if known is not None and known.epoch == header.producer_epoch:
@@ -122,11 +122,11 @@ class Producers:
         return Producer(header.producer_id, header.producer_epoch, now, batches)
 
     def stage(self, home: WriteBatch, log: Log, producer: Producer) -> None:
-        """Put the state into the batch that the records are in; `written` must follow."""
+        """Put the state into the batch of the records; `written` must follow."""
         home.put(Family.PRODUCERS, keys.pair(log.log_id, producer.producer_id), producer.encode())
 
     def written(self, log: Log, producer: Producer) -> None:
-        """The state was written."""
+        """Apply the state, once it is written."""
         key = log.log_id, producer.producer_id
         self._cache[key] = producer
         self._cache.move_to_end(key)
@@ -134,7 +134,7 @@ class Producers:
             self._cache.popitem(last=False)
 
     def for_log(self, log: Log) -> Sequence[Producer]:
-        """The log's producers, at most 1000 of them."""
+        """Return up to 1000 of the log's producers."""
         found: dict[int, Producer] = {}
         for store in (self._memory, self._writer.store):
             for key, row in islice(store.scan(Family.PRODUCERS, *keys.log_range(log.log_id)), _LISTED):
@@ -162,7 +162,7 @@ class Producers:
 
 
 def _numbers(header: Header) -> tuple[int, int]:
-    """The first and last sequence number of a batch; they go round at 2^31."""
+    """Return the first and last sequence number of a batch; they wrap around at 2^31."""
     return header.base_sequence, (header.base_sequence + header.count - 1) & _LAST_SEQUENCE
 
 

@@ -201,7 +201,7 @@ class _Search:
 
 
 def _matching_ranges(block: Block, first: int, stop: int, match: TagMatch) -> Iterator[tuple[int, int]]:
-    """Return the ranges of seqs among records first..stop-1 of the block that have a matching tag."""
+    """Yield the ranges of seqs among records first..stop-1 of the block that have a matching tag."""
     column, base = block.tags, block.base_seq
     if column is None:
         return

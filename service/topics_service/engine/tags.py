@@ -1,4 +1,4 @@
-"""The tag index: where records with a tag are, without walking the log.
+"""The tag index: finds records with a tag without walking the log.
 
 Sealed blocks are indexed by run: one row per distinct tag of a run, holding positions relative to the run's base.
 Blocks above `sealed_to` are few by construction (`maintenance`) and are looked at directly.
@@ -48,7 +48,7 @@ def mark(batch: WriteBatch, blocks: Iterable[StoredBlock]) -> None:
 
 
 def marked(store: Store, log_id: int, start: int = 0) -> Iterator[int]:
-    """The bases, from `start` on, of the sealed blocks in `store` that are not indexed."""
+    """Yield the bases, from `start` on, of the sealed blocks in `store` that are not indexed."""
     for key, _ in store.scan(Family.TAGS, *keys.unindexed_range(log_id, start)):
         yield keys.tag_run(key)
 
@@ -78,9 +78,9 @@ def indexed_to(stores: Iterable[Store], blocks: LogBlocks, seq: int) -> int:
 def matching(
     stores: Iterable[Store], log_id: int, s: Snapshot, blocks: LogBlocks, match: TagMatch, bound: int
 ) -> list[int]:
-    """The live seqs below `bound` whose tag matches, ascending. Cost grows with the matches, not with the log.
+    """Return the live seqs below `bound` with a matching tag, ascending. The cost grows with the matches, not the log.
 
-    Every block that was marked as not indexed is decoded for it; `maintenance.index_marked` spares that.
+    Every block marked as not indexed is decoded for it; `maintenance.index_marked` avoids that.
     """
     prefix = match.op == "Glob"
     found: set[int] = set()
@@ -118,7 +118,7 @@ def walk(stores: Iterable[Store], log_id: int, match: TagMatch, start: int) -> I
 
 
 def prune(store: Store, batch: WriteBatch, log_id: int, match: TagMatch, head: int) -> None:
-    """Remove the rows of a match whose records up to `head` are all being deleted."""
+    """Remove the rows of a match when all its records up to `head` are being deleted."""
     for key, run, row in _rows(store, log_id, match.value, prefix=match.op == "Glob"):
         if run + array("I", row)[-1] <= head:
             batch.delete(Family.TAGS, key)

@@ -1,4 +1,4 @@
-"""RocksDB's manifest, read far enough to tell the families, the tables and the write-ahead logs that are needed.
+"""Reader of RocksDB's manifest: the families, the tables and the needed write-ahead logs.
 
 A manifest has records as a log file has, each a row of fields: a tag, and what the tag says. Records can form a group
 that counts as a whole or not at all.
@@ -71,7 +71,7 @@ def path_in(directory: Path) -> Path:
 
 
 def read(directory: Path) -> Manifest:
-    """The manifest of a database. Raises OSError, and ValueError for one that is damaged."""
+    """Read the manifest of a database. Raises OSError, and ValueError if it is damaged."""
     path = path_in(directory)
     found = Manifest(families={"default": 0}, logs={0: 0})
     group: list[_Edit] = []

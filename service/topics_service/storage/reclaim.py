@@ -1,4 +1,4 @@
-"""Space that the database takes and does not need, given back at once: what RocksDB would do by itself, some time.
+"""Immediate reclamation of disk space that RocksDB would free only at some later time.
 
 The write-ahead log stays until what it holds is in tables. Rows that are deleted stay until a compaction meets them,
 which for the tables of a topic that nobody writes to any more can be never.
@@ -47,7 +47,7 @@ class _Range(NamedTuple):
 
 
 class Reclaim:
-    """Gives space of a store back that is open. `run` blocks, and the GIL is free while it does."""
+    """Reclaims space of an open store. `run` blocks, and releases the GIL meanwhile."""
 
     def __init__(self, store: RocksStore, live_bytes: Callable[[], int]) -> None:
         """`live_bytes` are the record bytes of all logs: no compaction of blocks writes more than about these."""
@@ -62,7 +62,7 @@ class Reclaim:
         self._options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
 
     def freed(self, log_id: int, stop: int | None) -> None:
-        """The blocks of a log below seq `stop` were deleted; all rows of the log with None."""
+        """Note that the blocks of a log below seq `stop` were deleted, or all rows of the log (None)."""
         self._dead[log_id] = _LAST_SEQ if stop is None else max(stop - 1, self._dead.get(log_id, 0))
         if len(self._dead) > _MAX_LOGS:
             del self._dead[next(iter(self._dead))]
@@ -101,7 +101,7 @@ class Reclaim:
             return True
 
     def stop(self) -> None:
-        """Wait for the round that runs, and let there be no other: call before the store is closed."""
+        """Wait for the running round and prevent further ones. Call it before the store is closed."""
         self._stopped = True
         with self._lock:
             pass

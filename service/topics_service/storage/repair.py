@@ -1,4 +1,4 @@
-"""A damaged data directory opened for what can still be read of it, through copies and links: nothing in it changes."""
+"""Opens a damaged data directory for reading what is intact, through copies and links: nothing in it changes."""
 
 import re
 import shutil
@@ -93,7 +93,7 @@ def _links(path: Path, own: Path) -> None:
 
 
 def _log_damage(path: Path) -> str | None:
-    """Describe damage of the write-ahead log that a start would not pass over."""
+    """Describe damage of the write-ahead log that a start would not skip."""
     if clean_shutdown.is_closed(path):
         return None
     if not validation.needed_by(path).families:

@@ -1,4 +1,4 @@
-"""The manifest of a database: damage that RocksDB passes over, its tables, and edits that name other files for them."""
+"""Tables in the manifest of a database: damage that RocksDB ignores, listing, and edits that replace files."""
 
 import struct
 from collections.abc import Iterable

@@ -148,7 +148,7 @@ class ClassicGroup:
         return member
 
     def check_commit(self, member_id: str, generation: int, instance_id: str | None) -> None:
-        """Return whether the member may commit; it counts as a sign of life. Raises RefusedError."""
+        """Check that the member may commit, which counts as a sign of life. Raises RefusedError."""
         member = self.check(member_id, generation, instance_id)
         self._hear(member)
         if self.state == COMPLETING:

@@ -128,7 +128,7 @@ class ConsumerGroup:
     def check_commit(
         self, member_id: str, epoch: int, partitions: Collection[Partition] | None, *, knows_epochs: bool
     ) -> None:
-        """Return whether the member may commit, as a sign of life. Raises RefusedError.
+        """Check that the member may commit, which counts as a sign of life. Raises RefusedError.
 
         With an epoch of the past it may for `partitions` that it has had ever since then.
         """
@@ -142,7 +142,7 @@ class ConsumerGroup:
         member.session.set(self._run.now() + self._run.settings.session_ms)
 
     def check_fetch(self, member_id: str, epoch: int) -> None:
-        """Return whether the member may ask where it stands. Raises RefusedError."""
+        """Check that the member may read its positions. Raises RefusedError."""
         if epoch != self._member(member_id, None).epoch:
             raise RefusedError(GroupError.STALE_MEMBER_EPOCH)
 

@@ -148,7 +148,7 @@ class Coordinator:
         *,
         knows_epochs: bool = True,
     ) -> GroupError:
-        """Return whether this member may commit positions, or a client without membership while there are no members.
+        """Check that this member may commit positions, or a client without membership while there are no members.
 
         A member of a `consumer` group may be at an epoch of the past if it has had all `partitions` since then; its
         client must know what a member epoch is.
@@ -187,7 +187,7 @@ class Coordinator:
         return GroupError.NONE
 
     def check_delete(self, group: str, topic: str) -> GroupError:
-        """Return whether the group's positions in a topic may be deleted: not while members may be working on it."""
+        """Check that the group's positions in a topic may be deleted: not while members may be working on it."""
         found = self._groups.get(group)
         if found is None or not found.members:
             return GroupError.NONE

@@ -25,7 +25,7 @@ _VERSION = 1
 
 
 class Delivery(Struct, gc=False):
-    """A job that was delivered and is not done.
+    """A delivered job that is not done.
 
     Held by `node` under `lease_id` up to and including `deadline` (ms); or given back (`node` None), and then
     `deadline` is when it can be claimed again, 0 for now.
@@ -39,7 +39,7 @@ class Delivery(Struct, gc=False):
     attempts: Attempts = ()
 
     def held_by(self, node: str, lease_id: str) -> bool:
-        """Return whether `node` holds it, under this token if one is given."""
+        """Return whether `node` holds the job, under this token if one is given."""
         return self.node == node and (not lease_id or self.lease_id == lease_id)
 
 
@@ -82,7 +82,7 @@ def encode(delivery: Delivery) -> bytes:
 
 
 def decode(row: bytes) -> Delivery:
-    """A delivery from its stored form. What can't be read is a job given back, as if every lease of it had expired."""
+    """Decode a delivery. An unreadable one becomes a returned job, as if every lease of it had expired."""
     try:
         return parse(row)
     except ValueError:

@@ -19,9 +19,9 @@ NewMeta = Callable[[bytes | None, int], bytes | None]  # from a record's meta an
 
 
 def copies(blocks: LogBlocks, seqs: Sequence[int], new_meta: NewMeta) -> Batch:
-    """The records, to be appended elsewhere: data, tag and node as they are, meta as `new_meta` makes it.
+    """Return the records for an append elsewhere: data, tag and node unchanged, meta from `new_meta`.
 
-    Stops after `MOVE_BYTES` and before one that can't be read, but not before the first: for that it raises.
+    Stops after `MOVE_BYTES` and before an unreadable record; raises if that is the first.
     """
     datas: list[bytes] = []
     tags: list[bytes | None] = []
@@ -51,9 +51,9 @@ def copies(blocks: LogBlocks, seqs: Sequence[int], new_meta: NewMeta) -> Batch:
 
 
 def fitting(batch: Batch, seqs: Sequence[int], source: Topic, dest: Topic, capacity: Capacity, now: int) -> Batch:
-    """The batch, or as much of its beginning as `dest` has room for (by halves). The `seqs` leave `source` for it.
+    """Return the batch, or as much of its beginning as fits into `dest` (by halves). The `seqs` leave `source` for it.
 
-    Raises what `Capacity.check` does when not even the first record fits.
+    Raises the error of `Capacity.check` if not even the first record fits.
     """
     if not capacity.is_checked(dest):
         return batch

@@ -118,7 +118,7 @@ class Schedule:
             self.fold(batch, s, write)
 
     def added(self, write: Write) -> None:
-        """The rows of `stage` are written."""
+        """Apply the rows of `stage`, once they are written."""
         if self._folding:
             self.folded()
         else:
@@ -133,7 +133,7 @@ class Schedule:
             self.soonest = write.ready_at
 
     def fold_is_due(self, s: Snapshot) -> bool:
-        """Return whether rows that cover nothing any more wait for a `fold` that no append has done."""
+        """Return whether obsolete rows wait for a `fold` that no append has done."""
         if len(self._over) >= FOLD_ROWS:
             return True
         return self._sets_from is not None and s.earliest >> _CHUNK_BITS > self._sets_from
@@ -175,7 +175,7 @@ class Schedule:
     # -------------------------------------------------------------------- time
 
     def advance(self, now: int) -> None:
-        """Let those whose time has come be ready: a bounded number of writes, the next call goes on."""
+        """Make due jobs ready: a bounded number of writes; the next call continues."""
         if self.soonest is None or now < self.soonest:
             return
         due = self._store.scan(Family.JOBS, self._time_from, self._prefix + _TIME + _U64.pack(now + 1))
@@ -191,7 +191,7 @@ class Schedule:
         self._next_time()
 
     def lookup(self, seq: int) -> tuple[int, int]:
-        """(priority, ready_at) of one that waits."""
+        """Return (priority, ready_at) of a waiting job."""
         row = self._store.floor(Family.JOBS, self._prefix + _WRITE + _U64.pack(seq))
         if row is None or not row[0].startswith(self._prefix + _WRITE):
             return 0, 0
@@ -199,7 +199,7 @@ class Schedule:
         return priority, ready_at
 
     def priority_of(self, seq: int) -> int:
-        """The priority of one that was not handed out."""
+        """Return the priority of a job that was not delivered."""
         for priority, level in self.levels.items():
             if seq in level:
                 return priority
@@ -208,18 +208,18 @@ class Schedule:
     # ------------------------------------------------------------------ leaving
 
     def forget(self, seq: int) -> None:
-        """The job was handed out before a restart, or is gone."""
+        """Forget a job that was delivered before a restart, or is gone."""
         self.waiting.discard(seq)
         for level in self.levels.values():
             level.discard(seq)
 
     def forget_below(self, seq: int) -> None:
-        """Every job below `seq` is gone."""
+        """Forget all jobs below `seq`."""
         for numbers in (self.waiting, self.skip, *self.levels.values()):
             numbers.remove_range(0, seq)
 
     def first_unscheduled(self, start: int, stop: int) -> int:
-        """The first seq in [start, stop) that goes by the order of seqs; `stop` if there is none."""
+        """Return the first seq in [start, stop) that is served in order of seqs; `stop` if there is none."""
         return first_absent(self.skip, start, stop) if self.skip else start
 
     # ---------------------------------------------------------------- internals
