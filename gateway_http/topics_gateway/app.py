@@ -11,7 +11,9 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topics_gateway.body import drain
+from topics_gateway.body_timeout import BodyTimeouts
 from topics_gateway.call import ON_ROUTED, Call, ClientGoneError, Handler, ms_since
+from topics_gateway.connection_quota import hold_connection
 from topics_gateway.cross_origin import CrossOrigin
 from topics_gateway.errors import error_reply, internal
 from topics_gateway.group_endpoints import GroupEndpoints
@@ -25,13 +27,11 @@ from topics_gateway.reply import EventStream, Reply, send_reply
 from topics_gateway.router_endpoints import RouterEndpoints
 from topics_gateway.routes import UNROUTED, Route, RouteTable
 from topics_gateway.settings import GatewaySettings
-from topics_gateway.shares import hold_connection
 from topics_gateway.sse import query_token, serve
-from topics_gateway.stalls import StallWatch
 from topics_gateway.topic_endpoints import TopicEndpoints
 from topics_gateway.watch_endpoints import WatchEndpoints
 from topics_gateway.websocket import PATH, WebSocketDoor, plain_request
-from topics_gateway.work_endpoint import WorkEndpoint
+from topics_gateway.work_endpoints import WorkEndpoint
 from topics_service.api.access import NO_ROUTE, PROBES, Authorizer, authorize
 from topics_service.api.auth import ANONYMOUS, Principal
 from topics_service.api.grpc.calls import Calls
@@ -175,7 +175,7 @@ class _Routes:
     ) -> None:
         self._table = table
         self._settings = settings
-        self._stalls = StallWatch(settings.body_timeout_seconds)
+        self._body_timeouts = BodyTimeouts(settings.body_timeout_seconds)
         self._authorizer = authorizer
         self._origins = origins
         self._statistics = metrics.http
@@ -183,7 +183,7 @@ class _Routes:
         self._errors = metrics.errors
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive, self._stalls)
+        call = Call(scope, receive, self._body_timeouts)
         call.memory = self._authorizer.quotas.memory
         request = begin(call.headers.get(HEADER_BYTES))
         if request.given is not None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from topics_gateway.call import Call
 from topics_gateway.errors import payload_too_large, unsupported_media_type
-from topics_gateway.jsonbody import MOST_PARTS, JsonObject, parse_object
+from topics_gateway.json_fields import MOST_PARTS, JsonObject, parse_object
 from topics_service.api.quota import MEMORY, SMALL_BYTES, exceeded
 from topics_service.engine.errors import TopicsError, invalid
 

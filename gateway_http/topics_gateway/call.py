@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope
 
+from topics_gateway.body_timeout import BodyTimeouts
 from topics_gateway.reply import EventStream, Reply
-from topics_gateway.stalls import StallWatch
 from topics_service.api.auth import ANONYMOUS
 from topics_service.api.budget import MemoryBudget
 from topics_service.api.memory_wait import wait_for
@@ -31,15 +31,16 @@ class ClientGoneError(Exception):
 class Call:
     """The parts of an ASGI request that handlers look at.
 
-    `name` is the variable segment of the path, percent-decoded, or empty. `headers` has lower-case names; a repeated
-    header is a list, joined by commas (the transport refuses those that hold one value). `gone` says that the client
-    was seen to leave, `stalled` that it stopped sending its body for longer than `stalls` allows. `principal` is who
-    asks, `held` what the body counts against the limits of its key and in the `memory` for all, `error` the code that
-    it was refused with.
+    `name` is the variable segment of the path, percent-decoded, or empty. `headers` has lower-case names; the values of
+    a repeated header are joined by commas (the transport refuses repetition where one value is allowed). `gone` is set
+    once the client has disconnected, `stalled` once its body has paused for longer than `body_timeouts` allows.
+    `principal` is the caller; `held` is what the body counts against the limits of its key and of `memory`, which all
+    requests share. `error` is the code of a refusal.
     """
 
     __slots__ = (
         "body_ended",
+        "body_timeouts",
         "error",
         "gone",
         "headers",
@@ -51,11 +52,10 @@ class Call:
         "rpc",
         "scope",
         "stalled",
-        "stalls",
         "started",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, stalls: StallWatch) -> None:
+    def __init__(self, scope: Scope, receive: Receive, body_timeouts: BodyTimeouts) -> None:
         self.started = time.perf_counter()
         self.scope = scope
         self.receive = receive
@@ -69,7 +69,7 @@ class Call:
         self.held: Held | None = None
         self.memory: MemoryBudget | None = None
         self.body_ended = False
-        self.stalls = stalls
+        self.body_timeouts = body_timeouts
         self.gone = False
         self.stalled = False
 
@@ -90,16 +90,16 @@ class Call:
 
         Raises `invalid_request` when it does not come in time (then `stalled` is set).
         """
-        wait = self.stalls.enter()
+        wait = self.body_timeouts.enter()
         try:
             message = await self.receive()
         except asyncio.CancelledError:
             if wait.stalled and wait.task.uncancel() == 0:
                 self.stalled = True
-                raise invalid(f"the request body did not arrive within {self.stalls.seconds:g} s") from None
+                raise invalid(f"the request body did not arrive within {self.body_timeouts.seconds:g} s") from None
             raise
         finally:
-            self.stalls.leave(wait)
+            self.body_timeouts.leave(wait)
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         self.body_ended = not message.get("more_body", False)

@@ -4,7 +4,7 @@ from typing import Final
 
 from msgspec import UNSET, UnsetType
 
-from topics_gateway.jsonbody import Fields, JsonObject
+from topics_gateway.json_fields import Fields, JsonObject
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import ConfigInput
 

@@ -4,7 +4,7 @@ from typing import Any, Final, Literal
 
 from topics_gateway.body import OBJECT_BYTES, read_object
 from topics_gateway.call import Call
-from topics_gateway.jsonbody import FEW_PARTS, Fields, JsonObject
+from topics_gateway.json_fields import FEW_PARTS, Fields, JsonObject
 from topics_gateway.record_endpoints import page_reply, read_match, read_nodes
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.reply import Reply, json_reply

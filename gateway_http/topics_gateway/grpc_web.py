@@ -18,11 +18,11 @@ import grpc
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from topics_gateway.body import drain, read_bytes
+from topics_gateway.body_timeout import BodyTimeouts
 from topics_gateway.call import Call, ClientGoneError
+from topics_gateway.connection_quota import hold_connection
 from topics_gateway.origins import OriginPolicy
 from topics_gateway.settings import GatewaySettings
-from topics_gateway.shares import hold_connection
-from topics_gateway.stalls import StallWatch
 from topics_service.api.access import Authorizer
 from topics_service.api.grpc.calls import CallContext, Calls, Metadata
 from topics_service.api.grpc.guard import OUR_METHODS
@@ -64,13 +64,13 @@ class GrpcWeb:
         self._metrics = metrics
         self._origins = origins
         self._most = settings.max_body_bytes + _HEAD.size
-        self._stalls = StallWatch(settings.body_timeout_seconds)
+        self._body_timeouts = BodyTimeouts(settings.body_timeout_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not scope["raw_path"].startswith(_PATHS) or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        call = Call(scope, receive, self._stalls)
+        call = Call(scope, receive, self._body_timeouts)
         if call.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() not in _TYPES:
             await self._app(scope, receive, send)
             return

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, cast
 from topics_gateway.body import read_object
 from topics_gateway.call import Call
 from topics_gateway.jobs import job_text, view_text
-from topics_gateway.jsonbody import FEW_PARTS, Fields, JsonObject
+from topics_gateway.json_fields import FEW_PARTS, Fields, JsonObject
 from topics_gateway.record_endpoints import read_match
 from topics_gateway.reply import Reply, encode, json_reply
 from topics_gateway.settings import GatewaySettings

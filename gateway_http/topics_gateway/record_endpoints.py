@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
+from topics_gateway.append_decoder import read_append
 from topics_gateway.body import read_json, read_object
 from topics_gateway.call import Call, flag
-from topics_gateway.jsonbody import Fields
-from topics_gateway.manyrecords import refuse_too_many
+from topics_gateway.json_fields import Fields
+from topics_gateway.record_limit import refuse_too_many
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.reply import Reply, encode, json_reply
 from topics_gateway.settings import GatewaySettings
-from topics_gateway.writebody import read_append
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import AppendReply, DeleteReply, DeleteRequest, DiffReply, DiffRequest, TagMatch

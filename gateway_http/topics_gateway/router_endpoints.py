@@ -4,7 +4,7 @@ from typing import Any, Final, get_args
 
 from topics_gateway.body import read_object
 from topics_gateway.call import Call
-from topics_gateway.jsonbody import Fields, JsonObject
+from topics_gateway.json_fields import Fields, JsonObject
 from topics_gateway.record_endpoints import read_match
 from topics_gateway.reply import Reply, json_reply
 from topics_gateway.settings import GatewaySettings

@@ -5,11 +5,11 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
+from topics_gateway.append_decoder import Options, decode_body, read_options, to_append
+from topics_gateway.append_schema import Publish
 from topics_gateway.body import OBJECT_BYTES
-from topics_gateway.jsonbody import Fields, JsonObject, parse_object
+from topics_gateway.json_fields import Fields, JsonObject, parse_object
 from topics_gateway.watch_endpoints import read_subscription, read_topics
-from topics_gateway.writebody import Options, decode_body, read_options, to_append
-from topics_gateway.writeshape import Publish
 from topics_service.engine.errors import TopicsError, invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendRequest

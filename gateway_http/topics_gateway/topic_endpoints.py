@@ -5,7 +5,7 @@ from typing import Any, Final
 from topics_gateway.body import read_object
 from topics_gateway.call import Call, flag
 from topics_gateway.config import read_config
-from topics_gateway.jsonbody import Fields
+from topics_gateway.json_fields import Fields
 from topics_gateway.reply import Reply, json_reply
 from topics_gateway.settings import GatewaySettings
 from topics_service.api.cursor import read_cursor, write_cursor

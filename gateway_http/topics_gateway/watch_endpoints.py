@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from topics_gateway.body import read_object
 from topics_gateway.call import Call, flag
-from topics_gateway.jsonbody import Fields, JsonObject
+from topics_gateway.json_fields import Fields, JsonObject
 from topics_gateway.record_endpoints import read_match, read_nodes
 from topics_gateway.render import RenderCache
 from topics_gateway.reply import EventStream, Reply, json_reply

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from topics_gateway.frame_cache import FrameCache, partition_member, partition_text
-from topics_gateway.jsonbody import parse_object
+from topics_gateway.json_fields import parse_object
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.reply import encode
 from topics_gateway.sse import error, event, heartbeat

@@ -8,12 +8,12 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from topics_gateway.call import Call, ms_since
+from topics_gateway.connection_quota import MessageBytes, hold_connection
 from topics_gateway.errors import error_reply, method_not_allowed, not_found
 from topics_gateway.origins import OriginPolicy
 from topics_gateway.render import RenderCache
 from topics_gateway.reply import Reply
 from topics_gateway.settings import GatewaySettings
-from topics_gateway.shares import MessageBytes, hold_connection
 from topics_gateway.socket_frames import SocketFrames
 from topics_gateway.socket_session import SocketSession
 from topics_service.api.access import NO_ROUTE, Authorizer

@@ -13,8 +13,8 @@ import schemathesis
 from fuzz.contract import DOCUMENT, FILE, answers, operations, resolved, words
 
 from topics_gateway import group_endpoints, queue_endpoints, record_endpoints, router_endpoints, watch_endpoints
+from topics_gateway.append_schema import BODY_MEMBERS, RECORD_MEMBERS
 from topics_gateway.routes import annotated_routes
-from topics_gateway.writeshape import BODY_MEMBERS, RECORD_MEMBERS
 from topics_service.engine.model import ConfigInput
 
 ROOT = Path(__file__).parents[2]

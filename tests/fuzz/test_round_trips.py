@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from topics_backup import manifest
 from topics_cli.lines import json_value
+from topics_gateway.append_decoder import read_append
 from topics_gateway.watch_events import cursor_id, read_cursor_id
-from topics_gateway.writebody import read_append
 from topics_server import keys
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.engine import producers, snapshot

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from topics_gateway import GatewaySettings, create_app
+from topics_gateway.body_timeout import BodyTimeouts
 from topics_gateway.call import Call
 from topics_gateway.reply import Reply
 from topics_gateway.routes import Route, RouteTable, annotated_routes, split_path
-from topics_gateway.stalls import StallWatch
 from topics_service.api.access import NO_GROUP_ROUTE, NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE, Authorizer
 from topics_service.api.auth import KeyRing
 from topics_service.api.topics import TopicsApi
@@ -71,7 +71,7 @@ async def test_rpcs_without_a_handler_are_not_found(api: TopicsApi, settings: Ga
     table = RouteTable({DIFF: handler})
 
     def find(method: str, path: str) -> Any:
-        return table.find(Call({"method": method, "raw_path": path.encode(), "headers": []}, None, StallWatch(60)))  # type: ignore[arg-type]
+        return table.find(Call({"method": method, "raw_path": path.encode(), "headers": []}, None, BodyTimeouts(60)))  # type: ignore[arg-type]
 
     assert find("POST", "/v0/topics/t/diff") == (DIFF, handler)
     assert await refusal(find("PUT", "/v0/topics/t/diff")) == (NO_TOPIC_ROUTE, Reason.METHOD_NOT_ALLOWED)

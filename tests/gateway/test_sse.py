@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from topics_gateway.body_timeout import BodyTimeouts
 from topics_gateway.call import Call, ClientGoneError
 from topics_gateway.reply import EventStream
 from topics_gateway.sse import error, event, heartbeat, query_token, require_event_stream, serve
-from topics_gateway.stalls import StallWatch
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
 
@@ -65,7 +65,7 @@ class Client:
         self._received = 0
         fields = [(name.encode(), value.encode()) for name, value in headers.items()]
         scope = {"type": "http", "method": method, "http_version": "1.1", "headers": fields, "query_string": b""}
-        self.call = Call(scope, self._receive, StallWatch(60))
+        self.call = Call(scope, self._receive, BodyTimeouts(60))
 
     async def _receive(self) -> Any:
         self._received += 1

@@ -25,7 +25,8 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
-from topics_gateway.transport.envelope import error_body, internal_error, respond
+from topics_gateway.transport.connection_resources import ConnectionResources
+from topics_gateway.transport.error_responses import error_body, internal_error, respond
 from topics_gateway.transport.h2rules import (
     IDLE_BURST,
     IDLE_PER_SECOND,
@@ -35,11 +36,10 @@ from topics_gateway.transport.h2rules import (
     check_request,
     check_trailers,
 )
-from topics_gateway.transport.heads import BadHeadError
+from topics_gateway.transport.header_validation import BadHeadError
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import Linger
 from topics_gateway.transport.registry import Registry, logger
-from topics_gateway.transport.tenancy import Tenancy
 from topics_net import background
 from topics_net.send_timeout import prepare, undrained
 
@@ -83,7 +83,7 @@ class Http2Protocol(asyncio.Protocol):
         self.client: tuple[str, int] | None = None
         self.server: tuple[str, int | None] | None = None
         self.scheme = "http"
-        self.tenancy = Tenancy()
+        self.resources = ConnectionResources()
         self.write_paused = False
         self.blocked: set[Stream] = set()
         self._timer = timer
@@ -211,7 +211,7 @@ class Http2Protocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
-        self.tenancy.close()
+        self.resources.close()
         self.registry.forget(self)
 
     # Events
@@ -361,7 +361,7 @@ class Http2Protocol(asyncio.Protocol):
         if self.transport.is_closing():
             return
         if linger:
-            self.tenancy.close()
+            self.resources.close()
             Linger(self.registry, self.transport)
             self.registry.forget(self)
         else:
@@ -447,7 +447,7 @@ class Stream:
             "raw_path": raw_path,
             "query_string": query,
             "headers": fields,
-            "state": {"tenancy": self._protocol.tenancy},
+            "state": {"connection_resources": self._protocol.resources},
         }
         if fault:
             self._protocol.count_idle()

@@ -11,7 +11,7 @@ from h2.utilities import HeaderValidationFlags, validate_headers
 from hyperframe.frame import DataFrame, Frame, HeadersFrame, RstStreamFrame, WindowUpdateFrame
 
 from topics_client.installation import require_hooks
-from topics_gateway.transport.heads import TOKEN, BadHeadError, check_host, check_same_host, single_fields
+from topics_gateway.transport.header_validation import TOKEN, BadHeadError, check_host, check_same_host, single_fields
 
 # What a client may send at once and per second that is work for us and none for it: resets (CVE-2023-44487) and what
 # makes us reset (CVE-2025-8671), PING, SETTINGS (CVE-2019-9512, 9515), empty DATA (9518), PRIORITY, unknown frames,

@@ -18,12 +18,12 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from topics_gateway.transport.envelope import JSON, error_body, internal_error, respond
-from topics_gateway.transport.heads import TOKEN, BadHeadError, check_host, check_same_host, single_fields
+from topics_gateway.transport.connection_resources import ConnectionResources
+from topics_gateway.transport.error_responses import JSON, error_body, internal_error, respond
+from topics_gateway.transport.header_validation import TOKEN, BadHeadError, check_host, check_same_host, single_fields
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import LINGER_SECONDS, Linger
 from topics_gateway.transport.registry import Registry, logger
-from topics_gateway.transport.tenancy import Tenancy
 from topics_gateway.transport.upgrade import VERSION, UnsupportedVersionError
 from topics_net import background
 from topics_net.send_timeout import prepare, undrained
@@ -58,8 +58,8 @@ class Http1Protocol(HttpToolsProtocol):
     """
 
     def __init__(self, config: Config, registry: Registry, timer: IdleTimer) -> None:
-        self._tenancy = Tenancy()
-        super().__init__(config, registry, {"tenancy": self._tenancy}, asyncio.get_running_loop())
+        self._resources = ConnectionResources()
+        super().__init__(config, registry, {"connection_resources": self._resources}, asyncio.get_running_loop())
         self.logger = logger
         self.registry = registry
         self._timer = timer
@@ -95,7 +95,7 @@ class Http1Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
-        self._tenancy.close()
+        self._resources.close()
         self.registry.forget(self)
 
     def _release(self) -> None:
@@ -505,7 +505,7 @@ class Http1Protocol(HttpToolsProtocol):
     def _linger(self) -> None:
         transport = self.transport
         self._release()
-        self._tenancy.close()
+        self._resources.close()
         Linger(self.registry, transport)
         self.registry.forget(self)
 

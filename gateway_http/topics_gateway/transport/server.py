@@ -13,8 +13,8 @@ from uvicorn.config import Config
 from topics_gateway.transport.h2c import Http2Protocol
 from topics_gateway.transport.http1 import Http1Protocol
 from topics_gateway.transport.idle import IdleTimer
+from topics_gateway.transport.protocol_detection import ProtocolDetector
 from topics_gateway.transport.registry import Limits, Registry, logger
-from topics_gateway.transport.sniff import Sniffer
 from topics_net.tls_listener import TlsListener
 
 _HANDSHAKE_SECONDS: Final = 15.0
@@ -62,8 +62,8 @@ class HttpServer:
     read it), and after the response is complete; `send` of a part that is not the last returns once there is room
     for the next, and drops everything once the client is gone, which `scope["state"]` then says with `gone`; an
     exception becomes 500 with the JSON error body if nothing was sent, otherwise a broken response (closed
-    connection, RST_STREAM). Heads that are malformed or ambiguous (`heads`) never reach it, those with any method that
-    is a token do. For a client that waits for `100 Continue`, which `receive` sends, `scope["state"]["awaits_100"]` is
+    connection, RST_STREAM). Malformed and ambiguous heads (`header_validation`) never reach it; any method that is a
+    token does. For a client that waits for `100 Continue`, which `receive` sends, `scope["state"]["awaits_100"]` is
     a call that says whether it still does; an answer without a `receive` closes an HTTP/1.1 connection then.
     """
 
@@ -165,7 +165,7 @@ class HttpServer:
             return Http2Protocol(app, registry, timer)
 
         def sniffer() -> asyncio.Protocol:
-            return Sniffer(registry, http1, http2)
+            return ProtocolDetector(registry, http1, http2)
 
         if self._tls is None:
             self._server = await asyncio.get_running_loop().create_server(

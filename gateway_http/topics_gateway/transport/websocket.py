@@ -17,7 +17,7 @@ from websockets.http11 import Request
 from websockets.protocol import OPEN, SERVER, Protocol
 from websockets.server import ServerProtocol
 
-from topics_gateway.transport.envelope import JSON, internal_error
+from topics_gateway.transport.error_responses import JSON, internal_error
 from topics_gateway.transport.h2rules import IDLE_BURST, IDLE_PER_SECOND
 from topics_gateway.transport.linger import Linger, end_side
 from topics_gateway.transport.registry import Registry, logger
@@ -142,7 +142,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._frames is not None:
             self._frames.parser.close()  # a reference cycle that holds the input
         self._ahead = b""
-        self._scope["state"]["tenancy"].close()
+        self._scope["state"]["connection_resources"].close()
         self._registry.forget(self)
 
     # Input
@@ -387,7 +387,7 @@ class WebSocketProtocol(asyncio.Protocol):
         lines.append(b"content-length: %d\r\n\r\n" % len(body))
         self.transport.write(b"".join(lines) + body)
         self._leave(1006)
-        self._scope["state"]["tenancy"].close()
+        self._scope["state"]["connection_resources"].close()
         Linger(self._registry, self.transport)
         self._registry.forget(self)
 

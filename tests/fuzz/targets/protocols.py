@@ -5,9 +5,10 @@ from typing import Any, Final
 
 from fuzz.target import Target
 
+from topics_gateway.append_decoder import read_append
 from topics_gateway.body import inflate
 from topics_gateway.config import read_config
-from topics_gateway.jsonbody import Fields, parse_object
+from topics_gateway.json_fields import Fields, parse_object
 from topics_gateway.record_endpoints import read_match, read_nodes
 from topics_gateway.router_endpoints import read_router
 from topics_gateway.routes import split_path
@@ -15,7 +16,6 @@ from topics_gateway.socket_commands import MalformedError, Write, read_command
 from topics_gateway.sse import query_token
 from topics_gateway.watch_endpoints import _NULLABLE, _WATCH, read_watch
 from topics_gateway.watch_events import cursor_id, read_cursor_id
-from topics_gateway.writebody import read_append
 from topics_service.api.auth import KeySyntaxError, parse_keys, read_bearer
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.jsontext import check_meta, normalize_json
@@ -82,7 +82,7 @@ TARGETS = (
         errors=(TopicsError,),
         samples=[_WRITE, _WATCHED, b'{"a":-1.5e-3,"b":[{}],"c":"\\u00e9\\ud83d\\ude00"}', b"{}"],
         growth=1000,
-        covers=(f"{_GATEWAY}.jsonbody:parse_object",),
+        covers=(f"{_GATEWAY}.json_fields:parse_object",),
     ),
     Target(
         name="write",
@@ -91,12 +91,12 @@ TARGETS = (
         samples=[_WRITE, b'{"records":[{"data":1}]}', b'{ "records" : [ {"data":"x"} ] }'],
         growth=1000,
         covers=(
-            f"{_GATEWAY}.writebody:read_append",
-            f"{_GATEWAY}.writebody:read_options",
-            f"{_GATEWAY}.writebody:decode_body",
-            f"{_GATEWAY}.writebody",
-            f"{_GATEWAY}.duplicates",
-            f"{_GATEWAY}.duplicates:refuse_duplicates",
+            f"{_GATEWAY}.append_decoder:read_append",
+            f"{_GATEWAY}.append_decoder:read_options",
+            f"{_GATEWAY}.append_decoder:decode_body",
+            f"{_GATEWAY}.append_decoder",
+            f"{_GATEWAY}.duplicate_keys",
+            f"{_GATEWAY}.duplicate_keys:refuse_duplicates",
         ),
     ),
     Target(

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Raw
 
-from topics_gateway.jsonbody import Fields, parse_object
-from topics_gateway.writeshape import RECORD_MEMBERS, Body, Outline, Record, text_size
+from topics_gateway.append_schema import RECORD_MEMBERS, Body, Outline, Record, text_size
+from topics_gateway.json_fields import Fields, parse_object
 from topics_service.engine.errors import invalid
 
 _MOST_FILLER: Final = 8 << 20  # what is parsed exactly takes the more the larger it is

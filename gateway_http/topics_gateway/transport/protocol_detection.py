@@ -13,7 +13,7 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 ProtocolFactory = Callable[[IdleTimer], asyncio.Protocol]
 
 
-class Sniffer(asyncio.Protocol):
+class ProtocolDetector(asyncio.Protocol):
     """The first protocol of every connection; replaces itself on the transport and costs nothing afterwards.
 
     The preface of HTTP/2 (RFC 9113, 3.4) selects `http2`, anything else `http1`. While the bytes are a proper

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 
-class Tenancy:
-    """One for each connection, in `scope["state"]["tenancy"]` of all its requests.
+class ConnectionResources:
+    """One for each connection, in `scope["state"]["connection_resources"]` of all its requests.
 
     `held` are the calls that give back, by whatever the application tells apart; it adds to it with `hold`.
     """

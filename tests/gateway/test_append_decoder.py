@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_gateway.writebody import read_append
+from topics_gateway.append_decoder import read_append
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput

@@ -14,10 +14,10 @@ def hold_connection(scope: Any, principal: Principal, usage: Usage) -> None:
 
     A connection that carries requests of several keys, as a proxy's may, counts for each of them.
     """
-    tenancy = scope.get("state", {}).get("tenancy")
-    if tenancy is not None and principal.key_id not in tenancy.held:
+    resources = scope.get("state", {}).get("connection_resources")
+    if resources is not None and principal.key_id not in resources.held:
         usage.take_connection()
-        tenancy.hold(principal.key_id, usage.leave_connection)
+        resources.hold(principal.key_id, usage.leave_connection)
 
 
 class MessageBytes:

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple, TypeVar, cast
 import msgspec
 from msgspec import Raw
 
+from topics_gateway.append_schema import Body, Record, Text
 from topics_gateway.config import read_config
-from topics_gateway.duplicates import Columns, has_room_for_more, refuse_duplicates
-from topics_gateway.jsonbody import Fields, parse_object
-from topics_gateway.writeshape import Body, Record, Text
+from topics_gateway.duplicate_keys import Columns, has_room_for_more, refuse_duplicates
+from topics_gateway.json_fields import Fields, parse_object
 from topics_service.api.jsontext import check_meta
 from topics_service.engine.errors import invalid
 from topics_service.engine.limits import Limits

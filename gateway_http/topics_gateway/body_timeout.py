@@ -11,7 +11,7 @@ from topics_net import background
 _CHECKS = 4  # per limit: a stall is noticed after the limit and at most a quarter more
 
 
-class Stall:
+class BodyWait:
     """One wait for a piece of a body: the waiting task, since when, and whether it was ended for taking too long."""
 
     __slots__ = ("since", "stalled", "task")
@@ -22,26 +22,26 @@ class Stall:
         self.stalled = False
 
 
-class StallWatch:
+class BodyTimeouts:
     """Cancels the tasks that wait for longer than `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._waits: dict[Stall, None] = {}  # in the order in which they began
+        self._waits: dict[BodyWait, None] = {}  # in the order in which they began
         self._timer: asyncio.TimerHandle | None = None
 
-    def enter(self) -> Stall:
+    def enter(self) -> BodyWait:
         """The current task begins to wait; it must `leave` whatever comes."""
         task = asyncio.current_task()
         assert task is not None, "handlers run in tasks"
         loop = asyncio.get_running_loop()
-        wait = Stall(task, loop.time())
+        wait = BodyWait(task, loop.time())
         self._waits[wait] = None
         if self._timer is None:
             self._timer = background.call_later(self.seconds / _CHECKS, self._check, loop)
         return wait
 
-    def leave(self, wait: Stall) -> None:
+    def leave(self, wait: BodyWait) -> None:
         """The wait is over."""
         self._waits.pop(wait, None)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from topics_gateway.config import read_config
-from topics_gateway.jsonbody import Fields, JsonObject, parse_object
+from topics_gateway.json_fields import Fields, JsonObject, parse_object
 from topics_gateway.record_endpoints import read_match
 from topics_gateway.topic_endpoints import page_size
 from topics_service.api.cursor import read_cursor, write_cursor
