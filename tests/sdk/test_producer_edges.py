@@ -233,7 +233,7 @@ def test_an_answer_about_other_records_is_no_delivery() -> None:
             error = delivery.exception(10)
             assert error is not None
             assert (error.reason, error.detail["outcome"]) == ("internal", "unknown")
-            assert "the server tells of 1 records in place of 2" in error.message
+            assert "the server acknowledged 1 records instead of 2" in error.message
         assert producer.append("t", 3).result(10) == 7
 
 

@@ -145,7 +145,7 @@ def test_handlers_that_are_not_done_in_time_are_told_and_their_jobs_given_back(
     after = worker.statistics()
     assert (after.taken, after.acked, after.released, after.lost) == (3, 1, 2, 0)
     poll(lambda: state(connection, "late").queue.ready == 2)  # long before their leases end
-    assert "2 handlers were not done in time, their jobs are given back: seq 2, 3" in caplog.text
+    assert "2 handlers did not finish in time, releasing their jobs: seq 2, 3" in caplog.text
     gate.set()
     poll(lambda: worker.statistics().running == 0)
     assert worker.statistics().acked == 1
@@ -440,7 +440,7 @@ def test_a_second_signal_ends_the_process_at_once(
     with WorkerProcess(tmp_path, server.grpc_target, queue, kind, concurrency=2) as worker:
         poll(lambda: worker.said.count("begins 60") == 2, 15, worker.logged)
         worker.process.send_signal(signum)
-        poll(lambda: "stopping, 2 handlers run" in worker.logged, 5, worker.logged)
+        poll(lambda: "stopping, 2 handlers have" in worker.logged, 5, worker.logged)
         worker.process.send_signal(signum)
         began = time.monotonic()
         assert worker.process.wait(15) == code, worker.logged

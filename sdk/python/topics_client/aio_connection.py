@@ -42,7 +42,7 @@ _Response = TypeVar("_Response", bound=Message)
 
 
 class AsyncConnection:
-    """See Connection. Belongs to the event loop in which its first call is made."""
+    """The asyncio counterpart of Connection. Belongs to the event loop of its first call."""
 
     def __init__(self, address: Address, *, timeout: float = 30.0, retry: Retry = DEFAULT_RETRY) -> None:
         """`timeout` is the deadline of each attempt of a unary call, in seconds."""
@@ -165,23 +165,23 @@ class AsyncConnection:
         except grpc.RpcError as error:
             raise from_rpc(error, self.address, timeout) from None
         except grpc.aio.UsageError as error:
-            if self._closed:  # gRPC's word for it
+            if self._closed:  # the error that gRPC raises for a closed channel
                 raise closed(self.address) from error
             raise
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise closed(self.address) from error  # the call was cancelled, not who waits for it
+            raise closed(self.address) from error  # the call was cancelled, not the waiting task
 
     def blocking(self) -> Connection:
-        """A connection to the same server for threads; it is closed along with this one."""
+        """Return a blocking connection to the same server; it is closed along with this one."""
         if self._blocking is None:
             self._blocking = Connection(self.address, timeout=self.timeout, retry=self.retry)
         return self._blocking
 
     async def close(self) -> None:
-        """End the connection and every call on it."""
+        """Close the connection and cancel every call on it."""
         self._closed = True
         if "_channel" in self.__dict__:
             await self._channel.close()

@@ -1,4 +1,4 @@
-"""Enums of the protos as the short texts that `/v0` uses: `TOPIC_TYPE_QUEUE` is `queue`."""
+"""Proto enums as the short strings of `/v0`: `TOPIC_TYPE_QUEUE` is `queue`."""
 
 from functools import cache
 from typing import Final
@@ -29,12 +29,12 @@ def _texts(field: str) -> dict[str, int]:
 
 @cache
 def text_of(field: str, number: int) -> str:
-    """The text of a value of the enum that is `field` (`type`, `durability`, …); `unspecified` for one unknown here."""
+    """The string for a value of the enum `field` (`type`, `durability`, …); `unspecified` if it is unknown."""
     return next((text for text, value in _texts(field).items() if value == number), "unspecified")
 
 
 def number_of(field: str, text: str) -> int:
-    """The number that goes on the wire. Raises InvalidRequestError for a text that is none of the enum."""
+    """The number of an enum value on the wire. Raises InvalidRequestError for an unknown string."""
     number = _texts(field).get(text, 0)
     if not number:
         known = ", ".join(list(_texts(field))[1:])

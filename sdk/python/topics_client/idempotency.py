@@ -1,4 +1,4 @@
-"""What the protos declare of each call: whether making it twice does no more than making it once."""
+"""Idempotency of calls, as the protos declare it."""
 
 from functools import cache
 
@@ -25,9 +25,9 @@ _FILES = (
 
 
 def is_repeatable(request: Message) -> bool:
-    """Whether the call that `request` belongs to is declared (`idempotency_level`) free of side effects, or idempotent.
+    """Return True if the call of `request` is declared (`idempotency_level`) free of side effects or idempotent.
 
-    What also depends on the request, such as an append with an idempotency key, the caller knows.
+    Idempotency that depends on the request, such as an append with an idempotency key, is up to the caller.
     """
     return request.DESCRIPTOR.full_name in _repeatable_requests()
 

@@ -1,4 +1,4 @@
-"""Producers: records are appended in the background, many at a time, in order, each exactly once."""
+"""Producers: append records in the background, in batches, in order, each exactly once."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ _Then = Callable[[], None]
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The options of a producer, for those who pass them on: see Producer."""
+    """The options of Producer, to annotate functions that pass them on."""
 
     linger_ms: float
     max_batch_records: int
@@ -39,21 +39,21 @@ class ProducerOptions(TypedDict, total=False):
 
 
 class Producer(Generic[Value]):
-    """Appends records in the background. Threads can share it; signal handlers, which may interrupt it anywhere, can't:
+    """Appends records in the background. Thread-safe, but not safe in signal handlers, which may interrupt it anywhere:
     let them raise, or set a flag.
 
-    Records of one topic partition that are delivered are there exactly once, in the order in which they were appended,
-    whatever happens to the server meanwhile: a batch is repeated under its own idempotency key, and those behind it
-    wait. One that can't be stored (`topic_full`, a key without the scope) fails alone; one that is refused for some of
-    its records is split until only these fail.
+    Delivered records of a topic partition are stored exactly once, in the order in which they were appended, even if
+    the server fails meanwhile: a batch is retried under its own idempotency key, and later batches wait. A batch that
+    can't be stored (`topic_full`, an API key without the scope) fails alone; a batch rejected for some of its records
+    is split until only these fail.
 
-    A server that is absent or throttles is waited for, `retry.seconds` from the append on, or from the last answer for
-    the partition if that was later. Of what is given up then, `error.detail["outcome"]` tells whether it is
-    `not_stored` or `unknown`. Nothing is repeated once the topic may have forgotten its key (`idempotency_window_ms`).
+    While the server is unavailable or throttles, batches are retried for `retry.seconds` after the append, or after the
+    last response for the partition if that is later. For records given up then, `error.detail["outcome"]` is
+    `not_stored` or `unknown`. No batch is retried once the topic may have forgotten its key (`idempotency_window_ms`).
 
-    `close`, or leaving the `with` block, delivers what is left. An interrupt that leaves the block grants it 10
-    seconds, and so does the end of a process that has not closed it; what does not get through then is logged. A forked
-    child can't use the producer of its parent, which goes on with all that it was given.
+    `close`, or leaving the `with` block, delivers the remaining records. If an interrupt leaves the block, or the
+    process ends without closing the producer, 10 seconds are allowed for this; records not delivered by then are
+    logged. A forked child can't use the producer of its parent, which keeps all its records.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Producer(Generic[Value]):
         codec: Codec[Value] | None = None,
         owns_connection: bool = False,
     ) -> None:
-        """`linger_ms` is how long a record waits for others to go with; those of a partition that has an append under
-        way wait for its answer anyway, as there is one at a time. At most `max_in_flight` are under way in all. Records
-        without an outcome fill the buffer, each counted with 100 bytes on top; `block_seconds` is how long `append`
-        waits for room in it. `codec` encodes the values. With `owns_connection`, `close` closes the connection too.
-        Raises ValueError."""
+        """`linger_ms` is the time that a record waits for others to share its batch; a partition has one append in
+        flight at a time, for whose response later records wait anyway. At most `max_in_flight` appends are in flight in
+        total. Records without an outcome are buffered, each counted with 100 bytes of overhead; `block_seconds` is the
+        time that `append` waits while the buffer is full. `codec` encodes the values. With `owns_connection`, `close`
+        also closes the connection. Raises ValueError."""
         limits = Limits(linger_ms, max_batch_records, max_batch_bytes, max_in_flight, max_buffered_bytes)
         self._block_seconds = block_seconds
         self._core = ProducerCore(connection, limits, retry, owns_connection=owns_connection, codec=codec)
@@ -93,10 +93,10 @@ class Producer(Generic[Value]):
         meta: Headers | None = None,
         partition: int = 0,
     ) -> Delivery:
-        """Hand a record over. See NewRecord for its parts.
+        """Append a record. See NewRecord for its parts.
 
-        Blocks while the buffer is full, at most `block_seconds`; then, and at once in a callback of a delivery, raises
-        UnavailableError (`buffer_full`). Raises InvalidRequestError for a record that no topic can take, and
+        Blocks while the buffer is full, for up to `block_seconds`; then, and immediately in a delivery callback, raises
+        UnavailableError (`buffer_full`). Raises InvalidRequestError for a record that no topic accepts, and
         RuntimeError once the producer is closed.
         """
         delivery = self._offer(topic, value, tag, node, meta, partition)
@@ -115,21 +115,21 @@ class Producer(Generic[Value]):
         return delivery
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until every record that was appended before has its outcome, and their callbacks have run.
+        """Wait until all records appended so far have their outcomes and all callbacks have run.
 
-        Raises the first failure that nobody has seen yet, by its delivery or an earlier flush: where it raises nothing,
-        all is stored but for what the program knows of. Raises TimeoutError, which tells how many records are left, and
+        Raises the first failure not reported yet by a delivery or an earlier flush: if it raises nothing, all records
+        are stored except for failures already reported. Raises TimeoutError with the number of remaining records, and
         RuntimeError in a callback.
         """
         self._core.flush(timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Take no more records, flush, and end. Raises as `flush`; what is left after `timeout` seconds, or when it is
-        interrupted, fails. Once closed, it does nothing."""
+        """Stop accepting records, flush, and end. Raises as `flush`; records left after `timeout` seconds, or when
+        interrupted, fail. Does nothing if already closed."""
         self._core.close(timeout)
 
     def statistics(self) -> ProducerStatistics:
-        """What it holds and has done, now."""
+        """Current statistics."""
         return self._core.statistics()
 
     def __enter__(self) -> Self:
@@ -140,9 +140,10 @@ class Producer(Generic[Value]):
 
 
 class AsyncProducer(Generic[Value]):
-    """The producer for asyncio: what would block a thread is awaited. Everything else is as Producer says.
+    """The asyncio producer: calls that would block a thread are awaited. Otherwise it works as Producer.
 
-    `delivery = await producer.append(...)` waits for room alone; `seq = await delivery` waits for the record.
+    `delivery = await producer.append(...)` waits only while the buffer is full; `seq = await delivery` waits for the
+    record to be stored.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class AsyncProducer(Generic[Value]):
         owns_connection: bool = False,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        """As Producer, which also has the defaults."""
+        """See Producer, also for the defaults."""
         self._producer = Producer(connection, codec=codec, owns_connection=owns_connection, **options)
         self._core = self._producer._core
 
@@ -170,7 +171,7 @@ class AsyncProducer(Generic[Value]):
         meta: Headers | None = None,
         partition: int = 0,
     ) -> Delivery:
-        """As Producer.append."""
+        """See Producer.append."""
         delivery = self._core.offer(topic, value, tag, node, meta, partition)
         if delivery is None:
             try:
@@ -183,7 +184,7 @@ class AsyncProducer(Generic[Value]):
         return delivery
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as Producer.flush
-        """As Producer.flush."""
+        """See Producer.flush."""
         number = 0
 
         def register(then: Callable[[], None]) -> None:
@@ -198,11 +199,11 @@ class AsyncProducer(Generic[Value]):
         self._core.raise_unseen()
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as Producer.close
-        """As Producer.close."""
+        """See Producer.close."""
         await asyncio.to_thread(self._core.close, timeout)
 
     def statistics(self) -> ProducerStatistics:
-        """As Producer.statistics."""
+        """See Producer.statistics."""
         return self._core.statistics()
 
     async def __aenter__(self) -> Self:
@@ -215,7 +216,7 @@ class AsyncProducer(Generic[Value]):
 
 
 async def _called(register: Callable[[_Then], None], forget: Callable[[_Then], None]) -> None:
-    """Wait until what is registered is called, by whatever thread."""
+    """Wait until the registered callback is called, by any thread."""
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""What becomes of producers when their process ends, or forks."""
+"""Producers at the end of their process, and after a fork."""
 
 import os
 import threading
@@ -8,19 +8,19 @@ from typing import Final, Protocol
 
 
 class Endable(Protocol):
-    """A producer, as this module sees it."""
+    """The part of a producer that this module uses."""
 
     def when_settled(self, then: Callable[[], None]) -> int:
-        """Let nothing linger."""
+        """Stop all lingering, and call `then` once everything is settled."""
 
     def end_with_process(self, seconds: float) -> None:
-        """Deliver what is there within so many seconds, and tell what is not."""
+        """Deliver the remaining records within the time limit, and log any failure."""
 
     def abandon(self) -> None:
-        """This is the child of a fork: refuse everything."""
+        """Reject everything, as this process is the child of a fork."""
 
 
-SECONDS = 10.0  # that what is left is given
+SECONDS = 10.0  # for the delivery of remaining records
 
 _open: Final[set[Endable]] = set()
 _lock = threading.Lock()
@@ -28,25 +28,25 @@ _watching = False
 
 
 def register(producer: Endable) -> None:
-    """Look after a producer until it is closed."""
+    """Track a producer until it is closed."""
     global _watching
     with _lock:
         _open.add(producer)
         if not _watching:
             _watching = True
-            # Not a daemon: the interpreter waits for it, before its own parts begin to end. It does not hold anything
-            # up but by what it is there for.
+            # Not a daemon: the interpreter waits for it before it begins to shut down. It does not delay the end
+            # except to deliver records.
             threading.Thread(target=_watch, name="topics-producers-exit", daemon=False).start()
 
 
 def unregister(producer: Endable) -> None:
-    """A producer has nothing left."""
+    """Stop tracking a producer, which has no records left."""
     with _lock:
         _open.discard(producer)
 
 
 def _watch() -> None:
-    """Wait until the program has ended, which is when all its threads have but for daemons."""
+    """Wait for the end of the program, when all its non-daemon threads have ended."""
     me = threading.current_thread()
     while alive := [each for each in threading.enumerate() if each is not me and not each.daemon and each.is_alive()]:
         alive[0].join()
@@ -61,7 +61,7 @@ def _watch() -> None:
 
 def _in_child() -> None:
     global _lock, _watching
-    _lock = threading.Lock()  # somebody may hold it for ever
+    _lock = threading.Lock()  # another thread may hold it forever
     _watching = False
     for producer in list(_open):
         producer.abandon()

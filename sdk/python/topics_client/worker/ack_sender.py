@@ -1,4 +1,4 @@
-"""What becomes of a job after its handler, and the thread that tells the server: acks and nacks, many in a call."""
+"""Settles finished jobs: a background thread batches acks and nacks."""
 
 import logging
 import math
@@ -18,15 +18,15 @@ from topics_proto.v1 import queue_service_pb2 as pb
 
 log = logging.getLogger("topics_client.worker")
 
-_CALL_JOBS: Final = 1000  # the server takes no more in a call
+_CALL_JOBS: Final = 1000  # the server's limit per call
 _STEPS: Final = 10
 _LONGEST_MS: Final = 86_400_000  # as the server clamps delays
 _RETRY: Final = Retry(seconds=math.inf, first_pause=0.05, longest_pause=2.0)
 
 
 class Release(Exception):  # noqa: N818  # not an error
-    """Raised by a handler that gives its job back untried: the delivery does not count. Others may have it after
-    `delay_ms`, at once by default."""
+    """Raised by a handler to return its job unprocessed: the delivery does not count. Other workers may receive it
+    after `delay_ms`, by default at once."""
 
     def __init__(self, delay_ms: int = 0) -> None:
         super().__init__(delay_ms)
@@ -34,7 +34,7 @@ class Release(Exception):  # noqa: N818  # not an error
 
 
 class RetryLater(Exception):  # noqa: N818  # not an error
-    """Raised by a handler that wants its job tried again in `delay_ms`, whatever the backoff. The delivery counts."""
+    """Raised by a handler to have its job retried in `delay_ms`, regardless of the backoff. The delivery counts."""
 
     def __init__(self, delay_ms: int) -> None:
         super().__init__(delay_ms)
@@ -51,32 +51,33 @@ def _checked(delay_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long a job rests whose handler failed: up to `first_seconds` after its first delivery, up to twice as long
-    after each further one, never above `longest_seconds`; with full jitter, in tenths."""
+    """The delay before the retry of a failed job: up to `first_seconds` after its first delivery, doubled after each
+    further one, at most `longest_seconds`; with full jitter, in tenths."""
 
     first_seconds: float = 1.0
     longest_seconds: float = 300.0
 
     def delay_ms(self, deliveries: int) -> int:
-        """A delay after this many deliveries, at least a millisecond."""
+        """Return a delay after this many deliveries, at least one millisecond."""
         top = min(self.first_seconds * 2.0 ** min(max(deliveries, 1) - 1, 64), self.longest_seconds)
         # Tenths, so that jobs which fail together fit into few calls.
         return max(1, min(round(1000 * top * random.randint(1, _STEPS) / _STEPS), _LONGEST_MS))
 
 
 def outcome_of(error: BaseException | None, job: Job, backoff: Backoff) -> Outcome:
-    """What becomes of a job whose handler returned (None) or raised."""
+    """The outcome of a job whose handler returned (None) or raised."""
     if error is None:
         return ACKED
     if isinstance(error, Release):
         return Outcome("released", error.delay_ms)
-    # The delay of what is given up counts only if the queue allows more deliveries by now.
+    # The delay of a job given up matters only if the queue allows more deliveries by now.
     delay_ms = error.delay_ms if isinstance(error, RetryLater) else backoff.delay_ms(job.deliveries)
     return Outcome("given_up" if job.is_last else "retried", delay_ms)
 
 
 def calls(batch: list[Held]) -> Iterator[list[Held]]:
-    """In parts that fit a call: no part has two deliveries of one job, as answers name jobs by seq alone."""
+    """Split a batch into parts for one call each: no part has two deliveries of one job, as responses name jobs by seq
+    only."""
     while batch:
         part: dict[int, Held] = {}
         rest = list[Held]()
@@ -91,10 +92,10 @@ def calls(batch: list[Held]) -> Iterator[list[Held]]:
 
 
 class AckSender:
-    """A thread that sends what is put into its outbox.
+    """A thread that sends the outcomes in its outbox.
 
-    While the server is unavailable it tries again, without end: lease ids fence each call, so a repeated one finds at
-    most that it was done before.
+    While the server is unavailable, it retries indefinitely: lease ids fence each call, so a retry can have no second
+    effect.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class AckSender:
         *,
         failed: Callable[[Exception], None],
     ) -> None:
-        """`failed` is told of errors that no repetition helps against."""
+        """`failed` is called with errors that no retry can fix."""
         self._connection = connection
         self._queue = queue
         self._node = node
@@ -118,16 +119,16 @@ class AckSender:
         self._thread = Thread(target=self._run, name="topics-settle", daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the thread."""
         self._thread.start()
 
     @property
     def is_done(self) -> bool:
-        """After the outbox is closed: whether the server has answered for all."""
+        """True once the outbox is closed and all its outcomes are settled."""
         return not self._thread.is_alive()
 
     def give_up(self) -> None:
-        """Send nothing any more."""
+        """Stop sending."""
         self._given_up.set()
         self.outbox.close()
 
@@ -177,7 +178,7 @@ class AckSender:
         )
         reply = self._connection.unary(queues.Nack, nack, repeatable=False)
         self._tell_last(logging.INFO, "dead-lettered", list(reply.dead_lettered))
-        why = "given up, but the dead-letter topic does not take them yet"
+        why = "out of deliveries, but not yet accepted by the dead-letter topic"
         self._tell_last(logging.WARNING, why, list(reply.exhausted))
         return set(reply.skipped)
 
@@ -188,12 +189,12 @@ class AckSender:
 
     def _tell(self, lost: list[Held], *, is_first: bool) -> None:
         log.warning(
-            "%s: %d jobs were done, but %s; they may be done again: seq %s",
+            "%s: %d jobs finished, but %s; they may be processed again: seq %s",
             self._queue,
             len(lost),
             "their leases were lost"
             if is_first
-            else "an ack had no answer, and the next came too late or was needless",
+            else "an ack had no response, and its retry was too late or unnecessary",
             ", ".join(str(held.job.seq) for held in lost[:5]),
         )
 

@@ -1,13 +1,14 @@
-"""Workers: call a handler for each job of a queue, and see to its lease, its ack and its retries.
+"""Workers: call a handler for each job of a queue, and manage its lease, ack and retries.
 
     def resize(job: Job) -> None:
         make_thumbnail(job.value["image"])
 
     client.worker("images", resize, concurrency=4).run()
 
-A handler that returns has its job acked. One that raises has it tried again, later each time; when the queue's
-`max_deliveries` are used up, the job goes to its dead letters. `raise Release()` gives a job back untried, `raise
-RetryLater(delay_ms)` names the time. Delivery is at least once: a job may be done twice, so handlers are idempotent.
+When a handler returns, its job is acked. When it raises, the job is retried with a growing delay; once the queue's
+`max_deliveries` are used up, it becomes a dead letter. `raise Release()` returns a job unprocessed, `raise
+RetryLater(delay_ms)` sets the delay. Delivery is at least once: a job may be processed twice, so handlers must be
+idempotent.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ class HasBlocking(Protocol):
     """A Connection or an AsyncConnection."""
 
     def blocking(self) -> Connection:
-        """What threads use: itself, or its twin."""
+        """The blocking connection: itself, or its counterpart."""
         ...
 
 
@@ -57,18 +58,19 @@ class _Worker:
         install_signals: bool = True,
         codec: Codec[Any] | None = None,
     ) -> None:
-        """A worker for one run.
+        """Create a worker for one run.
 
-        `handler` takes a Job; a plain function is called in threads, an async one on an event loop. `concurrency` (up
-        to 1000) jobs run at a time. `prefetch` more are leased ahead, which short jobs gain from, while long ones would
-        wait here that others could do now. `node` is the name at the server, made of host and process id by default.
+        `handler` takes a Job; a plain function is called in threads, an async one on an event loop. Up to `concurrency`
+        (at most 1000) jobs run at a time. `prefetch` more are leased ahead: this helps with short jobs, but long ones
+        would wait here instead of running on another worker. `node` is the worker's name on the server, by default
+        derived from host and process id.
 
-        A lease is `lease_ms` long (100 ms to 24 h; by default as the queue has it) and extended while the job runs: a
-        short one only means that others have the job sooner when this process hangs or its machine dies. `backoff` is
-        for jobs that fail. With `until_empty` the run ends when the queue has nothing ready, and nothing that waits for
-        a retry if its deliveries are limited (`max_deliveries` and `dead_letter`); the log tells what is left.
-        `on_error(job, error)` is called in place of a log line, where the handler ran. With a `codec` jobs come with
-        their values as that reads them; one that can't be read fails with DecodeError. Raises ValueError.
+        Leases last `lease_ms` (100 ms to 24 h; by default the queue's) and are extended while the job runs: with a
+        short lease, another worker receives the job sooner if this process hangs or its machine fails. `backoff` is the
+        retry delay of failed jobs. With `until_empty` the run ends when the queue has nothing ready, and nothing
+        waiting for a retry if deliveries are limited (`max_deliveries` and `dead_letter`); remaining jobs are logged.
+        `on_error(job, error)` is called instead of logging, in the thread or loop of the handler. With a `codec`, it
+        decodes the values of jobs; a job that can't be decoded fails with DecodeError. Raises ValueError.
         """
         if not callable(handler):
             raise TypeError(f"a handler is a function of a job, not {handler!r}")
@@ -98,28 +100,28 @@ class _Worker:
 
     @property
     def node(self) -> str:
-        """What the worker is called at the server."""
+        """The name of the worker on the server."""
         return self._options.node
 
     def stop(self) -> None:
-        """Take no new jobs, let the handlers that run end, for up to `drain_seconds`, and end `run`. Does not wait.
+        """Stop accepting jobs, let running handlers finish for up to `drain_seconds`, and end `run`. Does not block.
 
-        From any thread, and from handlers; before `run`, that one ends at once.
+        Callable from any thread and from handlers. If called before `run`, `run` ends at once.
         """
         self._core.wish(Wish.STOP)
 
     def lost(self, job: Job) -> bool:
-        """Whether the lease of a job whose handler runs is lost: somebody else may have the job already, and what its
-        handler returns counts for nothing. Long handlers ask now and then, and end early. Costs nothing."""
+        """Return True if the lease of a running job is lost: another worker may have the job, and the handler's result
+        is ignored. Long handlers should check this from time to time and return early. Cheap."""
         return self._core.leases.lost(job)
 
     def statistics(self) -> WorkerStatistics:
-        """What was done so far; also while it runs."""
+        """Current statistics, also available while the worker runs."""
         return self._core.statistics()
 
     def _begin(self) -> None:
         if not self._begins.acquire(blocking=False):
-            raise RuntimeError("a worker runs once: make another")
+            raise RuntimeError("a worker runs once: create another")
 
     def _executor(self, loop: asyncio.AbstractEventLoop | None) -> Executor:
         concurrency, leases, finished = self._options.concurrency, self._core.leases, self._core.finished
@@ -131,18 +133,18 @@ class _Worker:
 class Worker(_Worker):
     """A worker for programs with threads.
 
-    Handlers run in daemon threads; async ones on one event loop in a thread of its own. Acks, nacks and extends of
-    leases are sent by other threads, in few calls, so a handler never waits for the server.
+    Handlers run in daemon threads, async ones on one event loop in a dedicated thread. Acks, nacks and lease extensions
+    are sent in batches by other threads, so a handler never waits for the server.
     """
 
     def run(self) -> None:
-        """Work until `stop`, SIGTERM or SIGINT (in the main thread), or the queue is empty if that was asked for.
+        """Run until `stop`, SIGTERM or SIGINT (in the main thread), or until the queue is empty with `until_empty`.
 
-        At the end no new jobs are taken, handlers that run have `drain_seconds`, after which their jobs are given back
-        and `lost` says so, and every outcome is sent; a thread can't be ended, so such a handler goes on. A second
-        signal ends at once, by KeyboardInterrupt or SystemExit. While the server is unavailable the worker goes on
-        trying. Raises TopicsError for what trying can't help (no such topic, not a queue, a wrong key), and what a
-        handler raised that is no Exception.
+        At the end, no new jobs are accepted, running handlers have `drain_seconds`, after which their jobs are released
+        and `lost` returns True for them, and all outcomes are sent. A thread can't be cancelled, so such a handler
+        keeps running. A second signal ends the run at once, with KeyboardInterrupt or SystemExit. While the server is
+        unavailable, the worker retries. Raises TopicsError if a retry can't help (missing topic, not a queue, wrong API
+        key), and any exception of a handler that is not an Exception.
         """
         self._begin()
         with heeded(self.stop, install=self._install_signals):
@@ -152,14 +154,14 @@ class Worker(_Worker):
 class AsyncWorker(_Worker):
     """A worker for programs with an event loop.
 
-    Async handlers run on the loop that awaits `run`, plain ones in daemon threads. All else happens in threads: a
-    handler that blocks the loop does not lose its lease.
+    Async handlers run on the loop that awaits `run`, plain ones in daemon threads. Everything else runs in other
+    threads: a handler that blocks the loop does not lose its lease.
     """
 
     async def run(self) -> None:
-        """As Worker.run. At the end, handlers that are not done after `drain_seconds` are cancelled.
+        """See Worker.run. At the end, handlers that are not done after `drain_seconds` are cancelled.
 
-        When it is cancelled itself, it cancels the handlers, gives their jobs back, sends the other outcomes, and ends.
+        If it is cancelled itself, it cancels the handlers, releases their jobs, sends the other outcomes, and ends.
         """
         self._begin()
         loop, ended, errors = asyncio.get_running_loop(), asyncio.Event(), list[BaseException]()

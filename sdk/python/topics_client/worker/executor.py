@@ -1,4 +1,4 @@
-"""Who calls the handler: threads, or an event loop."""
+"""Execution of handlers, in threads or on an event loop."""
 
 import asyncio
 import contextvars
@@ -19,12 +19,13 @@ _CANCEL_SECONDS: Final = 1.0
 
 
 def is_async(handler: Handler) -> bool:
-    """Whether calling it gives a coroutine."""
+    """Return True if calling the handler returns a coroutine."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
 def decoding(handler: Handler, codec: Codec[Any]) -> Handler:
-    """The handler, called with jobs whose values a codec has read. One that it can't read fails with DecodeError."""
+    """Wrap a handler so that a codec decodes the values of its jobs. A job that can't be decoded fails with
+    DecodeError."""
     if is_async(handler):
 
         async def awaited(job: Job) -> Any:
@@ -35,21 +36,21 @@ def decoding(handler: Handler, codec: Codec[Any]) -> Handler:
 
 
 class Executor(Protocol):
-    """Calls a handler for jobs, up to `concurrency` at a time, and tells how each call ended."""
+    """Calls a handler for jobs, up to `concurrency` at a time, and reports the end of each call."""
 
     def start(self, batch: list[Held]) -> None:
-        """Call it for each of these, in their order, as soon as there is room."""
+        """Call the handler for each of these jobs, in order, as capacity allows."""
         ...
 
     def close(self) -> None:
-        """No more jobs come. Coroutines that still run are cancelled, and waited for a second; threads can't be."""
+        """Stop. Running coroutines are cancelled and awaited for a second; threads can't be cancelled."""
         ...
 
 
 class ThreadExecutor:
-    """Calls a plain function in threads of its own, as many as jobs run at a time.
+    """Calls a plain function in its own threads, one for each concurrent job.
 
-    They are daemons: one that hangs does not keep the process from its end.
+    The threads are daemons: one that hangs does not keep the process alive.
     """
 
     def __init__(self, handler: Handler, concurrency: int, leases: Leases, finished: Finished) -> None:
@@ -93,11 +94,11 @@ class ThreadExecutor:
 def _unawaited(result: object) -> TypeError:
     if inspect.iscoroutine(result):
         result.close()
-    return TypeError("the handler returned something to await: give the worker the async function itself")
+    return TypeError("the handler returned an awaitable: pass the async function itself to the worker")
 
 
 class LoopExecutor:
-    """Calls an async function on an event loop: that of the caller, or without one its own, in a thread."""
+    """Calls an async function on an event loop: the caller's, or its own in a thread."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The thread that extends leases. It is never held up by handlers, nor by acks."""
+"""The thread that extends leases. Handlers and acks never delay it."""
 
 import logging
 import math
@@ -15,14 +15,14 @@ from topics_proto.v1 import queue_service_pb2 as pb
 
 log = logging.getLogger("topics_client.worker")
 
-_CALL_JOBS: Final = 1000  # the server takes no more in a call
-_LOOKS: Final = 6  # in the time of a lease
+_CALL_JOBS: Final = 1000  # the server's limit per call
+_LOOKS: Final = 6  # checks per lease duration
 _MIN_CALL_SECONDS: Final = 1.0
 _RETRY: Final = Retry(seconds=math.inf, first_pause=0.05, longest_pause=1.0)
 
 
 class LeaseRenewer:
-    """Extends the leases of all jobs that are not settled yet, each when a sixth to a third of it is over."""
+    """Extends the leases of all unsettled jobs, each when a sixth to a third of its duration has passed."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class LeaseRenewer:
         *,
         failed: Callable[[Exception], None],
     ) -> None:
-        """`failed` is told of errors that no repetition helps against."""
+        """`failed` is called with errors that no retry can fix."""
         self._connection = connection
         self._queue = queue
         self._node = node
@@ -46,22 +46,22 @@ class LeaseRenewer:
         self._thread = Thread(target=self._run, name="topics-keep", daemon=True)
 
     def start(self) -> None:
-        """Begin to extend."""
+        """Start the thread."""
         self._thread.start()
 
     def lasts(self, lease_ms: int) -> None:
-        """How long leases are from now on."""
+        """Set the duration of leases from now on."""
         if self._lease_ms != lease_ms:
             self._lease_ms = lease_ms
             self._look.set()
 
     def recheck(self) -> None:
-        """See at once which leases still hold: the stream that they came by is broken."""
+        """Check at once which leases are still held, after their stream broke."""
         self._leases.recheck()
         self._look.set()
 
     def stop(self) -> None:
-        """Extend nothing any more."""
+        """Stop extending leases."""
         self._over.set()
         self._look.set()
 
@@ -107,7 +107,7 @@ class LeaseRenewer:
     def _told(self, lost: list[Held]) -> None:
         if lost:
             log.warning(
-                "%s: the leases of %d jobs are lost while their handlers run; others may have them now: seq %s",
+                "%s: lost the leases of %d jobs with running handlers; other workers may have them now: seq %s",
                 self._queue, len(lost), ", ".join(str(held.job.seq) for held in lost[:5]),
             )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The thread that receives jobs: one Work stream after the other, for as long as the worker takes jobs."""
+"""The thread that receives jobs: reopens the Work stream for as long as the worker accepts jobs."""
 
 import logging
 import math
@@ -19,15 +19,15 @@ from topics_proto.v1.topics_service_pb2 import GetTopicRequest
 log = logging.getLogger("topics_client.worker")
 
 _HEARTBEATS: Final = 3
-_HEARTBEAT_SECONDS: Final = 15.0  # of a Work stream, as the protos promise
+_HEARTBEAT_SECONDS: Final = 15.0  # of a Work stream, as specified in the protos
 _RETRY: Final = Retry(seconds=math.inf, first_pause=0.1, longest_pause=5.0)
 
 
 class Receiver:
-    """Hands on jobs as they come: at most `slots` at a time that are neither acked nor given back nor lost.
+    """Receives jobs, up to `slots` that are neither acked nor returned nor lost.
 
-    The server gives back what a stream brought when the stream breaks, so a worker may hold jobs that it has lost, and
-    new ones do not come before some of them are done with.
+    When a stream breaks, the server returns its jobs to the queue. A worker may then hold jobs that it has lost, and
+    receives no new ones until some of them are finished.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Receiver:
         is_wanted: Callable[[], bool],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`opening` is told the length of the leases to come, in ms: that of the queue unless `lease_ms` is given.
-        `opened` is called when a stream stands, `broke` after one has ended that is wanted still, `failed` when no
-        other can help."""
+        """`opening` is called with the duration of leases in ms: `lease_ms`, or the queue's if None. `opened` is called
+        once a stream is open, `broke` after the unexpected end of a stream, `failed` with an error that no retry can
+        fix."""
         self._connection = connection
         self._queue = queue
         self._node = node
@@ -70,15 +70,15 @@ class Receiver:
 
     @property
     def is_open(self) -> bool:
-        """Whether a stream stands, as far as one can know."""
+        """True while a stream is open, as far as is known."""
         return self._is_open
 
     def start(self) -> None:
-        """Begin to receive."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the stream: the server gives back what it brought and is not settled."""
+        """End the stream: the server returns its unsettled jobs to the queue."""
         self._over.set()
         if self._cancel is not None:
             self._cancel()
@@ -132,7 +132,7 @@ class Receiver:
         """The lease_ms of the queue."""
         request = GetTopicRequest(topic=self._queue, touch=False)
         config = self._connection.unary(self._connection.topics.GetTopic, request, repeatable=False).state.config
-        return config.lease_ms or 30_000  # a log has none, and Work says what is wrong with it
+        return config.lease_ms or 30_000  # a log has none, and Work returns the error
 
     def _started(self, cancel: Callable[[], object]) -> None:
         self._cancel = cancel
@@ -143,13 +143,13 @@ class Receiver:
         self._is_open = True
         self._has_opened()
         if self._broken_at is not None:
-            log.info("%s: jobs come again, after %.1f s", self._queue, time.monotonic() - self._broken_at)
+            log.info("%s: receiving jobs again, after %.1f s", self._queue, time.monotonic() - self._broken_at)
             self._broken_at = None
 
     def _pause(self, error: UnavailableError) -> None:
         if self._broken_at is None:
             self._broken_at = time.monotonic()
-            log.warning("%s: no jobs come (%s); trying again until they do", self._queue, error)
+            log.warning("%s: can't receive jobs (%s), retrying", self._queue, error)
         self._broke()
         self._patience.waited(error)
 
