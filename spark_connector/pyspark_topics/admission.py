@@ -1,4 +1,4 @@
-"""Shares of backlogs in one limited batch of a stream."""
+"""Admission control: the share of each backlog in one batch of a stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import groupby
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a batch; 0 is no limit."""
+    """Limits of a batch; 0: no limit."""
 
     records: int = 0
     bytes: int = 0  # data and meta, by the mean of the partition's live records
@@ -26,7 +26,7 @@ class Backlog:
 
 
 def admit(backlogs: Sequence[Backlog], limits: Limits, turn: int = 0) -> list[int]:
-    """Return the number of records for each backlog; backlogs of one topic stand together.
+    """The number of records admitted from each backlog; backlogs of one topic are adjacent.
 
     The limit is shared evenly over the topics that wait, and what a topic gets over its partitions; what one does not
     need goes to the others, so that a large backlog holds up nobody. `turn` counts the calls: who gets what can't be

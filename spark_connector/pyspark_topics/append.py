@@ -44,7 +44,7 @@ _KINDS: Final[dict[str, type[TopicsError]]] = {
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of an appender."""
+    """Statistics of an appender."""
 
     records: int = 0
     chunks: int = 0

@@ -52,7 +52,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Filters and parts of the wanted records."""
+    """The records to fetch, and the parts of them."""
 
     nodes: tuple[str, ...] = ()  # own nodes of the reader, whose records are left out
     tag_eq: str | None = None
@@ -108,7 +108,7 @@ class Fetcher:
     def _frames(
         self, source: Connection, wanted: SeqRange, parts: Parts, cursor: int
     ) -> Iterator[pa.RecordBatch | Gap | int]:
-        """Yield the results of one call: batches and gaps, each frame's followed by the cursor behind it."""
+        """Yield the batches and gaps of one call, those of each frame followed by the cursor after it."""
         schema: pa.Schema | None = None
         done = False
         request = self._request(source, wanted, parts, cursor)

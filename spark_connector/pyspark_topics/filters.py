@@ -1,4 +1,4 @@
-"""Ranges, times and tags implied by the filters of a query.
+"""Pushdown of query filters into the range to read.
 
 Each limit lets through every record that its filter does, and maybe more: Spark applies all filters again.
 """
@@ -42,7 +42,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of the records that a query wants."""
+    """Bounds of the records that a query can match."""
 
     seqs: Span = Span()
     partitions: Span = Span()
@@ -53,23 +53,23 @@ class Limits:
     tag_prefix: str | None = None  # None: any, and none
 
     def wants(self, topic: str) -> bool:
-        """True if a record of the topic can be wanted."""
+        """Return True if records of the topic can match."""
         return (self.topics is None or topic in self.topics) and topic.startswith(self.topic_prefix)
 
     @property
     def bounded_above(self) -> bool:
-        """True if there is a last time."""
+        """True if there is an upper bound of time."""
         return self.times.last < _MAX_INT64
 
     @property
     def void(self) -> bool:
-        """True if no record can be wanted."""
+        """True if no record can match."""
         return (
             any(span.first > span.last for span in (self.seqs, self.partitions, self.times)) or self.tags == frozenset()
         )
 
     def narrow(self, parts: Parts) -> Parts | None:
-        """The server's filter for these tags; None if no record can have them.
+        """The request options for these tags only; None if no record can have them.
 
         The server takes one tag or one prefix: the narrower is chosen.
         """
@@ -94,7 +94,7 @@ def _fits(tag: str, eq: str | None, prefix: str | None) -> bool:
 
 
 def limits(filters: Iterable[Filter]) -> Limits:
-    """Combine all filters. Those that are not understood are ignored."""
+    """Combine all filters. Unsupported filters are ignored."""
     found = Limits()
     for each in filters:
         path: tuple[str, ...] = getattr(each, "attribute", ())

@@ -1,4 +1,4 @@
-"""Current heads of a stream's topics, cached for a moment."""
+"""Current heads of a stream's topics, cached briefly."""
 
 import re
 import time
@@ -51,7 +51,7 @@ class Heads:
         return self._lives
 
     def subscribed(self, topic: str) -> bool:
-        """True if the topic is, or would be, one of these."""
+        """Return True if the topic is, or would be, among these."""
         return topic in self._names if self._names else self._matches(topic) is not None
 
     def wait(self) -> None:
@@ -105,7 +105,7 @@ def life(info: TopicInfo) -> Life:
 
 
 def literal_prefix(pattern: str) -> str:
-    """The common prefix of all matches of a regular expression, as far as it is easy to find."""
+    """A common prefix of all strings that match the regular expression, as far as it is easy to find."""
     if "|" in pattern:
         return ""
     plain = re.match(r"[A-Za-z0-9_:-]*", pattern)

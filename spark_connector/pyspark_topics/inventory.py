@@ -1,4 +1,4 @@
-"""The topics, with the positions of their partitions."""
+"""Discovery of topics and the state of their partitions."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ _DURABILITY_PREFIX: Final = "DURABILITY_"
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """Position of one partition at the time of the request."""
+    """The state of a partition when it was requested."""
 
     partition: int
     head_seq: int

@@ -1,4 +1,4 @@
-"""Ends of a read: earliest, latest, after a seq, or at a time.
+"""Start and end of a read: earliest, latest, after a seq, or at a time.
 
 One number tells both ends, the last seq in front of the boundary: a read begins behind that of its start and goes up to
 and including that of its end.
@@ -27,7 +27,7 @@ class OffsetError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """One end of the read as its option gives it, before any look at a topic."""
+    """The option for one end of the read, before it is resolved for topics."""
 
     option: str
     default: int | datetime  # EARLIEST, LATEST or a time; for all partitions without a word of their own

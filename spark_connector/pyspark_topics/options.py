@@ -101,7 +101,8 @@ def check_names(options: Mapping[str, str], known: Collection[str]) -> None:
 
 
 def server(options: Mapping[str, str]) -> Address:
-    """Server address: option `url` (else TOPICS_URL) and `apiKey` (else the key in the URL, else TOPICS_API_KEY).
+    """The address of the server: option `url` (default: TOPICS_URL) and `apiKey` (default: the key in the URL, then
+    TOPICS_API_KEY).
 
     The environment is that of the driver; what is found there goes to the executors inside the Address.
     """
@@ -123,7 +124,7 @@ def settled(options: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ColumnOptions:
-    """Columns of a data frame, unless it is given a schema."""
+    """The columns of a data frame without a given schema."""
 
     meta: bool = True
     data: bool = True
@@ -145,7 +146,7 @@ class ColumnOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Topics and range of a read."""
+    """The topics and range to read."""
 
     address: Address
     topics: tuple[str, ...]  # empty: those that match `pattern`
@@ -197,7 +198,7 @@ class ReadOptions:
         )
 
     def parts(self, *, tags: bool = True, meta: bool = True, data: bool = True) -> Parts:
-        """The parts of records to request, for the wanted columns."""
+        """The request options for the requested columns."""
         return Parts(self.nodes, self.tag, self.tag_prefix, tags, meta, data)
 
 

@@ -177,7 +177,7 @@ def _struct(fields: pa.Schema | pa.StructType, path: str) -> Any:
 
 
 def _decoded(kind: pa.DataType, path: str) -> Any:
-    """The type that msgspec decodes to, for an Arrow type."""
+    """The type to which msgspec decodes values of an Arrow type."""
     if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_date32(kind):
         return str
     if pt.is_timestamp(kind) and kind.unit == _MICROS:
@@ -235,7 +235,7 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _plain(kind: pa.DataType) -> bool:
-    """True if Arrow takes decoded values of this type as they are."""
+    """Return True if Arrow accepts decoded values of this type unchanged."""
     if pt.is_list(kind):
         return _plain(kind.value_type)
     texts = pt.is_timestamp(kind) or pt.is_date32(kind)
@@ -283,7 +283,7 @@ def _times(texts: pa.Array, kind: pa.TimestampType) -> pa.Array:
 
 
 def _unfit(values: list[Any], kind: pa.DataType, start: int, stop: int) -> list[int]:
-    """Find the few of values[start:stop] that do not fit, by bisection."""
+    """Find the indices of values[start:stop] that do not fit, by bisection, as there are few."""
     try:
         _array(values[start:stop], kind)
         return []

@@ -49,7 +49,7 @@ def split(
 
 
 def _fitting(extent: Extent) -> int:
-    """Maximum number of records of this size in a task."""
+    """The maximum number of records of this size per task."""
     return _TASK_BYTES // max(extent.record_bytes, 1)
 
 

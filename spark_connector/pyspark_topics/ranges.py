@@ -1,4 +1,4 @@
-"""Ranges of a batch read."""
+"""The ranges of a batch read, from the topics on the server."""
 
 from collections.abc import Iterator
 from dataclasses import replace

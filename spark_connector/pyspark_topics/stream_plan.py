@@ -134,7 +134,7 @@ def _ways(at: Positions, lives: Lives, target: Lives | None) -> Iterator[_Way]:
 
 
 def _aim(target: Life | None, life: Life, partition: int) -> int:
-    """The end, in a partition of a life, of a stream with a target."""
+    """The end of a stream with a target in a partition of a topic's life."""
     if target is None or target.topic_id != life.topic_id or partition not in target.partitions:
         return 0
     return target.partitions[partition].head_seq
@@ -146,7 +146,7 @@ def mean_bytes(info: PartitionInfo) -> int:
 
 
 def between(start: Positions, end: Positions) -> tuple[list[SeqRange], list[Gap]]:
-    """Ranges from one offset to another, by topic and partition, and the lives that ended between them.
+    """The ranges between two offsets, by topic and partition, and the topic lives that ended between them.
 
     Depends on the two offsets alone.
     """

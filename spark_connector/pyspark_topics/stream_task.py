@@ -1,4 +1,4 @@
-"""The range of one task of a stream."""
+"""The range read by one task of a stream."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

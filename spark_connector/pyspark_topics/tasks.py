@@ -1,4 +1,4 @@
-"""The range and the columns of one Spark task."""
+"""The work of one Spark task: a range, and the schema to read it as."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -30,7 +30,7 @@ _BATCH: Final = "streaming.sql.batchId"  # were when the query goes on from its 
 
 
 def batch_writer(options: Mapping[str, str], schema: "StructType", overwrite: bool) -> "BatchWriter":
-    """The writer of `df.write.format("topics")`. Looks at options and columns alone.
+    """The writer of `df.write.format("topics")`. Checks only options and columns.
 
     Raises OptionError and RowError.
     """
@@ -41,7 +41,7 @@ def batch_writer(options: Mapping[str, str], schema: "StructType", overwrite: bo
 
 
 def stream_writer(options: Mapping[str, str], schema: "StructType", overwrite: bool) -> "StreamWriter":
-    """The writer of `df.writeStream.format("topics")`; as batch_writer."""
+    """The writer of `df.writeStream.format("topics")`; otherwise as batch_writer."""
     if overwrite:
         raise OptionError('a topic can be appended to, not overwritten: outputMode("append") or ("update")')
     parsed = WriteOptions.parse(options)
@@ -50,7 +50,7 @@ def stream_writer(options: Mapping[str, str], schema: "StructType", overwrite: b
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """Counters of one task."""
+    """The result of one task."""
 
     records: int
     chunks: int
@@ -98,12 +98,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Nothing is left to do: the records are stored and visible."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Keep the appends of tasks: a rerun of the batch recognizes them."""
+        """Keep the records appended by tasks: they are recognized when the batch runs again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskWrite:
-    """Input of the tasks of a write."""
+    """The parameters of the tasks of a write."""
 
     options: WriteOptions
     layout: Layout

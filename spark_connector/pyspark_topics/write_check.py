@@ -1,4 +1,4 @@
-"""Comparison of records stored by an earlier attempt with those of this one."""
+"""Check that the records stored under a key by an earlier attempt equal those of this attempt."""
 
 import json
 from typing import Any, Final

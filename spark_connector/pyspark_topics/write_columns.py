@@ -38,7 +38,7 @@ class RowError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Destination of a record."""
+    """The target of a record."""
 
     topic: str
     partition: int
@@ -49,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Roles of the columns of a data frame. Made on the driver, used by the tasks."""
+    """The roles of a data frame's columns. Created on the driver, used by the tasks."""
 
     index: dict[str, int]  # part of a record -> number of the column
     topic: str | None  # of all rows
@@ -86,7 +86,7 @@ class Layout:
 
     @property
     def routed(self) -> bool:
-        """True if each row names its own destination."""
+        """True if each row determines its own target."""
         return (self.topic is None) or (self.partition is None and "partition" in self.index)
 
     def rows(self, batch: pa.RecordBatch) -> "Rows":
@@ -109,7 +109,7 @@ class Layout:
         return Rows(pa.record_batch(columns, schema=_SCHEMA), _string(topics), _partitions(partitions))
 
     def target(self) -> Target:
-        """The destination of all rows, if not `routed`."""
+        """The target of all rows, if not `routed`."""
         return Target(self.topic or "", self.partition or 0)
 
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array | None:
@@ -190,7 +190,7 @@ def joined(parts: list[Rows]) -> Rows:
 
 
 def fitting(records: pa.RecordBatch, max_records: int, max_bytes: int) -> tuple[int, int]:
-    """Count the first records within both limits, and their bytes."""
+    """The number of leading records within both limits, and their bytes."""
     taken = records.slice(0, max_records)
     total = pa.scalar(0, pa.int64())
     lengths = []

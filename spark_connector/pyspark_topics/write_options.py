@@ -46,7 +46,7 @@ _SAFE_WINDOW_MS: Final = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Options of a write. Goes to the tasks; its text never holds the key."""
+    """The options of a write. Sent to the tasks; its string form never contains the API key."""
 
     address: Address
     topic: str | None = None  # of all rows; wins over the column
@@ -92,12 +92,12 @@ class WriteOptions:
 
     @property
     def new_window_ms(self) -> int:
-        """Idempotency window of a topic that the write creates, or whose window it raises."""
+        """The idempotency window for topics that the write creates, or whose window it raises."""
         return _NEW_WINDOW_MS if self.window_ms is None else self.window_ms
 
     @property
     def min_window_ms(self) -> int:
-        """Least window of an existing topic, if a write may be repeated at any time."""
+        """The minimum idempotency window of an existing topic for writes that may be repeated at any time."""
         return _SAFE_WINDOW_MS if self.window_ms is None else self.window_ms
 
     def config(self) -> topic_pb2.TopicConfig:

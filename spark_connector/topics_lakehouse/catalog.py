@@ -79,7 +79,7 @@ class TableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """Properties of a table of ours."""
+    """The state in the properties of a table of ours."""
 
     topic: str
     topic_id: str
@@ -142,7 +142,7 @@ def create_table(
 
 
 def table_state(table: Table) -> TableState:
-    """Return the table's own properties. Raises TableError if it is not one of ours, or no more."""
+    """The state of a table. Raises TableError if it is not, or no longer, one of ours."""
     name, properties = ".".join(table.name()), table.properties
     if TOPIC not in properties:
         raise TableError(
@@ -215,7 +215,7 @@ def reachable() -> Iterator[None]:
 
 
 def is_down(error: BaseException) -> bool:
-    """True if a retry may help: no answer, or a temporary refusal."""
+    """Return True if a retry may help: there was no response, or only a temporary error."""
     if isinstance(error, _DOWN):
         return True
     if isinstance(error, DBAPIError):

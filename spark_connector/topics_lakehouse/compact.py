@@ -17,7 +17,7 @@ _SUMMARY: Final = {"topics.maintenance": "compact"}
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Limits that decide on a compaction.
+    """Compaction settings.
 
     While a table grows, a group that does not reach half of `target_bytes` yet waits for `min_files`, and a file that
     is larger than all the small ones behind it together waits for more of them: so a record is rewritten a few times,

@@ -1,4 +1,4 @@
-"""Configuration of the lakehouse: a TOML file, and settings that win over it."""
+"""Lakehouse configuration: a TOML file, and overrides."""
 
 import math
 import os
@@ -48,13 +48,13 @@ class TopicRule:
     on_recreate: str = "fail"  # fail, archive
 
     def matches(self, topic: str) -> bool:
-        """True if the rule is about this topic."""
+        """Return True if the rule applies to this topic."""
         return topic == self.name if self.name else re.fullmatch(self.pattern, topic) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything that the lakehouse is told. Its text holds no secret."""
+    """The configuration of the lakehouse. Its string form contains no secret."""
 
     address: Address
     warehouse: str  # URL of the folder of the tables; empty where the catalog decides

@@ -1,4 +1,4 @@
-"""Deleted seqs of a partition, as ranges."""
+"""Ranges of seqs of a partition that were deleted on purpose."""
 
 from collections.abc import Iterator
 
@@ -69,7 +69,7 @@ def _list(connection: Connection, request: pb.BulkDiffRequest, dead: SeqSet) -> 
 
 
 def _take(frame: pb.BulkDiffResponse, cursor: int, dead: SeqSet) -> int:
-    """Add the deleted seqs that a frame shows; return the cursor behind it."""
+    """Process a frame. Returns the cursor after it."""
     if frame.HasField("tombstone"):  # evicted: what was deleted among it can't be told apart any more
         dead.add(cursor + 1, frame.tombstone.gap_from - 1)
         cursor = max(cursor, frame.tombstone.gap_to)

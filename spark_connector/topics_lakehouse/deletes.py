@@ -39,7 +39,7 @@ _SUMMARY: Final = {"topics.maintenance": "deletes"}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Progress: seqs waited for, seqs listed, or bytes rewritten, and their total."""
+    """Progress of a stage: seqs waited for, seqs listed, or bytes rewritten, and the total."""
 
     stage: str  # waiting, listing, rewriting
     done: int
@@ -48,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Result: every record that had been deleted before the call, and was in the table or on its way, is removed."""
+    """The result: every record deleted before the call that was in the table or about to be written is removed."""
 
     topic: str
     heads: Mapping[int, int]  # by partition: up to where the table was compared
@@ -190,7 +190,7 @@ def remove_rows(
 
 
 def _suspect(file: LiveFile, dead: Mapping[int, SeqSet]) -> bool:
-    """True if the file may hold a dead row, by the manifests."""
+    """Return True if the file may hold a dead row, according to the manifests."""
     if file.partition is None or file.first is None or file.last is None:
         return True
     return file.partition in dead and dead[file.partition].within(file.first, file.last)

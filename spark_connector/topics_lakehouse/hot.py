@@ -1,4 +1,4 @@
-"""The hot tail: records of a topic that its table does not have yet, as rows of the table."""
+"""The hot tail: records that are not in the table yet, as rows of the table."""
 
 import pyarrow as pa
 from pyiceberg.schema import Schema

@@ -30,7 +30,7 @@ _KEPT_NAMES: Final = frozenset({"version-hint.text"})
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """Retention of a table."""
+    """Retention settings of a table."""
 
     keep_snapshots: int = 20  # the newest, and any with a tag or branch
     merge_manifests_at: int = 20  # write the manifests anew when there are more
@@ -39,7 +39,7 @@ class Maintenance:
 
 @dataclass(frozen=True, slots=True)
 class Maintained:
-    """Result of one run."""
+    """The result of one run."""
 
     snapshots_expired: int = 0
     manifests_merged: int = 0
@@ -153,7 +153,7 @@ def referenced(table: Table) -> set[str]:
 
 
 def _folders(table: Table) -> list[str]:
-    """Folders of the table's files: nothing outside is touched, whatever a location points to."""
+    """The directory of the table's files: nothing outside is touched, regardless of configured locations."""
     base = table.location().rstrip("/")
     return [f"{base}/data", f"{base}/metadata"]
 

@@ -40,7 +40,7 @@ _BATCH_BYTES: Final = 8 << 20  # bounds the memory of a read: records may be lar
 _NO_END: Final = 1 << 62  # a group becomes one file, whatever comes together
 
 Keep = Callable[[pa.RecordBatch], pa.BooleanArray | None]
-"""Which rows of a batch stay; None for all of them."""
+"""Mask of the rows of a batch to keep; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class LiveFile:
 
     @property
     def path(self) -> str:
-        """Its location."""
+        """The location of the file."""
         return self.data.file_path
 
     @property
@@ -71,7 +71,7 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """Result of a replacement."""
+    """The result of a replacement."""
 
     files_before: int = 0
     files_after: int = 0

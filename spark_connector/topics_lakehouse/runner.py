@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RunnerGoneError(Exception):
-    """The executor of tasks has ended, and no task can run any more."""
+    """The executor of the tasks has ended, and no more tasks can run."""
 
 
 class Runner(Protocol):

@@ -1,4 +1,4 @@
-"""Shares of the topics in one round, and their pieces."""
+"""Scheduling: the share of each topic in one round, and its pieces."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _WORTH_A_TASK: Final = 20_000  # records; less is not split for the sake of anot
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Lag of a table behind one partition."""
+    """The lag of a table behind one partition."""
 
     topic: str
     topic_id: str

@@ -61,7 +61,7 @@ class TopicTables:
         self.lacking.discard(role)
 
     def target(self, config: Config) -> Target:
-        """Target of the tasks."""
+        """The targets of tasks."""
 
         def of(role: str, names: list[str]) -> Layout:
             table = self.tables[role]

@@ -1,4 +1,4 @@
-"""Maintenance of tables by a running pipeline: often enough to keep them small, seldom enough to cost little."""
+"""Maintenance schedule of a running pipeline: frequent enough to keep tables small, rare enough to cost little."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _SLACK = 10  # snapshots above those kept before some are dropped: each drop is 
 
 @dataclass(slots=True)
 class _Times:
-    """Due times of a table, in seconds of the monotonic clock."""
+    """The due times of a table, in seconds of the monotonic clock."""
 
     compaction: float
     orphans: float

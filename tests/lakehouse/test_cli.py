@@ -162,7 +162,7 @@ def test_wrong_usage(run: Run) -> None:
     assert run("query", "--hot-limit", "0", "SELECT 1")[0] == 2
     code, _, err = run("status")
     assert code == 2
-    assert "there is no lakehouse.toml here" in err
+    assert "no lakehouse.toml in the working directory" in err
 
 
 def test_status_says_what_is_wrong(run: Run, orders: str) -> None:

@@ -77,7 +77,7 @@ def test_what_the_group_fails_with_stops_nothing(
         assert pipeline.once()
         fill(connection, "unheard", 30)
         assert pipeline.once()
-    assert caplog.text.count("group deaf was not told of the table's progress: throttled") == 1
+    assert caplog.text.count("can't commit progress to group deaf: throttled") == 1
     pipeline.round()
     assert _positions(connection, "deaf") == {("unheard", 0): 60}
     pipeline.close()
