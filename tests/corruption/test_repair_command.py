@@ -59,9 +59,9 @@ def test_it_shows_what_it_would_do_and_does_it(damaged: Path, tmp_path: Path) ->
     assert "nothing was changed: `--apply --copy-to DIR`" in ran.err
     ran = Cli()("repair", "--data-dir", directory, "--apply", "--no-copy", lines=0)
     assert "saved: 1 topic, 1 partition, 20 records" in ran.out
-    assert f"the files as they were are in {directory}/quarantine-" in ran.out
+    assert f"the original files are in {directory}/quarantine-" in ran.out
     assert verify(directory, "--deep").code == 0
-    assert f"nothing to do: {directory} is sound" in Cli()("repair", "--data-dir", directory, lines=0).out
+    assert f"nothing to do: {directory} is intact" in Cli()("repair", "--data-dir", directory, lines=0).out
     assert not (directory / "repair").exists()
 
 

@@ -435,9 +435,7 @@ def test_what_a_handler_returns_after_its_lease_was_lost_counts_for_nothing(
     assert done == {(1, 1): True, (2, 1): True}
     after = worker.statistics()
     assert (after.taken, after.acked, after.lost) == (4, 2, 2)
-    assert sum(
-        "with running handlers; other workers" in message for message in caplog.messages
-    ) in (1, 2)
+    assert sum("with running handlers; other workers" in message for message in caplog.messages) in (1, 2)
 
 
 # ------------------------------------------------------------------ errors

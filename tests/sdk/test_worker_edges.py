@@ -171,7 +171,7 @@ def test_a_server_without_stop_work_is_lived_with(connection: Connection) -> Non
 def test_draining_beside_a_server_that_hangs_ends(
     server: ServerProcess, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "_LEAST_FLUSH_SECONDS", 1.0)
+    monkeypatch.setattr(core, "_MIN_FLUSH_SECONDS", 1.0)
     make_queue(connection, "hung", 10)
     gate = threading.Event()
     worker = Worker(connection, "hung", lambda job: gate.wait(20), concurrency=4, drain_seconds=1)

@@ -225,7 +225,7 @@ def test_a_worker_ends_though_its_server_is_gone(
     caplog: pytest.LogCaptureFixture,
     seconds: float,
 ) -> None:
-    monkeypatch.setattr(core, "_LEAST_FLUSH_SECONDS", 1.0)
+    monkeypatch.setattr(core, "_MIN_FLUSH_SECONDS", 1.0)
     make_queue(connection, "alone", 2)
     gate, options = threading.Event(), dict[str, Any](concurrency=2, drain_seconds=seconds)
 

@@ -1,4 +1,4 @@
-"""The `topics` command. Every subcommand lives in a module of its own, loaded when it is the one that is used."""
+"""The `topics` command. Each subcommand has its own module, loaded only when it is used."""
 
 import io
 import os
@@ -23,36 +23,36 @@ _GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "Topics": {
         "ls": ("ls", "list topics"),
         "info": ("info", "show the state and configuration of a topic"),
-        "create": ("create", "make a topic, or give one more partitions"),
+        "create": ("create", "create a topic, or add partitions to one"),
         "set": ("set", "change the configuration of a topic"),
         "rm": ("rm", "delete topics"),
     },
     "Records": {
         "append": ("append", "append records to a topic"),
         "read": ("read", "print the records of a topic"),
-        "tail": ("tail", "print the newest records of topics, and follow them"),
+        "tail": ("tail", "print the newest records of topics, and optionally follow them"),
         "delete": ("delete", "delete records by seq, age or tag"),
     },
     "Queues": {
         "queue": ("queue", "claim, ack, list and redrive jobs"),
     },
     "Routers and groups": {
-        "router": ("router", "list, make and remove routers between topics"),
-        "groups": ("groups", "list consumer groups and their lag, move or delete them"),
+        "router": ("router", "list, create and remove routers between topics"),
+        "groups": ("groups", "list consumer groups and their lag, reset or delete them"),
     },
     "Data": {
         "import": ("importing", "append a file to a topic"),
         "export": ("exporting", "write the records of a topic to a file"),
-        "lakehouse": ("lakehouse", "keep topics as Iceberg tables and query them"),
+        "lakehouse": ("lakehouse", "replicate topics to Iceberg tables and query them"),
         "backup": ("backup", "back up all topics, and restore them"),
         "verify": ("verify", "check a data directory for damage"),
-        "repair": ("repair", "save what is intact of a damaged data directory"),
+        "repair": ("repair", "recover the intact data of a damaged data directory"),
     },
     "Other": {
-        "profile": ("profile", "keep servers under names of their own"),
-        "shell": ("shell", "run commands one after the other, with completion"),
-        "bench": ("bench", "measure a server"),
-        "completion": ("completion", "print the completion script of a shell"),
+        "profile": ("profile", "manage named server profiles"),
+        "shell": ("shell", "run commands interactively, with completion"),
+        "bench": ("bench", "benchmark a server"),
+        "completion": ("completion", "print a shell completion script"),
         "version": ("version", "print the version"),
     },
 }
@@ -66,7 +66,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {heading: tuple(group) for headin
 
 _GLOBAL_VALUES: Final = ("--server", "--profile", "--key-env", "--timeout", "--color")
 _GLOBAL_FLAGS: Final = ("--json",)
-# What people type who come from nats, rpk, kafka-topics, redis-cli or kubectl.
+# Commands of nats, rpk, kafka-topics, redis-cli and kubectl, for suggestions.
 _ELSEWHERE: Final = {
     **dict.fromkeys(("list", "get", "topic", "stream"), "ls"),
     **dict.fromkeys(("describe", "show", "stat", "status", "inspect"), "info"),
@@ -87,12 +87,12 @@ _ELSEWHERE: Final = {
 _USAGE: Final = "usage: topics COMMAND [ARGUMENTS]"
 _DESCRIPTION: Final = "A persistent event engine: durable log, pub/sub and job queue in one process."
 _EPILOG: Final = """\
-`topics COMMAND --help` tells more. Commands that call a server take --server,
---profile, --key-env and --timeout, before or behind the command; without them
-TOPICS_URL and TOPICS_API_KEY count, then the profile in use.
+`topics COMMAND --help` shows details. Commands that call a server take --server,
+--profile, --key-env and --timeout, before or after the command. Defaults are
+TOPICS_URL and TOPICS_API_KEY, then the active profile.
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 3 server unavailable, 4 no or
-insufficient key, 5 not found, 130 interrupted."""
+Exit status: 0 success, 1 failure, 2 usage error, 3 server unavailable, 4 missing
+or insufficient API key, 5 not found, 130 interrupted."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,23 +102,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _main(_command_first(sys.argv[1:] if argv is None else argv))
     except BrokenPipeError:
-        code = 141  # as a program that SIGPIPE ends
+        code = 141  # as for a program ended by SIGPIPE
     except KeyboardInterrupt as error:
         code, interrupt = 130, error  # whose frames hold the connection
     except Exception as error:
-        if sys.flags.dev_mode or "serve" in (sys.argv[1:2] if argv is None else argv[:1]):  # its log is to have it all
+        if sys.flags.dev_mode or "serve" in (sys.argv[1:2] if argv is None else argv[:1]):  # for its log
             raise
         code = _internal(error)
     if code == 130 and argv is None:
-        # Not by the interpreter's way out: where the interrupt came while gRPC began a call, the end of the channel
-        # waits for ever for the events of that call, which nobody reads.
+        # Skip the interpreter's shutdown: if the interrupt came while gRPC was starting a call, closing the channel
+        # would wait forever for the events of that call.
         os._exit(_finished(code))
     del interrupt
     return _finished(code)
 
 
 def parser(name: str) -> "argparse.ArgumentParser":
-    """The parser of one command, for its help and the reference. Raises KeyError for a name that is not in COMMANDS."""
+    """The parser of one command, for its help and the reference. Raises KeyError for an unknown name."""
     commands, root = _commands(name)
     del root
     return commands[name]
@@ -133,13 +133,13 @@ def overview() -> str:
 
 
 def run_line(words: Sequence[str]) -> int:
-    """Run one command in a process that goes on afterwards, and return its exit code."""
+    """Run one command without ending the process, and return its exit code."""
     return _main(_command_first(words))
 
 
 def _main(arguments: list[str]) -> int:
-    # gRPC's core writes to stderr, past all that is told in the terms of the product. A server has no other way to tell
-    # of errors there; below them is a line for each stranger that speaks no TLS. It is read when gRPC is imported.
+    # gRPC's core writes to stderr, bypassing our error reporting. A server has no other way to report errors of the
+    # core; lower levels log a line per client that does not use TLS. gRPC reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR" if arguments[:1] == ["serve"] else "NONE")
     if "_ARGCOMPLETE" in os.environ:
         from topics_cli.completion import complete
@@ -171,7 +171,7 @@ def _run(arguments: list[str]) -> int:
     _, root = _commands(arguments[0])
     try:
         parsed = root.parse_args(arguments)
-    except SystemExit as end:  # of --help, or a usage that is told already
+    except SystemExit as end:  # from --help, or an already reported usage error
         return int(end.code or 0)
     return int(parsed.run(parsed))
 
@@ -194,8 +194,7 @@ def add_command(name: str, commands: "Commands") -> None:
 
 
 def _command_first(argv: Sequence[str]) -> list[str]:
-    """The arguments with those about the server that stand before the command, as kubectl and nats take them, behind
-    it."""
+    """Move server options that precede the command, as kubectl and nats allow, behind it."""
     moved: list[str] = []
     rest = list(argv)
     while rest:
@@ -209,7 +208,7 @@ def _command_first(argv: Sequence[str]) -> list[str]:
             break
     if not rest:
         return list(argv)
-    # Behind the words it begins with, one of which may name an action, and not at the end, where a `--` may stand.
+    # After the leading words, one of which may be an action, and not at the end, where there may be a `--`.
     words = next((number for number, word in enumerate(rest) if word.startswith("-")), len(rest))
     return [*rest[:words], *moved, *rest[words:]]
 
@@ -219,7 +218,7 @@ def _unknown(name: str) -> str:
 
     near = _ELSEWHERE.get(name.lower()) or next(iter(get_close_matches(name, COMMANDS, 1)), None)
     guess = f"did you mean {near}? " if near else ""
-    return f"topics: there is no command {name!r}; {guess}usage: topics --help"
+    return f"topics: unknown command {name!r}; {guess}usage: topics --help"
 
 
 def _internal(error: Exception) -> int:
@@ -230,22 +229,23 @@ def _internal(error: Exception) -> int:
 
 
 def _prepare_output() -> None:
-    """UTF-8, whatever the locale; and nowhere in place of what the caller has closed, which no socket should become."""
+    """Use UTF-8 regardless of the locale, and replace closed streams by /dev/null, so that no socket takes their
+    place."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  as long as the process
-        elif isinstance(stream, io.TextIOWrapper):  # and not what a caller in Python put there
+        elif isinstance(stream, io.TextIOWrapper):  # not replaced by a Python caller
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def _finished(code: int) -> int:
-    """Write out what is buffered, and tell what came of it by the exit code, where the command has ended well."""
+    """Flush the output. If that fails for a successful command, return the exit code of the failure."""
     try:
         sys.stdout.flush()
         return code
     except OSError as error:
-        # What is left goes nowhere, or the interpreter would complain at its end.
+        # Discard the rest, or the interpreter would report an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return code or 141

@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 _KEYED_BYTES: Final = 32 << 20
 _FORMATS = """\
-formats: with ndjson every VALUE and every line is one JSON text, kept byte for byte; blank lines are passed over. With
-text it is a text, which becomes a JSON string. With binary each VALUE and each whole file is one record.
+formats: with ndjson each VALUE and each line is a JSON text, stored byte for byte; blank lines are skipped. With
+text each is a string, stored as a JSON string. With binary each VALUE and each whole file is one record.
 
-Records are appended in order, and what stops the command names the line, and how far it came; nothing behind that line
-is appended.
+Records are appended in order. An error names the line and the progress so far; nothing after that line is appended.
 """
 
 
@@ -31,31 +30,29 @@ def add_parser(commands: "Commands") -> None:
     parser = commands.add_parser(
         "append",
         help="append records to a topic",
-        description="Append each VALUE as one record, or without any each line of the files, or of standard input.",
+        description="Append each VALUE as one record; without VALUEs, each line of the files or of standard input.",
         epilog=_FORMATS,
     )
-    server.add_name(parser, "topic", help="the topic; made if it is not there")
+    server.add_name(parser, "topic", help="the topic, created if missing")
     parser.add_argument("value", nargs="*", default=[], metavar="VALUE", help="a record")
     group = parser.add_argument_group("input")
-    group.add_argument(
-        "--file", action="append", metavar="FILE", help="read FILE (- is standard input); can be repeated"
-    )
+    group.add_argument("--file", action="append", metavar="FILE", help="read FILE (- is standard input); repeatable")
     group.add_argument("--format", choices=("ndjson", "text", "binary"), default="ndjson", help="see below")
-    group.add_argument("--skip-invalid", action="store_true", help="pass over lines that are not JSON or too large")
-    group.add_argument(
-        "--start-line", type=positive, default=1, metavar="N", help="begin with line N of the first file"
-    )
+    group.add_argument("--skip-invalid", action="store_true", help="skip lines that are invalid JSON or too large")
+    group.add_argument("--start-line", type=positive, default=1, metavar="N", help="start at line N of the first file")
     group = parser.add_argument_group("records")
     tags = group.add_mutually_exclusive_group()
     tags.add_argument("--tag", metavar="TAG", help="tag of each record")
     tags.add_argument("--tag-field", metavar="NAME", help="tag each record with this top-level string field")
     group.add_argument("--meta", metavar="JSON", help="headers of each record, a JSON object")
-    group.add_argument("--node", metavar="NODE", help="node of each record: who names it doesn't read them")
+    group.add_argument("--node", metavar="NODE", help="node of each record: readers of that node skip them")
     group = parser.add_argument_group("writing")
-    group.add_argument("--key", metavar="KEY", help="idempotency key: used again, nothing is appended. One write only")
-    group.add_argument("--no-create", action="store_true", help="fail if the topic is not there")
-    group.add_argument("--partition", type=whole, default=0, metavar="N", help="its partition (default: 0)")
-    group.add_argument("--batch", type=positive, default=MAX_RECORDS, metavar="N", help="records in a write, at most")
+    group.add_argument("--key", metavar="KEY", help="idempotency key: a repeated key appends nothing. One write only")
+    group.add_argument("--no-create", action="store_true", help="fail if the topic does not exist")
+    group.add_argument("--partition", type=whole, default=0, metavar="N", help="partition (default: 0)")
+    group.add_argument(
+        "--batch", type=positive, default=MAX_RECORDS, metavar="N", help="maximum number of records per write"
+    )
     group.add_argument(
         "--delay",
         "--delay-ms",
@@ -63,9 +60,9 @@ def add_parser(commands: "Commands") -> None:
         default=0,
         metavar="TIME",
         dest="delay_ms",
-        help="queues: until the jobs can be claimed (default: none)",
+        help="queues: delay before the jobs can be claimed (default: none)",
     )
-    group.add_argument("--priority", type=whole, default=0, metavar="P", help="queues: 0 to 9, the highest comes first")
+    group.add_argument("--priority", type=whole, default=0, metavar="P", help="queues: 0 to 9, highest first")
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)
     allow_intermixed(parser)
@@ -101,7 +98,7 @@ def _run(arguments: argparse.Namespace) -> int:
         skip_too_large=arguments.skip_invalid,
     )
     if "-" in inputs.files and sys.stdin.isatty():
-        output.note("topics append: reading from the terminal; Ctrl-D on a line of its own ends")
+        output.note("topics append: reading from the terminal; press Ctrl-D on an empty line to end")
     with server.connected(arguments) as connection:
         sender = Sender(connection, options)
         appending = Appending(arguments, inputs, sender)
@@ -131,7 +128,7 @@ def _row(arguments: argparse.Namespace, appending: Appending, sender: Sender) ->
 
 
 def _text(arguments: argparse.Namespace, appending: Appending, sender: Sender) -> str:
-    what = "were there already in" if sender.deduped else "appended to"
+    what = "already in" if sender.deduped else "appended to"
     text = f"{output.counted(sender.count, 'record')} {what} {arguments.topic}"
     if sender.count:
         text += f": seq {sender.first_seq} to {sender.last_seq}" if sender.count > 1 else f": seq {sender.last_seq}"
@@ -142,7 +139,7 @@ def _text(arguments: argparse.Namespace, appending: Appending, sender: Sender) -
 
 
 def _one(inputs: Inputs) -> Iterator[Batch]:
-    """All records as one batch, for one write. Raises ValueError if that is too much."""
+    """Collect all records into one batch for a single write. Raises ValueError if it is too large."""
     whole: Batch | None = None
     for batch in inputs.batches():
         if whole is None:
@@ -150,6 +147,6 @@ def _one(inputs: Inputs) -> Iterator[Batch]:
         else:
             whole.extend(batch)
         if len(whole) > MAX_RECORDS or whole.size > _KEYED_BYTES:
-            raise ValueError(f"--key is for one write, and that is {MAX_RECORDS:,} records and 32 MiB at most")
+            raise ValueError(f"--key applies to a single write of at most {MAX_RECORDS:,} records and 32 MiB")
     if whole is not None:
         yield whole

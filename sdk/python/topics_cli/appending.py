@@ -1,4 +1,4 @@
-"""One run of a command that appends what it reads: how far it came, and what stopped it."""
+"""A run of a command that appends its input, with its progress and the reason of its end."""
 
 import argparse
 import time
@@ -12,21 +12,21 @@ from topics_cli.sending import Batch, Sender, StoppedError
 from topics_cli.server import UsageError
 
 INTERRUPTED: Final = 130
-_LINGER_SECONDS: Final = 5.0  # how long an interrupted command tries to append what it has read
-_TOLD: Final = 5  # of the lines that are skipped
+_LINGER_SECONDS: Final = 5.0  # time for an interrupted command to append the input read
+_TOLD: Final = 5  # reported skipped lines
 
 
 class Stop(NamedTuple):
-    """What ended a run before its end."""
+    """The reason of a premature end."""
 
     text: str
     code: int
     file: str = ""
-    line: int = 0  # to go on with; 0 if that is not known
+    line: int = 0  # to resume at; 0 if unknown
 
 
 class Appending:
-    """Append what `inputs` hold. `stop` is None if all of it was."""
+    """Appends all `inputs`. `stop` is None if everything was appended."""
 
     def __init__(self, arguments: argparse.Namespace, inputs: Inputs, sender: Sender) -> None:
         self.stop: Stop | None = None
@@ -37,7 +37,7 @@ class Appending:
         self._sender = sender
 
     def run(self, batches: Iterable[Batch]) -> int:
-        """Append everything. What stops it is told, with how far it came; returns the exit code of that, or 0."""
+        """Append everything. Reports an error with the progress so far. Returns the exit code."""
         began = time.monotonic()
         with Progress(self._name, self._inputs.total, unit="B") as progress:
             try:
@@ -56,7 +56,7 @@ class Appending:
                 self.stop = self._stopped(error)
             except (UsageError, UnicodeEncodeError):
                 raise
-            except (OSError, ValueError) as error:  # of a file
+            except (OSError, ValueError) as error:  # reading a file
                 self.stop = self._failed(error)
         self.seconds = time.monotonic() - began
         self._tell_skipped()
@@ -66,24 +66,24 @@ class Appending:
 
     @property
     def skipped(self) -> int:
-        """How many lines were passed over."""
+        """The number of skipped lines."""
         return self._inputs.skipped + len(self._sender.too_large)
 
     def _interrupted(self) -> Stop:
-        """What was read is still appended, if that doesn't take long."""
+        """Append the input read so far, within a time limit."""
         text = "interrupted"
         try:
             if not self._sender.finish(_LINGER_SECONDS):
                 self._sender.abandon()
-                text = "interrupted; what was under way may or may not be there"
+                text = "interrupted; writes in flight may or may not be stored"
         except StoppedError as error:
             return self._stopped(error)._replace(text=f"interrupted; {self._stopped(error).text}", code=INTERRUPTED)
         file, line = self._sender.last or ("", 0)
         return Stop(text, INTERRUPTED, file, line + 1)
 
     def _invalid(self, error: InvalidLineError) -> Stop:
-        """What stands before it is appended, unless that fails."""
-        hint = "" if error.file else " (a text needs --format text, or JSON's own quotes)"
+        """Append the lines before it, unless that fails."""
+        hint = "" if error.file else " (a string needs --format text, or JSON quotes)"
         try:
             self._finish()
         except StoppedError as earlier:
@@ -91,7 +91,7 @@ class Appending:
         return Stop(f"{error}{hint}", server.FAILED, error.file, error.line)
 
     def _failed(self, error: Exception) -> Stop:
-        """What was read before is appended, unless that fails."""
+        """Append the input read before, unless that fails."""
         try:
             self._finish()
         except StoppedError as earlier:
@@ -108,9 +108,9 @@ class Appending:
         batch, first, last = error.batch, error.batch.lines[0], error.batch.lines[-1]
         text = server.explained(error.cause)
         if batch.file:
-            text += f"; that was {batch.file}: {f'line {first}' if first == last else f'lines {first} to {last}'}"
+            text += f"; at {batch.file}: {f'line {first}' if first == last else f'lines {first} to {last}'}"
         if error.unknown:
-            text += ", and nobody answered: they may or may not be there"
+            text += ", without a response: they may or may not be stored"
         return Stop(text, server.exit_code(error.cause), batch.file, first)
 
     def _how_far(self, stop: Stop) -> str:
@@ -118,14 +118,14 @@ class Appending:
         if not sender.count:
             return "nothing was appended"
         if sender.count == 1:
-            text = f"1 record before it is appended (seq {sender.last_seq})"
+            text = f"1 record before it was appended (seq {sender.last_seq})"
         else:
-            text = f"{sender.count:,} records before it are appended (seq {sender.first_seq} to {sender.last_seq})"
+            text = f"{sender.count:,} records before it were appended (seq {sender.first_seq} to {sender.last_seq})"
         files = self._inputs.files
         if stop.file and stop.line:
-            text += f", --start-line {stop.line} goes on there"
+            text += f", resume with --start-line {stop.line}"
             if stop.file in files[:-1]:
-                text += f" with {' '.join(files[files.index(stop.file) :])}"
+                text += f" and {' '.join(files[files.index(stop.file) :])}"
         return text
 
     def _tell_skipped(self) -> None:
@@ -133,4 +133,4 @@ class Appending:
         for error in [*self._inputs.invalid, *large][:_TOLD]:
             output.note(f"topics {self._name}: skipped {error}")
         if self.skipped > _TOLD:
-            output.note(f"topics {self._name}: skipped {self.skipped:,} in all")
+            output.note(f"topics {self._name}: skipped {self.skipped:,} in total")

@@ -1,4 +1,4 @@
-"""Options between the values of a list, as in `topics append TOPIC 1 --tag t 2`, which argparse alone refuses."""
+"""Support for options between positional values, as in `topics append TOPIC 1 --tag t 2`."""
 
 import argparse
 import os
@@ -7,13 +7,13 @@ from typing import Any
 
 
 def allow_intermixed(parser: argparse.ArgumentParser) -> None:
-    """Let `parser` take its positional arguments from wherever they stand."""
-    if "_ARGCOMPLETE" in os.environ:  # which looks at how argparse goes about it
+    """Make `parser` accept positional arguments between options."""
+    if "_ARGCOMPLETE" in os.environ:  # argcomplete relies on argparse's own parsing
         return
     plain = parser.parse_known_args
 
     def mixed(args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        _set(parser, plain)  # it is called by the one that is called now
+        _set(parser, plain)  # called by parse_known_intermixed_args
         try:
             return parser.parse_known_intermixed_args(args, namespace)
         finally:
@@ -23,4 +23,4 @@ def allow_intermixed(parser: argparse.ArgumentParser) -> None:
 
 
 def _set(parser: argparse.ArgumentParser, function: Any) -> None:
-    setattr(parser, "parse_known_args", function)  # noqa: B010  a method of one object, which types don't know
+    setattr(parser, "parse_known_args", function)  # noqa: B010  a method of one object, unknown to types

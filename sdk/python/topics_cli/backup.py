@@ -1,5 +1,5 @@
-"""`topics backup`: copies of all topics, in a folder or an object store, and back. What does the work is loaded when a
-command is run."""
+"""`topics backup`: back up all topics to a folder or an object store, and restore them. The implementation is imported
+on use."""
 
 import argparse
 import signal
@@ -19,67 +19,63 @@ if TYPE_CHECKING:
     from topics_cli.types import Commands
 
 _HOLD_MS: Final = 86_400_000
-_CHECKPOINT_SECONDS: Final = 120.0  # memory is written out first
-_TARGET_HELP = "a folder, or the URL of an object store: s3://BUCKET/PREFIX, gs://..., az://..."
-_ID_HELP = "which one (default: {})"
+_CHECKPOINT_SECONDS: Final = 120.0  # memory is flushed first
+_TARGET_HELP = "folder, or URL of an object store: s3://BUCKET/PREFIX, gs://..., az://..."
+_ID_HELP = "backup (default: {})"
 
 
 def add_parser(commands: "Commands") -> None:
     """Register the subcommand and its own."""
     parser = commands.add_parser(
         "backup",
-        description="Back up all topics of a server while it runs, and make data directories of backups. See "
+        description="Back up all topics of a running server, and restore backups to data directories. See "
         "docs/backup.md.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = _action(actions, "create", "make a backup; only what is new since the last one is copied")
+    create = _action(actions, "create", "create a backup; copies only what is new since the last one")
     create.add_argument("--to", required=True, metavar="TARGET", help=_TARGET_HELP)
-    create.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="back up the directory of a server that does not run"
-    )
+    create.add_argument("--data-dir", type=Path, metavar="DIR", help="back up the data directory of a stopped server")
     server.add_arguments(create)
-    archive = _action(actions, "archive", "copy what is new in the log of a server with TOPICS_WAL_ARCHIVE_SECONDS")
+    archive = _action(actions, "archive", "copy the new part of the log of a server with TOPICS_WAL_ARCHIVE_SECONDS")
     archive.add_argument("--to", required=True, metavar="TARGET", help=_TARGET_HELP)
     archive.add_argument(
-        "--data-dir", type=Path, required=True, metavar="DIR", help="its data directory, whether it runs or not"
+        "--data-dir", type=Path, required=True, metavar="DIR", help="data directory of the server, running or stopped"
     )
-    archive.add_argument(
-        "--every", type=milliseconds, metavar="TIME", help="do so again and again, for example every 60s"
-    )
-    listing = _action(actions, "list", "list the backups of a target, and the times that can be restored", table=True)
-    verify = _action(actions, "verify", "read the files of backups and compare their hashes; 1 if one is damaged")
+    archive.add_argument("--every", type=milliseconds, metavar="TIME", help="repeat at this interval, for example 60s")
+    listing = _action(actions, "list", "list the backups of a target, and the restorable times", table=True)
+    verify = _action(actions, "verify", "verify the checksums of backups; exit status 1 if one is damaged")
     verify.add_argument("id", nargs="?", metavar="ID", help=_ID_HELP.format("all"))
-    verify.add_argument("--deep", action="store_true", help="also restore each to a scratch directory, and read it all")
     verify.add_argument(
-        "--scratch", type=Path, metavar="DIR", help="directory that --deep restores to (default: TMPDIR)"
+        "--deep", action="store_true", help="also restore each to a scratch directory and read everything"
     )
-    restore = _action(actions, "restore", "make a new data directory of a backup")
+    verify.add_argument("--scratch", type=Path, metavar="DIR", help="scratch directory of --deep (default: TMPDIR)")
+    restore = _action(actions, "restore", "restore a backup to a new data directory")
     restore.add_argument("id", nargs="?", metavar="ID", help=_ID_HELP.format("the newest"))
-    restore.add_argument("--to", type=Path, required=True, metavar="DIR", help="the directory, new or empty")
+    restore.add_argument("--to", type=Path, required=True, metavar="DIR", help="target directory, new or empty")
     to = restore.add_mutually_exclusive_group()
     to.add_argument(
         "--at",
         type=backup_log.moment,
         metavar="TIME",
-        help="everything written until then: 2026-11-28T14:30:00Z, 15m (ago), ms, or latest: all that is archived",
+        help="everything written up to this time: 2026-11-28T14:30:00Z, 15m (ago), ms, or latest (all archived)",
     )
     to.add_argument(
         "--at-seq",
         type=backup_log.place_and_seq,
         metavar="TOPIC[@PARTITION]:SEQ",
-        help="everything written until that partition reached that seq",
+        help="everything written until the partition reached this seq",
     )
     restore.add_argument(
-        "--fallback", action="store_true", help="if it is damaged take the newest intact one that is older"
+        "--fallback", action="store_true", help="if the backup is damaged, use the newest intact older one"
     )
     restore.add_argument(
         "--jump",
         type=positive,
         default=0,
         metavar="N",
-        help="go on N seqs higher in every topic, for when clients come back that have read beyond the backup",
+        help="skip N seqs in every topic, for clients that have read beyond the backup",
     )
-    prune = _action(actions, "prune", "remove old backups, and files that no backup needs any more")
+    prune = _action(actions, "prune", "remove old backups, and files no longer needed")
     prune.add_argument("--keep", type=positive, metavar="N", help="keep the newest N backups")
     prune.add_argument("--keep-days", type=positive, metavar="D", help="keep the backups of the last D days")
     prune.add_argument(
@@ -87,12 +83,12 @@ def add_parser(commands: "Commands") -> None:
         type=milliseconds,
         default=86_400_000,
         metavar="TIME",
-        help="time that files stay which no backup needs; less than a day only while none is made (default: 24h)",
+        help="time to keep unneeded files; less than a day only while no backup is running (default: 24h)",
     )
     for each in (listing, verify, restore, prune):
         each.add_argument("--from", dest="source", required=True, metavar="TARGET", help=_TARGET_HELP)
-    release = _action(actions, "release", "remove a checkpoint that a killed create left on the server")
-    release.add_argument("id", metavar="CHECKPOINT", help="its name, as the server's log and its error tell it")
+    release = _action(actions, "release", "remove a checkpoint left on the server by a killed create")
+    release.add_argument("id", metavar="CHECKPOINT", help="name of the checkpoint, from the server's log or the error")
     server.add_arguments(release)
 
 
@@ -104,14 +100,14 @@ def _action(actions: "Commands", name: str, what: str, *, table: bool = False) -
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the action; exit codes as in docs/cli.md, and 5 if there is no such backup."""
+    """Run the action. Exit codes as in docs/cli.md, and 5 for a missing backup."""
     name = f"backup {arguments.action}"
     if arguments.action == "release":
         return server.run_command(name, lambda: _release(arguments))
     with needs("server"):
         import topics_backup.inventory  # noqa: F401  needs what the others need
         from topics_backup.errors import AbsentError, BackupError
-    # As with Ctrl-C the checkpoint goes, and what is half restored.
+    # As with Ctrl-C, remove the checkpoint and partial restores.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     work = {
         "create": _create,
@@ -138,7 +134,7 @@ def _create(arguments: argparse.Namespace) -> int:
     target = open_target(arguments.to)
     if arguments.data_dir is not None:
         if arguments.server is not None:
-            raise server.UsageError("--server and --data-dir exclude each other")
+            raise server.UsageError("--server and --data-dir are mutually exclusive")
         data_dir = arguments.data_dir.absolute()
         with creation.offline(data_dir, boot_id()) as (path, created_ms):
             made = creation.create(target, path, created_ms, data_dir)
@@ -156,13 +152,13 @@ def _create(arguments: argparse.Namespace) -> int:
         try:
             backup_log.tell_holes("create", shipping.ship(target, data_dir).holes)
         except (BackupError, OSError) as error:
-            return server.complain("backup create", f"the backup is made, but its log could not be archived: {error}")
+            return server.complain("backup create", f"backup created, but its log could not be archived: {error}")
     return 0
 
 
 @contextmanager
 def _checkpoint(arguments: argparse.Namespace) -> Iterator[tuple[Path, int]]:
-    """A checkpoint of the running server, which has to be on this machine, and its moment."""
+    """Hold a checkpoint of the running server, which must be on this machine. Yields its path and time."""
     from topics_client.errors import TopicsError
     from topics_proto.v1.admin_service_pb2 import CreateCheckpointRequest, ReleaseCheckpointRequest
 
@@ -176,7 +172,7 @@ def _checkpoint(arguments: argparse.Namespace) -> Iterator[tuple[Path, int]]:
                 next(path.iterdir())
             except OSError as error:
                 raise ValueError(
-                    f"can't read {path}, where the server has its checkpoint ({error.strerror or error}): run this on "
+                    f"can't read the server's checkpoint {path} ({error.strerror or error}): run this on "
                     "the server's machine, as its user"
                 ) from error
             yield path, held.created_ms
@@ -185,7 +181,7 @@ def _checkpoint(arguments: argparse.Namespace) -> Iterator[tuple[Path, int]]:
                 done = ReleaseCheckpointRequest(checkpoint_id=held.checkpoint_id)
                 connection.unary(connection.admin.ReleaseCheckpoint, done)
             except TopicsError as error:
-                server.complain("backup create", f"the server keeps its checkpoint {held.checkpoint_id}: {error}")
+                server.complain("backup create", f"could not release checkpoint {held.checkpoint_id}: {error}")
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -210,12 +206,12 @@ def _list(arguments: argparse.Namespace) -> int:
     }
     headings = ("id", "age", "topics", "records", "size", "new", "")
     if not output.rows(arguments, found, columns, headings) and not arguments.json:
-        output.note(f"there are no backups in {arguments.source}")
+        output.note(f"no backups in {arguments.source}")
     for each in moments.ranges(target):
         if arguments.json:
             output.line(each._asdict())
         else:
-            print(f"any moment from {shown(each.from_ms)} to {shown(each.until_ms)} ({output.size(each.bytes)} of log)")
+            print(f"restorable from {shown(each.from_ms)} to {shown(each.until_ms)} ({output.size(each.bytes)} of log)")
     return 0
 
 
@@ -242,8 +238,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         return 0
     return server.complain(
         "backup verify",
-        f"{bad} of {output.counted(len(found), 'backup')} can't be relied on: remove the files named above from the "
-        "target, lest the next backup rely on them too, and make a new one",
+        f"{bad} of {output.counted(len(found), 'backup')} damaged: remove the files named above from the "
+        "target, so that the next backup does not rely on them, and create a new one",
     )
 
 
@@ -264,7 +260,7 @@ def _restore(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.line(_facts(made) | {"data_dir": str(arguments.to)})
     else:
-        print(f"{made.id}: restored to {arguments.to}; topics serve --data-dir {arguments.to} serves it")
+        print(f"{made.id}: restored to {arguments.to}; serve it with: topics serve --data-dir {arguments.to}")
     return 0
 
 
@@ -283,7 +279,7 @@ def _prune(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.line({"backups": done.backups, "files": done.files, "bytes": done.bytes, "waiting": done.waiting})
     else:
-        later = f"; {done.waiting} more go with a prune after the grace" if done.waiting else ""
+        later = f"; {done.waiting} more after the grace period" if done.waiting else ""
         removed = f"{output.counted(len(done.backups), 'backup')} and {output.counted(done.files, 'file')}"
         print(f"removed {removed} ({output.size(done.bytes)}){later}")
     return 0

@@ -17,12 +17,12 @@ LATEST: Final = -1
 
 
 def moment(text: str) -> int:
-    """What `--at` takes, in ms."""
+    """Parse `--at` to ms."""
     return LATEST if text == "latest" else point(text)
 
 
 def place_and_seq(text: str) -> tuple[str, int, int]:
-    """What `--at-seq` takes: topic, partition, seq."""
+    """Parse `--at-seq` to topic, partition and seq."""
     place, _, seq = text.rpartition(":")
     topic, _, partition = place.partition("@")
     try:
@@ -41,12 +41,12 @@ def archive(arguments: argparse.Namespace) -> int:
     if arguments.every is None:
         _tell_archived(arguments, shipping.ship(target, arguments.data_dir))
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # what is half copied nobody sees
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # a partial copy is never visible
     while True:
         began = time.monotonic()
         try:
             _tell_archived(arguments, shipping.ship(target, arguments.data_dir))
-        except (BackupError, OSError) as error:  # the next time it may go, and takes along what is missing now
+        except (BackupError, OSError) as error:  # the next attempt copies what is missing
             server.complain("backup archive", str(error))
         sys.stdout.flush()
         time.sleep(max(0.0, began + arguments.every / 1000 - time.monotonic()))
@@ -56,22 +56,22 @@ def _tell_archived(arguments: argparse.Namespace, done: "Shipped") -> None:
     if arguments.json:
         output.line(done._asdict())
     elif done.pieces or arguments.every is None:
-        print(f"{done.line}: {output.size(done.bytes)} were archived, until {shown(done.until_ms)}")
+        print(f"{done.line}: {output.size(done.bytes)} archived, up to {shown(done.until_ms)}")
     tell_holes("archive", done.holes)
 
 
 def tell_holes(action: str, holes: list[str]) -> None:
-    """What was gone before it was archived is no error of the command, and to be known."""
+    """Report parts of the log that were removed before they were archived; not an error of the command."""
     for hole in holes:
         server.complain(
             f"backup {action}",
-            f"the log of {hole} was gone before it was archived: make a backup, and raise TOPICS_WAL_ARCHIVE_SECONDS "
-            "and TOPICS_WAL_ARCHIVE_BYTES or archive more often",
+            f"the log of {hole} was removed before it was archived: create a backup, and raise "
+            "TOPICS_WAL_ARCHIVE_SECONDS and TOPICS_WAL_ARCHIVE_BYTES or archive more often",
         )
 
 
 def is_point(arguments: argparse.Namespace) -> bool:
-    """Whether a restore is to a point in time."""
+    """Return True for a restore to a point in time."""
     return arguments.at is not None or arguments.at_seq is not None
 
 
@@ -81,7 +81,7 @@ def restore_point(arguments: argparse.Namespace) -> int:
     from topics_backup.target import open_target
 
     if arguments.id is not None or arguments.fallback:
-        raise server.UsageError("--at and --at-seq choose the backup: give no ID and no --fallback")
+        raise server.UsageError("--at and --at-seq select the backup: ID and --fallback are not allowed")
     target = open_target(arguments.source)
     if arguments.at_seq is not None:
         ways = moments.at_seq(target, *arguments.at_seq)
@@ -102,6 +102,6 @@ def restore_point(arguments: argparse.Namespace) -> int:
         what = output.listed(topic=len(made.topics), record=records)
         print(
             f"{made.backup.id} and {output.size(made.log_bytes)} of log: {what}, as of {shown(made.written_ms)}; "
-            f"topics serve --data-dir {arguments.to} serves it"
+            f"serve it with: topics serve --data-dir {arguments.to}"
         )
     return 0

@@ -1,4 +1,4 @@
-"""`topics bench`: measure a server, with records of its own."""
+"""`topics bench`: benchmark a server with generated records."""
 
 import argparse
 import time
@@ -23,8 +23,8 @@ _LATENCY_SHARE: Final = 0.25  # of --seconds
 _NAMES: Final = ("phase", "records", "seconds", "records_per_s", "mb_per_s", "p50_ms", "p99_ms", "max_ms")
 _HEADINGS: Final = ("phase", "records", "seconds", "records/s", "MB/s", "p50 ms", "p99 ms", "max ms")
 _PHASES: Final = """\
-phases: append (through the batching producer), latency (one record at a time, each acknowledged before the next), read
-and watch (all that was appended). All of them, unless --latency, --read or --watch choose some; append always comes
+phases: append (with the batching producer), latency (one record at a time, each acknowledged before the next), read
+and watch (all appended records). All phases run unless --latency, --read or --watch select some; append always runs
 first.
 """
 
@@ -33,34 +33,38 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
         "bench",
-        help="measure a server",
-        description="Append records to a new topic, read them, watch them, and delete the topic. Speeds are those of "
-        "this client and the server together.",
+        help="benchmark a server",
+        description="Append records to a new topic, read them, watch them, and delete the topic. Rates are those of "
+        "the client and the server together.",
         epilog=_PHASES,
     )
-    parser.add_argument("--records", type=positive, default=100_000, metavar="N", help="records (default: 100000)")
-    parser.add_argument("--size", type=size, default=200, metavar="BYTES", help="of each (default: 200)")
-    parser.add_argument("--batch", type=positive, default=1000, metavar="N", help="records in a write (default: 1000)")
-    parser.add_argument("--producers", type=positive, default=1, metavar="N", help="processes that append (default: 1)")
-    parser.add_argument("--durability", choices=("ephemeral", "memory", "disk", "fsync"), help="of the topic (disk)")
-    parser.add_argument("--topic", metavar="NAME", help="a topic that is not there yet (default: bench-...)")
-    parser.add_argument("--seconds", type=seconds, default=60.0, metavar="S", help="most for each phase (default: 60)")
-    for name, text in (("latency", "one at a time"), ("read", "read"), ("watch", "watch")):
-        parser.add_argument(f"--{name}", action="store_true", help=f"{text}, and none but those asked for")
+    parser.add_argument(
+        "--records", type=positive, default=100_000, metavar="N", help="number of records (default: 100000)"
+    )
+    parser.add_argument("--size", type=size, default=200, metavar="BYTES", help="size of each record (default: 200)")
+    parser.add_argument("--batch", type=positive, default=1000, metavar="N", help="records per write (default: 1000)")
+    parser.add_argument("--producers", type=positive, default=1, metavar="N", help="appending processes (default: 1)")
+    parser.add_argument(
+        "--durability", choices=("ephemeral", "memory", "disk", "fsync"), help="of the topic (default: disk)"
+    )
+    parser.add_argument("--topic", metavar="NAME", help="name of the new topic (default: bench-...)")
+    parser.add_argument("--seconds", type=seconds, default=60.0, metavar="S", help="limit per phase (default: 60)")
+    for name in ("latency", "read", "watch"):
+        parser.add_argument(f"--{name}", action="store_true", help=f"run the {name} phase, and only selected phases")
     output.add_arguments(parser)
     server.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, and clean up, also when interrupted."""
+    """Run the benchmark, and clean up even when interrupted."""
     return server.run_command("bench", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
     for name, maximum in (("records", _MAX_RECORDS), ("size", _MAX_SIZE), ("producers", _MAX_PRODUCERS)):
         if getattr(arguments, name) > maximum:
-            raise server.UsageError(f"--{name} is {maximum:,} at most")
+            raise server.UsageError(f"--{name} must be at most {maximum:,}")
     topic = arguments.topic or f"bench-{uuid4().hex[:12]}"
     chosen = [name for name in ("latency", "read", "watch") if getattr(arguments, name)] or ["latency", "read", "watch"]
     rows = []
@@ -78,7 +82,7 @@ def _number(value: float | None) -> output.Measure | None:
 
 @contextmanager
 def _topic(client: "TopicsClient", topic: str, durability: Any) -> Iterator[None]:
-    """A topic for the time of the context. Raises ValueError if there is one of this name."""
+    """Create a topic, and delete it at the end of the context. Raises ValueError if it exists."""
     from topics_client.errors import NotFoundError, TopicsError
     from topics_client.models import TopicConfig
 
@@ -87,7 +91,7 @@ def _topic(client: "TopicsClient", topic: str, durability: Any) -> Iterator[None
     except NotFoundError:
         pass
     else:
-        raise ValueError(f"{topic} is there already, and a measurement deletes its topic at the end")
+        raise ValueError(f"{topic} already exists, and the benchmark would delete it at the end")
     try:
         if durability is not None:
             client.put_topic(topic, TopicConfig(durability=durability))
@@ -96,11 +100,11 @@ def _topic(client: "TopicsClient", topic: str, durability: Any) -> Iterator[None
         try:
             client.delete_topic(topic)
         except TopicsError as error:
-            output.note(f"topics bench: the topic {topic} is left: {error}")
+            output.note(f"topics bench: could not delete the topic {topic}: {error}")
 
 
 def record_text(number: int, length: int) -> bytes:
-    """A JSON record of so many bytes, or of as few as it takes; no two are alike."""
+    """A unique JSON record of `length` bytes, or the minimum needed."""
     head = b'{"n":%d,"text":"' % number
     return head + b"x" * (length - len(head) - 2) + b'"}'
 
@@ -140,7 +144,7 @@ def produce(
     from topics_client.producer.api import Producer
 
     with TopicsClient(url, key=key, timeout=timeout) as client:
-        client.ready()  # the connection is made
+        client.ready()  # connect first
         begin, last, number = time.time(), None, start
         with Producer(client.connection, max_batch_records=min(batch, MAX_RECORDS)) as producer:
             for number in range(start, start + count):

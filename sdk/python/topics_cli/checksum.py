@@ -1,4 +1,4 @@
-"""Whether records read back as they were appended, in eight bytes of memory for each."""
+"""Comparison of records read back with those appended, in eight bytes of memory per record."""
 
 from array import array
 from collections import defaultdict
@@ -11,28 +11,28 @@ if TYPE_CHECKING:
 
 
 class RecordChecksums:
-    """Takes in what was appended, and then reads the topic."""
+    """Collects a hash of each appended record, then reads the topic and compares."""
 
     def __init__(self, topic: str) -> None:
         self.count = 0
         self.different = 0
-        self.first_different = 0  # the seq of it
+        self.first_different = 0  # its seq
         self._topic = topic
         self._runs: dict[int, list[tuple[int, array[int]]]] = defaultdict(list)  # by partition, in order of seq
 
     def appended(self, batch: "Batch", first_seq: int) -> None:
-        """A write, and the seq of its first record."""
+        """Add a write, with the seq of its first record."""
         parts = zip(batch.datas, batch.binary, batch.tags, batch.nodes, batch.metas, strict=True)
         self._runs[batch.partition].append((first_seq, array("q", map(hash, parts))))
         self.count += len(batch)
 
     @property
     def partitions(self) -> int:
-        """How many partitions were appended to."""
+        """The number of partitions appended to."""
         return len(self._runs)
 
     def read(self, client: "TopicsClient") -> None:
-        """Count the records that are not there as they were appended."""
+        """Read the topic, and count the records that differ from those appended."""
         from topics_client.models import Record
 
         for partition, runs in self._runs.items():
@@ -65,6 +65,6 @@ _END = (1 << 64, 0)
 
 
 def _expected(runs: "list[tuple[int, array[int]]]") -> Iterator[tuple[int, int]]:
-    """Seq and digest of each record, in order."""
+    """Yield the seq and hash of each record, in order."""
     for first, digests in runs:
         yield from enumerate(digests, first)

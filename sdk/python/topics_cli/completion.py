@@ -1,4 +1,4 @@
-"""`topics completion`: what shells complete, with argcomplete; names of topics come from the server."""
+"""`topics completion`: shell completion with argcomplete; names of topics come from the server."""
 
 import argparse
 import os
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from topics_cli.types import Commands
 
 _SHELLS: Final = ("bash", "zsh", "fish")
-_SECONDS: Final = 0.5  # that the server has: nobody waits longer for a completion
+_SECONDS: Final = 0.5  # time limit for the server
 _PAGE: Final = 500  # names
 
 
@@ -20,8 +20,8 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
         "completion",
-        description="Print a script with which a shell completes commands, options and names of topics, queues, "
-        "routers and groups. Names are asked of the server of TOPICS_URL, which has half a second.",
+        description="Print a script that makes a shell complete commands, options and names of topics, queues, "
+        "routers and groups. Names are requested from the server of TOPICS_URL, for up to half a second.",
         epilog='in ~/.bashrc: eval "$(topics completion bash)"; in ~/.zshrc, after compinit: '
         'eval "$(topics completion zsh)"; in ~/.config/fish/config.fish: topics completion fish | source',
     )
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def complete() -> int:
-    """Answer a shell that asks through argcomplete's script. Never returns where argcomplete is installed."""
+    """Answer a completion request from argcomplete's script. Never returns if argcomplete is installed."""
     try:
         import argcomplete
     except ModuleNotFoundError:
@@ -48,7 +48,8 @@ def complete() -> int:
 
 
 def known_names(kind: str, prefix: str, arguments: argparse.Namespace) -> list[str]:
-    """Names on the server that start so; none if it does not tell in time. `kind`: topics, queues, routers, groups."""
+    """Names on the server with this prefix; none if it does not respond in time. `kind`: topics, queues, routers,
+    groups."""
     given = argparse.Namespace(
         server=getattr(arguments, "server", None),
         profile=getattr(arguments, "profile", None),
@@ -57,7 +58,7 @@ def known_names(kind: str, prefix: str, arguments: argparse.Namespace) -> list[s
     )
     try:
         return _names(kind, prefix, given)
-    except Exception:  # of whatever kind: a shell shows no errors here
+    except Exception:  # a shell shows no errors here
         return []
 
 
@@ -83,7 +84,7 @@ def _names(kind: str, prefix: str, given: argparse.Namespace) -> list[str]:
 
 
 def _whole_parser() -> argparse.ArgumentParser:
-    """A parser with the names of all commands, and the arguments of that which stands in the line."""
+    """A parser with the names of all commands, and the arguments of the one on the command line."""
     from topics_cli import COMMANDS, add_command
     from topics_cli.types import Parser
 
@@ -93,7 +94,7 @@ def _whole_parser() -> argparse.ArgumentParser:
     server.add_arguments(root)
     commands = root.add_subparsers(dest="command", metavar="COMMAND")
     for name, text in COMMANDS.items():
-        with suppress(MissingError):  # then its arguments are not known
+        with suppress(MissingError):  # its arguments are unknown then
             if name == used:
                 add_command(name, commands)
                 continue

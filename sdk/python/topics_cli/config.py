@@ -1,4 +1,4 @@
-"""The fields of a topic's configuration as arguments: flags of `topics create` and `set`, and FIELD=VALUE."""
+"""Fields of a topic's configuration as arguments: flags of `topics create` and `set`, and FIELD=VALUE."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: how its text is read, what may stand there, what it means, and where the server clamps it."""
+    """A field: its parser, its value syntax, its help, and the bounds to which the server clamps it."""
 
     read: Callable[[str], Any]
     what: str
@@ -22,7 +22,7 @@ class Field:
     bounds: tuple[int, int] | None = None
 
     def clamped(self, value: Any) -> Any:
-        """The value as the server keeps it."""
+        """The value as stored by the server."""
         return value if self.bounds is None else max(self.bounds[0], min(value, self.bounds[1]))
 
 
@@ -53,28 +53,28 @@ def _names(text: str) -> tuple[str, ...]:
 _DAY_MS: Final = 86_400_000
 
 FIELDS: Final[Mapping[str, Field]] = {
-    "type": Field(*_word("log", "queue"), "kind of topic; fixed once it exists"),
-    "ttl_ms": Field(milliseconds, "TIME", "age beyond which records expire, such as 7d; 0: never"),
-    "cap_records": Field(whole, "N", "most live records; 0: no limit"),
-    "cap_bytes": Field(size, "SIZE", "most live bytes, such as 10GiB; 0: no limit"),
-    "discard": Field(*_word("old", "reject"), "at a cap: evict the oldest records, or refuse the write"),
-    "durability": Field(*_word("ephemeral", "memory", "disk", "fsync"), "point at which a write is acknowledged"),
+    "type": Field(*_word("log", "queue"), "type of the topic; fixed once it exists"),
+    "ttl_ms": Field(milliseconds, "TIME", "age at which records expire, such as 7d; 0: never"),
+    "cap_records": Field(whole, "N", "maximum number of live records; 0: no limit"),
+    "cap_bytes": Field(size, "SIZE", "maximum size of live records, such as 10GiB; 0: no limit"),
+    "discard": Field(*_word("old", "reject"), "at a cap: evict the oldest records, or reject the write"),
+    "durability": Field(*_word("ephemeral", "memory", "disk", "fsync"), "durability of acknowledged writes"),
     "priority": Field(_integer, "N", "fixed delivery priority, -1000 to 1000", (-1000, 1000)),
     "auto_priority": Field(_boolean, "BOOL", "derive the priority from recent reads"),
-    "auto_create": Field(_boolean, "BOOL", "let a write, or a dead letter, create a topic"),
-    "idempotency_window_ms": Field(milliseconds, "TIME", "lifetime of an idempotency key"),
-    "dedupe_node": Field(_boolean, "BOOL", "spare readers what their own node wrote"),
-    "lease_ms": Field(milliseconds, "TIME", "queues: how long a claimed job is its worker's", (100, _DAY_MS)),
-    "claim_jitter_ms": Field(milliseconds, "TIME", "queues: how long a claim waits to share fairly", (0, 5000)),
-    "max_deliveries": Field(whole, "N", "queues: deliveries before a job is a dead letter; 0: no limit"),
-    "dead_letter": Field(str, "TOPIC", "queues: where dead letters go"),
-    "leases_durable": Field(_boolean, "BOOL", "queues: whether leases survive a restart"),
-    "retain_until_acked_by": Field(_names, "GROUP[,GROUP]", "groups that retention waits for"),
+    "auto_create": Field(_boolean, "BOOL", "allow writes and dead letters to create a topic"),
+    "idempotency_window_ms": Field(milliseconds, "TIME", "time that idempotency keys are remembered"),
+    "dedupe_node": Field(_boolean, "BOOL", "hide records from readers of the same node"),
+    "lease_ms": Field(milliseconds, "TIME", "queues: duration of leases", (100, _DAY_MS)),
+    "claim_jitter_ms": Field(milliseconds, "TIME", "queues: delay of claims, for fair sharing", (0, 5000)),
+    "max_deliveries": Field(whole, "N", "queues: deliveries before a job is dead-lettered; 0: no limit"),
+    "dead_letter": Field(str, "TOPIC", "queues: topic for dead letters"),
+    "leases_durable": Field(_boolean, "BOOL", "queues: let leases survive a restart"),
+    "retain_until_acked_by": Field(_names, "GROUP[,GROUP]", "consumer groups that retention waits for"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A flag for each field: `--cap-records N`, `--no-dedupe-node`; times also without their `-ms`."""
+    """Add a flag for each field: `--cap-records N`, `--no-dedupe-node`; durations also without `-ms`."""
     group = parser.add_argument_group("configuration")
     for name, field in FIELDS.items():
         flag = f"--{name.replace('_', '-')}"
@@ -86,15 +86,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields whose flags were given."""
+    """The fields set by flags."""
     found = {name: getattr(arguments, name) for name in FIELDS}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def assigned(text: str) -> tuple[str, Any]:
-    """(field, value) of FIELD=VALUE; the value is None where nothing stands behind the `=`: the server's default.
+    """Parse FIELD=VALUE to (field, value); the value is None (the server's default) if it is empty.
 
-    Raises UsageError for a field that is not known, with those that are, and for a value that makes no sense.
+    Raises UsageError for an unknown field, listing the known ones, and for an invalid value.
     """
     name, sign, value = text.partition("=")
     name = name.strip().replace("-", "_")
@@ -102,9 +102,9 @@ def assigned(text: str) -> tuple[str, Any]:
     if not sign:
         raise UsageError(f"{text!r} is not FIELD=VALUE")
     if name == "partitions":
-        raise UsageError("partitions are added by topics create TOPIC --partitions N")
+        raise UsageError("to add partitions, use topics create TOPIC --partitions N")
     if name not in FIELDS:
-        raise UsageError(f"there is no field {name!r}; known are {', '.join(FIELDS)}")
+        raise UsageError(f"unknown field {name!r}; known fields: {', '.join(FIELDS)}")
     try:
         return name, FIELDS[name].read(value) if value else None
     except argparse.ArgumentTypeError as error:
@@ -112,7 +112,7 @@ def assigned(text: str) -> tuple[str, Any]:
 
 
 def differing(config: "TopicConfig", wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the wanted fields that the configuration has otherwise, as it has them."""
+    """The current values of those wanted fields that differ in the configuration."""
     found = {name: value(config, name) for name in wanted}
     return {name: found[name] for name in wanted if found[name] != FIELDS[name].clamped(wanted[name])}
 
@@ -124,7 +124,7 @@ def value(config: "TopicConfig", name: str) -> Any:
 
 
 def text(value: Any) -> str:
-    """A value as it is given in FIELD=VALUE."""
+    """Format a value as in FIELD=VALUE."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):

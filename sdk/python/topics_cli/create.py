@@ -1,4 +1,4 @@
-"""`topics create`: make a topic, or give one more partitions."""
+"""`topics create`: create a topic, or add partitions to one."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,11 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
         "create",
-        description="Make the topic TOPIC. What is not said takes the server's default. If the topic is there, only "
-        "partitions are added to it; one that is configured otherwise is left as it is, which is an error.",
+        description="Create the topic TOPIC. Unset fields take the server's defaults. If the topic exists, only "
+        "partitions are added to it; a different configuration is an error and changes nothing.",
     )
     parser.add_argument("topic", metavar="TOPIC", help="the topic")
-    parser.add_argument("--partitions", type=whole, default=None, metavar="N", help="partitions in all (default: 1)")
+    parser.add_argument("--partitions", type=whole, default=None, metavar="N", help="total partitions (default: 1)")
     config.add_arguments(parser)
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)
@@ -45,15 +45,15 @@ def _run(arguments: argparse.Namespace) -> int:
     count = members["partition_count"]
     added = 0 if members["created"] else count - before
     if added > 0:
-        print(f"{arguments.topic}: {output.counted(added, 'partition')} added, {count} in all")
+        print(f"{arguments.topic}: {output.counted(added, 'partition')} added, {count} in total")
     else:
-        what = "created" if members["created"] else "there already"
+        what = "created" if members["created"] else "already exists"
         print(f"{arguments.topic}: {what}, {output.counted(count, 'partition')}")
     return 0
 
 
 def _put(client: "TopicsClient", arguments: argparse.Namespace) -> tuple[Any, int]:
-    """The answer, and how many partitions the topic had before."""
+    """Create the topic. Returns the response, and the number of partitions before."""
     from topics_client.errors import ConflictError, NotFoundError
     from topics_client.models import TopicConfig
 
@@ -69,6 +69,6 @@ def _put(client: "TopicsClient", arguments: argparse.Namespace) -> tuple[Any, in
             change = " ".join(f"{name}={config.text(wanted[name])}" for name in other)
             raise ConflictError(
                 "topic_exists",
-                f"{arguments.topic} is there already, with {has} (topics set {arguments.topic} {change} changes it)",
+                f"{arguments.topic} already exists, with {has} (to change it: topics set {arguments.topic} {change})",
             )
     return client.put_topic(arguments.topic, found, partitions=arguments.partitions or 0), before

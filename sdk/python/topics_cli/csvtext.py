@@ -1,7 +1,7 @@
 """Records in CSV files (RFC 4180, UTF-8, with a header).
 
-The columns are those of a Parquet file. Bytes stand as base64. An empty tag or node means that there is none; one that
-is there and empty, or begins with a quotation mark, is written as a JSON string.
+The columns are those of a Parquet file. Bytes are base64. An empty tag or node field means none; an empty string, or
+one that begins with a quotation mark, is written as a JSON string.
 """
 
 import binascii
@@ -25,7 +25,7 @@ HEADER: Final = ",".join(rows.COLUMNS).encode() + b"\n"
 
 
 def csv_lines(records: "Sequence[Record]") -> bytes:
-    """Records as rows, without the header."""
+    """Format records as rows, without the header."""
     return "".join([_line(record) for record in records]).encode()
 
 
@@ -42,10 +42,10 @@ def _line(record: "Record") -> str:
 
 
 def csv_rows(source: Source, label: str, *, as_rows: bool, tag_field: str | None) -> Iterator[tuple[int, Any]]:
-    """The rows with the numbers of the lines on which they begin, as records, or the BadTextError of one.
+    """Yield the rows as records, or their BadTextError, with the line numbers where they begin.
 
-    With a column `data` each row is a record as `csv_lines` writes it; the columns beside are optional. Without, or
-    with `as_rows`, it is the row as a JSON object of texts. Raises ValueError for a header that can't be one.
+    With a column `data`, each row is a record as written by `csv_lines`; the other columns are optional. Without it, or
+    with `as_rows`, the record is the row as a JSON object of strings. Raises ValueError for an invalid header.
     """
     csv.field_size_limit(LONGEST_LINE)
     lines = _Lines(source, label)
@@ -64,14 +64,14 @@ def csv_rows(source: Source, label: str, *, as_rows: bool, tag_field: str | None
             continue
         if not names:
             if wrong:
-                raise ValueError(f"{label}: line {line}, which is the header: {wrong.what}")
+                raise ValueError(f"{label}: line {line} (header): {wrong.what}")
             names = _header(row, label)
             records = not as_rows and "data" in names
             if records:
                 rows.check_tag_field(tag_field, label)
             continue
         if wrong is None and len(row) != len(names):
-            wrong = BadTextError(0, f"it has {counted(len(row), 'column')}, and the header {len(names)}")
+            wrong = BadTextError(0, f"it has {counted(len(row), 'column')}, the header {len(names)}")
         if wrong is not None:
             yield line, wrong
             continue
@@ -83,10 +83,10 @@ def csv_rows(source: Source, label: str, *, as_rows: bool, tag_field: str | None
 
 
 class _Lines:
-    """The lines of a file for a CSV reader, which takes one or more for a row.
+    """The lines of a file for a CSV reader, which consumes one or more per row.
 
-    `first` is the number of the first of them. `wrong` says what is the matter with one of them, none of which the
-    reader would go on behind.
+    `first` is the number of the row's first line. `wrong` is the error of one of its lines, after which the reader
+    could not continue.
     """
 
     def __init__(self, source: Source, label: str) -> None:
@@ -98,7 +98,7 @@ class _Lines:
         self._lines = (line for _, group in chunks(source) for line in group)
 
     def begin(self) -> None:
-        """A row begins."""
+        """Start a row."""
         self.first, self.wrong, self._held = self._number + 1, None, 0
 
     def __iter__(self) -> "_Lines":
@@ -113,8 +113,8 @@ class _Lines:
         self._held += len(line)
         if self._held > LONGEST_LINE:
             raise ValueError(
-                f"{self._label}: line {self.first}: the row is longer than {LONGEST_LINE >> 20} MiB; is a quotation "
-                "mark not closed?"
+                f"{self._label}: line {self.first}: the row is longer than {LONGEST_LINE >> 20} MiB; "
+                "unclosed quotation mark?"
             )
         try:
             return line.decode() + "\n"
@@ -126,20 +126,20 @@ class _Lines:
 def _explained(error: csv.Error) -> str:
     text = str(error)
     if text.startswith("unexpected end"):
-        return "its last quotation mark is not closed"
+        return "it has an unclosed quotation mark"
     if text.startswith("field larger"):
-        return f"a value in it is longer than {LONGEST_LINE >> 20} MiB; is a quotation mark not closed?"
+        return f"a value in it is longer than {LONGEST_LINE >> 20} MiB; unclosed quotation mark?"
     if "new-line character" in text:
-        return "a line end of the old Mac's, a lone carriage return, is not CSV"
+        return "a lone carriage return is not a line end in CSV"
     return f"it is not CSV: {text}"
 
 
 def _header(row: list[str], label: str) -> list[str]:
     twice = sorted({name for name in row if row.count(name) > 1})
     if twice:
-        raise ValueError(f"{label}: its header has the column {twice[0]!r} more than once")
+        raise ValueError(f"{label}: duplicate column {twice[0]!r} in the header")
     if len(row) == 1 and (other := next((sign for sign in ";\t|" if sign in row[0]), None)):
-        raise ValueError(f"{label}: columns are separated by commas here, and its header has {other!r}: convert it")
+        raise ValueError(f"{label}: columns must be separated by commas, not by {other!r}: convert the file")
     return row
 
 
@@ -150,7 +150,7 @@ def _cell(text: str | None) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A value; Python's own writer leaves a lone carriage return bare before 3.13."""
+    """Quote a value; Python's own writer leaves a lone carriage return unquoted before 3.13."""
     return '"' + text.replace('"', '""') + '"' if _SPECIAL.search(text) else text
 
 
@@ -184,5 +184,5 @@ def _uncell(text: str, name: str) -> str | None:
     except ValueError:
         found = None
     if not isinstance(found, str):
-        raise BadTextError(0, f"its {name} begins with a quotation mark, and is not a JSON string")
+        raise BadTextError(0, f"its {name} begins with a quotation mark but is not a JSON string")
     return found

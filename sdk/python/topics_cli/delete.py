@@ -1,4 +1,4 @@
-"""`topics delete`: remove records of a topic."""
+"""`topics delete`: delete records of a topic."""
 
 import argparse
 import time
@@ -15,8 +15,8 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
         "delete",
-        description="Remove records of TOPIC for good: those below a seq or older than a time, those with a tag, or "
-        "those that are both. Readers pass over them in silence. Asks first at a terminal.",
+        description="Delete records of TOPIC permanently: those below a seq or older than a time, those with a tag, or "
+        "those that match both. Readers skip them silently. Asks for confirmation at a terminal.",
     )
     server.add_name(parser, "topic", help="the topic")
     parser.add_argument("--partition", type=whole, default=0, metavar="N", help="the partition (default: 0)")
@@ -25,7 +25,7 @@ def add_parser(commands: "Commands") -> None:
     ends.add_argument("--older-than", type=milliseconds, metavar="TIME", help="records older than this, such as 7d")
     tags = parser.add_mutually_exclusive_group()
     tags.add_argument("--tag", metavar="TAG", help="records with exactly this tag")
-    tags.add_argument("--tag-prefix", metavar="TEXT", help="records whose tag starts so")
+    tags.add_argument("--tag-prefix", metavar="TEXT", help="records whose tag has this prefix")
     parser.add_argument("--all", action="store_true", help="all records up to the head")
     confirm.add_arguments(parser)
     output.add_arguments(parser, table=False)
@@ -34,14 +34,14 @@ def add_parser(commands: "Commands") -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Remove; exit codes as in docs/cli.md."""
+    """Delete; exit codes as in docs/cli.md."""
     return server.run_command("delete", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
     which = _which(arguments)
     if arguments.all == bool(which):
-        raise server.UsageError("which records? --before-seq, --older-than, --tag or --tag-prefix; or --all")
+        raise server.UsageError("select records with --before-seq, --older-than, --tag or --tag-prefix; or give --all")
     ask = confirm.is_required(arguments)
     topic, partition = arguments.topic, arguments.partition
     with server.client(arguments) as client:
@@ -51,7 +51,7 @@ def _run(arguments: argparse.Namespace) -> int:
             before = client.locate_time(topic, int(time.time() * 1000) - arguments.older_than, partition=partition)
         elif arguments.all:
             before = head + 1
-        if ask and not confirm.is_confirmed(f"delete records of {topic}{which or ', all of them,'} for good?"):
+        if ask and not confirm.is_confirmed(f"permanently delete {'' if which else 'all '}records of {topic}{which}?"):
             return server.FAILED
         done = client.delete_records(
             topic, before_seq=before, tag=arguments.tag, tag_prefix=arguments.tag_prefix, partition=partition
@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _which(arguments: argparse.Namespace) -> str:
-    """The selection in words; empty where there is none."""
+    """Describe the selection; empty if there is none."""
     words = ""
     if arguments.before_seq is not None:
         words += f" below seq {arguments.before_seq}"

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from topics_client.models import Record
 
 _FORMATS = """\
-formats: the ending of FILE says which: .ndjson or .jsonl, .csv, .parquet; of NDJSON and CSV also with .gz or .zst
-behind it. Other names, and standard output, are NDJSON. --format overrides it. Parquet needs pyarrow, .zst
+formats: selected by the extension of FILE: .ndjson or .jsonl, .csv, .parquet; NDJSON and CSV also with .gz or .zst
+appended. Other names, and standard output, are NDJSON. --format overrides it. Parquet requires pyarrow, .zst
 backports.zstd.
 
 NDJSON writes the data of each record as a line; with --with-meta the whole record, with its seq, time, tag, node and
-meta, which `topics import --with-meta` takes back to the byte. CSV and Parquet write the columns partition, seq, ts,
-tag, node, meta, kind and data, which `topics import` takes back to the byte; in CSV bytes are base64.
+meta, which `topics import --with-meta` restores byte for byte. CSV and Parquet write the columns partition, seq, ts,
+tag, node, meta, kind and data, which `topics import` restores byte for byte; in CSV bytes are base64.
 
-The file gets its name when it is complete; what there is of it after a failure is FILE.part.
+The file gets its name once it is complete; after a failure the part written is FILE.part.
 """
 
 
@@ -40,14 +40,14 @@ def add_parser(commands: "Commands") -> None:
     parser = commands.add_parser(
         "export",
         help="write the records of a topic to a file",
-        description="Write the records that are in TOPIC now to FILE, oldest first, one partition after the other.",
+        description="Write the current records of TOPIC to FILE, oldest first, partition by partition.",
         epilog=_FORMATS,
     )
     server.add_name(parser, "topic", help="the topic")
     parser.add_argument("file", metavar="FILE", help="the file; - is standard output")
     parser.add_argument("--format", choices=formats.CHOICES, metavar="FORMAT", help=formats.HELP)
-    parser.add_argument("--with-meta", action="store_true", help="ndjson: whole records instead of their data")
-    parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    parser.add_argument("--with-meta", action="store_true", help="ndjson: write whole records instead of their data")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     ranges.add_range(parser)
     parser.add_argument("--partition", type=whole, metavar="N", help="only this partition (default: all)")
     ranges.add_gaps(parser)
@@ -57,30 +57,31 @@ def add_parser(commands: "Commands") -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Export; 1 for a gap with `--gaps fail`, a file that is there, or what the server or the disk has against it."""
+    """Export; 1 for a gap with `--gaps fail`, an existing file, or an error of the server or the disk."""
     return server.run_command("export", lambda: _run(arguments))
 
 
 class Writer(Protocol):
-    """A file format."""
+    """A writer of a file format."""
 
     def write(self, records: "Sequence[Record]") -> None:
         """Take in records."""
 
     def close(self) -> None:
-        """Write what is left of them, and what the format wants at the end."""
+        """Write the remaining records and the end of the file."""
 
     def rescue(self, error: BaseException) -> bool:
-        """In place of `close` after a failure: leave a file of all that was taken in. False if that can't be."""
+        """Instead of `close` after a failure, leave a valid file of the records so far. Returns False if that is
+        impossible."""
 
 
 def _run(arguments: argparse.Namespace) -> int:
     kind, packing = formats.of_name(arguments.file, arguments.format)
     kind = kind or "ndjson"
     if kind != "ndjson" and arguments.with_meta:
-        raise server.UsageError(f"--with-meta is for ndjson; {formats.spoken(kind)} has everything anyway")
+        raise server.UsageError(f"--with-meta is for ndjson; {formats.spoken(kind)} always has whole records")
     if arguments.file == "-" and (kind == "parquet" or packing) and sys.stdout.isatty():
-        raise server.UsageError(f"{formats.spoken(packing or kind)} is not text for a terminal: name a FILE")
+        raise server.UsageError(f"can't write {formats.spoken(packing or kind)} to a terminal: give a FILE")
     with server.client(arguments) as client:
         count = client.get_topic(arguments.topic, touch=False).partition_count
         if arguments.partition is not None:
@@ -90,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
         positions = (arguments.from_seq, arguments.to_seq, arguments.last, arguments.limit)
         if len(partitions) > 1 and any(each is not None for each in positions):
             raise server.UsageError(
-                f"{arguments.topic} has {count} partitions, and --from-seq, --to-seq, --last and --limit are for one: "
+                f"{arguments.topic} has {count} partitions, but --from-seq, --to-seq, --last and --limit apply to one: "
                 "add --partition N"
             )
         with _target(arguments) as target:
@@ -125,7 +126,7 @@ class _Exporting:
         self._gaps = self._lost = 0
 
     def run(self, writer: Writer) -> None:
-        """Write everything; a failure says with which seq to go on."""
+        """Write everything; a failure reports the seq to resume with."""
         with Progress("export") as progress:
             try:
                 for partition in self._partitions:
@@ -163,18 +164,18 @@ class _Exporting:
         where = f"--partition {partition} " if len(self._partitions) > 1 else ""
         output.note(
             f"topics export: {self._arguments.file}.part holds the first {output.counted(self._count, 'record')}; "
-            f"{where}--from-seq {self._last_seq} goes on behind them, into another file"
+            f"resume with {where}--from-seq {self._last_seq} into another file"
         )
 
     def tell(self, writer: Writer) -> None:
-        """What was done."""
+        """Report the result."""
         arguments, seconds = self._arguments, time.monotonic() - self._began
         changed = writer.changed if isinstance(writer, _Values) else 0
         are = f"{output.counted(changed, 'record')} {'is' if changed == 1 else 'are'}"
         if changed:
             output.note(
-                f"topics export: {are} not there to the byte: bytes became base64, or line ends "
-                "between values of JSON became spaces; --with-meta, CSV and Parquet keep both"
+                f"topics export: {are} not preserved byte for byte: bytes became base64, or line ends "
+                "between JSON values became spaces; --with-meta, CSV and Parquet preserve both"
             )
         single = len(self._partitions) == 1
         if arguments.json:
@@ -200,7 +201,7 @@ class _Exporting:
         text += f" from {len(self._partitions)} partitions" if not single else ""
         text += f" to {arguments.file}" if arguments.file != "-" else ""
         if single and self._last_seq is not None:
-            text += f": seq {self._first_seq} to {self._last_seq}; --from-seq {self._last_seq} goes on there"
+            text += f": seq {self._first_seq} to {self._last_seq}; continue with --from-seq {self._last_seq}"
         if self._gaps:
             text += f"; {output.counted(self._gaps, 'gap')}, up to {output.counted(self._lost, 'record')} gone"
         if arguments.file == "-":
@@ -214,7 +215,7 @@ def _whole_lines(records: "Sequence[Record]", *, partition: bool) -> bytes:
 
 
 class _Text:
-    """A format of lines, packed or not."""
+    """A line format, optionally compressed."""
 
     def __init__(
         self,
@@ -223,8 +224,8 @@ class _Text:
         render: "Callable[[Sequence[Record]], bytes]",
         header: bytes = b"",
     ) -> None:
-        """`render` makes the lines of records."""
-        self._good = 0  # bytes that are whole
+        """`render` formats records as lines."""
+        self._good = 0  # bytes of complete lines
         self._target = target
         self._packing = packing
         self._render = render
@@ -240,19 +241,19 @@ class _Text:
         self._good += len(text)
 
     def close(self) -> None:
-        """Write the end of what packs it."""
+        """Finish the compression."""
         if self._packing:
             self._stream.close()
         self._target.flush()
 
     def rescue(self, error: BaseException) -> bool:
-        """Without what was being written."""
+        """Truncate the partial line."""
         if not self._target.seekable():
             return False
         if self._packing is None:
             self._target.truncate(self._good)
             return True
-        if isinstance(error, OSError):  # the disk takes no end, without which the rest is hard to read
+        if isinstance(error, OSError):  # the compression can't be finished, and the rest would be hard to read
             self._target.seek(0)
             self._target.truncate(0)
             return False
@@ -261,7 +262,7 @@ class _Text:
 
 
 class _Values(_Text):
-    """NDJSON of the data alone. `changed` counts the records whose bytes are not in the lines."""
+    """NDJSON of the data only. `changed` counts the records not preserved byte for byte."""
 
     changed = 0
 
@@ -273,22 +274,22 @@ class _Values(_Text):
 
 @contextmanager
 def _target(arguments: argparse.Namespace) -> "Iterator[IO[bytes]]":
-    """What to write to. A file has its name once all is in it."""
+    """Open the output. A file gets its name once it is complete."""
     if arguments.file == "-":
         yield sys.stdout.buffer
         return
     path = Path(os.path.realpath(arguments.file))
     if path.exists() and not path.is_file():
-        raise ValueError(f"{arguments.file} is not a file; - writes to standard output")
+        raise ValueError(f"{arguments.file} is not a regular file; - writes to standard output")
     part = path.with_name(f"{path.name}.part")
     for each in (path, part):
         if each.exists() and not arguments.force:
-            raise ValueError(f"{each} is there already; --force writes over it")
+            raise ValueError(f"{each} already exists; use --force to overwrite it")
     try:
         with part.open("wb") as stream:
             yield stream
             stream.flush()
-            os.fsync(stream.fileno())  # before the name says that it is all there
+            os.fsync(stream.fileno())  # before the final name appears
     except BaseException:
         if part.exists() and not part.stat().st_size:
             part.unlink()

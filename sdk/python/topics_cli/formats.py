@@ -1,4 +1,4 @@
-"""The formats of files: which one a name means, and which one bytes look like."""
+"""File formats: detection by name and by content."""
 
 import gzip
 import io
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 CHOICES: Final = ("ndjson", "csv", "parquet", "ndjson.gz", "ndjson.zst", "csv.gz", "csv.zst")
-"""What `--format` takes."""
+"""The values of `--format`."""
 
-HELP: Final = f"{', '.join(CHOICES[:-1])} or {CHOICES[-1]} (default: by the ending of FILE, else ndjson)"
-"""What its help says."""
+HELP: Final = f"{', '.join(CHOICES[:-1])} or {CHOICES[-1]} (default: by the extension of FILE, else ndjson)"
+"""The help of `--format`."""
 
 _SPOKEN: Final = {"ndjson": "NDJSON", "csv": "CSV", "parquet": "Parquet", "gz": "gzip", "zst": "Zstandard"}
 _KINDS: Final = {".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv", ".parquet": "parquet"}
 _PACKINGS: Final = {".gz": "gz", ".zst": "zst"}
 _UNPACK: Final = {"gz": "gunzip", "zst": "unzstd"}
-# Endings of formats that people have, and what to do about them.
+# Extensions of unsupported formats, with the remedy.
 _CONVERT: Final = "convert it to NDJSON, CSV or Parquet"
 _FOREIGN: Final = {
     **{f".{name}": (name, "unpack it first") for name in ("bz2", "xz", "lz4", "br", "zip", "7z", "tar", "tgz")},
@@ -55,7 +55,7 @@ class Format(NamedTuple):
 
 
 def of_name(file: str, chosen: str | None = None) -> Format:
-    """What the name of a file says, and `--format` over it. Raises UsageError for formats that aren't supported."""
+    """The format by the name of a file, overridden by `--format`. Raises UsageError for unsupported formats."""
     name, packing = os.path.basename(file).lower(), None
     for ending, found in _PACKINGS.items():
         if name.endswith(ending):
@@ -67,7 +67,7 @@ def of_name(file: str, chosen: str | None = None) -> Format:
         packing = packed or packing
     elif ending in _FOREIGN:
         foreign, remedy = _FOREIGN[ending]
-        raise UsageError(f"{file}: {foreign} isn't supported: {remedy}; --format says what a file is if its name lies")
+        raise UsageError(f"{file}: {foreign} isn't supported: {remedy}, or override the format with --format")
     if kind == "parquet" and packing:
         raise _twice(file, packing)
     return Format(kind, packing)
@@ -108,7 +108,7 @@ class Source:
         return self._counting.count
 
     def unpack(self) -> None:
-        """Go on with what is inside, if it is gzip or Zstandard. Raises ValueError where that can't be read here."""
+        """Decompress gzip or Zstandard from here on. Raises ValueError if that is not supported here."""
         found = looks_like(self.head())
         if found == "gz":
             self.packing, self._stream = found, gzip.GzipFile(fileobj=self._stream)
@@ -116,7 +116,7 @@ class Source:
             self.packing, self._stream = found, zstd().ZstdFile(self._stream)
 
     def head(self) -> bytes:
-        """Return what comes next, up to 64 bytes; none at the end only."""
+        """Peek at the next bytes, up to 64; empty only at the end."""
         with self._told():
             return bytes(self._stream.peek(_HEAD)[:_HEAD])
 
@@ -127,7 +127,7 @@ class Source:
 
     @contextmanager
     def as_file(self, name: str) -> "Iterator[str | IO[bytes]]":
-        """What can be read from anywhere in it: `name` itself, or a temporary copy of what comes through a pipe."""
+        """A seekable file: `name` itself, or a temporary copy of the data from a pipe."""
         if name != "-" and self._counting.seekable():
             yield name
             return
@@ -148,7 +148,7 @@ class Source:
         try:
             yield
         except broken as error:
-            what = "ends too early: it is cut off" if isinstance(error, EOFError) else f"is damaged: {error}"
+            what = "is truncated" if isinstance(error, EOFError) else f"is damaged: {error}"
             raise ValueError(f"{self.label}: its {spoken(self.packing)} data {what}") from error
 
 
@@ -167,8 +167,8 @@ def opened(file: str, label: str, chosen: str | None) -> "Iterator[tuple[Source,
             named, found = spoken(said.packing), looks_like(source.head())
             actual = f"it looks like {spoken(source.packing or found or '')}" if source.packing or found else ""
             raise ValueError(
-                f"{label} is named like {named} and isn't: {actual or 'it may be plain text'}; rename it, or say what "
-                f"it is with --format {said.kind or 'ndjson'}"
+                f"{label} is named like {named} but isn't: {actual or 'it may be plain text'}; rename it, or give "
+                f"--format {said.kind or 'ndjson'}"
             )
         head = source.head()
         found = looks_like(head)
@@ -182,7 +182,7 @@ def opened(file: str, label: str, chosen: str | None) -> "Iterator[tuple[Source,
         elif found == "parquet":
             refuse_other(head, label, kind, "--format parquet reads it" if not source.packing else "unpack it first")
         elif found in _UNPACK:
-            raise ValueError(f"{label} is packed twice: {_UNPACK[found]} it first")
+            raise ValueError(f"{label} is compressed twice: {_UNPACK[found]} it first")
         else:
             remedy = "iconv -t UTF-8 converts it" if found == "UTF-16 text" else "unpack or convert it first"
             refuse_other(head, label, kind, remedy)
@@ -200,7 +200,7 @@ def packed(target: IO[bytes], packing: str | None) -> IO[bytes]:
 
 
 def zstd() -> Any:
-    """The module for Zstandard. Raises ValueError with what to install where there is none."""
+    """The Zstandard module. Raises ValueError with the package to install if there is none."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd as found
@@ -213,8 +213,8 @@ def zstd() -> Any:
 
 def _twice(file: str, packing: str) -> UsageError:
     return UsageError(
-        f"{file}: Parquet inside {spoken(packing)} isn't supported, since Parquet packs its own columns; "
-        f"{_UNPACK[packing]} a file that is there, and name a new one .parquet"
+        f"{file}: Parquet inside {spoken(packing)} isn't supported, as Parquet compresses its columns itself; "
+        f"{_UNPACK[packing]} an existing file, name a new one .parquet"
     )
 
 

@@ -19,18 +19,20 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
         "groups",
-        description="Without GROUP a list of all groups. With GROUP its positions, each with the records behind it.",
+        description="List all groups, or with GROUP its positions, each with its lag.",
     )
     server.add_name(parser, "group", kind="groups", nargs="?", help="the group")
-    server.add_name(parser, "--topic", metavar="TOPIC", help="only its positions in this topic")
+    server.add_name(parser, "--topic", metavar="TOPIC", help="only positions in this topic")
     parser.add_argument(
         "--reset",
         type=_place,
         metavar="TO",
-        help="move its positions: earliest, latest, a seq up to which all is dealt with, or a time: 15m (ago), or "
+        help="reset its positions to earliest, latest, the last processed seq, or a time: 15m (ago), or "
         "2026-11-28T14:30Z",
     )
-    parser.add_argument("--delete", action="store_true", help="delete the group and all its positions; asks first")
+    parser.add_argument(
+        "--delete", action="store_true", help="delete the group and all its positions, after confirmation"
+    )
     confirm.add_arguments(parser)
     output.add_arguments(parser)
     server.add_arguments(parser)
@@ -50,7 +52,7 @@ def _place(text: str) -> str | int:
         return _Moment(point(text))
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is neither earliest, latest, a seq nor a time: 15m (so long ago), 2026-11-28T14:30Z"
+            f"{text!r} is not earliest, latest, a seq or a time such as 15m (ago) or 2026-11-28T14:30Z"
         ) from None
 
 
@@ -61,9 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.group is None and (arguments.reset is not None or arguments.delete or arguments.topic):
-        raise server.UsageError("which GROUP?")
+        raise server.UsageError("GROUP is required")
     if arguments.reset is not None and arguments.delete:
-        raise server.UsageError("--reset and --delete exclude each other")
+        raise server.UsageError("--reset and --delete are mutually exclusive")
     ask = arguments.delete and confirm.is_required(arguments)
     with server.client(arguments) as client:
         if arguments.delete:
@@ -73,13 +75,13 @@ def _run(arguments: argparse.Namespace) -> int:
         found = [] if first is None else [first]
         shown = dict.fromkeys(first or ())
         if not output.rows(arguments, (*found, *rows), shown) and not arguments.json:
-            output.note("there are no groups" if arguments.group is None else "no positions there")
+            output.note("no groups" if arguments.group is None else "no positions")
     return 0
 
 
 def _delete(client: "TopicsClient", arguments: argparse.Namespace, *, ask: bool) -> int:
     group = arguments.group
-    if ask and not confirm.is_confirmed(f"delete the group {group} and all its positions, for good?"):
+    if ask and not confirm.is_confirmed(f"permanently delete the group {group} and all its positions?"):
         return server.FAILED
     deleted = client.delete_group(group)
     if arguments.json:
@@ -88,7 +90,7 @@ def _delete(client: "TopicsClient", arguments: argparse.Namespace, *, ask: bool)
         print(f"{output.clean(group)}: deleted")
     if deleted:
         return 0
-    return server.complain("groups", f"group_not_found: {group} is not there", server.NOT_FOUND)
+    return server.complain("groups", f"group_not_found: {group} does not exist", server.NOT_FOUND)
 
 
 def _rows(client: "TopicsClient", arguments: argparse.Namespace) -> Iterable[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`topics import`: append files to a topic, and check that their records read back as they were."""
+"""`topics import`: append files to a topic, and verify that their records read back identically."""
 
 import argparse
 from typing import TYPE_CHECKING, Any, Final
@@ -14,16 +14,16 @@ from topics_cli.types import positive, whole
 if TYPE_CHECKING:
     from topics_cli.types import Commands
 
-_READ_SECONDS: Final = 60.0  # how long the comparison waits for a server that restarts
+_READ_SECONDS: Final = 60.0  # time that the comparison waits for a restarting server
 _FORMATS = """\
-formats: the ending of FILE says which: .ndjson or .jsonl, .csv, .parquet; of NDJSON and CSV also with .gz or .zst
-behind it. Other names, and standard input, are NDJSON, or Parquet if they begin like it. What is packed is unpacked,
-whatever its name. --format overrides the name.
+formats: selected by the extension of FILE: .ndjson or .jsonl, .csv, .parquet; NDJSON and CSV also with .gz or .zst
+appended. Other names, and standard input, are NDJSON, or Parquet if the content is. Compressed files are decompressed
+regardless of their name. --format overrides the name.
 
-NDJSON: each line is the data of a record, or with --with-meta a whole record with its tag, node and meta, as `topics
-export --with-meta` writes it. CSV (with a header, separated by commas) and Parquet: each row of a file with a column
-data is a record, data being JSON unless the column kind says binary, with the columns tag, node, meta and partition if
-they are there; each row of any other file is a JSON object, whose values are texts if it comes from CSV.
+NDJSON: each line is the data of a record, or with --with-meta a whole record with its tag, node and meta, as written by
+`topics export --with-meta`. CSV (with a header, separated by commas) and Parquet: each row of a file with a data column
+is a record, with JSON data unless the column kind is binary, and optional columns tag, node, meta and partition; each
+row of any other file is a JSON object, with strings as values if it comes from CSV.
 """
 
 
@@ -32,26 +32,23 @@ def add_parser(commands: "Commands") -> None:
     parser = commands.add_parser(
         "import",
         help="append files to a topic",
-        description="Append the lines or rows of each FILE as records, byte for byte, then read all of them back and "
-        "compare.",
+        description="Append the lines or rows of each FILE as records, byte for byte, then read them back and compare.",
         epilog=_FORMATS,
     )
     parser.add_argument("file", nargs="+", metavar="FILE", help="the file; - is standard input")
-    parser.add_argument("--topic", required=True, help="the topic; made if it is not there")
+    parser.add_argument("--topic", required=True, help="the topic, created if missing")
     parser.add_argument("--format", choices=formats.CHOICES, metavar="FORMAT", help=formats.HELP)
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--tag-field", metavar="NAME", help="tag each record with this top-level string field")
     kinds.add_argument("--with-meta", action="store_true", help="ndjson: each line is a whole record")
-    parser.add_argument("--rows", action="store_true", help="csv, parquet: rows as JSON objects, whatever the columns")
+    parser.add_argument("--rows", action="store_true", help="csv, parquet: import rows as JSON objects in any case")
+    parser.add_argument("--partition", type=whole, metavar="N", help="partition (default: 0, or the record's)")
+    parser.add_argument("--skip-invalid", action="store_true", help="skip invalid lines and rows")
     parser.add_argument(
-        "--partition", type=whole, metavar="N", help="the partition (default: 0, or that of the record)"
+        "--start-line", type=positive, default=1, metavar="N", help="start at line (Parquet: row) N of the first FILE"
     )
-    parser.add_argument("--skip-invalid", action="store_true", help="pass over lines and rows that are not records")
-    parser.add_argument(
-        "--start-line", type=positive, default=1, metavar="N", help="begin with line (Parquet: row) N of the first FILE"
-    )
-    parser.add_argument("--batch", type=positive, default=500, metavar="N", help="records in a write (default: 500)")
-    parser.add_argument("--no-compare", action="store_true", help="don't read back")
+    parser.add_argument("--batch", type=positive, default=500, metavar="N", help="records per write (default: 500)")
+    parser.add_argument("--no-compare", action="store_true", help="skip the comparison")
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)
     allow_intermixed(parser)
@@ -89,7 +86,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if code:
             return code
     if not sender.count:
-        raise ValueError(f"{', '.join(arguments.file)} holds no records")
+        raise ValueError(f"no records in {', '.join(arguments.file)}")
     row: dict[str, Any] = {
         "topic": arguments.topic,
         "count": sender.count,
@@ -111,9 +108,9 @@ def _run(arguments: argparse.Namespace) -> int:
         output.line(row)
     if comparison.different:
         raise ValueError(
-            f"{output.counted(comparison.different, 'record')} did not read back as appended, the first is seq "
+            f"{output.counted(comparison.different, 'record')} did not read back as appended, first at seq "
             f"{comparison.first_different}"
         )
     if not (arguments.json or arguments.no_compare):
-        print(f"read back {output.counted(sender.count, 'record')}, byte for byte the same")
+        print(f"read back {output.counted(sender.count, 'record')}, byte for byte identical")
     return 0

@@ -1,4 +1,4 @@
-"""`topics info`: all that is known of a topic."""
+"""`topics info`: the full state of a topic."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -15,12 +15,12 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
         "info",
-        description="Show where a topic stands: seqs, records, bytes, jobs of a queue, partitions, and the "
-        "configuration in force.",
+        description="Show the state of a topic: seqs, records, bytes, jobs of a queue, partitions, and the effective "
+        "configuration.",
     )
-    server.add_name(parser, "topic", nargs="+", help="the topic, or several")
+    server.add_name(parser, "topic", nargs="+", help="one or more topics")
     parser.add_argument(
-        "--partition", type=whole, default=0, metavar="N", help="partition of the seqs that --json prints (default: 0)"
+        "--partition", type=whole, default=0, metavar="N", help="partition of the seqs in --json (default: 0)"
     )
     output.add_arguments(parser)
     server.add_arguments(parser)

@@ -1,4 +1,4 @@
-"""Where records come from: arguments, files, standard input."""
+"""Input records: from arguments, files, standard input."""
 
 import errno
 import io
@@ -90,7 +90,8 @@ class Inputs:
             raise server.UsageError("--start-line is for files of lines")
 
     def batches(self) -> Iterator[Batch]:
-        """What is there, until its end. In front of an invalid line comes what was before it, then InvalidLineError."""
+        """Yield all records in batches. The records before an invalid line are yielded first, then InvalidLineError is
+        raised."""
         if self.values:
             yield from self._of_values()
         for number, name in enumerate(self.files):

@@ -29,7 +29,7 @@ def config(found: "TopicConfig") -> dict[str, Any]:
 
 
 def put(found: "TopicPut") -> dict[str, Any]:
-    """What became of a topic."""
+    """The result of a put of a topic."""
     return {
         "topic": found.topic,
         "created": found.created,
@@ -136,7 +136,7 @@ def router_summary(found: "RouterSummary") -> dict[str, Any]:
 
 
 def position(found: "GroupPosition") -> dict[str, Any]:
-    """How far a group has come in a partition."""
+    """The position of a group in a partition."""
     return {
         "topic": found.topic,
         "partition": found.partition,

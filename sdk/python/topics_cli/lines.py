@@ -1,4 +1,4 @@
-"""Lines of files and of standard input, and what is wrong with one that should be JSON."""
+"""Lines of files and of standard input, and diagnosis of invalid JSON."""
 
 import json
 import re
@@ -88,7 +88,7 @@ def json_value(text: bytes) -> Any:
 
 
 def all_json(texts: Sequence[bytes]) -> bool:
-    """Whether `json_value` would take each of the texts. False says nothing about which is the reason.
+    """Return True if `json_value` would accept each of the texts.
 
     Where msgspec is installed, as it is with the server, they are looked at all together: six times as fast.
     """

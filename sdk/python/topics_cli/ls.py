@@ -16,12 +16,12 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
         "ls",
-        description="List topics by name: their type, partitions, live records and bytes. With -l also durability, the "
-        "time since the last write, and the jobs of queues; that takes a call for each topic.",
+        description="List topics by name, with type, partitions, live records and bytes. With -l also durability, the "
+        "time since the last write, and the jobs of queues, which takes a call per topic.",
     )
-    server.add_name(parser, "prefix", type=prefix, nargs="?", default="", help="only topics whose names start so")
-    parser.add_argument("-l", "--long", action="store_true", help="tell more of each")
-    parser.add_argument("-q", "--quiet", action="store_true", help="names only, one a line")
+    server.add_name(parser, "prefix", type=prefix, nargs="?", default="", help="only topics with this prefix")
+    parser.add_argument("-l", "--long", action="store_true", help="show more columns")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only names, one per line")
     output.add_arguments(parser)
     server.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -51,7 +51,7 @@ def _run(arguments: argparse.Namespace) -> int:
             headings += ("durability", "written", "ready", "in_flight")
         found = _states(client, arguments) if arguments.long else _summaries(client, arguments)
         if not output.rows(arguments, found, shown, headings) and not arguments.json:
-            output.note(f"no topics start with {arguments.prefix!r}" if arguments.prefix else "there are no topics yet")
+            output.note(f"no topics start with {arguments.prefix!r}" if arguments.prefix else "no topics yet")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What subcommands print: JSON lines for programs, tables for people."""
+"""Output of subcommands: JSON lines for programs, tables for people."""
 
 import argparse
 import os
@@ -21,14 +21,14 @@ _COLORS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow":
 def add_arguments(parser: argparse.ArgumentParser, *, table: bool = True) -> None:
     """`--json` and `--color`; with `table` also `--no-headers`."""
     group = parser.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help="print one JSON object a line")
+    group.add_argument("--json", action="store_true", help="print one JSON object per line")
     if table:
-        group.add_argument("--no-headers", action="store_true", help="print tables without their headings")
+        group.add_argument("--no-headers", action="store_true", help="print tables without headings")
     group.add_argument(
         "--color",
         choices=("auto", "always", "never"),
         default="auto",
-        help="auto is on for a terminal, unless NO_COLOR is set (default: auto)",
+        help="use colors; auto: on a terminal unless NO_COLOR is set (default: auto)",
     )
 
 
@@ -195,17 +195,17 @@ def ago(ts_ms: int | None) -> str:
 
 
 def age(ts_ms: int | None) -> Measure | None:
-    """How long ago a time was, for people."""
+    """The time since a moment, for people."""
     return None if ts_ms is None else duration(max(0.0, time.time() * 1e3 - ts_ms))
 
 
 def until(ts_ms: int | None) -> Measure | None:
-    """How long it is until a time, for people; 0ms once it is over."""
+    """The time until a moment, for people; 0ms once it has passed."""
     return None if ts_ms is None else duration(max(0.0, ts_ms - time.time() * 1e3))
 
 
 def colored(arguments: argparse.Namespace, stream: TextIO | None = None) -> bool:
-    """Whether colours are wanted on the stream (default: stdout)."""
+    """Return True if colors are enabled for the stream (default: stdout)."""
     if arguments.color != "auto":
         return bool(arguments.color == "always")
     out = sys.stdout if stream is None else stream

@@ -56,7 +56,7 @@ class ParquetRecords:
         self._writer.close()
 
     def rescue(self, error: BaseException) -> bool:
-        """All but what the disk has against it."""
+        """Keep all records, unless the disk failed."""
         if isinstance(error, OSError):
             self._target.seek(0)
             self._target.truncate(0)
@@ -108,7 +108,7 @@ def parquet_rows(
                     else:
                         yield number, found
     except pa.ArrowException as error:
-        what = "it is cut off or damaged" if "footer" in str(error) else f"it can't be read: {error}"
+        what = "truncated or damaged" if "footer" in str(error) else f"can't be read: {error}"
         raise ValueError(f"{label}: {what}") from error
 
 

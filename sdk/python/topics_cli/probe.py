@@ -1,6 +1,6 @@
-"""GET /v0/ready of one HTTP port, with TLS and without, and what its answer, or the want of one, means.
+"""GET /v0/ready of an HTTP port, with or without TLS, and the diagnosis of its response or failure.
 
-Straight to the port, whatever proxies the environment names.
+Connects directly, ignoring proxies in the environment.
 """
 
 import http.client
@@ -17,8 +17,8 @@ from topics_client.units import human_size
 
 _REFUSED: Final = {401: "unauthorized", 403: "forbidden"}
 _MAX_BYTES: Final = 1 << 16  # of an answer
-_WANTED: Final = "give one that it accepts with --cert FILE"
-_NO_HTTP: Final = "there is no HTTP at that port: give the server's HTTP port, 4000 by default"
+_WANTED: Final = "give an accepted one with --cert FILE"
+_NO_HTTP: Final = "that port does not speak HTTP: give the server's HTTP port, 4000 by default"
 
 
 class Probe:
@@ -43,10 +43,10 @@ class Probe:
         """Reads the files. Raises ValueError for a URL that is none or a file that can't be used."""
         self.url = url
         self.refused = ""
-        """Why the server refuses writes though it is ready, if it does."""
+        """The reason if the server is ready but refuses writes."""
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._is_handshake_enough = is_handshake_enough
-        self._remedy = "if that port has TLS, ask it as https://"
+        self._remedy = "if that port uses TLS, give https://"
         self._pinned: tuple[str, bytes] | None = None
         self._context: ssl.SSLContext | None = None
         try:
@@ -63,7 +63,9 @@ class Probe:
         if parts.scheme == "https":
             self._context = _context(ca_file, cert_file, key_file)
             self._remedy = (
-                "it may not accept the certificate of --cert" if cert_file else f"if it wants one of clients, {_WANTED}"
+                "it may not accept the certificate of --cert"
+                if cert_file
+                else f"if it requires a client certificate, {_WANTED}"
             )
             if pinned_file is not None:
                 self._pinned = pinned_file, _certificate(pinned_file)
@@ -72,23 +74,23 @@ class Probe:
             raise ValueError("--ca and --cert are for a port with TLS: https://HOST:PORT")
 
     def ask(self, seconds: float) -> str | None:
-        """None when the server is ready, or what is wrong; within about so many seconds. Raises AuthError."""
+        """Return None if the server is ready, otherwise the problem, within about `seconds`. Raises AuthError."""
         try:
             return self._asked(seconds)
         except ssl.SSLCertVerificationError as error:
-            return f"the server's certificate is not accepted ({error.verify_message}): name its CA with --ca FILE"
+            return f"the server's certificate is not trusted ({error.verify_message}): give its CA with --ca FILE"
         except ssl.SSLError as error:
             if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
-                return "there is no TLS at that port: ask it as http://"
+                return "that port does not use TLS: give http://"
             if "CERTIFICATE_REQUIRED" in str(error) or "HANDSHAKE_FAILURE" in str(error):
-                return f"the server wants a client's certificate: {_WANTED}"
-            return f"the server does not accept the TLS handshake ({error.reason or error})"
+                return f"the server requires a client certificate: {_WANTED}"
+            return f"the TLS handshake failed ({error.reason or error})"
         except http.client.RemoteDisconnected:
-            return f"the server hung up without an answer: {self._remedy}"
+            return f"the server closed the connection without a response: {self._remedy}"
         except http.client.HTTPException:
             return _NO_HTTP
         except TimeoutError:
-            return "no answer in time"
+            return "timed out"
         except OSError as error:
             return error.strerror or str(error)
 
@@ -111,13 +113,13 @@ class Probe:
             connection.close()
 
     def _is_other(self, sock: object) -> str | None:
-        """Complain of a server that shows another certificate than the pinned one."""
+        """Return a problem if the server presents another certificate than the pinned one."""
         if self._pinned is None or not isinstance(sock, ssl.SSLSocket):
             return None
         file, certificate = self._pinned
         if sock.getpeercert(binary_form=True) == certificate:
             return None
-        return f"the server shows another certificate than that in {file}: SIGHUP has it read again"
+        return f"the server presents a different certificate than {file}: send it SIGHUP to reload"
 
     def _meaning(self, status: int, body: bytes) -> str | None:
         if status == 200:
@@ -127,16 +129,16 @@ class Probe:
         if status in _REFUSED:
             from topics_client.errors import AuthError  # loads gRPC, which takes a while
 
-            raise AuthError(_REFUSED[status], f"{self.url} wants another key")
+            raise AuthError(_REFUSED[status], f"{self.url} requires another API key")
         try:
             error = json.loads(body)["error"]
             return f"{error['code']}: {error['message']}"
         except (ValueError, TypeError, KeyError):
-            return f"it answers with status {status}"
+            return f"status {status}"
 
 
 def shortage(limit: str, max: int, free_bytes: int) -> str:  # noqa: A002  # the names that the server has
-    """Return why writes are refused, for people."""
+    """The reason why writes are refused, for people."""
     return f"the disk has {human_size(free_bytes)} free, TOPICS_{limit.upper()} is {human_size(max)}"
 
 
@@ -183,7 +185,7 @@ def _certificate(file: str) -> bytes:
     except OSError as error:
         raise ValueError(f"TOPICS_TLS_CERT_FILE {file}: {error.strerror or error}") from None
     except ValueError:
-        raise ValueError(f"TOPICS_TLS_CERT_FILE {file}: there is no certificate in it") from None
+        raise ValueError(f"TOPICS_TLS_CERT_FILE {file}: no certificate found") from None
 
 
 def _why(error: OSError) -> str:

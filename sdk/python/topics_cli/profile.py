@@ -1,4 +1,4 @@
-"""`topics profile`: servers under names of their own."""
+"""`topics profile`: named server profiles."""
 
 import argparse
 import sys
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from topics_cli.types import Commands
 
 _ORDER = """\
-Which server a command calls: --server or --profile; else TOPICS_URL; else the profile in use; else
-topics://127.0.0.1:4001. Its key: that of --profile; else the environment variable TOPICS_API_KEY (or --key-env); else
-that of the URL or of the profile in use. The key of a profile goes to its own server only.
+Server of a command: --server or --profile, else TOPICS_URL, else the active profile, else topics://127.0.0.1:4001.
+API key: that of --profile, else the environment variable TOPICS_API_KEY (or --key-env), else that of the URL or of the
+active profile. The key of a profile is sent only to its own server.
 """
 
 
@@ -21,8 +21,8 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand and its own."""
     parser = commands.add_parser(
         "profile",
-        description="Keep servers under names of their own, in $XDG_CONFIG_HOME/topics/profiles.json (default: "
-        "~/.config), which nobody else may read.",
+        description="Manage named server profiles, in $XDG_CONFIG_HOME/topics/profiles.json (default: ~/.config), "
+        "which only the user may read.",
         epilog=_ORDER,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -30,38 +30,38 @@ def add_parser(commands: "Commands") -> None:
     output.add_arguments(listing)
     _finish(listing, _list)
 
-    add = actions.add_parser("add", help="make a profile", description="Make a profile NAME of the server at URL.")
-    add.add_argument("name", metavar="NAME", help="its name")
+    add = actions.add_parser(
+        "add", help="create a profile", description="Create the profile NAME for the server at URL."
+    )
+    add.add_argument("name", metavar="NAME", help="name of the profile")
     add.add_argument("url", metavar="URL", help="topics://HOST:PORT, topics+tls://HOST:PORT?ca=FILE, or HOST:PORT")
     keys = add.add_mutually_exclusive_group()
-    keys.add_argument(
-        "--ask-key", action="store_true", help="keep a key, asked at the terminal or read from standard input"
-    )
-    keys.add_argument("--key-env", metavar="NAME", help="take the key from this environment variable at each use")
-    add.add_argument("--use", action="store_true", help="use it from now on")
-    add.add_argument("--replace", action="store_true", help="write over a profile that is there")
+    keys.add_argument("--ask-key", action="store_true", help="store a key, read from the terminal or standard input")
+    keys.add_argument("--key-env", metavar="NAME", help="read the key from this environment variable at each use")
+    add.add_argument("--use", action="store_true", help="make it the active profile")
+    add.add_argument("--replace", action="store_true", help="overwrite an existing profile")
     output.add_arguments(add, table=False)
     _finish(add, _add)
 
     use = actions.add_parser(
-        "use", help="choose the profile in use", description="Have commands call the server of NAME from now on."
+        "use", help="select the active profile", description="Make NAME the active profile, used by default."
     )
     use.add_argument("name", metavar="NAME", nargs="?", help="the profile")
-    use.add_argument("--none", action="store_true", help="no profile from now on")
+    use.add_argument("--none", action="store_true", help="deactivate the active profile")
     output.add_arguments(use, table=False)
     _finish(use, _use)
 
     show = actions.add_parser(
         "show",
-        help="show a profile, or which server is called",
-        description="Show the profile NAME; without NAME which server commands call now, and why. Keys are not shown.",
+        help="show a profile, or the current server",
+        description="Show the profile NAME, or the server that commands call now and its origin. Keys are not shown.",
     )
     show.add_argument("name", metavar="NAME", nargs="?", help="the profile")
     output.add_arguments(show, table=False)
     _finish(show, _show)
 
-    remove = actions.add_parser("remove", help="remove profiles", description="Remove profiles, and the keys in them.")
-    remove.add_argument("name", metavar="NAME", nargs="+", help="the profile, or several")
+    remove = actions.add_parser("remove", help="remove profiles", description="Remove profiles and their keys.")
+    remove.add_argument("name", metavar="NAME", nargs="+", help="one or more profiles")
     output.add_arguments(remove, table=False)
     _finish(remove, _remove)
 
@@ -77,12 +77,12 @@ def _list(arguments: argparse.Namespace) -> int:
     rows = [_row(name, each, used=name == known.used) for name, each in sorted(known.found.items())]
     shown: dict[str, Any] = {"used": lambda used: "*" if used else "", "profile": None, "server": None, "key": None}
     if not output.rows(arguments, rows, shown, ("used", "profile", "server", "key")) and not arguments.json:
-        output.note("there are no profiles; topics profile add NAME URL makes one")
+        output.note("no profiles; create one with topics profile add NAME URL")
     return 0
 
 
 def _row(name: str, found: profiles.Profile, *, used: bool) -> dict[str, Any]:
-    """A profile, and where its key is; never the key."""
+    """A profile, with the source of its key; never the key itself."""
     key = "stored" if found.key else f"${found.key_env}" if found.key_env else None
     return {"profile": name, "server": found.server, "key": key, "used": used}
 
@@ -92,7 +92,7 @@ def _add(arguments: argparse.Namespace) -> int:
     if not name or name.startswith("-") or output.clean(name) != name:
         raise server.UsageError(f"{name!r} is not a name for a profile")
     if name in known.found and not arguments.replace:
-        raise ValueError(f"there is a profile {name} already; --replace writes over it")
+        raise ValueError(f"the profile {name} already exists; use --replace to overwrite it")
     url, key = server.without_key(arguments.url)
     if arguments.ask_key:
         key = _asked(name)
@@ -102,7 +102,9 @@ def _add(arguments: argparse.Namespace) -> int:
     if arguments.use:
         known.used = name
     profiles.save(known)
-    _tell(arguments, known, name, "in use" if known.used == name else f"added; topics profile use {name} uses it")
+    _tell(
+        arguments, known, name, "in use" if known.used == name else f"added; activate it with topics profile use {name}"
+    )
     return 0
 
 
@@ -121,7 +123,7 @@ def _asked(name: str) -> str:
 
 def _use(arguments: argparse.Namespace) -> int:
     if (arguments.name is None) != arguments.none:
-        raise server.UsageError("either NAME or --none")
+        raise server.UsageError("give either NAME or --none")
     known = profiles.load()
     if arguments.none:
         known.used = None

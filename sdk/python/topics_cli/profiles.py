@@ -1,4 +1,4 @@
-"""Servers under names of their own, in a file of the user's: $XDG_CONFIG_HOME/topics/profiles.json."""
+"""Named server profiles in the user's file $XDG_CONFIG_HOME/topics/profiles.json."""
 
 import os
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ class Profile:
 
 @dataclass(slots=True)
 class Profiles:
-    """All profiles. `used` is the name of the one that counts where nothing else is said."""
+    """All profiles. `used` is the name of the active one."""
 
     found: dict[str, Profile] = field(default_factory=dict)
     used: str | None = None
 
 
 def path() -> Path | None:
-    """Return where the file is; None for a user without a home."""
+    """Return the path of the file; None for a user without a home directory."""
     if folder := os.environ.get("XDG_CONFIG_HOME"):
         return Path(folder) / _FILE
     with suppress(RuntimeError):
@@ -42,7 +42,7 @@ def path() -> Path | None:
 
 
 def load() -> Profiles:
-    """What is in the file; nothing where there is none. Raises OSError, and ValueError for a file that is damaged."""
+    """Load the file; empty if there is none. Raises OSError, and ValueError for a damaged file."""
     file = path()
     if file is None:
         return Profiles()
@@ -56,17 +56,17 @@ def load() -> Profiles:
     if mode & 0o077 and any(each.key for each in profiles.found.values()):
         from topics_cli.output import note
 
-        note(f"topics: others may read {file}, which holds keys: chmod 600 {file}")
+        note(f"topics: {file} holds keys but is readable by others: chmod 600 {file}")
     return profiles
 
 
 def save(profiles: Profiles) -> None:
-    """Write the file anew, for nobody but the user; it is there whole, or as it was. Raises OSError."""
+    """Write the file atomically, readable only by the user. Raises OSError."""
     import json
 
     file = path()
     if file is None:
-        raise OSError("there is no home directory to keep profiles in; set XDG_CONFIG_HOME")
+        raise OSError("no home directory for profiles; set XDG_CONFIG_HOME")
     file = Path(os.path.realpath(file))
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     members = {name: {k: v for k, v in asdict(each).items() if v} for name, each in sorted(profiles.found.items())}
@@ -90,7 +90,7 @@ def _parsed(text: bytes, file: Path) -> Profiles:
         found = {str(name): _profile(each) for name, each in members["profiles"].items()}
         used = members.get("used")
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"{file} is damaged: mend or remove it, topics profile add writes it anew") from error
+        raise ValueError(f"{file} is damaged: fix or remove it; topics profile add creates a new one") from error
     return Profiles(found, used if used in found else None)
 
 

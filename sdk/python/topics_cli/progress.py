@@ -1,4 +1,4 @@
-"""How far a command has come, shown on a terminal while it works. Elsewhere nothing is shown."""
+"""Progress display of a command on a terminal. Shows nothing elsewhere."""
 
 import os
 import shutil

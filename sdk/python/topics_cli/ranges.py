@@ -1,4 +1,4 @@
-"""What commands share that read a topic: where they begin and end, what they do about gaps."""
+"""Common parts of commands that read a topic: the range, and the handling of gaps."""
 
 import argparse
 import sys
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from topics_client.models import Gap, Record
 
 TIME_HELP: Final = "15m (ago), 2026-11-28T14:30Z, or ms since 1970"
-BREAK_SECONDS: Final = 60.0  # how long a read waits for a server that it was reading from
+BREAK_SECONDS: Final = 60.0  # time that a read waits for a server that went away
 
 
 class GapFoundError(ValueError):
     """Records are gone, and the command was to end then."""
 
     def __init__(self, gap: "Gap") -> None:
-        super().__init__(f"{gap_text(gap)}; --from-seq {behind(gap)} goes on behind it, without --gaps fail")
+        super().__init__(f"{gap_text(gap)}; continue after it with --from-seq {behind(gap)}, or without --gaps fail")
 
 
 def behind(gap: "Gap") -> int:
@@ -31,38 +31,38 @@ def behind(gap: "Gap") -> int:
 
 
 def add_range(parser: argparse.ArgumentParser) -> None:
-    """Arguments that say which records are read."""
-    group = parser.add_argument_group("records to read")
+    """Add the arguments that select records."""
+    group = parser.add_argument_group("range")
     start = group.add_mutually_exclusive_group()
-    start.add_argument("--from-start", action="store_true", help="from the first that is there (default)")
-    start.add_argument("--from-seq", type=whole, metavar="N", help="those behind seq N")
-    start.add_argument("--from-time", "--since", type=point, metavar="TIME", help=f"from TIME on: {TIME_HELP}")
-    start.add_argument("--last", type=whole, metavar="N", help="the newest N")
-    group.add_argument("--to-seq", type=whole, metavar="N", help="up to seq N, which is the last")
-    group.add_argument("--to-time", "--until", type=point, metavar="TIME", help="those before TIME")
-    group.add_argument("--limit", type=whole, metavar="N", help="N at most")
+    start.add_argument("--from-start", action="store_true", help="start at the first record (default)")
+    start.add_argument("--from-seq", type=whole, metavar="N", help="start after seq N")
+    start.add_argument("--from-time", "--since", type=point, metavar="TIME", help=f"start at TIME: {TIME_HELP}")
+    start.add_argument("--last", type=whole, metavar="N", help="the newest N records")
+    group.add_argument("--to-seq", type=whole, metavar="N", help="end at seq N, inclusive")
+    group.add_argument("--to-time", "--until", type=point, metavar="TIME", help="end before TIME")
+    group.add_argument("--limit", type=whole, metavar="N", help="at most N records")
     add_tags(group)
 
 
 def add_tags(group: "argparse._ActionsContainer") -> None:
-    """Arguments that select by tag."""
+    """Add the arguments that select by tag."""
     tags = group.add_mutually_exclusive_group()
-    tags.add_argument("--tag", metavar="TAG", help="those with this tag")
-    tags.add_argument("--tag-prefix", metavar="TEXT", help="those whose tag begins so")
+    tags.add_argument("--tag", metavar="TAG", help="only records with this tag")
+    tags.add_argument("--tag-prefix", metavar="TEXT", help="only records whose tag has this prefix")
 
 
 def add_gaps(parser: argparse.ArgumentParser) -> None:
-    """The argument that says what becomes of gaps."""
+    """Add the argument for the handling of gaps."""
     parser.add_argument(
         "--gaps",
         choices=("show", "fail"),
         default="show",
-        help="records that are gone: tell on stderr and go on, or end with status 1 (default: show)",
+        help="on lost records: report them on stderr and continue, or end with status 1 (default: show)",
     )
 
 
 class Read:
-    """The records of one partition in batches, over breaks of the connection. Gaps are told by `told`."""
+    """The records of one partition in batches, across reconnects."""
 
     def __init__(self, client: "TopicsClient", arguments: argparse.Namespace, topic: str, partition: int) -> None:
         """`arguments` are those of `add_range` and `add_gaps`."""
@@ -85,8 +85,7 @@ class Read:
         self._name = arguments.command
 
     def batches(self) -> "Iterator[tuple[Gap | None, Sequence[Record]]]":
-        """What comes: records, at most `--limit` of them, and the gap in front of them. Raises GapFoundError with
-        `--gaps fail`."""
+        """Yield records, up to `--limit`, with the gap before them. Raises GapFoundError with `--gaps fail`."""
         from topics_cli.reconnect import reconnecting
         from topics_client.models import Gap
         from topics_client.retry import Retry
@@ -115,13 +114,13 @@ class Read:
 
     @property
     def lost(self) -> int:
-        """How many records the gaps stand for, at most."""
+        """The maximum number of records lost in the gaps."""
         return sum(gap.missed_estimate for gap in self.gaps)
 
     def _broken(self, error: Any) -> None:
         server.complain(
             self._name,
-            f"{error}; read up to seq {self._stream.position}, waiting for the server for up to {BREAK_SECONDS:.0f} s",
+            f"{error}; read up to seq {self._stream.position}, waiting up to {BREAK_SECONDS:.0f} s for the server",
         )
 
 

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from topics_client.models import Record
 
 _FORMATS = """\
-formats: value prints the data of each record on a line of its own, binary data as {"$base64":"..."}; json prints the
-whole record as /v0 shows it, and gaps among them as {"gap":{...}}; raw prints the data byte for byte and a line end;
-record prints seq, time, tag and data for people.
+formats: value prints the data of each record on its own line, binary data as {"$base64":"..."}; json prints the whole
+record as in /v0, and gaps between them as {"gap":{...}}; raw prints the data byte for byte and a line end; record
+prints seq, time, tag and data for people.
 
 """
 _GROUP = """
-With --group the command goes on where the group has come, and commits what it has printed: after each batch, and at the
-end. What was printed and not committed is printed again: at least once. --from-... says where a group begins that has
-no position there yet.
+With --group the command starts at the group's position, and commits the position printed after each batch and at the
+end. Records printed but not committed are printed again: at least once. --from-... sets the start of a group without
+a position.
 """
 _HOW: Final = ("value", "json", "raw", "record")
 
@@ -36,14 +36,20 @@ def add_parser(commands: "Commands") -> None:
     parser = commands.add_parser(
         "read",
         help="print the records of a topic",
-        description="Print the records of TOPIC that are there now, oldest first.",
+        description="Print the current records of TOPIC, oldest first.",
         epilog=_FORMATS + template.HELP + _GROUP,
     )
     server.add_name(parser, "topic", help="the topic")
     ranges.add_range(parser)
-    parser.add_argument("--partition", type=whole, metavar="N", help="its partition (default: 0)")
-    parser.add_argument("--follow", action="store_true", help="go on with what comes, until Ctrl-C")
-    server.add_name(parser, "--group", kind="groups", metavar="GROUP", help="go on where this consumer group has come")
+    parser.add_argument("--partition", type=whole, metavar="N", help="partition (default: 0)")
+    parser.add_argument("--follow", action="store_true", help="keep printing new records until Ctrl-C")
+    server.add_name(
+        parser,
+        "--group",
+        kind="groups",
+        metavar="GROUP",
+        help="start at the position of this consumer group, and commit",
+    )
     ranges.add_gaps(parser)
     output.add_arguments(parser, table=False)
     parser.add_argument(
@@ -64,13 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.json and arguments.format not in (None, "json"):
-        raise server.UsageError("--json and another --format exclude each other")
+        raise server.UsageError("--json and another --format are mutually exclusive")
     how = "json" if arguments.json else arguments.format or "value"
     with server.client(arguments) as client:
         if arguments.partition is None:
             count = client.get_topic(arguments.topic, touch=False).partition_count
             if count > 1:
-                output.note(f"topics read: partition 0 of {count}; --partition N reads another")
+                output.note(f"topics read: reading partition 0 of {count}; use --partition N for another")
         place = Place(client, arguments)
         read = ranges.Read(client, arguments, arguments.topic, arguments.partition or 0)
         try:
@@ -93,7 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 class Place:
-    """How far a group has come in what is read, if it is read for one."""
+    """The position of the consumer group of a read, if any."""
 
     def __init__(self, client: "TopicsClient", arguments: argparse.Namespace) -> None:
         """Has `arguments` begin where the group is."""
@@ -108,8 +114,8 @@ class Place:
         if found is not None:
             if (arguments.from_seq, arguments.from_time, arguments.last) != (None, None, None) or arguments.from_start:
                 output.note(
-                    f"topics read: {self._group} goes on behind seq {found}; topics groups {self._group} --reset TO "
-                    "moves it"
+                    f"topics read: {self._group} continues after seq {found}; to move it: topics groups {self._group} "
+                    "--reset TO"
                 )
             arguments.from_seq, arguments.from_time, arguments.last = found, None, None
 
@@ -145,8 +151,8 @@ class Place:
             self.leave()
         except TopicsError as error:
             output.note(
-                f"topics read: up to seq {self._printed} is printed and not committed, {self._group} sees some of it "
-                f"again: {error}"
+                f"topics read: printed up to seq {self._printed} but could not commit, {self._group} will see some "
+                f"records again: {error}"
             )
 
     def _commit(self) -> None:

@@ -19,15 +19,15 @@ def add_parser(commands: "Commands") -> None:
     parser = commands.add_parser(
         "wait-ready",
         help="wait until a server is ready",
-        description="Wait until the server takes calls: exit status 0, or 3 when the time is up. With --server, "
+        description="Wait until the server accepts calls. Exit status: 0 ready, 3 timed out. With --server, "
         "--profile or TOPICS_URL its gRPC port is asked, otherwise GET /v0/ready of an HTTP port: that of --url, else "
         "of the server on this machine that has the same environment (TOPICS_HOST, TOPICS_PORT, and with TLS "
         "TOPICS_TLS_CERT_FILE: it must show that certificate, whatever name it is for). One that wants certificates of "
         "clients (TOPICS_TLS_CLIENT_CA_FILE) counts as ready once it has shown its own, unless there is a --cert.",
     )
-    parser.add_argument("--url", help="ask this HTTP port, as http://HOST:PORT or https://HOST:PORT")
-    parser.add_argument("--ca", metavar="FILE", help="with https: authorities to trust (default: those of the system)")
-    parser.add_argument("--cert", metavar="FILE", help="certificate to show to the HTTP port, if it wants one")
+    parser.add_argument("--url", help="check this HTTP port, http://HOST:PORT or https://HOST:PORT")
+    parser.add_argument("--ca", metavar="FILE", help="with https: trusted CA certificates (default: the system's)")
+    parser.add_argument("--cert", metavar="FILE", help="client certificate for the HTTP port, if required")
     parser.add_argument("--key", metavar="FILE", help="key of --cert, if it is not in the same file")
     output.add_arguments(parser, table=False)
     server.add_arguments(parser, timeout="time to wait")
@@ -44,7 +44,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.url is None and server.named(arguments):
         if arguments.ca or arguments.cert or arguments.key:
             raise server.UsageError(
-                "--ca, --cert and --key are for the HTTP port; topics+tls://HOST:PORT?ca=FILE&cert=FILE"
+                "--ca, --cert and --key are for the HTTP port; use topics+tls://HOST:PORT?ca=FILE&cert=FILE"
             )
         where = str(server.address(arguments))
         problem, refused = _wait_grpc(arguments, began + arguments.timeout)
@@ -63,8 +63,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _wait_grpc(arguments: argparse.Namespace, deadline: float) -> tuple[str | None, str]:
-    """None when the server is ready, or what it lacked when the time was up; and why it refuses writes, if it does.
-    Raises AuthError."""
+    """Return None if the server is ready, otherwise its last problem, and the reason if it refuses writes. Raises
+    AuthError."""
     from topics_cli.probe import shortage
     from topics_client.errors import UnavailableError
     from topics_proto.v1 import admin_service_pb2 as pb
@@ -86,7 +86,7 @@ def _wait_grpc(arguments: argparse.Namespace, deadline: float) -> tuple[str | No
 
 
 def _probe(arguments: argparse.Namespace) -> "Probe":
-    """Return what asks the HTTP port that is meant. Raises UsageError."""
+    """Return the probe of the selected HTTP port. Raises UsageError."""
     from topics_cli.probe import Probe, own_server
 
     key = os.environ.get(arguments.key_env)
@@ -99,7 +99,7 @@ def _probe(arguments: argparse.Namespace) -> "Probe":
 
 
 def _wait_http(probe: "Probe", deadline: float) -> str | None:
-    """None when the HTTP port says so, or what it lacked when the time was up. Raises AuthError."""
+    """Return None if the HTTP port is ready, otherwise its last problem. Raises AuthError."""
     while True:
         problem = probe.ask(max(_POLL_SECONDS, deadline - time.monotonic()))
         if problem is None or time.monotonic() + _POLL_SECONDS > deadline:

@@ -1,4 +1,4 @@
-"""Streams that outlive a server that restarts, for commands that fail at once where there is none."""
+"""Streams that survive a restart of the server, for commands that otherwise fail at once without one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -11,7 +11,7 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 
 class Stream(Protocol[Item_co]):
-    """What a client's `read` and `watch` give."""
+    """The streams of a client's `read` and `watch`."""
 
     def batches(self) -> Iterator[Sequence[Item_co]]:
         """The items in the groups in which they come; again after an error, those behind it."""

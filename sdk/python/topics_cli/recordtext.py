@@ -49,7 +49,7 @@ def value_lines(records: "Sequence[Record]") -> bytes:
 
 
 def changed(records: "Sequence[Record]") -> int:
-    """Of how many records `value_lines` does not give the very bytes."""
+    """The number of records that `value_lines` does not preserve byte for byte."""
     return sum(record.binary or b"\n" in record.data or b"\r" in record.data for record in records)
 
 
@@ -112,7 +112,7 @@ def gap_object(gap: "Gap", *, partition: bool = False) -> dict[str, Any]:
 def gap_text(gap: "Gap") -> str:
     """A gap in words."""
     if gap.reason == "recreated":
-        return f"the topic was deleted and made again; reading goes on at seq {gap.earliest_seq}"
+        return f"the topic was deleted and created again; reading continues at seq {gap.earliest_seq}"
     many = gap.last_seq - gap.first_seq + 1
     which = f"seq {gap.first_seq} is" if many == 1 else f"seq {gap.first_seq} to {gap.last_seq} are"
     return f"{which} gone ({gap.reason})"

@@ -1,4 +1,4 @@
-"""`topics repair`: save what is intact of a damaged data directory. What does the work is loaded when it is run."""
+"""`topics repair`: recover the intact data of a damaged data directory. The implementation is imported on use."""
 
 import argparse
 from contextlib import ExitStack
@@ -17,22 +17,20 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
         "repair",
-        description="Show what a repair of a damaged data directory would do, or with --apply do it: what is intact is "
-        "saved, records that can't be read become explicit gaps, the old files go to a quarantine directory beside. "
-        "The server has to be stopped. Exit status: 0 repaired, or nothing to do; 1 something is damaged, or could not "
-        "be saved; 2 wrong usage. See docs/repair.md.",
+        description="Show the repair of a damaged data directory, or perform it with --apply: intact data is "
+        "recovered, unreadable records become explicit gaps, and the old files are moved to a quarantine directory "
+        "next to it. The server must be stopped. Exit status: 0 repaired, or nothing to do; 1 damaged, or not fully "
+        "recovered; 2 usage error. See docs/repair.md.",
     )
     parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="the data directory of a server")
-    parser.add_argument("--apply", action="store_true", help="do it, and not only show it")
+    parser.add_argument("--apply", action="store_true", help="perform the repair instead of only showing it")
     first = parser.add_mutually_exclusive_group()
-    first.add_argument(
-        "--copy-to", type=Path, metavar="DIR", help="with --apply: first copy the files, as they are, here"
-    )
-    first.add_argument("--no-copy", action="store_true", help="with --apply: there is a copy already, make none")
+    first.add_argument("--copy-to", type=Path, metavar="DIR", help="with --apply: first copy the unchanged files here")
+    first.add_argument("--no-copy", action="store_true", help="with --apply: do not copy the files first")
     parser.add_argument(
         "--bring-back",
         action="store_true",
-        help="keep records of which it is lost whether they were deleted; without it they become gaps",
+        help="keep records that may have been deleted (default: turn them into gaps)",
     )
     output.add_arguments(parser, table=False)
     parser.set_defaults(run=run)
@@ -49,7 +47,7 @@ def _repair(arguments: argparse.Namespace, repair: Any) -> int:
     from topics_cli.progress import Progress
 
     if arguments.apply and not arguments.no_copy and arguments.copy_to is None:
-        raise server.UsageError("--apply needs --copy-to DIR for a copy of the files as they are, or --no-copy")
+        raise server.UsageError("--apply needs --copy-to DIR for a copy of the unchanged files, or --no-copy")
     if not arguments.apply and (arguments.no_copy or arguments.copy_to is not None):
         raise server.UsageError("--copy-to and --no-copy are for --apply")
     with ExitStack() as shown:
@@ -82,7 +80,7 @@ def _repair(arguments: argparse.Namespace, repair: Any) -> int:
                 bring_back=arguments.bring_back,
             )
         except NotADirectoryError as error:
-            raise server.UsageError(f"there is no data directory {error.filename}") from error
+            raise server.UsageError(f"no data directory {error.filename}") from error
         except (repair.RepairError, OSError) as error:
             return server.complain("repair", str(error))
     if arguments.json:
@@ -92,24 +90,24 @@ def _repair(arguments: argparse.Namespace, repair: Any) -> int:
 
 
 def _end(arguments: argparse.Namespace, report: Any) -> int:
-    """Say what came of it, and return the exit code."""
+    """Report the result, and return the exit code."""
     say = (lambda _: None) if arguments.json else print
     saved = output.listed(topic=report.topics, partition=report.partitions, record=report.records)
     if report.applied:
         if not report.resumed:
             say(f"saved: {saved}")
-        say(f"repaired; the files as they were are in {arguments.data_dir / report.quarantine}")
+        say(f"repaired; the original files are in {arguments.data_dir / report.quarantine}")
         if not report.lost:
             return 0
         lost = output.counted(report.lost, "thing")
-        return server.complain("repair", f"{lost} could not be saved; docs/repair.md tells what to do")
+        return server.complain("repair", f"{lost} could not be recovered; see docs/repair.md")
     if not report.problems:
-        say(f"nothing to do: {arguments.data_dir} is sound")
+        say(f"nothing to do: {arguments.data_dir} is intact")
         return 0
     if not report.quarantine:
         say(f"would save {saved}")
     return server.complain(
-        "repair", f"{arguments.data_dir} is damaged, nothing was changed: `--apply --copy-to DIR` does what is shown"
+        "repair", f"{arguments.data_dir} is damaged, nothing was changed: repair it with --apply --copy-to DIR"
     )
 
 

@@ -14,11 +14,11 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
         "rm",
-        description="Delete topics for good: their records, and the routers from and to them. Asks first.",
+        description="Permanently delete topics, with their records and routers. Asks for confirmation.",
     )
-    server.add_name(parser, "topic", nargs="+", help="the topic, or several")
-    parser.add_argument("--if-empty", action="store_true", help="only topics without a record")
-    parser.add_argument("--if-exists", action="store_true", help="a topic that is not there is no error")
+    server.add_name(parser, "topic", nargs="+", help="one or more topics")
+    parser.add_argument("--if-empty", action="store_true", help="only topics without records")
+    parser.add_argument("--if-exists", action="store_true", help="ignore missing topics")
     confirm.add_arguments(parser)
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)
@@ -52,7 +52,7 @@ def _question(client: "TopicsClient", topics: list[str]) -> str:
         parts = found.partitions or (found,)
         count, size = sum(part.count for part in parts), sum(part.bytes for part in parts)
         lines.append(f"{topic} with {output.counted(count, 'record')} ({output.size(size)})")
-    return f"delete {', '.join(lines) or 'what is not there'}, for good?"
+    return f"permanently delete {', '.join(lines) or 'nothing'}?"
 
 
 def _delete(client: "TopicsClient", topic: str, arguments: argparse.Namespace) -> int:
@@ -72,4 +72,4 @@ def _delete(client: "TopicsClient", topic: str, arguments: argparse.Namespace) -
         print(f"{topic}: deleted" + (f", with the routers {', '.join(routers)}" if routers else ""))
     if reply.deleted or arguments.if_exists:
         return 0
-    return server.complain("rm", f"topic_not_found: {topic} is not there (--if-exists makes that no error)", 5)
+    return server.complain("rm", f"topic_not_found: {topic} does not exist (use --if-exists to ignore this)", 5)

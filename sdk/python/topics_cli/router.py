@@ -1,4 +1,4 @@
-"""`topics router`: routers, which copy what is appended to one topic to another."""
+"""`topics router`: manage routers, which copy records from one topic to another."""
 
 import argparse
 from collections.abc import Callable
@@ -13,45 +13,50 @@ if TYPE_CHECKING:
 def add_parser(commands: "Commands") -> None:
     """Register the subcommand and its own."""
     parser = commands.add_parser(
-        "router", description="Routers copy every record of one topic, their source, to another, inside the server."
+        "router",
+        description="Manage routers, which copy the records of a source topic to another topic inside the server.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("ls", help="list routers", description="List routers, and how far each is behind.")
-    server.add_name(listing, "prefix", kind="routers", nargs="?", default="", help="only names that start so")
+    listing = actions.add_parser("ls", help="list routers", description="List routers and their lag.")
+    server.add_name(listing, "prefix", kind="routers", nargs="?", default="", help="only names with this prefix")
     server.add_name(listing, "--source", metavar="TOPIC", default="", help="only routers from this topic")
     server.add_name(listing, "--dest", metavar="TOPIC", default="", help="only routers to this topic")
     output.add_arguments(listing)
     _finish(listing, _ls)
 
-    info = actions.add_parser("info", help="show a router", description="Show a router, and how far it has come.")
-    server.add_name(info, "router", kind="routers", help="its name, such as 'orders->audit' (quoted for the shell)")
+    info = actions.add_parser("info", help="show a router", description="Show a router and its progress.")
+    server.add_name(
+        info, "router", kind="routers", help="name of the router, such as 'orders->audit' (quoted for the shell)"
+    )
     output.add_arguments(info, table=False)
     _finish(info, _info)
 
     create = actions.add_parser(
         "create",
-        help="make a router",
-        description="Make a router from SOURCE to DEST, or give the one that is there this configuration. It begins "
-        "with what is appended from now on.",
+        help="create a router",
+        description="Create a router from SOURCE to DEST, or reconfigure an existing one. It starts with the records "
+        "appended from now on.",
     )
-    server.add_name(create, "source", help="topic to copy from; created if absent")
-    server.add_name(create, "dest", help="topic to copy to; created if absent")
+    server.add_name(create, "source", help="topic to copy from, created if missing")
+    server.add_name(create, "dest", help="topic to copy to, created if missing")
     create.add_argument("--name", metavar="NAME", help="name of the router (default: SOURCE->DEST)")
     tags = create.add_mutually_exclusive_group()
-    tags.add_argument("--tag", metavar="TAG", help="copy records with exactly this tag only")
-    tags.add_argument("--tag-prefix", metavar="TEXT", help="copy records whose tag starts so only")
-    create.add_argument("--backfill", action="store_true", help="a new router begins before the earliest record")
-    create.add_argument("--exactly-once", action="store_true", help="make no copy twice, also when made again")
-    create.add_argument("--no-preserve-node", action="store_true", help="copies lose the node of the record")
-    create.add_argument("--no-preserve-tag", action="store_true", help="copies lose the tag of the record")
-    create.add_argument("--no-create-dest", action="store_true", help="the destination has to be there")
-    create.add_argument("--allow-cycle", action="store_true", help="permit a cycle of routers")
+    tags.add_argument("--tag", metavar="TAG", help="copy only records with exactly this tag")
+    tags.add_argument("--tag-prefix", metavar="TEXT", help="copy only records whose tag has this prefix")
+    create.add_argument("--backfill", action="store_true", help="start a new router at the earliest record")
+    create.add_argument(
+        "--exactly-once", action="store_true", help="copy each record exactly once, even if the router is recreated"
+    )
+    create.add_argument("--no-preserve-node", action="store_true", help="do not copy the node of records")
+    create.add_argument("--no-preserve-tag", action="store_true", help="do not copy the tag of records")
+    create.add_argument("--no-create-dest", action="store_true", help="require an existing destination")
+    create.add_argument("--allow-cycle", action="store_true", help="allow a cycle of routers")
     output.add_arguments(create, table=False)
     _finish(create, _create)
 
     remove = actions.add_parser("rm", help="remove routers", description="Remove routers. The copies stay.")
-    server.add_name(remove, "router", kind="routers", nargs="+", help="the router, or several")
-    remove.add_argument("--if-exists", action="store_true", help="a router that is not there is no error")
+    server.add_name(remove, "router", kind="routers", nargs="+", help="one or more routers")
+    remove.add_argument("--if-exists", action="store_true", help="ignore missing routers")
     confirm.add_arguments(remove)
     output.add_arguments(remove, table=False)
     _finish(remove, _rm)
@@ -71,7 +76,7 @@ def _ls(arguments: argparse.Namespace) -> int:
         found = client.list_routers(arguments.prefix, source=arguments.source, dest=arguments.dest)
         rows = map(json_output.router_summary, found)
         if not output.rows(arguments, rows, shown | {"lag_records": None}, headings) and not arguments.json:
-            output.note("there are no such routers")
+            output.note("no such routers")
     return 0
 
 
@@ -120,7 +125,7 @@ def _create(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.line({"router": name, "created": created, "source": source, "dest": dest})
     else:
-        print(f"{name}: {'created' if created else 'there already, configured so'}")
+        print(f"{name}: {'created' if created else 'already exists, configuration updated'}")
     return 0
 
 
@@ -137,6 +142,6 @@ def _rm(arguments: argparse.Namespace) -> int:
             elif deleted:
                 print(f"{router}: removed")
             if not deleted and not arguments.if_exists:
-                text = f"router_not_found: {router} is not there (--if-exists makes that no error)"
+                text = f"router_not_found: {router} does not exist (use --if-exists to ignore this)"
                 code = server.complain("router rm", text, server.NOT_FOUND)
     return code

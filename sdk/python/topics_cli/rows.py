@@ -1,4 +1,4 @@
-"""Rows of tables as records: what Parquet and CSV have in common."""
+"""Rows of tables as records, the common part of Parquet and CSV."""
 
 import base64
 import json
@@ -79,8 +79,8 @@ def _text(row: Mapping[str, Any], name: str) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for in the form that is customary: times as ISO 8601, bytes as base64, decimals as texts,
-    and null for numbers that are none."""
+    """Convert a value without a JSON form to the customary one: times to ISO 8601, bytes to base64, decimals to
+    strings, and non-finite numbers to null."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Records on their way to a topic, in order: what was appended, and where it stopped, is known to the line."""
+"""Ordered appends to a topic, with progress and failures tracked by line."""
 
 from collections import deque
 from collections.abc import Callable
@@ -95,12 +95,12 @@ class Batch:
         self.size += other.size
 
     def continues(self, other: "Batch") -> bool:
-        """Whether the other can be a part of it."""
+        """Return True if the other batch can be merged into it."""
         return (self.file, self.partition) == (other.file, other.partition)
 
 
 class StoppedError(Exception):
-    """`batch` was not appended, and nothing behind it; with `unknown` nobody knows whether it was."""
+    """`batch` and everything after it was not appended; with `unknown`, the batch may have been."""
 
     def __init__(self, cause: "TopicsError", batch: Batch, *, unknown: bool) -> None:
         super().__init__(cause)
@@ -111,7 +111,7 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What all writes have in common."""
+    """The options of all writes."""
 
     topic: str
     node: str | None = None
@@ -195,7 +195,7 @@ class Sender:
                 self._changed.notify_all()
 
     def _next(self) -> Batch | None:
-        """What waits, as far as it fits into a write."""
+        """The next write: pending batches, merged up to its limits."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._closed)
             if not self._pending:
@@ -266,7 +266,7 @@ class Sender:
         return reply
 
     def _window(self) -> float:
-        """For how many seconds the topic knows a write again."""
+        """The seconds for which the topic remembers a write's key."""
         from topics_client import retry_window
         from topics_client.errors import AuthError, NotFoundError
 

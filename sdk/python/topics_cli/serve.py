@@ -21,8 +21,9 @@ def add_parser(commands: "Commands") -> None:
     parser = commands.add_parser(
         "serve",
         help="run the server",
-        description="Run the server. Each flag has an environment variable; the flag wins. A SIZE is written as 500MB "
-        "or 1GiB, a TIME as 250ms, 30s or 7d; a plain number has the unit that the name of its variable says.",
+        description="Run the server. Flags take precedence over their environment variables. A SIZE is written as "
+        "500MB or 1GiB, a TIME as 250ms, 30s or 7d; a plain number is in the unit that the name of the variable ends "
+        "with.",
     )
     parser.set_defaults(run=run)
     parser.add_argument(
@@ -30,7 +31,7 @@ def add_parser(commands: "Commands") -> None:
         nargs="?",
         const="text",
         choices=("text", "json"),
-        help="print every setting as it counts, and where it comes from, instead of starting; keys are not shown",
+        help="print the effective value and the source of every setting instead of starting; keys are not shown",
     )
     for setting in fields(Settings):
         if not setting.metadata["flag"]:

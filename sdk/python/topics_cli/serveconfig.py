@@ -1,4 +1,4 @@
-"""What `topics serve --print-config` prints: every setting as it counts, and where it comes from."""
+"""The output of `topics serve --print-config`: the effective value and the source of every setting."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What subcommands share that call a server: its address, the key, and how errors are told."""
+"""Common parts of subcommands that call a server: its address, the API key, and error reporting."""
 
 import argparse
 import os
@@ -30,46 +30,47 @@ _CLOSE_SECONDS: Final = 2.0
 _KEY_ENV: Final = "TOPICS_API_KEY"
 
 _SERVER_HELP = (
-    f"topics://HOST:PORT or HOST:PORT of its gRPC port (default: TOPICS_URL, the profile in use, or {DEFAULT_URL})"
+    f"gRPC address, topics://HOST:PORT or HOST:PORT (default: TOPICS_URL, the active profile, or {DEFAULT_URL})"
 )
-_KEY_HELP = "environment variable that holds the API key, if the server wants one (default: TOPICS_API_KEY)"
+_KEY_HELP = "environment variable with the API key, if required (default: TOPICS_API_KEY)"
 
-# What to do about an error, by its reason (docs/errors.md). Those that are not here say it themselves.
+# The remedy for an error, by reason (docs/errors.md). Other errors are self-explanatory.
 _NEXT: Final = {
     "unavailable": "is the server running? set --server or TOPICS_URL",
-    "deadline_exceeded": "try again, or give it longer with --timeout",
+    "deadline_exceeded": "try again, or raise --timeout",
     "throttled": "try again later",
-    "not_ready": "topics wait-ready waits for it",
-    "shutting_down": "topics wait-ready waits until it is back",
-    "unauthorized": "give a key: TOPICS_API_KEY, or topics://KEY@HOST:PORT",
-    "forbidden": "give a key that may: TOPICS_API_KEY, or --key-env NAME",
-    "topic_not_found": "topics ls lists those that are there, topics create makes one",
-    "partition_not_found": "topics info tells how many a topic has, topics create --partitions adds some",
-    "router_not_found": "topics router ls lists those that are there",
-    "group_not_found": "topics groups lists those that are there",
-    "group_not_empty": "end its Kafka consumers first",
-    "not_a_queue": "topics create --type queue makes one",
-    "topic_not_empty": "without --if-empty it goes with its records",
+    "not_ready": "wait with topics wait-ready",
+    "shutting_down": "wait for its restart with topics wait-ready",
+    "unauthorized": "set an API key: TOPICS_API_KEY, or topics://KEY@HOST:PORT",
+    "forbidden": "use an API key with this permission: TOPICS_API_KEY, or --key-env NAME",
+    "topic_not_found": "topics ls lists topics, topics create creates one",
+    "partition_not_found": "topics info shows the partitions, topics create --partitions adds some",
+    "router_not_found": "topics router ls lists routers",
+    "group_not_found": "topics groups lists groups",
+    "group_not_empty": "stop its Kafka consumers first",
+    "not_a_queue": "topics create --type queue creates a queue",
+    "topic_not_empty": "without --if-empty its records are deleted too",
     "topic_full": "delete or ack records, or raise its caps with topics set",
-    "topic_exists_incompatible": "topics info tells what it is",
+    "topic_exists_incompatible": "topics info shows its type",
 }
 
 
 class UsageError(ValueError):
-    """Arguments that don't fit together, or make no sense: exit code 2."""
+    """Invalid or incompatible arguments: exit code 2."""
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, timeout: str = "seconds for each call") -> None:
-    """The arguments that say which server is called, and how; `timeout` is the help of `--timeout`."""
+def add_arguments(parser: argparse.ArgumentParser, *, timeout: str = "timeout of each call in seconds") -> None:
+    """Add the arguments of the connection; `timeout` is the help of `--timeout`."""
     group = parser.add_argument_group("server")
     group.add_argument("--server", metavar="URL", help=_SERVER_HELP)
-    group.add_argument("--profile", metavar="NAME", help="the server that topics profile add has given this name")
+    group.add_argument("--profile", metavar="NAME", help="profile of the server, from topics profile add")
     group.add_argument("--key-env", default=_KEY_ENV, metavar="NAME", help=_KEY_HELP)
     group.add_argument("--timeout", type=seconds, default=_shell.timeout, metavar="S", help=f"{timeout} (default: 30)")
 
 
 def add_name(parser: argparse.ArgumentParser, name: str, *, kind: str = "topics", **options: Any) -> None:
-    """A positional argument that shells complete with what the server has: `topics`, `queues`, `routers` or `groups`.
+    """Add a positional argument that shells complete with names on the server: `topics`, `queues`, `routers` or
+    `groups`.
 
     `options` are those of `add_argument`; `nargs` and `help` for example.
     """
@@ -92,16 +93,16 @@ class Place(NamedTuple):
 
 
 def place(arguments: argparse.Namespace) -> Place:
-    """Return which server is meant, and which key: flags win over the environment, that over the profile in use.
+    """Return the selected server and key. Flags take precedence over the environment, that over the active profile.
 
-    The key of a profile is given with the URL of that profile only. Raises UsageError for a profile that is not there,
-    OSError and ValueError for a file of profiles that can't be read.
+    The key of a profile is used only with its own URL. Raises UsageError for an unknown profile, OSError and ValueError
+    for an unreadable file of profiles.
     """
     named: str | None = getattr(arguments, "profile", None)
     key = os.environ.get(arguments.key_env)
     if arguments.server:
         if named is not None:
-            raise UsageError("--server and --profile exclude each other")
+            raise UsageError("--server and --profile are mutually exclusive")
         return Place(arguments.server, key, "--server")
     if named is not None:
         found = profile(named)
@@ -126,17 +127,17 @@ def profile(name: str, known: "Profiles | None" = None) -> "Profile":
 
     known = known or profiles.load()
     if name not in known.found:
-        raise UsageError(f"there is no profile {name!r}; topics profile list shows those that are there")
+        raise UsageError(f"unknown profile {name!r}; topics profile list shows all")
     return known.found[name]
 
 
 def named(arguments: argparse.Namespace) -> bool:
-    """Return whether anybody said which server is meant."""
+    """Return True if a server was specified."""
     return place(arguments).url is not None
 
 
 def address(arguments: argparse.Namespace) -> Address:
-    """Where the server is. Raises UsageError for a URL that is none."""
+    """The address of the server. Raises UsageError for an invalid URL."""
     return parsed(place(arguments))
 
 
@@ -156,7 +157,7 @@ def _check_scheme(origin: str, url: str) -> None:
     if sign and scheme not in ("topics", "topics+tls"):
         wanted = "topics+tls" if scheme.endswith("s") and scheme != "redis" else "topics"
         what = "the URL of an HTTP port" if scheme in ("http", "https") else f"a URL of {scheme}"
-        raise UsageError(f"{origin}: that is {what}: give that of the gRPC port, {wanted}://HOST:4001")
+        raise UsageError(f"{origin}: this is {what}: give the gRPC port, {wanted}://HOST:4001")
 
 
 def without_key(url: str) -> tuple[str, str | None]:
@@ -177,7 +178,7 @@ def without_key(url: str) -> tuple[str, str | None]:
 
 @dataclass(slots=True)
 class _Shell:
-    """What commands have in common that one process runs one after the other."""
+    """State shared by the commands of one shell process."""
 
     place: Place | None = None
     timeout: float = 30.0
@@ -251,7 +252,7 @@ def _ended(make: "Callable[[], Any]", how: tuple[object, ...]) -> Iterator[Any]:
 
 
 def _still_good(error: BaseException) -> bool:
-    """Return whether a connection on which a call failed so is one to go on with."""
+    """Return True if a connection is still usable after this error."""
     from topics_client.errors import ConnectError, TopicsError, UnavailableError
 
     return isinstance(error, ValueError) or (
@@ -266,8 +267,8 @@ def _close(what: "Connection | TopicsClient") -> None:
 
 
 def run_command(name: str, work: Callable[[], int]) -> int:
-    """The exit code of `work`; 1 to 5 (docs/cli.md) with one line on stderr for what the server, a file or a value has
-    against it."""
+    """Run a command and return its exit code: 1 to 5 (docs/cli.md) with one line on stderr for an error of the server,
+    a file or a value."""
     try:
         return work()
     except BrokenPipeError:
@@ -299,7 +300,7 @@ def complain(name: str, text: str, code: int = FAILED) -> int:
 
 
 def exit_code(error: "TopicsError") -> int:
-    """What a failed call ends a command with."""
+    """The exit code for a failed call."""
     from topics_client.errors import AuthError, ConnectError, NotFoundError, UnavailableError
 
     codes = {UnavailableError: UNAVAILABLE, ConnectError: UNAVAILABLE, AuthError: AUTH, NotFoundError: NOT_FOUND}
@@ -307,7 +308,7 @@ def exit_code(error: "TopicsError") -> int:
 
 
 def explained(error: "TopicsError") -> str:
-    """An error with what to do about it."""
+    """Format an error with its remedy."""
     from topics_client.errors import ConnectError
 
     if isinstance(error, ConnectError):
@@ -316,9 +317,9 @@ def explained(error: "TopicsError") -> str:
     if "limit" in error.detail:
         what = f"the server's limit {error.detail['limit']} is {error.detail.get('max', 'reached')}"
     elif error.reason == "topic_not_found" and "@" in error.detail.get("topic", ""):
-        what = "--partition N names a partition here"
+        what = "use --partition N to select a partition"
     elif error.reason == "topic_not_found" and "*" in error.detail.get("topic", ""):
-        what = "whole names are wanted here; topics ls -q PREFIX lists those that begin so"
+        what = "patterns are not supported here; topics ls -q PREFIX lists matching topics"
     elif error.retry_after_ms:
         what = f"try again in {error.retry_after_ms} ms"
     return f"{text} ({what})" if what else text

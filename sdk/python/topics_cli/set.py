@@ -16,18 +16,18 @@ def add_parser(commands: "Commands") -> None:
     parser = commands.add_parser(
         "set",
         usage="topics set TOPIC FIELD=VALUE... [options]",
-        description="Change the named fields of a topic's configuration and leave the others as they are. The "
-        "configuration is read, changed and written back: of two changes at the same moment one may be lost.",
+        description="Change fields of a topic's configuration, leaving the others unchanged. The "
+        "configuration is read, changed and written back: of two concurrent changes, one may be lost.",
     )
     server.add_name(parser, "topic", help="the topic")
     fields = parser.add_argument(
         "assignments",
         nargs="*",
         metavar="FIELD=VALUE",
-        help="such as ttl_ms=7d or cap_bytes=10GiB; without a value (ttl_ms=) the server's default",
+        help="such as ttl_ms=7d or cap_bytes=10GiB; an empty value (ttl_ms=) restores the server's default",
     )
     setattr(fields, "completer", _fields)  # noqa: B010  argcomplete's way, which argparse's types don't know
-    parser.add_argument("--dry-run", action="store_true", help="only show what would change")
+    parser.add_argument("--dry-run", action="store_true", help="show the changes without applying them")
     config.add_arguments(parser)
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)
@@ -84,4 +84,4 @@ def _show(arguments: argparse.Namespace, before: "TopicConfig", after: "TopicCon
             after_text = f"would be {'the default' if values['after'] in (None, ()) else after_text}"
         print(f"{arguments.topic}: {name} {config.text(values['before'])} -> {after_text}")
     if not changed:
-        print(f"{arguments.topic}: nothing changes, it is so already")
+        print(f"{arguments.topic}: no changes")

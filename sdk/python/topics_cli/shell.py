@@ -1,4 +1,4 @@
-"""`topics shell`: commands one after the other, in one process and on one connection."""
+"""`topics shell`: run commands interactively, in one process and on one connection."""
 
 import argparse
 import os
@@ -19,13 +19,12 @@ _OUTSIDE: Final = frozenset({"serve", "shell", "completion"})
 _ENDS: Final = ("exit", "quit")
 _PIPES: Final = frozenset({"|", ">", ">>", "<", "&", "&&", ";"})
 _HELP = """\
-Each line is a command without the `topics` in front: `ls`, `read orders --limit 3`. Quotes are as in sh, # begins a
-comment, Tab completes, Ctrl-C ends a command, Ctrl-D, exit or quit the shell. --server, --profile, --key-env and
---timeout count for every line that says nothing else. Where standard input is no terminal its lines are run, without a
-prompt.
+Each line is a command without `topics`: `ls`, `read orders --limit 3`. Quotes work as in sh, # starts a comment, Tab
+completes, Ctrl-C ends a command, Ctrl-D, exit or quit ends the shell. --server, --profile, --key-env and --timeout are
+the defaults of every line. If standard input is not a terminal, its lines are run without a prompt.
 
-The exit status is that of the last command. Lines are kept in $XDG_STATE_HOME/topics/history (default: ~/.local/state),
-but for those with a key in a URL.
+The exit status is that of the last command. The history is stored in $XDG_STATE_HOME/topics/history (default:
+~/.local/state), without lines that have a key in a URL.
 """
 
 
@@ -33,8 +32,8 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
         "shell",
-        help="run commands one after the other, with completion",
-        description="Run commands one after the other, on one connection. An error ends a command, not the shell.",
+        help="run commands interactively, with completion",
+        description="Run commands interactively on one connection. An error ends the command, not the shell.",
         epilog=_HELP,
     )
     server.add_arguments(parser)
@@ -56,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
             try:
                 words = shlex.split(line, comments=True)
             except ValueError:
-                code = server.complain("shell", "a quotation mark is not closed", server.USAGE)
+                code = server.complain("shell", "unclosed quotation mark", server.USAGE)
                 continue
             if words[:1] == ["topics"]:  # pasted from a page
                 words = words[1:]
@@ -69,15 +68,15 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def execute(words: Sequence[str]) -> int:
-    """Run one command, whatever comes of it, and tell its exit code."""
+    """Run one command, handling all errors, and return its exit code."""
     from topics_cli import run_line
 
     name = words[0]
     if name in _OUTSIDE:
-        return server.complain("shell", f"topics {name} is not for the shell: run it outside", server.USAGE)
+        return server.complain("shell", f"topics {name} is not available in the shell: run it outside", server.USAGE)
     if _PIPES.intersection(words):
         return server.complain(
-            "shell", "a line is one command: pipes and files are your system's shell's", server.USAGE
+            "shell", "a line is a single command: pipes and redirections are not supported", server.USAGE
         )
     try:
         code = run_line(words)
@@ -89,7 +88,7 @@ def execute(words: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        text = f"internal error: {type(error).__name__}: {error}; run outside of the shell, topics {name} tells more"
+        text = f"internal error: {type(error).__name__}: {error}; run topics {name} outside the shell for details"
         return server.complain("shell", text)
 
 
@@ -174,7 +173,7 @@ def _completed(text: str, state: int) -> str | None:
 
 
 def completions(words: Sequence[str], text: str) -> list[str]:
-    """Return what may stand behind `words`, and begins with `text`."""
+    """Return the completions of `text` after `words`."""
     from topics_cli import COMMANDS, parser
 
     if not words:

@@ -1,4 +1,4 @@
-"""`topics tail`: print the newest records of topics, and follow them."""
+"""`topics tail`: print the newest records of topics, and optionally follow them."""
 
 import argparse
 import heapq
@@ -27,25 +27,24 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
         "tail",
-        help="print the newest records of topics, and follow them",
-        description="Print the newest records of each TOPIC, those of several topics in order of time. A TOPIC may be "
-        "NAME@N, which is partition N of it, or PREFIX*, which stands for every topic whose name begins so; with "
-        "--follow also for those that are made later.",
+        help="print the newest records of topics, and optionally follow them",
+        description="Print the newest records of each TOPIC, several topics in order of time. A TOPIC may be NAME@N "
+        "for partition N, or PREFIX* for all topics with this prefix, with --follow including topics created later.",
         epilog=template.HELP,
     )
     server.add_name(parser, "topic", nargs="+", metavar="TOPIC", help="topics")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C")
+    parser.add_argument("-f", "--follow", action="store_true", help="keep printing new records until Ctrl-C")
     start = parser.add_mutually_exclusive_group()
-    start.add_argument("-n", "--lines", type=whole, default=10, metavar="N", help="records of each (default: 10)")
+    start.add_argument("-n", "--lines", type=whole, default=10, metavar="N", help="records per topic (default: 10)")
     start.add_argument(
-        "--from-time", "--since", type=point, metavar="TIME", help=f"all from TIME on: {ranges.TIME_HELP}"
+        "--from-time", "--since", type=point, metavar="TIME", help=f"all records from TIME on: {ranges.TIME_HELP}"
     )
     ranges.add_tags(parser)
     parser.add_argument(
         "--format",
         type=template.argument(("record", "value", "json")),
         metavar="FORMAT",
-        help="record: time, topic, seq, tag, data; value: the data; json: as /v0 shows it; or a format such as "
+        help="record: time, topic, seq, tag, data; value: the data; json: as in /v0; or a format such as "
         "'{topic} {seq} {value}\\n' (default: record)",
     )
     output.add_arguments(parser, table=False)
@@ -55,15 +54,15 @@ def add_parser(commands: "Commands") -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print, and follow; a gap, a restart of the server or the end of a topic is told on stderr."""
+    """Print and follow. Gaps, restarts of the server and deletions of topics are reported on stderr."""
     return server.run_command("tail", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.json and arguments.format not in (None, "json"):
-        raise server.UsageError("--json and another --format exclude each other")
+        raise server.UsageError("--json and another --format are mutually exclusive")
     if arguments.lines > _MAX_LINES:
-        raise server.UsageError(f"-n is at most {_MAX_LINES}; topics read --last N takes any number")
+        raise server.UsageError(f"-n must be at most {_MAX_LINES}; topics read --last N has no limit")
     names = list(dict.fromkeys(arguments.topic))
     with server.client(arguments) as client:
         printer = _Printer(arguments, several=len(names) > 1 or names[0].endswith("*"))
@@ -71,10 +70,10 @@ def _run(arguments: argparse.Namespace) -> int:
         newest: list[Iterable[Record]] = []
         places = _places(client, names)
         if not places:
-            printer.note(f"no topic begins so yet: {' '.join(names)}")
+            printer.note(f"no topics match yet: {' '.join(names)}")
         wide = [f"{place} ({count})" for place, count in places.items() if count > 1]
         if wide:
-            printer.note(f"only partition 0 of {', '.join(wide)}; NAME@N is another")
+            printer.note(f"only partition 0 of {', '.join(wide)}; use NAME@N for another")
         for place in places:
             if arguments.from_time is not None:
                 newest.append(_since(client, place, arguments, printer, cursor))
@@ -171,8 +170,8 @@ def _follow(
         for items in reconnecting(
             stream,
             Retry(seconds=float("inf")),
-            broken=lambda error: printer.note("the server is gone; waiting for it"),
-            back=lambda: printer.note("the server is back"),
+            broken=lambda error: printer.note("the server is unavailable; waiting for it"),
+            back=lambda: printer.note("reconnected to the server"),
         ):
             records = [item for item in items if type(item) is Record]
             printer.records(records)
@@ -208,7 +207,7 @@ class _Printer:
             sys.stdout.buffer.write(line(record) + end)
 
     def flush(self) -> None:
-        """Whatever was printed is to be seen."""
+        """Flush the output."""
         sys.stdout.buffer.flush()
 
     def gap(self, gap: "Gap") -> None:

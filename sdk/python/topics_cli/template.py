@@ -26,16 +26,16 @@ FIELDS: "Final[Mapping[str, Callable[[Record], str | int | bytes]]]" = {
     "value": lambda record: value_line(record).decode(),
     "raw": lambda record: record.data,
 }
-"""What stands for what of a record."""
+"""The fields of a format, with their values of a record."""
 
 HELP: Final = """\
-A format with fields in braces is written for each record as it stands, without a line end of its own: {topic},
+A format with fields in braces is printed for each record, without an implicit line end: {topic},
 {partition}, {seq}, {time} (ISO 8601), {ts} (ms since 1970), {tag}, {node}, {meta}, {size} (bytes), {value} (as value
 prints it), {raw} (its bytes). \\n, \\t, \\r, \\0, \\\\ and \\xHH are known, {{ and }} are braces, and a field takes a
 width as in Python: {seq:>8}.
 """
 
-# What people write who come from kcat, rpk, nats or redis-cli.
+# Field names of kcat, rpk, nats and redis-cli, for suggestions.
 _ELSEWHERE: Final = {
     **dict.fromkeys(("offset", "id", "sequence", "o"), "seq"),
     **dict.fromkeys(("key", "k", "subject"), "tag"),
@@ -58,7 +58,7 @@ class Template:
         try:
             parts = list(Formatter().parse(text))
         except ValueError:
-            raise ValueError("a brace that stands for itself is written twice: {{ or }}") from None
+            raise ValueError("literal braces are doubled: {{ or }}") from None
         for literal, field, spec, conversion in parts:
             if literal:
                 self._parts.append(_literal(literal))
@@ -105,7 +105,10 @@ def _literal(text: str) -> bytes:
         if name[:1] == "x" and len(name) == 3:
             return chr(0xDC00 + int(name[1:], 16)) if name[1:] >= "80" else chr(int(name[1:], 16))
         if name not in _ESCAPED:
-            raise ValueError(f"there is no \\{name}; known are \\n \\t \\r \\0 \\\\ \\xHH")
+            raise ValueError(
+                f"unknown escape \\{name}; known: \
+ \\t \\r \\0 \\\\ \\xHH"
+            )
         return _ESCAPED[name].decode()
 
     return _ESCAPE.sub(escaped, text).encode(errors="surrogateescape")
@@ -117,7 +120,7 @@ def _field(name: str, spec: str, conversion: str | None) -> tuple[str, str]:
 
         near = _ELSEWHERE.get(name) or next(iter(get_close_matches(name, FIELDS, 1)), None)
         guess = f"did you mean {{{near}}}? " if near else ""
-        raise ValueError(f"there is no field {{{name}}}; {guess}known are {' '.join(f'{{{each}}}' for each in FIELDS)}")
+        raise ValueError(f"unknown field {{{name}}}; {guess}known: {' '.join(f'{{{each}}}' for each in FIELDS)}")
     if conversion:
         raise ValueError(f"{{{name}!{conversion}}}: a field takes a width, as in {{seq:>8}}, and no conversion")
     sample: Any = _SAMPLE.get(name, "")

@@ -1,4 +1,4 @@
-"""Points in time as people write them."""
+"""Parsing and formatting of points in time."""
 
 import argparse
 import re
@@ -27,7 +27,7 @@ def moment(text: str, now_ms: int) -> int:
         named = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"{text!r} is not a time: 15m (so long ago), 2026-11-28T14:30:00Z, or milliseconds since 1970"
+            f"{text!r} is not a time such as 15m (ago), 2026-11-28T14:30:00Z, or milliseconds since 1970"
         ) from None
     return round(named.timestamp() * 1000)
 

@@ -1,4 +1,4 @@
-"""The parser that all commands have, names for types that argparse keeps private, and values of arguments."""
+"""The parser of all commands, aliases of argparse's private types, and types of arguments."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ _U64: Final = 1 << 64
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells a wrong usage in one line, and takes options by their whole names only, so that a new one breaks no
+    """Reports usage errors in one line, and accepts options by their full names only, so that new options break no
     script."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(command_parser=self)  # of the innermost command in the end
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """What the arguments say; those that no command knows are told by the command that was meant."""
+        """Parse the arguments. Unknown arguments are reported by the innermost command."""
         parsed, unknown = self.parse_known_args(args, namespace)
         found: Parser = parsed.command_parser
         if unknown:
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """The value of an argument. What a type of Python's own has against it is told without the name of the type."""
+        """The value of an argument. Errors of Python's own types are reported without the name of the type."""
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:

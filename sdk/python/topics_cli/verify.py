@@ -1,4 +1,4 @@
-"""`topics verify`: check a data directory. What does the work is loaded when the command is run."""
+"""`topics verify`: check a data directory. The implementation is imported on use."""
 
 import argparse
 from contextlib import ExitStack
@@ -18,14 +18,14 @@ def add_parser(commands: "Commands") -> None:
     parser = commands.add_parser(
         "verify",
         description="Check a data directory: the checksum of every block, and that records, counters, indexes, "
-        "deletes, leases, routers and groups agree. Changes nothing. Exit status: 0 clean, 1 problems, 2 wrong usage. "
-        "See docs/verify.md.",
+        "deletes, leases, routers and groups are consistent. Changes nothing. Exit status: 0 clean, 1 problems, 2 "
+        "usage error. See docs/verify.md.",
     )
     parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="the data directory of a server")
     parser.add_argument(
         "--deep",
         action="store_true",
-        help="also compare the tag index with the records, and inflate what Kafka clients compressed",
+        help="also compare the tag index with the records, and decompress Kafka batches",
     )
     output.add_arguments(parser, table=False)
     parser.set_defaults(run=run)
@@ -59,7 +59,7 @@ def _verify(arguments: argparse.Namespace, verify: Any) -> int:
         try:
             report = verify(arguments.data_dir, tell, deep=arguments.deep, begun=begun)
         except NotADirectoryError as error:
-            raise server.UsageError(f"there is no data directory {error.filename}") from error
+            raise server.UsageError(f"no data directory {error.filename}") from error
     if arguments.json:
         output.line(
             {
@@ -81,7 +81,7 @@ def _verify(arguments: argparse.Namespace, verify: Any) -> int:
     if not report.problems:
         return 0
     count = "one problem" if report.problems == 1 else f"{report.problems:,} problems"
-    return server.complain("verify", f"{count} in {arguments.data_dir}; docs/verify.md tells what to do")
+    return server.complain("verify", f"{count} in {arguments.data_dir}; see docs/verify.md")
 
 
 def facts(found: Any) -> dict[str, Any]:

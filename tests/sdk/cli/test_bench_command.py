@@ -33,7 +33,7 @@ def test_several_producers_and_a_topic_of_ones_own(topics: Cli, api: Api) -> Non
     assert [row[:2] for row in cells] == [["append", "1,001"], ["read", "1,001"]]
     assert api.get("mine").status_code == 404
     api.append("mine", 1)
-    assert "mine is there already" in topics(*arguments, code=1).err
+    assert "mine already exists" in topics(*arguments, code=1).err
     assert api.state("mine")["count"] == 1
 
 

@@ -48,10 +48,10 @@ def whole(topics: Cli, topic: str, directory: Path) -> list[bytes]:
 def test_whole_records_come_back_to_the_byte(topics: Cli, ugly: str, tmp_path: Path) -> None:
     topic, file = fresh(), tmp_path / "a.ndjson"
     told = topics("export", ugly, file, "--with-meta")
-    assert told.out.startswith(f"exported 8 records of {ugly} to {file}: seq 1 to 8; --from-seq 8 goes on there (")
+    assert told.out.startswith(f"exported 8 records of {ugly} to {file}: seq 1 to 8; continue with --from-seq 8 (")
     assert told.err == ""
     assert topics("import", file, "--with-meta", "--topic", topic).out == (
-        f"appended 8 records to {topic}: seq 1 to 8\nread back 8 records, byte for byte the same\n"
+        f"appended 8 records to {topic}: seq 1 to 8\nread back 8 records, byte for byte identical\n"
     )
     assert whole(topics, topic, tmp_path) == whole(topics, ugly, tmp_path)
     assert not list(tmp_path.glob("*.part"))
@@ -76,7 +76,7 @@ def test_parquet_comes_back_to_the_byte(topics: Cli, ugly: str, tmp_path: Path) 
 def test_plain_lines_say_what_they_do_not_keep(topics: Cli, ugly: str, tmp_path: Path) -> None:
     file = tmp_path / "plain"
     told = topics("export", ugly, file)
-    assert "3 records are not there to the byte" in told.err
+    assert "3 records are not preserved byte for byte" in told.err
     lines = file.read_bytes().splitlines()
     assert lines[1] == b'{ \t"b":   []}'
     assert lines[-2:] == [b'{"$base64":"AAr/"}', b'{"$base64":""}']
@@ -102,7 +102,7 @@ def test_ranges_and_standard_output(topics: Cli, api: Api) -> None:
     topics("append", topic, *range(1, 11), "--tag", "t")
     ran = topics("export", topic, "-", "--from-seq", 3, "--to-seq", 5)
     assert ran.out == "4\n5\n"
-    assert "seq 4 to 5; --from-seq 5 goes on there" in ran.err
+    assert "seq 4 to 5; continue with --from-seq 5" in ran.err
     assert topics("export", topic, "-", "--last", 1, "--with-meta").out.endswith(',"$tag":"t","data":10}\n')
     assert topics("export", topic, "-", "--tag", "no").out == ""
 
@@ -111,12 +111,12 @@ def test_a_file_that_is_there_is_not_written_over(topics: Cli, api: Api, tmp_pat
     topic, file = api.make(), tmp_path / "a"
     topics("append", topic, "1")
     file.write_text("mine")
-    assert "is there already; --force writes over it" in topics("export", topic, file, code=1).err
+    assert "already exists; use --force to overwrite it" in topics("export", topic, file, code=1).err
     assert file.read_text() == "mine"
     topics("export", topic, file, "--force")
     assert file.read_text() == "1\n"
     (tmp_path / "b.part").write_text("of another")
-    assert "b.part is there already" in topics("export", topic, tmp_path / "b", code=1).err
+    assert "b.part already exists" in topics("export", topic, tmp_path / "b", code=1).err
     assert "No such file" in topics("export", topic, tmp_path / "no" / "a", code=1).err
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path, tmp_path / "pipe"):
@@ -154,7 +154,8 @@ def test_every_partition_and_one(topics: Cli, tmp_path: Path) -> None:
         again = fresh()
         topics("create", again, "--partitions", 3)
         told = topics("import", tmp_path / file, *whole, "--topic", again)
-        assert told.out == f"appended 6 records to {again}: 3 partitions\nread back 6 records, byte for byte the same\n"
+        read_back = "read back 6 records, byte for byte identical\n"
+        assert told.out == f"appended 6 records to {again}: 3 partitions\n{read_back}"
         assert topics("read", again, "--partition", 2).out == "2\n12\n"
         topics("import", tmp_path / file, *whole, "--topic", again, "--partition", 1)
         assert topics("read", again, "--partition", 1).out == "1\n11\n0\n10\n1\n11\n2\n12\n"
@@ -178,7 +179,7 @@ def test_an_interrupt_and_a_dead_server_leave_a_part_and_a_place_to_go_on(tmp_pa
             command.send_signal(signal.SIGCONT)
             assert command.stderr is not None
             first_line = command.stderr.readline()
-            assert b"waiting for the server" in first_line
+            assert b"waiting up to 60 s for the server" in first_line
             command.send_signal(signal.SIGINT)
             assert command.wait(_SECONDS) == 130
             told = command.stderr.read().decode()

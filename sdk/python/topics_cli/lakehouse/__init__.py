@@ -1,4 +1,4 @@
-"""`topics lakehouse`: topics as Iceberg tables. What does the work is loaded when a command is run."""
+"""`topics lakehouse`: topics as Iceberg tables. The implementation is imported on use."""
 
 import argparse
 from pathlib import Path
@@ -18,46 +18,48 @@ Settings come from a TOML file: server, warehouse, [catalog], [[topics]] and mor
 def add_parser(commands: "Commands") -> None:
     """Register the subcommand and its own."""
     parser = commands.add_parser(
-        "lakehouse", help="keep topics as Iceberg tables and query them", description="Topics as Iceberg tables."
+        "lakehouse", help="replicate topics to Iceberg tables and query them", description="Topics as Iceberg tables."
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    run = _action(actions, "run", "write what is new in the topics to their tables, with Spark, until stopped")
-    run.add_argument("--once", action="store_true", help="write what is there now, then end")
-    run.add_argument("--refill", action="store_true", help="first read again what a rollback took from the tables")
-    run.add_argument("--trigger", metavar="S", help="seconds between the starts of two rounds, at least (default: 0.5)")
+    run = _action(actions, "run", "write new records to the tables with Spark, until stopped")
+    run.add_argument("--once", action="store_true", help="write the current records, then exit")
+    run.add_argument("--refill", action="store_true", help="first restore rows lost by a rollback of the tables")
+    run.add_argument("--trigger", metavar="S", help="minimum seconds between the starts of rounds (default: 0.5)")
     run.add_argument("--master", metavar="URL", help="Spark master (default: local[*])")
-    status = _action(actions, "status", "state and faults of each table; exits with 1 if there is a fault")
-    compact = _action(actions, "compact", "make large files of small ones")
-    maintain = _action(actions, "maintain", "drop old snapshots, merge manifests, delete files nothing refers to")
+    status = _action(actions, "status", "show the state and problems of each table; exit status 1 if there are any")
+    compact = _action(actions, "compact", "merge small files")
+    maintain = _action(actions, "maintain", "expire old snapshots, merge manifests, delete orphan files")
     maintain.add_argument("--keep", type=positive, metavar="N", help="snapshots to keep (default: keep_snapshots)")
     maintain.add_argument(
         "--grace",
         type=_seconds,
         metavar="TIME",
-        help="least age, 1h or more, of unreferenced files to remove (default: orphan_grace)",
+        help="minimum age of orphan files to delete, at least 1h (default: orphan_grace)",
     )
-    deletes = _action(actions, "sync-deletes", "remove the rows of records that are deleted in the topic")
+    deletes = _action(actions, "sync-deletes", "delete the rows of records that were deleted in the topic")
     deletes.add_argument("name", metavar="TOPIC", help="the topic")
     deletes.add_argument(
-        "--timeout", type=_seconds, metavar="TIME", help="longest wait for the pipeline (default: for ever)"
+        "--timeout", type=_seconds, metavar="TIME", help="time to wait for the pipeline (default: unlimited)"
     )
-    query = _action(actions, "query", "ask the tables and what is not in them yet, in DuckDB's SQL")
+    query = _action(actions, "query", "query the tables and newer records of the topics with DuckDB SQL")
     query.add_argument("sql", metavar="SQL", help="the statement; - is standard input")
-    query.add_argument("--table-only", action="store_true", help="leave out what is not in the tables yet")
+    query.add_argument("--table-only", action="store_true", help="query only the tables")
     query.add_argument(
-        "--hot-limit", type=positive, metavar="N", help="most such records of a topic (default: 1000000)"
+        "--hot-limit", type=positive, metavar="N", help="maximum number of newer records per topic (default: 1000000)"
     )
     formats = query.add_mutually_exclusive_group()
     formats.add_argument("--csv", action="store_true", help="print CSV")
     formats.add_argument("--parquet", metavar="FILE", help="write a Parquet file")
-    formats.add_argument("--json", action="store_true", help="print each row as a line of JSON")
+    formats.add_argument("--json", action="store_true", help="print one JSON object per row")
     for each in (run, status, compact, maintain, deletes):
         each.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _action(actions: "Commands", name: str, what: str) -> argparse.ArgumentParser:
     parser = actions.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_CONFIG)
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings (default: lakehouse.toml, if there)")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings file (default: lakehouse.toml, if it exists)"
+    )
     parser.add_argument(
         "--server",
         "--url",
@@ -65,12 +67,10 @@ def _action(actions: "Commands", name: str, what: str) -> argparse.ArgumentParse
         metavar="URL",
         help="the server, as topics://KEY@HOST:PORT (default: TOPICS_URL)",
     )
-    parser.add_argument("--warehouse", metavar="PLACE", help="folder or URL that the tables are put below")
+    parser.add_argument("--warehouse", metavar="PLACE", help="folder or URL of the tables")
+    parser.add_argument("--topic", action="append", default=[], metavar="NAME", help="only this topic; repeatable")
     parser.add_argument(
-        "--topic", action="append", default=[], metavar="NAME", help="only this topic (repeat for several)"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting that wins over the file's"
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="setting that overrides the file's"
     )
     parser.set_defaults(run=run)
     return parser

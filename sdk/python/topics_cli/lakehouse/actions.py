@@ -105,7 +105,7 @@ def _config(arguments: argparse.Namespace) -> Config:
     if arguments.config is None and not Path(DEFAULT_FILE).exists():
         names = [*arguments.topic, *([arguments.name] if arguments.action == "sync-deletes" else [])]
         if not names and arguments.action != "query":
-            raise ConfigError(f"there is no {DEFAULT_FILE} here: give --config FILE, or --topic NAME")
+            raise ConfigError(f"no {DEFAULT_FILE} in the working directory: give --config FILE or --topic NAME")
         overrides["topics"] = [{"name": name} for name in names] or [{"pattern": ".*"}]
     config = load(arguments.config, overrides)
     if not arguments.topic:
@@ -159,8 +159,8 @@ def _row(each: TopicStatus) -> dict[str, Any]:
 def _each_table(
     arguments: argparse.Namespace, config: Config, work: Callable[[str, Table], Rewritten | Maintained]
 ) -> int:
-    """Do the work on the tables of the configured topics that there are, and print what became of each. `work` is given
-    the role and the table. One that fails has a line on standard error, and keeps no other from its turn."""
+    """Apply `work` to the role and table of each existing table of the configured topics, and print the results. A
+    failure is reported on standard error and does not stop the others."""
     catalog = open_catalog(config)
     with Connection(config.address, retry=_PATIENCE) as connection:
         found = status(config, catalog, connection)
@@ -182,7 +182,7 @@ def _each_table(
 
 
 def _committed_positions(config: Config, connection: Connection, topics: Sequence[str]) -> Witness:
-    """Positions that tables told their group, as far as the server answers."""
+    """Positions that tables committed to their group, if the server is available."""
     committed: dict[uuid.UUID, Positions] = {}
     with suppress(UnavailableError):
         for topic in topics:
@@ -225,7 +225,7 @@ def _sync_deletes(arguments: argparse.Namespace, config: Config) -> int:
 
 @contextmanager
 def _steps(arguments: argparse.Namespace) -> Iterator[Callable[[Step], None]]:
-    """A line on the terminal that tells how far it is."""
+    """Show the progress in a line on the terminal."""
     terminal = sys.stderr.isatty() and not arguments.json
 
     def show(step: Step) -> None:

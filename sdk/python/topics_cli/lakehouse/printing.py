@@ -1,4 +1,4 @@
-"""Rows that the actions of `topics lakehouse` give: as tables, JSON lines, CSV and Parquet."""
+"""Output of rows from `topics lakehouse`: tables, JSON lines, CSV and Parquet."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, json_lines: bool) -> None:
 
 
 def print_query(reader: pa.RecordBatchReader, *, parquet: str | None, csv_text: bool, json_lines: bool) -> None:
-    """What a query gives: into a Parquet file, or as CSV, JSON lines or a table."""
+    """Write the result of a query to a Parquet file, or print it as CSV, JSON lines or a table."""
     if parquet is not None:
         _write_parquet(reader, parquet)
     elif csv_text:

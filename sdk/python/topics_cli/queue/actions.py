@@ -21,7 +21,7 @@ _SHOWN: Final = 60  # characters of a job's data in a table
 
 
 def _this_node(arguments: argparse.Namespace) -> str:
-    """The same for each command of this machine: what one has claimed, another can ack."""
+    """The node of all commands on this machine, so that one can ack the jobs that another claimed."""
     return arguments.node or f"cli@{socket.gethostname()}"[:128]
 
 
@@ -31,13 +31,13 @@ def _claim(arguments: argparse.Namespace) -> int:
         jobs = client.claim(arguments.queue, node, max=min(arguments.max, _MAX_JOBS), lease_ms=arguments.lease)
     output.raw_lines(claimed_line(job, node) for job in jobs)
     if not jobs and not arguments.json:
-        output.note(f"{arguments.queue} has no job for now")
+        output.note(f"{arguments.queue} has no ready job")
     return 0
 
 
 @dataclass
 class _Settling:
-    """Settles jobs, named by arguments or by lines of standard input, a call for all that are there."""
+    """Settles jobs from arguments or lines of standard input, in batches."""
 
     arguments: argparse.Namespace
     call: Callable[[str, list[Job]], Settled]
@@ -46,8 +46,8 @@ class _Settling:
     skipped: list[int] = field(default_factory=list)
 
     def run(self) -> None:
-        """All of them. Raises TopicsError, UsageError, and ValueError for a line that makes no sense; what came before
-        it is settled."""
+        """Settle all jobs. Raises TopicsError, UsageError, and ValueError for an invalid line, after settling the jobs
+        before it."""
         node = _this_node(self.arguments)
         if self.arguments.job:
             try:
@@ -55,7 +55,7 @@ class _Settling:
             except ValueError as error:
                 raise server.UsageError(str(error)) from None
         elif sys.stdin is None or sys.stdin.isatty():
-            raise server.UsageError("which JOB? Name some, or pipe the lines of topics queue claim in")
+            raise server.UsageError("JOB is required, or the output of topics queue claim on standard input")
         else:
             self._read_lines(node)
         self._settle()
@@ -92,7 +92,7 @@ def _settled(arguments: argparse.Namespace, name: str, call: Callable[[str, list
     try:
         work.run()
         ended = True
-    finally:  # what is done is told, whatever came then
+    finally:  # report what was done, even after an error
         if arguments.json and (ended or work.done):
             output.line({"topic": arguments.queue, name: work.done, "skipped": work.skipped})
         elif work.done or (ended and not work.skipped):
@@ -101,7 +101,7 @@ def _settled(arguments: argparse.Namespace, name: str, call: Callable[[str, list
         return 0
     seqs = ", ".join(map(str, work.skipped[:10])) + (", …" if len(work.skipped) > 10 else "")
     jobs = output.counted(len(work.skipped), "job")
-    text = f"{jobs} skipped, not held (any more) under this lease and node: {seqs}; others may get them"
+    text = f"{jobs} skipped, not (any more) held under this lease and node: {seqs}; other workers may get them"
     return server.complain(f"queue {arguments.action}", text)
 
 
@@ -139,7 +139,7 @@ def _stats(arguments: argparse.Namespace) -> int:
     headings = ("queue", *list(shown)[1:6], "lease", "max_deliveries", "dead_letter")
     with server.client(arguments) as client:
         if not output.rows(arguments, _counts(client, arguments), shown, headings) and not arguments.json:
-            output.note("there are no queues: topics create NAME --type queue makes one")
+            output.note("no queues; create one with topics create NAME --type queue")
     return 0
 
 
@@ -183,7 +183,7 @@ def _jobs(arguments: argparse.Namespace) -> int:
         cells = [_cells(view, arguments.state, tells_failures=bool(failed)) for view in views]
     output.table(headings, cells, headers=not arguments.no_headers, color=output.colored(arguments))
     if not cells:
-        output.note(f"{arguments.queue} has no such jobs ({arguments.state})")
+        output.note(f"{arguments.queue} has no {arguments.state} jobs")
     return 0
 
 
@@ -201,7 +201,7 @@ def _cells(view: JobView, state: str, *, tells_failures: bool) -> list[object]:
 
 
 def _last_failure(view: JobView) -> str:
-    """Return who failed last, and the first line of why."""
+    """The worker of the last failure, and the first line of its reason."""
     if not view.attempts:
         return ""
     last = view.attempts[-1]

@@ -12,7 +12,7 @@ _LINE_ENDS = bytes.maketrans(b"\r\n", b"  ")  # in JSON they stand between value
 
 
 class Handle(NamedTuple):
-    """What names a job that is held: enough to finish it. An empty lease leaves it to node and seq alone."""
+    """The identity of a leased job, sufficient to settle it. Without a lease, node and seq identify it."""
 
     seq: int
     lease_id: str

@@ -21,15 +21,15 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
         "top",
-        description="Watch topics: records, bytes, appends a second, what consumer groups commit a second and how far "
-        "the last of them is behind, jobs of queues. On a terminal a live table; r, l, j, c, s and n sort it by rate, "
-        "lag, ready jobs, record count, size and name, q quits. Elsewhere a table at each interval.",
+        description="Monitor topics: records, bytes, appends per second, records committed by consumer groups per "
+        "second and their largest lag, jobs of queues. On a terminal, a live table; keys r, l, j, c, s and n sort it "
+        "by rate, lag, ready jobs, record count, size and name, q quits. Otherwise a table at each interval.",
     )
-    server.add_name(parser, "prefix", type=prefix, nargs="?", default="", help="only topics whose names start so")
-    parser.add_argument("--once", action="store_true", help="print what is measured over one interval, and end")
-    parser.add_argument("--interval", type=seconds, default=1.0, metavar="S", help="seconds between (default: 1)")
+    server.add_name(parser, "prefix", type=prefix, nargs="?", default="", help="only topics with this prefix")
+    parser.add_argument("--once", action="store_true", help="print one interval and exit")
+    parser.add_argument("--interval", type=seconds, default=1.0, metavar="S", help="interval in seconds (default: 1)")
     parser.add_argument("--sort", choices=_SORTS, default="rate", help="sort order (default: rate)")
-    parser.add_argument("--limit", type=whole, default=0, metavar="N", help="most topics (default: all)")
+    parser.add_argument("--limit", type=whole, default=0, metavar="N", help="maximum number of topics (default: all)")
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)
     parser.set_defaults(run=run)

@@ -1,4 +1,4 @@
-"""What `topics top` shows, out of two readings of a server's metrics (docs/metrics.md). Pure."""
+"""The data of `topics top`, from two readings of a server's metrics (docs/metrics.md). Pure."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ Lags = dict[tuple[str, int], int]  # (group, partition) -> records behind
 
 @dataclass(slots=True)
 class Stand:
-    """Where a topic stood at one moment. Seqs, records and bytes are sums over its partitions; None: not known."""
+    """The state of a topic at one moment. Seqs, records and bytes are sums over its partitions; None if unknown."""
 
     head_seq: int | None = None
     records: int = 0
@@ -40,7 +40,7 @@ class Reading:
 
     @property
     def truncated(self) -> bool:
-        """Whether there are topics that the metrics leave out."""
+        """True if the metrics leave out topics."""
         return bool(self.totals.get("topics_topic_metrics_truncated"))
 
 
@@ -152,7 +152,7 @@ def ordered(found: Iterable[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
 
 
 def alerts(reading: Reading) -> list[str]:
-    """Return what has the server refuse writes now, a line for each reason."""
+    """The reasons why the server currently refuses writes, one line each."""
     totals, found = reading.totals, []
     if totals.get("topics_wal_read_only"):
         found.append("WRITES ARE REFUSED: the storage has failed, see the server's log")

@@ -1,4 +1,4 @@
-"""How `topics top` looks: lines of text that fit a terminal, and the keys that it takes."""
+"""The view of `topics top`: lines of text that fit a terminal, and key bindings."""
 
 import os
 import select
