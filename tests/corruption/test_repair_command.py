@@ -56,7 +56,7 @@ def test_it_shows_what_it_would_do_and_does_it(damaged: Path, tmp_path: Path) ->
     assert "found: damaged: events seq 11..20: records can't be read" in ran.out
     assert "repair: gap: events seq 11..20: can't be read any more" in ran.out
     assert "would save 1 topic, 1 partition, 20 records" in ran.out
-    assert "nothing was changed: `--apply --copy-to DIR`" in ran.err
+    assert "nothing was changed: repair it with --apply --copy-to DIR" in ran.err
     ran = Cli()("repair", "--data-dir", directory, "--apply", "--no-copy", lines=0)
     assert "saved: 1 topic, 1 partition, 20 records" in ran.out
     assert f"the original files are in {directory}/quarantine-" in ran.out

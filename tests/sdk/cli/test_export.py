@@ -120,7 +120,7 @@ def test_a_file_that_is_there_is_not_written_over(topics: Cli, api: Api, tmp_pat
     assert "No such file" in topics("export", topic, tmp_path / "no" / "a", code=1).err
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path, tmp_path / "pipe"):
-        assert "is not a file" in topics("export", topic, place, "--force", code=1).err
+        assert "is not a regular file" in topics("export", topic, place, "--force", code=1).err
     (tmp_path / "link").symlink_to(file)
     topics("append", topic, "2")
     topics("export", topic, tmp_path / "link", "--force")
@@ -136,7 +136,7 @@ def test_gaps_are_counted_or_end_it(topics: Cli, api: Api, tmp_path: Path) -> No
     row = topics("export", topic, tmp_path / "b", "--json").row
     assert (row["count"], row["gaps"], row["missed_estimate"]) == (3, 1, 7)
     failed = topics("export", topic, tmp_path / "c", "--gaps", "fail", code=1)
-    assert "--from-seq 7 goes on behind it" in failed.err
+    assert "continue after it with --from-seq 7" in failed.err
     assert not list(tmp_path.glob("c*"))
 
 

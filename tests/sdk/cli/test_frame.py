@@ -132,7 +132,7 @@ def test_words_of_other_tools_lead_to_commands() -> None:
         (["lss"], "did you mean ls?"),
         (["describe", "t"], "did you mean info?"),
         (["XADD"], "did you mean append?"),
-        (["--nonsense"], "no command '--nonsense'"),
+        (["--nonsense"], "unknown command '--nonsense'"),
         (["ls", "--nonsense"], "topics ls: unrecognized arguments: --nonsense; usage: topics ls --help"),
         (["ls", "--jso"], "topics ls: unrecognized arguments: --jso; did you mean --json?"),
         (["append", "t", "1", "--tg=x", "2"], "topics append: unrecognized arguments: --tg=x 2; did you mean --tag?"),

@@ -46,7 +46,7 @@ def test_a_profile_is_made_used_shown_and_removed(home: dict[str, str], tmp_path
     ]
     for ran in (listed, shown, topics("profile", "show", "prod", "--json", env=home)):
         assert "k3y" not in ran.out
-    assert "already; --replace" in topics("profile", "add", "prod", "db", env=home, code=1).err
+    assert "already exists; use --replace" in topics("profile", "add", "prod", "db", env=home, code=1).err
     assert "127.0.0.1:9" in topics("ls", "--profile", "local", env=home, code=3).err
     assert "unknown profile 'loca'" in topics("--profile", "loca", "ls", env=home, code=2).err
     assert "mutually exclusive" in topics("ls", "--profile", "local", "--server", "x", env=home, code=2).err

@@ -92,7 +92,7 @@ def test_gaps_are_told_apart_from_records(topics: Cli, api: Api) -> None:
     failed = topics("read", topic, "--gaps", "fail", code=1)
     assert failed.out == ""
     assert "seq 1 to 7 are gone" in failed.err
-    assert "--from-seq 7 goes on behind it" in failed.err
+    assert "continue after it with --from-seq 7" in failed.err
     assert topics("read", topic, "--gaps", "fail", "--from-seq", 7).out == "8\n9\n10\n"
     assert "\x1b[31m" in topics("read", topic, "--color", "always").err
 
