@@ -12,10 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topics_gateway.body import drain
 from topics_gateway.body_timeout import BodyTimeouts
-from topics_gateway.call import ON_ROUTED, Call, ClientGoneError, Handler, ms_since
 from topics_gateway.connection_quota import hold_connection
 from topics_gateway.cross_origin import CrossOrigin
-from topics_gateway.errors import error_reply, internal
+from topics_gateway.errors import error_response, internal
 from topics_gateway.group_endpoints import GroupEndpoints
 from topics_gateway.grpc_web import GrpcWeb
 from topics_gateway.origins import OriginPolicy
@@ -23,7 +22,8 @@ from topics_gateway.probe_endpoints import ProbeEndpoints
 from topics_gateway.queue_endpoints import QueueEndpoints
 from topics_gateway.record_endpoints import RecordEndpoints
 from topics_gateway.render import RenderCache
-from topics_gateway.reply import EventStream, Reply, send_reply
+from topics_gateway.request import ON_ROUTED, ClientGoneError, Handler, Request, ms_since
+from topics_gateway.response import EventStream, Response, send_response
 from topics_gateway.router_endpoints import RouterEndpoints
 from topics_gateway.routes import UNROUTED, Route, RouteTable
 from topics_gateway.settings import GatewaySettings
@@ -155,11 +155,11 @@ class _Guard:
             if started:  # too late for a reply: the server logs it and breaks the response off
                 raise
             log.exception("%s %r failed", scope["method"], scope["path"])
-            reply = error_reply(internal(), ms_since(arrived))
-            request = current_request.get()
-            if request is not None and request.given is not None:
-                send = _echoing(send, request.given)
-            await send_reply(reply, scope, send, accept_encoding=b"", gzip_min_bytes=len(reply.body) + 1)
+            response = error_response(internal(), ms_since(arrived))
+            request_id = current_request.get()
+            if request_id is not None and request_id.given is not None:
+                send = _echoing(send, request_id.given)
+            await send_response(response, scope, send, accept_encoding=b"", gzip_min_bytes=len(response.body) + 1)
 
 
 class _Routes:
@@ -183,15 +183,15 @@ class _Routes:
         self._errors = metrics.errors
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive, self._body_timeouts)
-        call.memory = self._authorizer.quotas.memory
-        request = begin(call.headers.get(HEADER_BYTES))
-        if request.given is not None:
-            send = _echoing(send, request.given)
+        request = Request(scope, receive, self._body_timeouts)
+        request.memory = self._authorizer.quotas.memory
+        request_id = begin(request.headers.get(HEADER_BYTES))
+        if request_id.given is not None:
+            send = _echoing(send, request_id.given)
         statistics, outcome = self._statistics, _OUTCOMES[5]
         statistics.in_flight += 1
         try:
-            status = await self._serve(call, send)
+            status = await self._serve(request, send)
             outcome = _OUTCOMES[status // 100]
         except ClientGoneError:
             outcome = _GONE
@@ -199,31 +199,31 @@ class _Routes:
             outcome = _GONE
             raise
         finally:
-            if call.held is not None:
-                call.held.release()
+            if request.held is not None:
+                request.held.release()
             statistics.in_flight -= 1
-            statistics.observe(call.rpc or UNROUTED, outcome, time.perf_counter() - call.started)
+            statistics.observe(request.rpc or UNROUTED, outcome, time.perf_counter() - request.started)
 
-    async def _serve(self, call: Call, send: Send) -> int:
+    async def _serve(self, request: Request, send: Send) -> int:
         """Authorize the call and answer it; returns the status of the answer."""
-        route = _PLAIN if call.scope["raw_path"] == PATH else self._table.find(call)
-        if ON_ROUTED in call.scope:
-            call.scope[ON_ROUTED](call)
+        route = _PLAIN if request.scope["raw_path"] == PATH else self._table.find(request)
+        if ON_ROUTED in request.scope:
+            request.scope[ON_ROUTED](request)
         try:
-            call.principal = self._identify(call, route.rpc)
-            if call.principal.key_id:
-                self._count(call)
+            request.principal = self._identify(request, route.rpc)
+            if request.principal.key_id:
+                self._count(request)
             elif self._authorizer.open:
-                self._origins.check(call.headers, call.scope["http_version"], any_host=route.rpc in PROBES)
-            with self._authorizer.slot(route.rpc, call.principal):
-                return await self._send(call, await self._answer(call, route), send)
+                self._origins.check(request.headers, request.scope["http_version"], any_host=route.rpc in PROBES)
+            with self._authorizer.slot(route.rpc, request.principal):
+                return await self._send(request, await self._answer(request, route), send)
         except TopicsError as error:
-            return await self._send(call, await self._refuse(call, error), send)
+            return await self._send(request, await self._refuse(request, error), send)
 
-    def _identify(self, call: Call, rpc: str) -> Principal:
-        authorization = call.headers.get(b"authorization")
+    def _identify(self, request: Request, rpc: str) -> Principal:
+        authorization = request.headers.get(b"authorization")
         if authorization is None and rpc in _TAKES_TOKEN:
-            token = query_token(call.scope["query_string"])
+            token = query_token(request.scope["query_string"])
             authorization = None if token is None else b"Bearer " + token
         try:
             return self._authorizer.identify(rpc, authorization)
@@ -232,41 +232,41 @@ class _Routes:
                 raise
             return ANONYMOUS  # a session that does not exist is told of before a wrong key (docs/contract.md, 8)
 
-    def _count(self, call: Call) -> None:
+    def _count(self, request: Request) -> None:
         """Let the connection, and what the body will hold, count against the key. Raises `throttled`."""
-        usage = self._authorizer.quotas.for_key(call.principal.key_id)
-        hold_connection(call.scope, call.principal, usage)
-        call.held = Held(usage, call.memory)
+        usage = self._authorizer.quotas.for_key(request.principal.key_id)
+        hold_connection(request.scope, request.principal, usage)
+        request.held = Held(usage, request.memory)
 
-    async def _answer(self, call: Call, route: Route) -> Reply | EventStream:
+    async def _answer(self, request: Request, route: Route) -> Response | EventStream:
         try:
             if route.rpc != _OPEN_WATCH:  # the session knows the one key that may open it
-                authorize(call.principal, route.rpc, call.name)
-            return await route.handler(call)
+                authorize(request.principal, route.rpc, request.name)
+            return await route.handler(request)
         except TopicsError as error:
-            return await self._refuse(call, error)
+            return await self._refuse(request, error)
 
-    async def _send(self, call: Call, reply: Reply | EventStream, send: Send) -> int:
-        if isinstance(reply, EventStream):
-            return await serve(reply, call, send)
-        accepted = call.headers.get(b"accept-encoding", b"")
-        await send_reply(
-            reply, call.scope, send, accept_encoding=accepted, gzip_min_bytes=self._settings.gzip_min_bytes
+    async def _send(self, request: Request, response: Response | EventStream, send: Send) -> int:
+        if isinstance(response, EventStream):
+            return await serve(response, request, send)
+        accepted = request.headers.get(b"accept-encoding", b"")
+        await send_response(
+            response, request.scope, send, accept_encoding=accepted, gzip_min_bytes=self._settings.gzip_min_bytes
         )
-        return reply.status
+        return response.status
 
-    async def _refuse(self, call: Call, error: TopicsError) -> Reply:
-        call.error = error.reason.code
-        self._errors[call.error] += 1
-        reply = error_reply(error, call.elapsed_ms)
+    async def _refuse(self, request: Request, error: TopicsError) -> Response:
+        request.error = error.reason.code
+        self._errors[request.error] += 1
+        response = error_response(error, request.elapsed_ms)
         if error.reason is Reason.THROTTLED:
             count_refusal(self._refusals, "http", error)
             if (error.detail or {}).get("limit") == CONNECTIONS:
-                return reply._replace(headers=(*reply.headers, (b"connection", b"close")))
+                return response._replace(headers=(*response.headers, (b"connection", b"close")))
         # The rest of the body is in the way of the next request on this connection.
-        if not await drain(call, self._settings.max_body_bytes) and call.scope["http_version"].startswith("1"):
-            return reply._replace(headers=(*reply.headers, (b"connection", b"close")))
-        return reply
+        if not await drain(request, self._settings.max_body_bytes) and request.scope["http_version"].startswith("1"):
+            return response._replace(headers=(*response.headers, (b"connection", b"close")))
+        return response
 
 
 def _echoing(send: Send, request_id: str) -> Send:

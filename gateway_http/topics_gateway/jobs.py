@@ -2,7 +2,7 @@
 
 from base64 import b64encode
 
-from topics_gateway.reply import encode
+from topics_gateway.response import encode
 from topics_service.engine.model import BINARY_KIND
 from topics_service.engine.queue.attempts import members
 from topics_service.engine.queue.jobs import Job, JobView

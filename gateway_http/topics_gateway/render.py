@@ -8,7 +8,7 @@ from itertools import accumulate, repeat
 from operator import add
 from typing import Final, NamedTuple
 
-from topics_gateway.reply import encode
+from topics_gateway.response import encode
 from topics_service.engine.model import BINARY_KIND, Slice
 from topics_service.statistics import CacheStatistics
 from topics_service.storage.block import Block

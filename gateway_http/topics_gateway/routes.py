@@ -6,8 +6,8 @@ from urllib.parse import unquote_to_bytes
 
 from google.api import annotations_pb2
 
-from topics_gateway.call import Call, Handler
 from topics_gateway.errors import method_not_allowed, not_found
+from topics_gateway.request import Handler, Request
 from topics_proto.v1 import (
     admin_service_pb2,
     group_service_pb2,
@@ -62,31 +62,31 @@ class RouteTable:
             node.methods[method] = handlers.get(rpc)
             node.rpcs[method] = rpc.removeprefix(_PACKAGE)
 
-    def find(self, call: Call) -> Route:
-        """The route of `call`, whose `rpc` and `name`, the variable segment of the path, are set.
+    def find(self, request: Request) -> Route:
+        """The route of `request`, whose `rpc` and `name`, the variable segment of the path, are set.
 
         Finding nothing is not an error yet, since whoever may not call must not learn of it: the handler then raises
         `not_found` or `method_not_allowed`, or `invalid_request` for a path that is not UTF-8.
         """
         node, nowhere = self._root, NO_ROUTE
         try:
-            segments = split_path(call.scope["raw_path"])
+            segments = split_path(request.scope["raw_path"])
         except TopicsError as error:
             return Route(nowhere, _raises(error))
         for segment in segments:
             child = node.literals.get(segment)
             if child is None and segment and node.variable is not None:
                 child = node.variable
-                call.name = segment
+                request.name = segment
                 nowhere = _NO_ROUTES.get(node.variable_name, NO_ROUTE)
             if child is None:
                 return Route(nowhere, _raises(not_found()))
             node = child
-        asked = call.scope["method"]
+        asked = request.scope["method"]
         method = "GET" if asked == "HEAD" else asked
         rpc, handler = node.rpcs.get(method), node.methods.get(method)
         if rpc is not None and handler is not None:
-            call.rpc = rpc
+            request.rpc = rpc
             return Route(_PACKAGE + rpc, handler)
         if rpc is not None:
             return Route(_PACKAGE + rpc, _raises(not_found()))
@@ -117,7 +117,7 @@ class _Node:
 
 
 def _raises(error: TopicsError) -> Handler:
-    async def handler(call: Call) -> NoReturn:
+    async def handler(request: Request) -> NoReturn:
         raise error
 
     return handler

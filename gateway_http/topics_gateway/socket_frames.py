@@ -6,7 +6,7 @@ from typing import Any, Final
 from topics_gateway.frame_cache import FrameCache, partition_member, partition_text
 from topics_gateway.record_endpoints import append_members
 from topics_gateway.render import Parts, RenderCache
-from topics_gateway.reply import encode
+from topics_gateway.response import encode
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import AppendReply
 from topics_service.engine.watch.frames import (

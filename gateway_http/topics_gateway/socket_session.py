@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from starlette.types import Message, Receive, Send
 
 from topics_gateway import socket_frames
-from topics_gateway.call import ms_since
 from topics_gateway.errors import internal
 from topics_gateway.outbox import Outbox, Reply
 from topics_gateway.record_limit import refuse_too_many
 from topics_gateway.render import Parts
+from topics_gateway.request import ms_since
 from topics_gateway.socket_commands import Command, MalformedError, Subscribe, Unsubscribe, Write, read_command
 from topics_gateway.socket_frames import SocketFrames
 from topics_service.api.access import authorize

@@ -10,7 +10,7 @@ import msgspec
 from topics_gateway.frame_cache import FrameCache, partition_member, partition_text
 from topics_gateway.json_fields import parse_object
 from topics_gateway.render import Parts, RenderCache
-from topics_gateway.reply import encode
+from topics_gateway.response import encode
 from topics_gateway.sse import error, event, heartbeat
 from topics_service.api.watch_stream import INSTANCE, WatchStream
 from topics_service.engine.config import U64_MAX

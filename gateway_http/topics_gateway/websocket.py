@@ -7,12 +7,12 @@ from typing import Final, NoReturn
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
-from topics_gateway.call import Call, ms_since
 from topics_gateway.connection_quota import MessageBytes, hold_connection
-from topics_gateway.errors import error_reply, method_not_allowed, not_found
+from topics_gateway.errors import error_response, method_not_allowed, not_found
 from topics_gateway.origins import OriginPolicy
 from topics_gateway.render import RenderCache
-from topics_gateway.reply import Reply
+from topics_gateway.request import Request, ms_since
+from topics_gateway.response import Response
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.socket_frames import SocketFrames
 from topics_gateway.socket_session import SocketSession
@@ -29,10 +29,10 @@ _NAME: Final = "WebSocket"  # among the RPCs, in metrics
 _DOOR: Final = "websocket"
 
 
-async def plain_request(call: Call) -> NoReturn:
+async def plain_request(request: Request) -> NoReturn:
     """Any request to the path of the sockets that is no upgrade."""
-    if call.scope["method"] not in ("GET", "HEAD"):
-        raise method_not_allowed(call.scope["method"])
+    if request.scope["method"] not in ("GET", "HEAD"):
+        raise method_not_allowed(request.scope["method"])
     raise invalid("this is a WebSocket: ask for an upgrade to it, over HTTP/1.1")
 
 
@@ -73,7 +73,7 @@ class WebSocketDoor(BaseRoute):
             except TopicsError as error:
                 count_refusal(self._api.metrics.refusals, _DOOR, error)
                 statistics.observe(_NAME, f"{error.reason.value.http_status // 100}xx", time.perf_counter() - started)
-                await _refuse(error_reply(error, ms_since(started)), send)
+                await _refuse(error_response(error, ms_since(started)), send)
                 return
             statistics.observe(_NAME, "1xx", time.perf_counter() - started)
             await receive()  # websocket.connect
@@ -105,7 +105,7 @@ class WebSocketDoor(BaseRoute):
         return principal
 
 
-async def _refuse(reply: Reply, send: Send) -> None:
-    headers = ((b"content-type", reply.content_type), *reply.headers)
-    await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": reply.body})
+async def _refuse(response: Response, send: Send) -> None:
+    headers = ((b"content-type", response.content_type), *response.headers)
+    await send({"type": "websocket.http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": response.body})

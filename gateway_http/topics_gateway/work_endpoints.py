@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from topics_gateway import sse
-from topics_gateway.call import Call
 from topics_gateway.jobs import job_text
 from topics_gateway.queue_endpoints import whole
-from topics_gateway.reply import EventStream, encode
+from topics_gateway.request import Request
+from topics_gateway.response import EventStream, encode
 from topics_service.api.topics import TopicsApi
 from topics_service.api.work import WorkFrame, WorkStream
 from topics_service.engine.errors import invalid
@@ -20,20 +20,20 @@ class WorkEndpoint:
     def __init__(self, api: TopicsApi) -> None:
         self._api = api
 
-    async def work(self, call: Call) -> EventStream:
+    async def work(self, request: Request) -> EventStream:
         """Checks in this order: Accept 406, node 400, max and lease_ms 400, and what `QueuesApi.work` raises."""
-        sse.require_event_stream(call)
-        query = call.query()
+        sse.require_event_stream(request)
+        query = request.query()
         node = query.get("node", "")
         if not node:
             raise invalid("node is missing or empty")
-        request = ClaimRequest(
-            topic=call.name,
+        work_request = ClaimRequest(
+            topic=request.name,
             node=node,
             max=whole(query, "max", 1),
             lease_ms=whole(query, "lease_ms", 0) if "lease_ms" in query else None,
         )
-        return EventStream(self._api.queues.work(request, principal=call.principal), _encoder)
+        return EventStream(self._api.queues.work(work_request, principal=request.principal), _encoder)
 
 
 def _encoder(stream: WorkStream) -> Callable[[WorkFrame], bytes]:

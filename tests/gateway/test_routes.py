@@ -9,8 +9,8 @@ import pytest
 
 from topics_gateway import GatewaySettings, create_app
 from topics_gateway.body_timeout import BodyTimeouts
-from topics_gateway.call import Call
-from topics_gateway.reply import Reply
+from topics_gateway.request import Request
+from topics_gateway.response import Response
 from topics_gateway.routes import Route, RouteTable, annotated_routes, split_path
 from topics_service.api.access import NO_GROUP_ROUTE, NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE, Authorizer
 from topics_service.api.auth import KeyRing
@@ -65,13 +65,13 @@ async def refusal(route: Route) -> tuple[str, Reason]:
 
 
 async def test_rpcs_without_a_handler_are_not_found(api: TopicsApi, settings: GatewaySettings) -> None:
-    async def handler(call: Call) -> Reply:
+    async def handler(request: Request) -> Response:
         raise AssertionError
 
     table = RouteTable({DIFF: handler})
 
     def find(method: str, path: str) -> Any:
-        return table.find(Call({"method": method, "raw_path": path.encode(), "headers": []}, None, BodyTimeouts(60)))  # type: ignore[arg-type]
+        return table.find(Request({"method": method, "raw_path": path.encode(), "headers": []}, None, BodyTimeouts(60)))  # type: ignore[arg-type]
 
     assert find("POST", "/v0/topics/t/diff") == (DIFF, handler)
     assert await refusal(find("PUT", "/v0/topics/t/diff")) == (NO_TOPIC_ROUTE, Reason.METHOD_NOT_ALLOWED)

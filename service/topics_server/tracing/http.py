@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, Final
 
-from topics_gateway.call import ON_ROUTED, Call
+from topics_gateway.request import ON_ROUTED, Request
 from topics_gateway.routes import annotated_routes
 from topics_server.interceptors import App
 from topics_server.tracing.spans import CallSpan, Spans, named, now
@@ -45,7 +45,7 @@ class _Request:
         self._scope = scope
         self._send = send
         self._arrived = now()
-        self._call: Call | None = None
+        self._request: Request | None = None
         self._span: CallSpan | None = None
         self._status = 0
         self._parts = 0
@@ -63,11 +63,11 @@ class _Request:
             del self._scope[ON_ROUTED]  # it made a cycle
             self._end()
 
-    def _routed(self, call: Call) -> None:
-        if call.rpc in UNTRACED:
+    def _routed(self, request: Request) -> None:
+        if request.rpc in UNTRACED:
             return
-        self._call = call
-        scope, rpc = self._scope, call.rpc
+        self._request = request
+        scope, rpc = self._scope, request.rpc
         method = scope["method"]
         attributes: dict[str, str | int | bool] = {
             "http.request.method": named(method),
@@ -79,9 +79,9 @@ class _Request:
             route = _ROUTES.get((rpc, "GET" if method == "HEAD" else method), "")
             attributes |= {"http.route": route, "topics.rpc": rpc}
             name = f"{method} {route}"
-            if call.name and (attribute := NAMES.get(rule_of(PACKAGE + rpc).field)):
-                attributes[attribute] = named(call.name)
-        headers = call.headers
+            if request.name and (attribute := NAMES.get(rule_of(PACKAGE + rpc).field)):
+                attributes[attribute] = named(request.name)
+        headers = request.headers
         self._span = self._spans.begin(
             name,
             attributes,
@@ -98,18 +98,18 @@ class _Request:
         await self._send(message)
 
     def _end(self) -> None:
-        span, call = self._span, self._call
-        if span is None or call is None:
+        span, request = self._span, self._request
+        if span is None or request is None:
             return
         if self._status:
             span.span.set_attribute("http.response.status_code", self._status)
-        if call.rpc in STREAMS and self._status == 200:
+        if request.rpc in STREAMS and self._status == 200:
             span.span.set_attribute("topics.stream.sent", self._parts)
-        if call.error:
-            span.fail(call.error, ours=self._status >= 500)
+        if request.error:
+            span.fail(request.error, ours=self._status >= 500)
         elif self._status >= 500:
             span.fail("internal", ours=True)
-        elif not self._status or call.gone:
+        elif not self._status or request.gone:
             span.span.set_attribute("topics.gone", True)
         span.end()
 

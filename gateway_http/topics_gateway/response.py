@@ -1,4 +1,4 @@
-"""Replies: JSON bytes with the headers that every answer of the door carries; and streams of events."""
+"""Responses: JSON bytes with the headers that every answer carries, and streams of events."""
 
 import asyncio
 import gzip
@@ -15,7 +15,7 @@ encode = msgspec.json.encode
 """Compact JSON of dicts and structs, members in their order."""
 
 
-class Reply(NamedTuple):
+class Response(NamedTuple):
     """A complete answer. `headers` come on top of content-type, content-length and the encoding."""
 
     status: int
@@ -37,15 +37,17 @@ class EventStream(NamedTuple):
     opening: bytes = b""
 
 
-def json_reply(status: int, members: dict[str, Any]) -> Reply:
-    """`members` as the JSON object of a reply."""
-    return Reply(status, encode(members))
+def json_response(status: int, members: dict[str, Any]) -> Response:
+    """`members` as the JSON object of a response."""
+    return Response(status, encode(members))
 
 
-async def send_reply(reply: Reply, scope: Scope, send: Send, *, accept_encoding: bytes, gzip_min_bytes: int) -> None:
-    """Send `reply`, compressed if the client asked for it and it is worth it; HEAD gets the headers only."""
-    body = reply.body
-    headers = [(b"content-type", reply.content_type), *reply.headers]
+async def send_response(
+    response: Response, scope: Scope, send: Send, *, accept_encoding: bytes, gzip_min_bytes: int
+) -> None:
+    """Send `response`, compressed if the client accepts gzip and it is large enough; HEAD gets the headers only."""
+    body = response.body
+    headers = [(b"content-type", response.content_type), *response.headers]
     if len(body) >= gzip_min_bytes:
         headers.append((b"vary", b"accept-encoding"))
         if accept_encoding and names_gzip(accept_encoding):
@@ -55,7 +57,7 @@ async def send_reply(reply: Reply, scope: Scope, send: Send, *, accept_encoding:
             else:
                 body = await asyncio.to_thread(_compress, body)
     headers.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 

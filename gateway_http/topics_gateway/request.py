@@ -1,4 +1,4 @@
-"""One HTTP request on its way through the door."""
+"""The HTTP request that handlers receive."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Receive, Scope
 
 from topics_gateway.body_timeout import BodyTimeouts
-from topics_gateway.reply import EventStream, Reply
+from topics_gateway.response import EventStream, Response
 from topics_service.api.auth import ANONYMOUS
 from topics_service.api.budget import MemoryBudget
 from topics_service.api.memory_wait import wait_for
@@ -21,14 +21,14 @@ T = TypeVar("T")
 _MOST_PARAMETERS: Final = 1000
 
 ON_ROUTED: Final = "topics.on_routed"
-"""In a request's scope: a callable that is told its Call as soon as that has its route."""
+"""In a request's scope: a callable that receives its Request as soon as the route is known."""
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection before it had its answer; nobody is left to tell."""
+    """The client closed the connection before it received its answer."""
 
 
-class Call:
+class Request:
     """The parts of an ASGI request that handlers look at.
 
     `name` is the variable segment of the path, percent-decoded, or empty. `headers` has lower-case names; the values of
@@ -158,7 +158,7 @@ def ms_since(started: float) -> float:
     return round((time.perf_counter() - started) * 1e3, 3)
 
 
-Handler = Callable[[Call], Awaitable[Reply | EventStream]]
+Handler = Callable[[Request], Awaitable[Response | EventStream]]
 
 
 def flag(query: dict[str, str], name: str, default: bool) -> bool:
