@@ -41,7 +41,7 @@ def admit(backlogs: Sequence[Backlog], limits: Limits, turn: int = 0) -> list[in
 
 
 def fill(demands: Sequence[int], budget: int, turn: int = 0) -> list[int]:
-    """Shares of a budget: equal ones, but nobody gets more than asked for; the rest of a division goes round."""
+    """Split a budget into equal shares, none larger than requested; the remainder is distributed in turn."""
     shares = [0] * len(demands)
     open_ = sorted((i for i, each in enumerate(demands) if each > 0), key=lambda i: demands[i])
     while open_ and demands[open_[0]] <= budget // len(open_):

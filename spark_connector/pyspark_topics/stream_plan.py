@@ -169,5 +169,5 @@ def between(start: Positions, end: Positions) -> tuple[list[SeqRange], list[Gap]
 
 
 def _ended(topic: str, partition: int, seq: int) -> Gap:
-    """The gap at the end of a life: nobody can tell what it had behind the last seq that was read."""
+    """The gap at the end of a topic's life: its records after the last seq read are unknown."""
     return Gap(topic, partition, seq + 1, seq, RECREATED, 0)

@@ -42,7 +42,7 @@ GAPS: Final = "gaps"
 SUFFIXES: Final[Mapping[str, str]] = {RECORDS: "", ERRORS: "_errors", GAPS: "_gaps"}
 
 Positions = Mapping[int, int]
-"""Last seq dealt with, by partition; a partition that is not there stands at 0."""
+"""Last seq processed, by partition; a missing partition is at 0."""
 
 Identifier = tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""Commits that move a table along its topic, each range at most once, whoever else commits.
+"""Commits that advance a table along its topic, each range at most once despite concurrent commits.
 
 The positions of a table are one of its properties and change in the same commit as its files. An append names the
 positions that it starts from; it lands only where they are still the table's, on every attempt (the fence). So a table

@@ -70,7 +70,7 @@ def _list(connection: Connection, request: pb.BulkDiffRequest, dead: SeqSet) -> 
 
 def _take(frame: pb.BulkDiffResponse, cursor: int, dead: SeqSet) -> int:
     """Process a frame. Returns the cursor after it."""
-    if frame.HasField("tombstone"):  # evicted: what was deleted among it can't be told apart any more
+    if frame.HasField("tombstone"):  # evicted: what was deleted among it can't be distinguished any more
         dead.add(cursor + 1, frame.tombstone.gap_from - 1)
         cursor = max(cursor, frame.tombstone.gap_to)
     records = frame.records

@@ -1,9 +1,9 @@
-"""Deletes of a topic brought into its table: an explicit step, that has happened when the call returns.
+"""Application of a topic's deletes to its table: an explicit step, complete when the call returns.
 
 A record that is deleted in a topic (by seq, tag or prefix, or by the ack of a job) leaves no trace that a pipeline
 could follow. So the topic's live seqs are listed, and the rows of the table that are not among them are removed by
 writing their files anew. What retention evicted is no delete: it stays in the table. A range that was evicted after
-some of it had been deleted is told as evicted as a whole, so deletes are to be synced before retention comes to them.
+some of it had been deleted is reported as evicted as a whole, so sync deletes before retention reaches them.
 """
 
 import time

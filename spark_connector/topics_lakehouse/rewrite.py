@@ -146,7 +146,7 @@ def _bounds(table: Table, data: DataFile, column: str) -> tuple[int, int] | None
 def read_file(table: Table, file: LiveFile, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
     """The live rows of a file in its order, as the table's present schema has them; `columns` picks some.
 
-    Raises ValueError for a file with equality deletes, which nobody here can read.
+    Raises ValueError for a file with equality deletes, which are not supported.
     """
     wanted = table.schema().select(*columns) if columns else table.schema()
     if file.deletes:

@@ -93,8 +93,8 @@ def check_declared(columns: pa.Schema) -> None:
 
 
 def evolve(table: Table, declared: pa.Schema) -> tuple[Table, list[Conflict]]:
-    """The table with every declared column, new ones added and old ones widened, also in structs, arrays and maps; what
-    can't be done is told.
+    """Evolve the table to the declared columns: add new ones and widen old ones, also in structs, arrays and maps.
+    Returns the conflicts that prevent this.
 
     Columns and fields that are declared no more, and those that others have added, stay. Raises SchemaError where the
     table can't take records at all, and what a commit raises.
