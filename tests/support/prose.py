@@ -17,8 +17,8 @@ PACKAGES: Final = ("service", "gateway_http", "gateway_kafka", "sdk/python", "sp
 GENERATED: Final = ("sdk/python/topics_client/sync/",)
 PAGES: Final = ("docs/*.md", "README.md", "examples/*.md", "mkdocs.yml")
 
-MOST_QUESTIONS: Final = 0.048
-"""The share of docstrings that may begin with a question word. It is only ever lowered; the aim is 0.02."""
+MOST_QUESTIONS: Final = 0.016
+"""The share of docstrings that may begin with a question word. It is only ever lowered; the aim was 0.02."""
 
 _QUESTION: Final = re.compile(r"(?:What|Whether|Who|Whose|Whoever|Where|How|Which|When|Why)\b")
 _DOOR: Final = re.compile(r"\bdoors?\b", re.IGNORECASE)
