@@ -10,7 +10,7 @@ from typing import Final
 from topics_gateway.errors import payload_too_large, unsupported_media_type
 from topics_gateway.json_fields import MOST_PARTS, JsonObject, parse_object
 from topics_gateway.request import Request
-from topics_service.api.quota import MEMORY, SMALL_BYTES, exceeded
+from topics_service.api.access.quota import MEMORY, SMALL_BYTES, exceeded
 from topics_service.engine.errors import TopicsError, invalid
 
 _GZIP: Final = 31  # zlib's window bits for one gzip member

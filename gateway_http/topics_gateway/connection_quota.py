@@ -1,11 +1,11 @@
-"""What the connections of this door count against the limits of their keys (api.quota)."""
+"""What the connections of this door count against the limits of their keys (api.access.quota)."""
 
 from collections.abc import Callable
 from typing import Any
 
-from topics_service.api.auth import Principal
+from topics_service.api.access.auth import Principal
+from topics_service.api.access.quota import Held, Usage
 from topics_service.api.budget import MemoryBudget
-from topics_service.api.quota import Held, Usage
 from topics_service.engine.errors import TopicsError
 
 

@@ -23,12 +23,12 @@ from topics_gateway.connection_quota import hold_connection
 from topics_gateway.origins import OriginPolicy
 from topics_gateway.request import ClientGoneError, Request
 from topics_gateway.settings import GatewaySettings
-from topics_service.api.access import Authorizer
+from topics_service.api.access.authorizer import Authorizer
+from topics_service.api.access.quota import Held, count_refusal
 from topics_service.api.grpc.calls import CallContext, Calls, Metadata
 from topics_service.api.grpc.guard import OUR_METHODS
 from topics_service.api.grpc.status import failure
 from topics_service.api.metrics import Metrics
-from topics_service.api.quota import Held, count_refusal
 from topics_service.api.request_ids import HEADER_BYTES, begin
 from topics_service.engine.errors import TopicsError, invalid
 

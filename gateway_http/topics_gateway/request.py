@@ -10,10 +10,10 @@ from starlette.types import Receive, Scope
 
 from topics_gateway.body_timeout import BodyTimeouts
 from topics_gateway.response import EventStream, Response
-from topics_service.api.auth import ANONYMOUS
+from topics_service.api.access.auth import ANONYMOUS
+from topics_service.api.access.quota import Held
 from topics_service.api.budget import MemoryBudget
 from topics_service.api.memory_wait import wait_for
-from topics_service.api.quota import Held
 from topics_service.engine.errors import invalid
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from topics_proto.v1 import (
     topics_service_pb2,
     watch_service_pb2,
 )
-from topics_service.api.access import NO_GROUP_ROUTE, NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE
+from topics_service.api.access.authorizer import NO_GROUP_ROUTE, NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE
 from topics_service.engine.errors import TopicsError, invalid
 
 _FILES: Final = (

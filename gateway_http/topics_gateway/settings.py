@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from topics_service import __version__
-from topics_service.api.hosts import Hosts
+from topics_service.api.access.hosts import Hosts
 from topics_service.engine.limits import Limits
 
 

@@ -19,9 +19,9 @@ from topics_gateway.render import Parts
 from topics_gateway.request import ms_since
 from topics_gateway.socket_commands import Command, MalformedError, Subscribe, Unsubscribe, Write, read_command
 from topics_gateway.socket_frames import SocketFrames
-from topics_service.api.access import authorize
-from topics_service.api.auth import Principal
-from topics_service.api.quota import Usage, count_refusal
+from topics_service.api.access.auth import Principal
+from topics_service.api.access.authorizer import authorize
+from topics_service.api.access.quota import Usage, count_refusal
 from topics_service.api.topics import Submitted, TopicsApi
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.errors import Reason, TopicsError, invalid

@@ -16,9 +16,9 @@ from topics_gateway.response import Response
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.socket_frames import SocketFrames
 from topics_gateway.socket_session import SocketSession
-from topics_service.api.access import NO_ROUTE, Authorizer
-from topics_service.api.auth import Principal
-from topics_service.api.quota import count_refusal
+from topics_service.api.access.auth import Principal
+from topics_service.api.access.authorizer import NO_ROUTE, Authorizer
+from topics_service.api.access.quota import count_refusal
 from topics_service.api.request_ids import HEADER_BYTES, begin
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError, invalid

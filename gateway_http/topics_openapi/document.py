@@ -15,7 +15,7 @@ from topics_openapi.protos import Protos, Rpc
 from topics_openapi.schemas import Schemas
 from topics_proto.v1 import errors_pb2
 from topics_service import __version__
-from topics_service.api.access import RULES
+from topics_service.api.access.authorizer import RULES
 
 _JSON: Final = "application/json"
 _PACKAGE: Final = "topics.v1."

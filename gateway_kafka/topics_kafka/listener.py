@@ -19,8 +19,8 @@ from topics_kafka.settings import KafkaSettings
 from topics_net import background
 from topics_net.send_timeout import SendTimeouts
 from topics_net.tls_listener import Handshake, TlsListener
-from topics_service.api.access import Authorizer
-from topics_service.api.auth import ANONYMOUS, UNRESTRICTED
+from topics_service.api.access.auth import ANONYMOUS, UNRESTRICTED
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.budget import MemoryBudget
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.engine import Engine

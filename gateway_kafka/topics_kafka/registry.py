@@ -29,8 +29,8 @@ from topics_kafka.handlers import (
     versions,
 )
 from topics_kafka.protocol import ApiKey, Message
-from topics_service.api.access import Rule
-from topics_service.api.auth import Scope
+from topics_service.api.access.auth import Scope
+from topics_service.api.access.authorizer import Rule
 
 _NONE: Final[frozenset[Scope]] = frozenset()
 _READ: Final = frozenset({Scope.READ})

@@ -26,7 +26,7 @@ from topics_proto.v1 import topics_service_pb2 as pb
 from topics_server import logs
 from topics_server.settings import Settings
 from topics_server.tls import TlsError, certificates
-from topics_service.api.access import Authorizer
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.bulk import Turns
 from topics_service.api.grpc.bulk_diff import bulk_messages
 from topics_service.api.grpc.guard import Guard

@@ -14,7 +14,7 @@ from topics_server.notices import log
 from topics_server.resources import Resources
 from topics_server.space import DiskSpace
 from topics_server.trimming import trim_archive
-from topics_service.api.access import Authorizer
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
 from topics_service.api.audit_calls import AuditedCheckpoints, AuditedTopicsApi
 from topics_service.api.checkpoints import Checkpoints

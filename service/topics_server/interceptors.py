@@ -11,9 +11,9 @@ import grpc
 from topics_kafka.handlers import Answer, Context, Handler, HandlerTable, ServerContext
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.registry import AUDIT_ACTIONS
-from topics_service.api.access import Authorizer
+from topics_service.api.access.auth import ANONYMOUS
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import ACTIONS, AuditLog, Call, current_call
-from topics_service.api.auth import ANONYMOUS
 from topics_service.api.grpc.guard import Handler as GrpcHandler
 
 _APPENDS: Final = frozenset({"topics.v1.TopicsService.Append", "topics.v1.TopicsService.AppendStream"})

@@ -8,8 +8,8 @@ from hashlib import sha256
 from stat import S_ISREG
 from typing import Final
 
-from topics_service.api.auth import KeyRing, KeySyntaxError, Principal, parse_keys
-from topics_service.api.quota import OWN_LIMITS
+from topics_service.api.access.auth import KeyRing, KeySyntaxError, Principal, parse_keys
+from topics_service.api.access.quota import OWN_LIMITS
 
 _BLANKS: Final = " \t\r\n\v\f"  # as in auth
 _FILE_BYTES: Final = 1 << 20

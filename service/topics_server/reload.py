@@ -14,7 +14,7 @@ from topics_server.bulk_readers import BulkReaders
 from topics_server.keys import KeysError, from_file
 from topics_server.settings import Settings
 from topics_server.tls import ServerCertificates, TlsError
-from topics_service.api.access import Authorizer
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
 from topics_service.api.watch import WatchApi
 

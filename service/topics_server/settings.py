@@ -17,11 +17,11 @@ from topics_client.environment import split_host as split_host
 from topics_kafka.settings import KafkaSettings
 from topics_server.logs import FORMATS
 from topics_server.memory import Plan, plan
-from topics_service.api.hosts import Hosts, parse_authority, read_names, read_origins
+from topics_service.api.access.hosts import Hosts, parse_authority, read_names, read_origins
 
 if TYPE_CHECKING:
     from topics_server.keys import Keys
-    from topics_service.api.quota import KeyLimits, Quotas
+    from topics_service.api.access.quota import KeyLimits, Quotas
     from topics_service.api.watch import WatchCaps
     from topics_service.engine.limits import Limits
     from topics_service.engine.names import ResourcePrefix
@@ -423,7 +423,7 @@ class Settings:
     @property
     def key_limits(self) -> "KeyLimits":
         """Limits of one API key, unless its entry says otherwise."""
-        from topics_service.api.quota import KeyLimits
+        from topics_service.api.access.quota import KeyLimits
 
         return KeyLimits(
             connections=self.max_connections_per_key,
@@ -435,8 +435,8 @@ class Settings:
     @property
     def quotas(self) -> "Quotas":
         """New ones, with nothing held."""
+        from topics_service.api.access.quota import Quotas
         from topics_service.api.budget import MemoryBudget
-        from topics_service.api.quota import Quotas
 
         own = self.api_keys.limits if self.api_keys is not None else None
         return Quotas(self.key_limits, own, MemoryBudget(self.memory_bytes // 4))

@@ -17,9 +17,8 @@ from topics_proto.v1 import (
     topics_service_pb2,
     watch_service_pb2,
 )
-from topics_service.api import access
-from topics_service.api.access import RULES, Authorizer, authorize, check_append, check_put
-from topics_service.api.auth import (
+from topics_service.api.access import rules
+from topics_service.api.access.auth import (
     ALL_SCOPES,
     ANONYMOUS,
     UNRESTRICTED,
@@ -30,6 +29,7 @@ from topics_service.api.auth import (
     parse_keys,
     read_bearer,
 )
+from topics_service.api.access.authorizer import RULES, Authorizer, authorize, check_append, check_put
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput
 
@@ -217,7 +217,7 @@ def test_every_key_is_compared_also_after_a_match(monkeypatch: pytest.MonkeyPatc
         compared.append(known)
         return known == digest
 
-    monkeypatch.setattr("topics_service.api.auth.compare_digest", compare)
+    monkeypatch.setattr("topics_service.api.access.auth.compare_digest", compare)
     for key in (b"a", b"c", b"nope"):
         compared.clear()
         ring.find(key)
@@ -253,7 +253,7 @@ NAMES_IN_BODIES = {
     "topics.v1.GroupService.FetchPositions": {"topic"},
     "topics.v1.GroupService.ResetPositions": {"topics.topic"},
     "topics.v1.GroupService.DeletePositions": {"topics.topic"},
-    # Not built yet: who builds them checks these names, with access.check_names.
+    # Not built yet: who builds them checks these names, with check_names.
     "topics.v1.RouterService.PutRouter": {"config.source", "config.dest"},
     "topics.v1.RouterService.ListRouters": {"source", "dest"},
 }
@@ -274,7 +274,7 @@ def name_fields(message: Descriptor, path: str = "") -> Iterator[str]:
 
 
 def test_every_rpc_has_a_rule_and_every_rule_an_rpc() -> None:
-    paths = {access.NO_ROUTE, access.NO_TOPIC_ROUTE, access.NO_ROUTER_ROUTE, access.NO_GROUP_ROUTE}
+    paths = {rules.NO_ROUTE, rules.NO_TOPIC_ROUTE, rules.NO_ROUTER_ROUTE, rules.NO_GROUP_ROUTE}
     assert set(RULES) == {rpc.full_name for rpc in rpcs()} | paths
 
 
@@ -310,7 +310,7 @@ def test_scope_comes_before_name() -> None:
     assert "prefixes" in error.message
     assert error.detail is None
     authorize(writer, APPEND, "p")
-    authorize(writer, access.NO_ROUTE, "anything")
+    authorize(writer, rules.NO_ROUTE, "anything")
 
 
 def test_a_config_on_a_write_that_creates_takes_admin() -> None:
@@ -349,7 +349,7 @@ def test_the_gate_knows_who_calls() -> None:
 
 
 def test_probes_ask_for_a_key_only_if_told_to() -> None:
-    for rpc in access.PROBES:
+    for rpc in rules.PROBES:
         assert Authorizer(parse_keys("k")).identify(rpc, None) is ANONYMOUS
         authorize(ANONYMOUS, rpc, "")
         asking = Authorizer(parse_keys("k:write"), probe_auth=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics_service.api.auth import UNRESTRICTED, Principal
+from topics_service.api.access.auth import UNRESTRICTED, Principal
 from topics_service.api.batcher import WriteBatcher
 from topics_service.api.commit import GroupCommit
 from topics_service.api.pressure import Pressure

@@ -10,11 +10,11 @@ import pytest
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_proto.v1 import topics_service_pb2_grpc
 from topics_service.api import memory_wait
-from topics_service.api.access import Authorizer
+from topics_service.api.access.authorizer import Authorizer
+from topics_service.api.access.quota import KeyLimits, Quotas
 from topics_service.api.budget import MemoryBudget, Share
 from topics_service.api.grpc import guard
 from topics_service.api.grpc.server import GrpcServer
-from topics_service.api.quota import KeyLimits, Quotas
 from topics_service.engine.model import AppendReply
 
 MIB = 1 << 20

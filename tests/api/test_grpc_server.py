@@ -21,7 +21,7 @@ from topics_proto.v1 import (
     watch_service_pb2_grpc,
 )
 from topics_proto.v1 import topics_service_pb2 as pb
-from topics_service.api.access import Authorizer
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.grpc.guard import Guard
 from topics_service.api.grpc.server import SERVICE_NAMES, GrpcServer
 from topics_service.engine.errors import Reason, TopicsError, topic_not_found

@@ -10,7 +10,7 @@ import pytest
 
 from support.fake_time import FakeTimeLoop, in_fake_time, steps
 from support.watching import Watching, code, key, quiet, seqs, tell, watch
-from topics_service.api.auth import UNRESTRICTED
+from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.commit import GroupCommit
 from topics_service.api.pressure import Pressure
 from topics_service.api.topics import TopicsApi

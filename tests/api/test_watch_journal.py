@@ -4,7 +4,7 @@ import random
 
 from support.fake_time import in_fake_time
 from support.watching import Watching, quiet
-from topics_service.api.auth import UNRESTRICTED, Principal
+from topics_service.api.access.auth import UNRESTRICTED, Principal
 from topics_service.api.watch_journal import Journal, Journals, is_token
 
 

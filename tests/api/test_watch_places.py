@@ -4,7 +4,7 @@ import pytest
 
 from support.fake_time import in_fake_time
 from support.watching import Watching, quiet, tell
-from topics_service.api.auth import UNRESTRICTED
+from topics_service.api.access.auth import UNRESTRICTED
 
 Place = dict[str, int]
 

@@ -8,7 +8,7 @@ import pytest
 
 from support.fake_time import in_fake_time
 from support.watching import Watching, code, key, quiet, tell, watch
-from topics_service.api.auth import UNRESTRICTED
+from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import TagMatch

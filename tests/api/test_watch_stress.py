@@ -6,7 +6,7 @@ import random
 import pytest
 
 from support.watching import Watching, seqs
-from topics_service.api.auth import UNRESTRICTED
+from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.engine.watch.frames import Frame, RecordsFrame
 
 STREAMS = 500

@@ -19,7 +19,7 @@ from support.push import PushStream
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import WebSocket
-from topics_service.api.auth import UNRESTRICTED
+from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.queues import QueuesApi
 from topics_service.engine.engine import Engine
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput

@@ -49,7 +49,7 @@ _VERIFY: Final = "tests/corruption/test_damaged_rows.py"
 _TRUSTED: Final = "what its own server or file says"
 ELSEWHERE: Final = {
     # by module, or by module:function; the place of the tests, or the reason why none are needed
-    "topics_service.api.hosts": "tests/security/test_browsers.py",
+    "topics_service.api.access.hosts": "tests/security/test_browsers.py",
     "topics_service.storage.checksummed": "tests/corruption/test_small_files.py",
     "topics_service.storage.tablelist": "tests/corruption/test_damaged_tables.py",
     "topics_service.storage.tablemend": "tests/corruption/test_damaged_tables.py",

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from topics_service.api.auth import UNRESTRICTED
+from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.engine import Parked
 from topics_service.engine.model import AppendRequest, Batch

@@ -12,8 +12,8 @@ from topics_gateway.body_timeout import BodyTimeouts
 from topics_gateway.request import Request
 from topics_gateway.response import Response
 from topics_gateway.routes import Route, RouteTable, annotated_routes, split_path
-from topics_service.api.access import NO_GROUP_ROUTE, NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE, Authorizer
-from topics_service.api.auth import KeyRing
+from topics_service.api.access.auth import KeyRing
+from topics_service.api.access.authorizer import NO_GROUP_ROUTE, NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE, Authorizer
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.socket_frames import SocketFrames
-from topics_service.api.auth import UNRESTRICTED
+from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason
 from topics_service.engine.model import AppendRequest, Batch, DiffRequest, Tombstone

@@ -11,7 +11,7 @@ import pytest
 from topics_gateway.render import RenderCache
 from topics_gateway.socket_frames import SocketFrames
 from topics_gateway.socket_session import SocketSession
-from topics_service.api.auth import UNRESTRICTED
+from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.engine import Engine
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput

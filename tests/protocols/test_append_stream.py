@@ -14,8 +14,8 @@ from grpc_status import rpc_status
 from support.grpc_on_engine import Door, column, open_door, until
 from topics_proto.v1 import errors_pb2, record_pb2, topic_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
-from topics_service.api.access import Authorizer
-from topics_service.api.auth import parse_keys
+from topics_service.api.access.auth import parse_keys
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.engine.limits import Limits
 
 FSYNC = topic_pb2.TopicConfig(durability=topic_pb2.DURABILITY_FSYNC)

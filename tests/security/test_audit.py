@@ -23,9 +23,9 @@ from topics_kafka.registry import APIS, AUDIT_ACTIONS
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_server.keys import fingerprint
-from topics_service.api.access import RULES
+from topics_service.api.access.auth import Scope
+from topics_service.api.access.authorizer import RULES
 from topics_service.api.audit import ACTIONS
-from topics_service.api.auth import Scope
 
 OPS, READER = "sekret-ops", "sekret-reader"
 OPS_ID, READER_ID = fingerprint(OPS.encode()), fingerprint(READER.encode())

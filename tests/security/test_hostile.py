@@ -348,7 +348,7 @@ def test_every_key_is_compared_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> 
         seen.append(len(known))
         return known == given
 
-    monkeypatch.setattr("topics_service.api.auth.compare_digest", counting)
+    monkeypatch.setattr("topics_service.api.access.auth.compare_digest", counting)
     for asked in (b"key-0", b"key-19", b"key-", b"", b"x" * 1000):
         seen.clear()
         assert (keys.find(asked) is not None) is (asked in (b"key-0", b"key-19"))

@@ -28,8 +28,8 @@ from topics_proto.v1 import topics_service_pb2 as pb
 from topics_proto.v1 import topics_service_pb2_grpc
 from topics_server.keys import KeysError, fingerprint, from_text
 from topics_server.settings import load
+from topics_service.api.access.quota import BYTES, CONNECTIONS, IN_FLIGHT, STREAMS, Held, KeyLimits, Quotas
 from topics_service.api.budget import MemoryBudget, Share
-from topics_service.api.quota import BYTES, CONNECTIONS, IN_FLIGHT, STREAMS, Held, KeyLimits, Quotas
 from topics_service.engine.errors import TopicsError
 
 MOST_BYTES = 300_000

@@ -6,8 +6,8 @@ from pathlib import Path
 from protocols.conftest import RPCS
 
 from topics_kafka.registry import APIS
-from topics_service.api.access import PROBES, RULES
-from topics_service.api.auth import Scope
+from topics_service.api.access.auth import Scope
+from topics_service.api.access.authorizer import PROBES, RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 SCOPES = {

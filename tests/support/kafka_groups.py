@@ -17,8 +17,8 @@ from topics_kafka.protocol import (
 from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import uuid_of
-from topics_service.api.access import Authorizer
-from topics_service.api.auth import ALL_SCOPES, UNRESTRICTED, Principal, Scope
+from topics_service.api.access.auth import ALL_SCOPES, UNRESTRICTED, Principal, Scope
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock

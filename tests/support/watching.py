@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from topics_service.api.auth import ALL_SCOPES, UNRESTRICTED, Principal
+from topics_service.api.access.auth import ALL_SCOPES, UNRESTRICTED, Principal
 from topics_service.api.watch import WatchApi, WatchCaps
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.engine import Engine

@@ -24,8 +24,8 @@ from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import TopicIds
 from topics_net.rate_limited_logger import RateLimitedLogger
-from topics_service.api.access import Authorizer, Rule
-from topics_service.api.auth import ANONYMOUS, Principal, Scope
+from topics_service.api.access.auth import ANONYMOUS, Principal, Scope
+from topics_service.api.access.authorizer import Authorizer, Rule
 from topics_service.api.budget import Share
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.catalog import Catalog

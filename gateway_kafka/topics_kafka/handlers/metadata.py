@@ -10,7 +10,7 @@ from topics_kafka.handlers.waves import in_waves
 from topics_kafka.names import is_kafka_name
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.topicids import uuid_of
-from topics_service.api.auth import Scope
+from topics_service.api.access.auth import Scope
 from topics_service.engine import names
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import ConfigInput

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from topics_kafka.handlers import Context
-from topics_service.api.auth import Scope
+from topics_service.api.access.auth import Scope
 
 NOT_ASKED: Final = -(1 << 31)
 

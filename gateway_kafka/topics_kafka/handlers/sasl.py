@@ -4,7 +4,7 @@ from typing import Final
 
 from topics_kafka.handlers import Context, HandlerTable, ServerContext
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_service.api.quota import count_refusal
+from topics_service.api.access.quota import count_refusal
 from topics_service.engine.errors import TopicsError
 
 _MECHANISM: Final = "PLAIN"

@@ -10,7 +10,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from topics_server.tracing.http import NAMES, PACKAGE, UNTRACED
 from topics_server.tracing.spans import CallSpan, Spans, named
-from topics_service.api.access import rule_of
+from topics_service.api.access.authorizer import rule_of
 from topics_service.api.grpc.guard import OUR_METHODS
 from topics_service.api.grpc.guard import Handler as GrpcHandler
 

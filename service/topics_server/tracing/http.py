@@ -7,7 +7,7 @@ from topics_gateway.request import ON_ROUTED, Request
 from topics_gateway.routes import annotated_routes
 from topics_server.interceptors import App
 from topics_server.tracing.spans import CallSpan, Spans, named, now
-from topics_service.api.access import rule_of
+from topics_service.api.access.authorizer import rule_of
 
 PACKAGE: Final = "topics.v1."
 UNTRACED: Final = frozenset({"AdminService.GetHealth", "AdminService.GetReady", "AdminService.GetMetrics"})

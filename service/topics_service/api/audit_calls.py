@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from topics_service.api.access.auth import Principal
 from topics_service.api.audit import AuditLog
-from topics_service.api.auth import Principal
 from topics_service.api.checkpoints import Checkpoints, Held
 from topics_service.api.commit import GroupCommit
 from topics_service.api.groups import GroupsApi

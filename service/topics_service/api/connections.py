@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from topics_service.api.auth import Principal
-from topics_service.api.quota import STREAMS, Quotas, exceeded
+from topics_service.api.access.auth import Principal
+from topics_service.api.access.quota import STREAMS, Quotas, exceeded
 from topics_service.statistics import WatchStatistics
 
 

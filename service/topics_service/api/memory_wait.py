@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-from topics_service.api.quota import Held
+from topics_service.api.access.quota import Held
 
 MEMORY_WAIT_SECONDS: Final = 10.0
 

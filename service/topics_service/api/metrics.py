@@ -91,7 +91,7 @@ class Metrics:
         self.grpc = RequestStatistics()
         self.kafka = KafkaStatistics()
         self.watch = WatchStatistics()
-        self.refusals: Counter[tuple[str, str]] = Counter()  # for a limit of a key, by door and limit: api.quota
+        self.refusals: Counter[tuple[str, str]] = Counter()  # for a limit of a key, by door and limit: api.access.quota
         self.errors: Counter[str] = Counter()
         self.checkpoints = CheckpointStatistics()
         self.archive = ArchiveStatistics()

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-from topics_service.api.access import check_names, check_owned
-from topics_service.api.auth import Principal
+from topics_service.api.access.auth import Principal
+from topics_service.api.access.authorizer import check_names, check_owned
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.router.router import (

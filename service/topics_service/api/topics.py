@@ -9,8 +9,8 @@ from typing import Final, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topics_service.api.access import check_append, check_put
-from topics_service.api.auth import Principal
+from topics_service.api.access.auth import Principal
+from topics_service.api.access.authorizer import check_append, check_put
 from topics_service.api.batcher import WriteBatcher
 from topics_service.api.commit import GroupCommit
 from topics_service.api.groups import GroupsApi

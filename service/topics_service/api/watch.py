@@ -9,8 +9,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topics_service.api.access import check_subscription
-from topics_service.api.auth import Principal
+from topics_service.api.access.auth import Principal
+from topics_service.api.access.authorizer import check_subscription
 from topics_service.api.connections import Connections
 from topics_service.api.dispatch import Dispatcher
 from topics_service.api.watch_sessions import Session, Sessions

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from topics_service.api.auth import Principal
+from topics_service.api.access.auth import Principal
 from topics_service.api.watch_journal import Journals
 from topics_service.api.watch_stream import INSTANCE, WatchStream
 from topics_service.engine.errors import Reason, TopicsError

@@ -16,7 +16,7 @@ from topics_gateway.socket_commands import MalformedError, Write, read_command
 from topics_gateway.sse import query_token
 from topics_gateway.watch_endpoints import _NULLABLE, _WATCH, read_watch
 from topics_gateway.watch_events import cursor_id, read_cursor_id
-from topics_service.api.auth import KeySyntaxError, parse_keys, read_bearer
+from topics_service.api.access.auth import KeySyntaxError, parse_keys, read_bearer
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.jsontext import check_meta, normalize_json
 from topics_service.engine.errors import TopicsError
@@ -189,14 +189,14 @@ TARGETS = (
         name="header with a key",
         decode=read_bearer,
         samples=[b"Bearer sekret", b"bearer x"],
-        covers=("topics_service.api.auth:read_bearer",),
+        covers=("topics_service.api.access.auth:read_bearer",),
     ),
     Target(
         name="list of keys",
         decode=lambda data: parse_keys(data.decode(errors="surrogateescape")),
         errors=(KeySyntaxError,),
         samples=[b"a,b:read+write:p1|p2,c::x:,:rw", b"k:admin"],
-        covers=("topics_service.api.auth:parse_keys",),
+        covers=("topics_service.api.access.auth:parse_keys",),
     ),
     Target(
         name="data of a record",

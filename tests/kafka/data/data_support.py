@@ -14,8 +14,8 @@ from topics_kafka.protocol import ApiKey, Message, decode_request, decode_respon
 from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import uuid_of
-from topics_service.api.access import Authorizer
-from topics_service.api.auth import UNRESTRICTED, Principal
+from topics_service.api.access.auth import UNRESTRICTED, Principal
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.commit import CommitStatistics
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock

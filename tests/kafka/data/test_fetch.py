@@ -9,7 +9,7 @@ from data_support import START, Broker, Rec, batch, position_after, read_batches
 from topics_kafka.handlers import fetch
 from topics_kafka.protocol import ApiKey, ErrorCode
 from topics_kafka.settings import KafkaSettings
-from topics_service.api.auth import Principal, Scope
+from topics_service.api.access.auth import Principal, Scope
 from topics_service.engine.transaction import Transaction
 
 READER = Principal("k1", frozenset({Scope.READ}), ("mine",))

@@ -6,7 +6,7 @@ import pytest
 from data_support import START, Broker, batch
 
 from topics_kafka.protocol import ApiKey, ErrorCode
-from topics_service.api.auth import Principal, Scope
+from topics_service.api.access.auth import Principal, Scope
 from topics_service.storage.memory import MemoryStore
 
 LATEST, EARLIEST, NEWEST, LOCAL, TIERED, PENDING = range(-1, -7, -1)

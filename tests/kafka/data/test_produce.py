@@ -13,7 +13,7 @@ from hypothesis import given
 from topics_kafka.handlers import produce
 from topics_kafka.protocol import ApiKey, ErrorCode
 from topics_kafka.settings import KafkaSettings
-from topics_service.api.auth import Principal, Scope
+from topics_service.api.access.auth import Principal, Scope
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import DiffRequest
 from topics_service.storage.memory import MemoryStore

@@ -11,7 +11,7 @@ from support.kafka_groups import FULL, Broker, beat, join, limited, sync, versio
 from support.kafka_members import assignment, subscription
 from topics_kafka.coordination import Coordination
 from topics_kafka.protocol import SUPPORTED, ApiKey
-from topics_service.api.auth import Scope
+from topics_service.api.access.auth import Scope
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.writer import Writer
 

@@ -8,7 +8,7 @@ import pytest
 from support.kafka_groups import Broker, beat, join, sync, versions
 from support.kafka_members import subscription
 from topics_kafka.protocol import ApiKey, Message
-from topics_service.api.auth import ALL_SCOPES, Principal
+from topics_service.api.access.auth import ALL_SCOPES, Principal
 
 NONE = -1
 

@@ -19,8 +19,8 @@ from topics_kafka.listener import KafkaServer
 from topics_kafka.protocol import ApiKey, Message, decode_response, encode_request
 from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
-from topics_service.api.access import Authorizer
-from topics_service.api.auth import KeyRing, parse_keys
+from topics_service.api.access.auth import KeyRing, parse_keys
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock

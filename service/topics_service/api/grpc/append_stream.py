@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from topics_proto.v1 import errors_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
-from topics_service.api.auth import Principal
+from topics_service.api.access.auth import Principal
 from topics_service.api.grpc import convert
 from topics_service.api.grpc.status import detail_texts
 from topics_service.api.topics import Submitted, TopicsApi

@@ -12,11 +12,11 @@ from typing import Any, Final, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from topics_service.api.access import Authorizer, authorize, rule_of
-from topics_service.api.auth import Principal
+from topics_service.api.access.auth import Principal
+from topics_service.api.access.authorizer import Authorizer, authorize, rule_of
+from topics_service.api.access.quota import SMALL_BYTES, Held, Usage, count_refusal
 from topics_service.api.grpc.status import failure
 from topics_service.api.memory_wait import wait_for
-from topics_service.api.quota import SMALL_BYTES, Held, Usage, count_refusal
 from topics_service.engine.errors import Reason, TopicsError, invalid
 
 log = logging.getLogger("topics.grpc")

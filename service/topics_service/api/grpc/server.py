@@ -22,7 +22,7 @@ from topics_proto.v1 import (
     topics_service_pb2_grpc,
     watch_service_pb2,
 )
-from topics_service.api.access import Authorizer
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.grpc import health
 from topics_service.api.grpc.admin_servicer import AdminServicer, BulkReaders, no_bulk_readers

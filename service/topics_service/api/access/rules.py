@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from topics_service.api.auth import Scope
+from topics_service.api.access.auth import Scope
 from topics_service.engine.errors import Reason, TopicsError
 
 

@@ -5,7 +5,7 @@ from collections.abc import Container
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from topics_service.api.auth import Principal
+from topics_service.api.access.auth import Principal
 from topics_service.engine.errors import Reason, TopicsError
 
 

@@ -1,4 +1,4 @@
-"""Authentication and authorization of calls, for every protocol. The rule of each RPC is in `access_rules`.
+"""Authentication and authorization of calls, for every protocol. The rule of each RPC is in `rules`.
 
 Every protocol checks a call in this order: `unauthorized` (`Authorizer.identify`), too many calls of one key
 (`Authorizer.slot`), `forbidden` by scope and by name (`authorize`), and only then everything else. `check_put` and
@@ -12,7 +12,10 @@ from copy import copy
 from types import TracebackType
 from typing import Any, Final
 
-from topics_service.api.access_rules import (
+from topics_service.api.access.auth import ANONYMOUS, UNRESTRICTED, KeyRing, Principal, Scope, read_bearer
+from topics_service.api.access.quota import KeyLimits, Quotas, Usage
+from topics_service.api.access.revocation import RevocableCall, RevocableCalls, key_revoked
+from topics_service.api.access.rules import (
     NO_GROUP_ROUTE,
     NO_ROUTE,
     NO_ROUTER_ROUTE,
@@ -23,9 +26,6 @@ from topics_service.api.access_rules import (
     rule_of,
 )
 from topics_service.api.audit import current_call
-from topics_service.api.auth import ANONYMOUS, UNRESTRICTED, KeyRing, Principal, Scope, read_bearer
-from topics_service.api.quota import KeyLimits, Quotas, Usage
-from topics_service.api.revocation import RevocableCall, RevocableCalls, key_revoked
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, ConfigInput
 
