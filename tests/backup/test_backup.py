@@ -177,7 +177,7 @@ def test_what_is_not_there(cli: Cli, target: Path, tmp_path: Path) -> None:
     assert unknown in cli("backup", "verify", unknown, "--from", target, code=5).err
     assert "not a backup id" in cli("backup", "restore", "../x", "--from", target, "--to", tmp_path / "new", code=5).err
     assert not (tmp_path / "new").exists()
-    assert "no data directory" in cli("backup", "create", "--data-dir", tmp_path / "no", "--to", target, code=1).err
+    assert "not a data directory" in cli("backup", "create", "--data-dir", tmp_path / "no", "--to", target, code=1).err
     assert "no checkpoint" in cli("backup", "release", "none", code=5).err
     cli("backup", "prune", "--from", target, code=2)
     cli("backup", "create", "--to", target, "--server", cli.url, "--data-dir", tmp_path, code=2)

@@ -58,7 +58,7 @@ def _acked_at_once(self: Log, change: Any, ticket: int) -> int:
     return _written(self, change, ticket)
 
 
-def _not_burnt(self: Forwarding, router: Router, lost_to: int) -> tuple[int, int]:
+def _not_skipped(self: Forwarding, router: Router, lost_to: int) -> tuple[int, int]:
     self._pass_over(router, lost_to)
     return 0, 0
 
@@ -117,7 +117,7 @@ _BUGS: dict[str, Planted] = {
     "an unclean end taken for a clean one": lambda: patch.object(recovery, "_CLEAN", b"boot-1"),
     "the cursor of a router not written": lambda: patch.object(MemoryBatch, "put", _cursor_lost),
     "copies that exactly_once forgets": _rows_lost(Family.ROUTER_COPIES),
-    "a loss that is not forwarded": lambda: patch.object(Forwarding, "_burn", _not_burnt),
+    "a loss that is not forwarded": lambda: patch.object(Forwarding, "_skip_lost", _not_skipped),
     "a gap not written": _rows_lost(Family.GAPS),
     "a lease given to two": lambda: patch.object(Queue, "granted", _granted_to_all),
     "a lease that ends too early": lambda: patch.object(Queue, "sweep", lambda self, now: _sweep(self, now + 50)),
