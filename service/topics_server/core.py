@@ -19,7 +19,7 @@ from topics_service.api.audit import AuditLog
 from topics_service.api.audit_calls import AuditedCheckpoints, AuditedTopicsApi
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.grpc.server import GrpcServer
-from topics_service.api.pressure import Pressure
+from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.statistics import SpaceStatistics

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics_service.api.access.auth import UNRESTRICTED, Principal
-from topics_service.api.batcher import WriteBatcher
-from topics_service.api.commit import GroupCommit
-from topics_service.api.pressure import Pressure
+from topics_service.api.scheduling.batcher import WriteBatcher
+from topics_service.api.scheduling.commit import GroupCommit
+from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine

@@ -14,8 +14,8 @@ import pytest
 from support.grpc_watch import Follower, subscription
 from topics_proto.v1 import errors_pb2, record_pb2, stream_pb2, watch_service_pb2_grpc
 from topics_proto.v1 import watch_service_pb2 as pb
-from topics_service.api.commit import GroupCommit
 from topics_service.api.grpc.server import GrpcServer
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchCaps
 from topics_service.engine.clock import SystemClock

@@ -12,9 +12,9 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from topics_service.api.commit import GroupCommit
 from topics_service.api.exposition import gauge, gauges, render
 from topics_service.api.metrics import TOPICS_SHOWN, Metrics
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DeleteRequest

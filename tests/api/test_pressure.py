@@ -2,8 +2,8 @@
 
 import pytest
 
-from topics_service.api import pressure as module
-from topics_service.api.pressure import Pressure
+from topics_service.api.scheduling import pressure as module
+from topics_service.api.scheduling.pressure import Pressure
 from topics_service.engine.errors import Reason, TopicsError
 
 

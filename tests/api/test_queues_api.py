@@ -8,9 +8,9 @@ import pytest
 
 from support.fake_time import in_fake_time, steps
 from support.watching import LoopClock
-from topics_service.api import claim_waiters
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.queues import QueuesApi
+from topics_service.api.scheduling import claim_waiters
 from topics_service.api.work import WorkStream
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError

@@ -11,8 +11,8 @@ import pytest
 from support.fake_time import FakeTimeLoop, in_fake_time, steps
 from support.watching import Watching, code, key, quiet, seqs, tell, watch
 from topics_service.api.access.auth import UNRESTRICTED
-from topics_service.api.commit import GroupCommit
-from topics_service.api.pressure import Pressure
+from topics_service.api.scheduling.commit import GroupCommit
+from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchCaps
 from topics_service.api.watch_stream import WatchStream

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from engine_support import CrashStore, FaultyStore, World, gap, seqs
 
-from topics_service.api.commit import GroupCommit
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchRequest
 from topics_service.engine.errors import TopicsError

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message, Send
 
 from topics_gateway import GatewaySettings, create_app
-from topics_service.api.commit import GroupCommit
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine

@@ -16,8 +16,8 @@ from support.server import ServerProcess
 from support.waiting import poll
 from topics_kafka.protocol import ApiKey
 from topics_net import background
-from topics_service.api.batcher import WriteBatcher
 from topics_service.api.request_ids import begin, current_request
+from topics_service.api.scheduling.batcher import WriteBatcher
 
 ROOT = Path(__file__).parents[2]
 PLANS = {"call_soon", "call_later", "call_at", "call_soon_threadsafe", "create_task", "ensure_future"}
@@ -30,7 +30,7 @@ OWN = {
     "service/topics_server/interceptors.py": 1,
     # Started by the server itself, or by a thread that has no request.
     "gateway_http/topics_gateway/transport/server.py": 1,
-    "service/topics_service/api/commit.py": 1,
+    "service/topics_service/api/scheduling/commit.py": 1,
     "service/topics_net/tls_listener.py": 1,
     "service/topics_server/bulk_reader.py": 1,
     "service/topics_server/bulk_readers.py": 3,

@@ -19,8 +19,8 @@ from topics_kafka.protocol import ErrorCode
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 from topics_server.logs import JsonFormatter, TextFormatter, within_request
 from topics_server.settings import SettingsError, load
-from topics_service.api.commit import GroupCommit
 from topics_service.api.request_ids import KafkaRequestId, RequestId, begin, begin_call, current_request
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine

@@ -347,7 +347,7 @@ def check(seed: int, path: Path, steps: int = STEPS) -> dict[str, int]:
         patch("topics_service.engine.log.CEILING_STEP", 8),
         patch("topics_service.engine.watch.core._SILENT_RECORDS", 8),
         patch("topics_service.api.watch_stream._TURN", 12),
-        patch("topics_service.api.dispatch._TURNS", 2),
+        patch("topics_service.api.scheduling.dispatch._TURNS", 2),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         return runner.run(play(seed, path, steps))

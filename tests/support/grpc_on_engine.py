@@ -13,8 +13,8 @@ import grpc
 from topics_proto.v1 import record_pb2, topics_service_pb2_grpc
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.access.authorizer import Authorizer
-from topics_service.api.commit import GroupCommit
 from topics_service.api.grpc.server import GrpcServer
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine

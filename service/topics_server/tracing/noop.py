@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 
 from topics_server.interceptors import App, Make
-from topics_service.api.commit import GroupCommit
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.engine.engine import Engine
 from topics_service.statistics import TraceStatistics
 from topics_service.storage.rocks import RocksStore

@@ -12,7 +12,7 @@ from topics_server.tracing.http import traced_app
 from topics_server.tracing.kafka import traced_kafka
 from topics_server.tracing.noop import Tracing
 from topics_server.tracing.spans import CallSpan, Spans, current_trace_id, now, parent
-from topics_service.api.commit import GroupCommit
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.engine.engine import Engine
 from topics_service.engine.model import ConfigInput, DeleteTopicReply, PutTopicReply
 from topics_service.engine.router.forwarding import Forwarding

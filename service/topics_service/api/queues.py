@@ -13,8 +13,8 @@ from topics_client.units import counted
 from topics_net import background
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_names
-from topics_service.api.batcher import WriteBatcher
-from topics_service.api.claim_waiters import CallLater, Claimer, ClaimWaiters, LeastRecentlyServed
+from topics_service.api.scheduling.batcher import WriteBatcher
+from topics_service.api.scheduling.claim_waiters import CallLater, Claimer, ClaimWaiters, LeastRecentlyServed
 from topics_service.api.work import HEARTBEAT_SECONDS, WorkStream
 from topics_service.engine.clock import Clock, SystemClock
 from topics_service.engine.engine import Engine

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_append, check_put
-from topics_service.api.batcher import WriteBatcher
-from topics_service.api.commit import GroupCommit
 from topics_service.api.groups import GroupsApi
 from topics_service.api.metrics import Metrics
-from topics_service.api.pressure import Pressure, Shortage
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
+from topics_service.api.scheduling.batcher import WriteBatcher
+from topics_service.api.scheduling.commit import GroupCommit
+from topics_service.api.scheduling.pressure import Pressure, Shortage
 from topics_service.api.watch import WatchApi, WatchCaps
 from topics_service.engine.batches import BatchReply, BatchRequest, FetchReply, FetchRequest
 from topics_service.engine.engine import Engine, Parked

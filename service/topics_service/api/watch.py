@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_subscription
 from topics_service.api.connections import Connections
-from topics_service.api.dispatch import Dispatcher
+from topics_service.api.scheduling.dispatch import Dispatcher
 from topics_service.api.watch_sessions import Session, Sessions
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.clock import Clock, SystemClock

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from topics_net import background
-from topics_service.api.dispatch import Dispatcher, Waiter
+from topics_service.api.scheduling.dispatch import Dispatcher, Waiter
 from topics_service.api.watch_journal import Journal
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason

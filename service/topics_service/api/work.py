@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Self
 
-from topics_service.api.claim_waiters import CallLater, ClaimWaiters
+from topics_service.api.scheduling.claim_waiters import CallLater, ClaimWaiters
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError

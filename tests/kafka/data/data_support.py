@@ -16,7 +16,7 @@ from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import uuid_of
 from topics_service.api.access.auth import UNRESTRICTED, Principal
 from topics_service.api.access.authorizer import Authorizer
-from topics_service.api.commit import CommitStatistics
+from topics_service.api.scheduling.commit import CommitStatistics
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine

@@ -21,7 +21,7 @@ from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
 from topics_service.api.access.auth import KeyRing, parse_keys
 from topics_service.api.access.authorizer import Authorizer
-from topics_service.api.commit import GroupCommit
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine

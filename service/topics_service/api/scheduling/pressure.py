@@ -2,7 +2,7 @@
 
 Measured, not guessed: the event loop's lag, write stalls of the store, and the free space of the disk
 (docs/contract.md, 4.6). Reads, deletes, acks and changes of configs are never throttled: they are how a crowded server
-gets better. Watchers are paced while the loop lags (api.dispatch).
+gets better. Watchers are paced while the loop lags (api.scheduling.dispatch).
 """
 
 import asyncio
