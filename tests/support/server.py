@@ -26,6 +26,14 @@ FORKED = {
     "security", "spark",
 }  # fmt: skip
 """Folders of tests whose servers are forked from a process that has imported everything."""
+EXECED = {
+    "observability/test_tracing.py",
+    "security/test_key_reload.py",
+    "security/test_private.py",
+    "security/test_secrets.py",
+    "security/test_small_container.py",
+}
+"""Files in these folders whose tests are about the process itself: its environment, umask, a signal while it starts."""
 
 
 class StartFailedError(AssertionError):
@@ -141,7 +149,7 @@ class ServerProcess:
     def _may_be_forked(self) -> bool:
         """True where an `exec` would prove nothing: no other program in front, no variable that an import reads."""
         _, _, path = os.environ.get("PYTEST_CURRENT_TEST", "").partition("tests/")
-        if path.partition("/")[0] not in FORKED or self._prefix:
+        if path.partition("/")[0] not in FORKED or path.partition("::")[0] in EXECED or self._prefix:
             return False
         return all(name.startswith("TOPICS_") for name in self._env)
 
