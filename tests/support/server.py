@@ -22,8 +22,8 @@ DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv"
 
 PRELOADED = Preloaded()
 FORKED = {
-    "backup", "clients", "corruption", "docs", "doors", "fuzz", "gateway", "kafka", "lakehouse", "observability", "sdk",
-    "security", "spark",
+    "backup", "clients", "corruption", "docs", "fuzz", "gateway", "kafka", "lakehouse", "observability", "protocols",
+    "sdk", "security", "spark",
 }  # fmt: skip
 """Folders of tests whose servers are forked from a process that has imported everything."""
 EXECED = {
@@ -34,6 +34,9 @@ EXECED = {
     "security/test_small_container.py",
 }
 """Files in these folders whose tests are about the process itself: its environment, umask, a signal while it starts."""
+
+TESTS = Path(__file__).parents[1]
+assert all((TESTS / name).exists() for name in FORKED | EXECED), "a name above has changed"
 
 
 class StartFailedError(AssertionError):
