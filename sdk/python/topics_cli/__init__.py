@@ -87,12 +87,12 @@ _ELSEWHERE: Final = {
 _USAGE: Final = "usage: topics COMMAND [ARGUMENTS]"
 _DESCRIPTION: Final = "A persistent event engine: durable log, pub/sub and job queue in one process."
 _EPILOG: Final = """\
-`topics COMMAND --help` shows details. Commands that call a server take --server,
---profile, --key-env and --timeout, before or after the command. Defaults are
-TOPICS_URL and TOPICS_API_KEY, then the active profile.
+`topics COMMAND --help` shows details. Commands that call a server take
+--server, --profile, --key-env and --timeout, before or after the command.
+Defaults are TOPICS_URL and TOPICS_API_KEY, then the active profile.
 
-Exit status: 0 success, 1 failure, 2 usage error, 3 server unavailable, 4 missing
-or insufficient API key, 5 not found, 130 interrupted."""
+Exit status: 0 success, 1 failure, 2 usage error, 3 server unavailable,
+4 missing or insufficient API key, 5 not found, 130 interrupted."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -174,7 +174,7 @@ pq.write_table(pa.table({"n": [1]}), _PARQUET)
         ("a.csv", _PARQUET.getvalue(), 1, "looks like Parquet, not CSV: --format parquet reads it"),
         ("a.parquet", b'{"n":1}\n', 1, "isn't Parquet: it does not begin with PAR1"),
         ("a.parquet", gzip.compress(b"1", mtime=0), 2, "Parquet inside gzip isn't supported"),
-        ("a.parquet.gz", b"", 2, "Parquet inside gzip isn't supported, since Parquet packs its own columns; gunzip"),
+        ("a.parquet.gz", b"", 2, "Parquet inside gzip isn't supported, as Parquet compresses its columns"),
         ("a.parquet", _PARQUET.getvalue()[:-9], 1, "truncated or damaged"),
         ("a.csv.gz", b"a,b\n1,2\n", 1, "is named like gzip but isn't: it may be plain text"),
         ("a.ndjson.gz", zstd.compress(b"1\n"), 1, "is named like gzip but isn't: it looks like Zstandard"),
