@@ -30,7 +30,7 @@ from topics_gateway.settings import GatewaySettings
 from topics_gateway.sse import query_token, serve
 from topics_gateway.topic_endpoints import TopicEndpoints
 from topics_gateway.watch_endpoints import WatchEndpoints
-from topics_gateway.websocket import PATH, WebSocketDoor, plain_request
+from topics_gateway.websocket import PATH, WebSocketEndpoint, plain_request
 from topics_gateway.work_endpoints import WorkEndpoint
 from topics_service.api.access.auth import ANONYMOUS, Principal
 from topics_service.api.access.authorizer import NO_ROUTE, PROBES, Authorizer, authorize
@@ -63,7 +63,7 @@ def create_app(
     api.metrics.caches["renderings"] = rendered
     table = RouteTable(_handlers(api, settings, rendered))
     origins = OriginPolicy(settings.hosts, settings.origins)
-    sockets = WebSocketDoor(api, settings, authorizer, rendered, origins)
+    sockets = WebSocketEndpoint(api, settings, authorizer, rendered, origins)
     http: ASGIApp = _Routes(table, settings, authorizer, api.metrics, origins).handle
     if calls is not None:
         http = GrpcWeb(http, calls, settings, authorizer, api.metrics, origins)

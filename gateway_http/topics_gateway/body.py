@@ -8,7 +8,7 @@ from io import BytesIO
 from typing import Final
 
 from topics_gateway.errors import payload_too_large, unsupported_media_type
-from topics_gateway.json_fields import MOST_PARTS, JsonObject, parse_object
+from topics_gateway.json_fields import MAX_PARTS, JsonObject, parse_object
 from topics_gateway.request import Request
 from topics_service.api.access.quota import MEMORY, SMALL_BYTES, exceeded
 from topics_service.engine.errors import TopicsError, invalid
@@ -27,21 +27,21 @@ OBJECT_BYTES: Final = 2 << 20
 
 
 async def read_object(
-    request: Request, limit: int, *, optional: bool = False, most: int = MOST_PARTS, most_bytes: int = OBJECT_BYTES
+    request: Request, limit: int, *, optional: bool = False, max_parts: int = MAX_PARTS, max_bytes: int = OBJECT_BYTES
 ) -> JsonObject:
     """The object that the request's JSON is; see `read_json` and `parse_object`. Of a larger one nothing is kept."""
-    return parse_object(await read_json(request, limit, optional=optional, most_bytes=most_bytes), most=most)
+    return parse_object(await read_json(request, limit, optional=optional, max_bytes=max_bytes), max_parts=max_parts)
 
 
-async def read_json(request: Request, limit: int, *, optional: bool = False, most_bytes: int | None = None) -> bytes:
+async def read_json(request: Request, limit: int, *, optional: bool = False, max_bytes: int | None = None) -> bytes:
     """The request's JSON text, inflated, not yet parsed. With `optional` an empty body is `{}`, of any type.
 
-    A text of more than `most_bytes` is `invalid_request`.
+    A text of more than `max_bytes` is `invalid_request`.
 
     Raises `payload_too_large`, `throttled` (the bodies of one key hold as much as they may), `unsupported_media_type`,
     `invalid_request` (bad gzip), and ClientGoneError when the client leaves while it sends.
     """
-    kept = limit if most_bytes is None else min(limit, most_bytes)
+    kept = limit if max_bytes is None else min(limit, max_bytes)
     _check_declared(request, limit)
     if awaits_100(request):
         _check_type(request)  # before it is told to send

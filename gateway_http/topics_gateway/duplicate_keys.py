@@ -17,7 +17,7 @@ from topics_gateway.append_schema import RECORD_MEMBERS, Body, Outline, Record, 
 from topics_gateway.json_fields import Fields, parse_object
 from topics_service.engine.errors import invalid
 
-_MOST_FILLER: Final = 8 << 20  # what is parsed exactly takes the more the larger it is
+_MAX_FILLER: Final = 8 << 20  # what is parsed exactly takes the more the larger it is
 _ROOM: Final = len(b'"tag":"",')
 _OUTLINE: Final = msgspec.json.Decoder(Outline)
 _RECORDS: Final = msgspec.json.Decoder(list[Raw])
@@ -57,12 +57,12 @@ def refuse_duplicates(text: bytes, body: Body, columns: Columns, max_record_byte
     for raw, slack, size in zip(raws, slacks, columns.sizes, strict=True):
         if slack >= _ROOM and size <= max_record_bytes:  # a larger one is refused for that
             _refuse_filler(slack)
-            Fields(parse_object(bytes(raw), "the record", most=max_record_bytes + _ROOM), RECORD_MEMBERS)
+            Fields(parse_object(bytes(raw), "the record", max_parts=max_record_bytes + _ROOM), RECORD_MEMBERS)
 
 
 def _refuse_filler(slack: int) -> None:
-    if slack > _MOST_FILLER:
-        raise invalid(f"the body has more than {_MOST_FILLER} bytes of white space or unknown members in one place")
+    if slack > _MAX_FILLER:
+        raise invalid(f"the body has more than {_MAX_FILLER} bytes of white space or unknown members in one place")
 
 
 def _without(text: bytes, records: bytes) -> bytes:

@@ -11,7 +11,7 @@ from topics_service.statistics import CacheStatistics
 
 T = TypeVar("T")
 
-_MOST_SLICES: Final = 32  # of a frame that is kept; live ones have few
+_MAX_SLICES: Final = 32  # of a frame that is kept; live ones have few
 _ENTRY_WEIGHT: Final = 1000  # of an entry beside what `weigh` says
 _SHARE: Final = 8  # what is heavier than 1/8 of all is not kept
 
@@ -35,7 +35,7 @@ class FrameCache(Generic[T]):
 
     def get(self, frame: RecordsFrame, parts: Parts) -> T:
         """What was made of this frame, or is now."""
-        if len(frame.slices) > _MOST_SLICES:
+        if len(frame.slices) > _MAX_SLICES:
             return self._make(frame, parts)
         name = (frame.topic, frame.partition, parts)
         key = (frame.from_seq, frame.to_seq, frame.head_seq, *map(_identity, frame.slices))

@@ -152,9 +152,9 @@ class GroupEndpoints:
         return json_response(200, {"group": request.name, "deleted": deleted} | _performance(request))
 
     async def _fields(self, request: Request, known: frozenset[str], nullable: frozenset[str] = frozenset()) -> Fields:
-        most = 6 * self._settings.limits.max_batch_records  # positions of one call
+        max_parts = 6 * self._settings.limits.max_batch_records  # positions of one call
         found = await read_object(
-            request, self._settings.max_body_bytes, most=max(FEW_PARTS, most), most_bytes=4 * OBJECT_BYTES
+            request, self._settings.max_body_bytes, max_parts=max(FEW_PARTS, max_parts), max_bytes=4 * OBJECT_BYTES
         )
         return Fields(found, known, nullable)
 

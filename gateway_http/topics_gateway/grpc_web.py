@@ -63,7 +63,7 @@ class GrpcWeb:
         self._authorizer = authorizer
         self._metrics = metrics
         self._origins = origins
-        self._most = settings.max_body_bytes + _HEAD.size
+        self._max_bytes = settings.max_body_bytes + _HEAD.size
         self._body_timeouts = BodyTimeouts(settings.body_timeout_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,7 +99,7 @@ class GrpcWeb:
                 return
             seconds = _timeout(request.headers)
             opened = await self._calls.open(method, context)
-            message = _unframed(await read_bytes(request, self._most))
+            message = _unframed(await read_bytes(request, self._max_bytes))
         except TopicsError as error:
             context.end(*failure(error))
             count_refusal(self._metrics.refusals, "grpc", error)
@@ -134,7 +134,7 @@ class GrpcWeb:
     async def _send_early(self, request: Request, context: CallContext, headers: Headers, send: Send) -> None:
         """Send the status of a call whose request may not have been read."""
         # The rest of the body is in the way of the next request on this connection.
-        if not await drain(request, self._most) and request.scope["http_version"].startswith("1"):
+        if not await drain(request, self._max_bytes) and request.scope["http_version"].startswith("1"):
             headers.append((b"connection", b"close"))
         await _send_whole(headers, _trailers(context), send)
 

@@ -12,10 +12,10 @@ from topics_service.engine.config import U64_MAX
 from topics_service.engine.errors import invalid
 
 _HUGE: Final = 10**40  # stands for any longer integer, whose digits Python would take seconds to convert
-MOST_PARTS: Final = 100_000
+MAX_PARTS: Final = 100_000
 FEW_PARTS: Final = 32_768  # of a request with long lists of its own, which take the most time to read
-_MOST_DIGITS: Final = 40
-_LONG: Final = re.compile(rb"\d{%d}" % (_MOST_DIGITS + 1))
+_MAX_DIGITS: Final = 40
+_LONG: Final = re.compile(rb"\d{%d}" % (_MAX_DIGITS + 1))
 _SMALL: Final = 4096
 _WHITE_SPACE: Final = b" \t\r\n"
 _read: Final = msgspec.json.Decoder().decode
@@ -31,14 +31,14 @@ class JsonObject:
         self.members = members
 
 
-def parse_object(text: bytes, what: str = "the body", *, most: int = MOST_PARTS) -> JsonObject:
+def parse_object(text: bytes, what: str = "the body", *, max_parts: int = MAX_PARTS) -> JsonObject:
     """The JSON object that is all of `text`; `what` names it in the error.
 
     Raises `invalid_request` for anything else: invalid UTF-8, lone surrogates, NaN, trailing bytes, deep nesting; and
-    for more than `most` members and elements, of which Python reads some 200,000 a second.
+    for more than `max_parts` members and elements, of which Python reads some 200,000 a second.
     """
-    if len(text) > most and text.count(b",") > most:
-        raise invalid(f"{what} has more than {most} members and elements")
+    if len(text) > max_parts and text.count(b",") > max_parts:
+        raise invalid(f"{what} has more than {max_parts} members and elements")
     value: Any = _plain(text) if len(text) <= _SMALL else None
     if value is not None:
         return JsonObject(value)
@@ -135,7 +135,7 @@ def _nested(found: dict[str, Any] | list[Any]) -> Any:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) <= _MOST_DIGITS:
+    if len(digits) <= _MAX_DIGITS:
         return int(digits)
     return -_HUGE if digits.startswith("-") else _HUGE
 

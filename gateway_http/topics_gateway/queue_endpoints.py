@@ -144,8 +144,8 @@ class QueueEndpoints:
         return Fields(await self._object(request), known)
 
     async def _object(self, request: Request, *, optional: bool = False) -> JsonObject:
-        most = max(FEW_PARTS, 4 * self._settings.limits.max_claim)
-        return await read_object(request, self._settings.max_body_bytes, optional=optional, most=most)
+        max_parts = max(FEW_PARTS, 4 * self._settings.limits.max_claim)
+        return await read_object(request, self._settings.max_body_bytes, optional=optional, max_parts=max_parts)
 
 
 def whole(query: dict[str, str], name: str, default: int) -> int:

@@ -24,13 +24,13 @@ async def refuse_too_many(text: bytes, limits: Limits) -> None:
     """Raise `batch_too_large` for the body of a write whose decoding would take long for its many records."""
     if len(text) <= _SMALL_BYTES:
         return
-    most, objects = limits.max_batch_records * _DECODED, 0
+    max_objects, objects = limits.max_batch_records * _DECODED, 0
     for at in range(0, len(text), _SLICE_BYTES):
         objects += text.count(b"{", at, at + _SLICE_BYTES)
-        if objects > most:
+        if objects > max_objects:
             break
         await asyncio.sleep(0)
-    if objects <= most:
+    if objects <= max_objects:
         return
     for records in _records(text):
         if records > limits.max_batch_records:

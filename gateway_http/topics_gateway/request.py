@@ -18,7 +18,7 @@ from topics_service.engine.errors import invalid
 
 T = TypeVar("T")
 
-_MOST_PARAMETERS: Final = 1000
+_MAX_PARAMETERS: Final = 1000
 
 ON_ROUTED: Final = "topics.on_routed"
 """In a request's scope: a callable that receives its Request as soon as the route is known."""
@@ -81,8 +81,8 @@ class Request:
     def query(self) -> dict[str, str]:
         """The query parameters; of a repeated key the last value counts."""
         raw = self.scope["query_string"]
-        if raw.count(b"&") >= _MOST_PARAMETERS:
-            raise invalid(f"the query has more than {_MOST_PARAMETERS} parameters")
+        if raw.count(b"&") >= _MAX_PARAMETERS:
+            raise invalid(f"the query has more than {_MAX_PARAMETERS} parameters")
         return dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True)) if raw else {}
 
     async def chunk(self) -> bytes:

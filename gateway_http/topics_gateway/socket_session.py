@@ -30,8 +30,8 @@ from topics_service.engine.watch.frames import ErrorFrame, Frame, Position, Topi
 
 log: Final = logging.getLogger("topics.http")
 
-_MOST_TOPICS: Final = 1024
-_MOST_PREFIXES: Final = 64  # each may stand for 256 topics
+_MAX_TOPICS: Final = 1024
+_MAX_PREFIXES: Final = 64  # each may stand for 256 topics
 _COMMANDS_A_STEP: Final = 16  # of the event loop
 _PENDING_WEIGHT: Final = 500  # of a write that is not acknowledged yet, beside its names
 _SERVICE_RESTART: Final = 1012
@@ -125,7 +125,7 @@ class SocketSession:
     async def _read(self, ended: asyncio.Event) -> None:
         taken = 0
         while True:
-            await self._outbox.room()
+            await self._outbox.wait_for_space()
             message = await self._receive()
             if message["type"] == "websocket.disconnect":
                 self._gone = True
@@ -223,10 +223,10 @@ class SocketSession:
         if not wanted:
             raise invalid("subscribe needs topic or topics")
         keys = self._followed.keys() | wanted.keys()
-        if len(keys) > _MOST_TOPICS:
-            raise invalid(f"a WebSocket follows at most {_MOST_TOPICS} topics")
-        if sum(key.endswith("*") for key in keys) > _MOST_PREFIXES:
-            raise invalid(f"a WebSocket follows at most {_MOST_PREFIXES} prefixes")
+        if len(keys) > _MAX_TOPICS:
+            raise invalid(f"a WebSocket follows at most {_MAX_TOPICS} topics")
+        if sum(key.endswith("*") for key in keys) > _MAX_PREFIXES:
+            raise invalid(f"a WebSocket follows at most {_MAX_PREFIXES} prefixes")
         opened = self._open(command.request)
         positions: dict[str, Position] = {}
         for subscription in opened:

@@ -30,7 +30,7 @@ _NULLABLE: Final = frozenset({"node", "cursor", "filter"})
 _TOPIC: Final = frozenset({"from_seq", "tail", "partition"})
 _PARTITION: Final = frozenset({"partition"})
 _HEARTBEAT_MS: Final = 15_000
-_MOST_PARTS: Final = 4096
+_MAX_PARTS: Final = 4096
 
 
 class WatchEndpoints:
@@ -44,8 +44,8 @@ class WatchEndpoints:
 
     async def create(self, request: Request) -> Response:
         """POST /v0/watch."""
-        most = max(_MOST_PARTS, 5 * self._settings.limits.max_watch_topics)
-        found = await read_object(request, self._settings.max_body_bytes, most=most)
+        max_parts = max(_MAX_PARTS, 5 * self._settings.limits.max_watch_topics)
+        found = await read_object(request, self._settings.max_body_bytes, max_parts=max_parts)
         watch_request = read_watch(Fields(found, _WATCH, _NULLABLE), partial(self._recall, request))
         watch_request.lenient = flag(request.query(), "lenient", False)
         session = await self._api.watches.create(watch_request, principal=request.principal)
@@ -69,7 +69,7 @@ class WatchEndpoints:
     def _opened(self, request: Request) -> Iterator[EventSource]:
         with self._api.watches.open(request.name, self._resume_from(request), principal=request.principal) as stream:
             # On HTTP/2 a window can end between two events, and the session must know which one was handed over.
-            yield self._events.of(stream, together=request.scope["http_version"] != "2")
+            yield self._events.for_stream(stream, together=request.scope["http_version"] != "2")
 
     def _resume_from(self, request: Request) -> dict[str, int]:
         """Read the place in Last-Event-ID, or in the query's `cursor`; an empty one if it is no id."""

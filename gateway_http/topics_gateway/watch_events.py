@@ -25,7 +25,7 @@ from topics_service.engine.watch.frames import (
     TopicDeletedFrame,
 )
 
-MOST_IN_ID: Final = 64
+MAX_IN_ID: Final = 64
 """Places that an id tells one by one. Of 64 it is 27 KB at most, which a request's head has room for."""
 
 _BASE64URL: Final = pattern(rb"[A-Za-z0-9_-]+")
@@ -33,17 +33,17 @@ _SORTED: Final = msgspec.json.Encoder(order="sorted")
 _TOGETHER_BYTES: Final = 16384
 _MARKED: Final = pattern(rb'"([^"]+)":\d+([ \t\r\n]+)')
 _DIGITS: Final = b" \t\r\n"  # of a number in base 4 that a JSON decoder passes over
-_MOST_DIGITS: Final = 32
-_MOST_PARTS: Final = 4096
+_MAX_DIGITS: Final = 32
+_MAX_PARTS: Final = 4096
 
 
 def event_id(stream: WatchStream) -> bytes:
     """The id of an event: the stream's place, or of more than 64 topics a token that the session knows it by."""
-    return cursor_id(stream.resume_cursors) if len(stream.cursors) <= MOST_IN_ID else stream.resume_token().encode()
+    return cursor_id(stream.resume_cursors) if len(stream.cursors) <= MAX_IN_ID else stream.resume_token().encode()
 
 
 def cursor_id(place: Mapping[str, int]) -> bytes:
-    """`WatchStream.place` as base64url of `{topic: seq}`, sorted by name.
+    """`WatchStream.resume_cursors` as base64url of `{topic: seq}`, sorted by name.
 
     Where the place says which instance of a topic it is, that stands behind the seq in white space: whoever decodes
     an id sees the map and nothing else.
@@ -62,14 +62,14 @@ def read_cursor_id(text: bytes) -> dict[str, int] | None:
         return None
     content = urlsafe_b64decode(text + b"=" * (-len(text) % 4))
     try:
-        members = parse_object(content, most=_MOST_PARTS).members
+        members = parse_object(content, max_parts=_MAX_PARTS).members
     except TopicsError:
         return None
     place: dict[str, Any] = dict(members)
     if any(type(seq) is not int or not 0 <= seq <= U64_MAX for seq in place.values()):
         return None
     for name, digits in _MARKED.findall(content):
-        if (topic := name.decode()) in place and len(digits) <= _MOST_DIGITS:
+        if (topic := name.decode()) in place and len(digits) <= _MAX_DIGITS:
             place[topic + INSTANCE] = _from_white(digits)
     return place
 
@@ -124,7 +124,7 @@ class WatchEvents:
         self.cache = FrameCache(self._make, lambda made: 2 * len(made.data), max_bytes)
         self._rendered = rendered
 
-    def of(self, stream: WatchStream, *, together: bool = True) -> EventSource:
+    def for_stream(self, stream: WatchStream, *, together: bool = True) -> EventSource:
         """The events of a stream, to be asked for in place of its frames."""
         request = stream.request
         parts = Parts(request.include_tags, request.include_metas, request.include_data)

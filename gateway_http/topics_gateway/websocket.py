@@ -36,7 +36,7 @@ async def plain_request(request: Request) -> NoReturn:
     raise invalid("this is a WebSocket: ask for an upgrade to it, over HTTP/1.1")
 
 
-class WebSocketDoor(BaseRoute):
+class WebSocketEndpoint(BaseRoute):
     """Opens sockets for whoever has a key, and serves them. Refusals are HTTP, with the usual envelope."""
 
     def __init__(

@@ -203,10 +203,10 @@ async def test_nothing_is_asked_for_once_the_transport_has_dropped_a_part() -> N
     assert (source.state, source.asked) == ("closed", 1)
 
 
-async def test_the_transport_is_given_last_words() -> None:
+async def test_the_transport_is_given_a_timeout_event() -> None:
     client = Client()
     await client.follow(Source())
-    assert client.request.scope["state"]["last_words"].startswith(b'event: error\ndata: {"code":408,')
+    assert client.request.scope["state"]["timeout_event"].startswith(b'event: error\ndata: {"code":408,')
 
 
 # ------------------------------------------------------------------------- the parts

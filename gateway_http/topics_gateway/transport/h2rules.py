@@ -22,7 +22,7 @@ IDLE_PER_SECOND: Final = 100.0
 # What may be answered with one WINDOW_UPDATE: clients send two for each DATA frame, that of the stream and that of the
 # connection, or fewer.
 _BYTES_A_WINDOW_UPDATE: Final = 32
-_MOST_WINDOW_UPDATES: Final = 10_000
+_MAX_WINDOW_UPDATES: Final = 10_000
 
 _REQUEST: Final = HeaderValidationFlags(
     is_client=False, is_trailer=False, is_response_header=False, is_push_promise=False
@@ -96,7 +96,7 @@ class CountingConnection(H2Connection):
         for frame in frames:
             if isinstance(frame, DataFrame):
                 called_for = self._window_updates + len(frame.data) // _BYTES_A_WINDOW_UPDATE
-                self._window_updates = min(_MOST_WINDOW_UPDATES, called_for)
+                self._window_updates = min(_MAX_WINDOW_UPDATES, called_for)
             elif self._receiving and isinstance(frame, RstStreamFrame):
                 self.idle += 1
         super()._prepare_for_sending(frames)

@@ -51,15 +51,15 @@ class Holdable(Protocol):
 class Unread:
     """Body bytes that have arrived on HTTP/2 connections and that the application has not read yet."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._held: set[Holdable] = set()
         self.nbytes = 0
 
     @property
     def is_full(self) -> bool:
         """Whether there are as many as may be."""
-        return self.nbytes > self._most
+        return self.nbytes > self._max_bytes
 
     def hold(self, connection: Holdable) -> None:
         """Tell the connection once there is room."""
@@ -98,8 +98,8 @@ class Registry(ServerState):
 
     def is_full(self) -> bool:
         """Whether there are as many connections as may be."""
-        most = self.limits.max_connections
-        return bool(most) and len(self.connections) >= most
+        limit = self.limits.max_connections
+        return bool(limit) and len(self.connections) >= limit
 
     def refuse(self) -> None:
         """A connection was not taken for that."""

@@ -124,8 +124,8 @@ class App:
             self.sent += 65536
         await send({"type": "http.response.body", "body": b""})
 
-    async def last_words(self, scope: Any, receive: Any, send: Any) -> None:
-        scope["state"]["last_words"] = b"the end"
+    async def timeout_event(self, scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["timeout_event"] = b"the end"
         await self.big(scope, receive, send)
 
     async def wait(self, scope: Any, receive: Any, send: Any) -> None:
