@@ -163,7 +163,7 @@ class _Guard:
 
 
 class _Routes:
-    """Every route of the door, dispatched on the undecoded path without regular expressions; counts the requests."""
+    """All routes of the gateway, dispatched on the undecoded path without regular expressions; counts the requests."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class _Routes:
         except TopicsError:
             if rpc != _OPEN_WATCH:
                 raise
-            return ANONYMOUS  # a session that does not exist is told of before a wrong key (docs/contract.md, 8)
+            return ANONYMOUS  # a missing session (404) takes precedence over a bad key (401): docs/contract.md, 8
 
     def _count(self, request: Request) -> None:
         """Let the connection, and what the body will hold, count against the key. Raises `throttled`."""

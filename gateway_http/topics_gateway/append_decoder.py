@@ -43,7 +43,7 @@ def read_append(topic: str, text: bytes, limits: Limits) -> AppendRequest:
 
 
 def decode_body(text: bytes, decoder: msgspec.json.Decoder[T], what: str = "the body") -> T:
-    """What `decoder` makes of the JSON `text`, which is called `what` in errors. Raises `invalid_request`."""
+    """Decode the JSON `text`, named `what` in errors, with `decoder`. Raises `invalid_request`."""
     try:
         if not text.isascii():
             _check_utf8(text, what)  # msgspec skips over the string bytes inside a Raw

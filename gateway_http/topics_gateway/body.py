@@ -23,18 +23,18 @@ _SLOW_SECONDS: Final = 10.0
 _SLOW_RATE: Final = 16384  # bytes/s
 
 OBJECT_BYTES: Final = 2 << 20
-"""The most that a request other than a write may have: what is larger has more than any may ask for."""
+"""Maximum body size of requests other than writes: no valid one is larger."""
 
 
 async def read_object(
     request: Request, limit: int, *, optional: bool = False, max_parts: int = MAX_PARTS, max_bytes: int = OBJECT_BYTES
 ) -> JsonObject:
-    """The object that the request's JSON is; see `read_json` and `parse_object`. Of a larger one nothing is kept."""
+    """Read the request's JSON object; see `read_json` and `parse_object`. An oversized body is not kept."""
     return parse_object(await read_json(request, limit, optional=optional, max_bytes=max_bytes), max_parts=max_parts)
 
 
 async def read_json(request: Request, limit: int, *, optional: bool = False, max_bytes: int | None = None) -> bytes:
-    """The request's JSON text, inflated, not yet parsed. With `optional` an empty body is `{}`, of any type.
+    """Read the request's JSON text, inflated but not parsed. If `optional`, an empty body of any type is `{}`.
 
     A text of more than `max_bytes` is `invalid_request`.
 
@@ -44,7 +44,7 @@ async def read_json(request: Request, limit: int, *, optional: bool = False, max
     kept = limit if max_bytes is None else min(limit, max_bytes)
     _check_declared(request, limit)
     if awaits_100(request):
-        _check_type(request)  # before it is told to send
+        _check_type(request)  # before `100 Continue` is sent
     body = await _read(request, limit, kept)
     if optional and body == b"":
         return b"{}"
@@ -56,7 +56,7 @@ async def read_json(request: Request, limit: int, *, optional: bool = False, max
 
 
 async def read_bytes(request: Request, limit: int) -> bytes:
-    """The request's body as it is. Raises `payload_too_large`, `throttled` and ClientGoneError, as `read_json` does."""
+    """Read the unchanged body. Raises `payload_too_large`, `throttled` and ClientGoneError, as `read_json` does."""
     _check_declared(request, limit)
     body = await _read(request, limit, limit)
     assert body is not None, "it is refused above what is kept"
@@ -64,9 +64,9 @@ async def read_bytes(request: Request, limit: int) -> bytes:
 
 
 async def drain(request: Request, budget: int) -> bool:
-    """Read and drop what is left of the body, at most about `budget` bytes; whether the end was reached.
+    """Read and drop the rest of the body, at most about `budget` bytes; return True if its end was reached.
 
-    A client that waits to be told to send its body is not told.
+    A client that waits for `100 Continue` does not get it.
     """
     if awaits_100(request):
         return False

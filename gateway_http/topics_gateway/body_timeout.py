@@ -31,7 +31,7 @@ class BodyTimeouts:
         self._timer: asyncio.TimerHandle | None = None
 
     def enter(self) -> BodyWait:
-        """The current task begins to wait; it must `leave` whatever comes."""
+        """Begin a wait of the current task, which must `leave` in any case."""
         task = asyncio.current_task()
         assert task is not None, "handlers run in tasks"
         loop = asyncio.get_running_loop()
@@ -42,7 +42,7 @@ class BodyTimeouts:
         return wait
 
     def leave(self, wait: BodyWait) -> None:
-        """The wait is over."""
+        """End the wait."""
         self._waits.pop(wait, None)
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,4 @@
-"""What the connections of this door count against the limits of their keys (api.access.quota)."""
+"""Counting of HTTP connections and message bytes against the limits of their keys (api.quota)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,12 +26,12 @@ class MessageBytes:
     def __init__(
         self, usage: Usage | None, memory: MemoryBudget | None, refused: Callable[[TopicsError], None]
     ) -> None:
-        """`refused` is told why there is no room."""
+        """`refused` receives the error if there is no room."""
         self._held = Held(usage, memory)
         self._refused = refused
 
     def grow(self, nbytes: int) -> bool:
-        """The message holds so much by now, 0 when it is done; whether there is room for that."""
+        """Set the bytes that the message holds, 0 once it is done; return False if there is no room."""
         if not nbytes:
             self._held.release()
             return True

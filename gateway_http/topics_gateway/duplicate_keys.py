@@ -36,7 +36,7 @@ class Columns(NamedTuple):
 
 
 def has_room_for_more(text: bytes, body: Body, columns: Columns) -> bool:
-    """Whether `text` may hold more members, or more of a member, than `body` and `columns` account for."""
+    """Return True if `text` may hold members, or values of members, beyond `body` and `columns`."""
     return len(text) - _outer_size(body) - _records_size(columns) >= _ROOM
 
 

@@ -1,4 +1,4 @@
-"""What was made of the last frame of records of each partition: streams that are given the same frame share it."""
+"""A cache of the last encoded frame of records of each partition, shared by streams that send the same frame."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -30,11 +30,11 @@ class FrameCache(Generic[T]):
 
     @property
     def size(self) -> int:
-        """What is kept weighs so much."""
+        """The weight of the cached values."""
         return self._bytes
 
     def get(self, frame: RecordsFrame, parts: Parts) -> T:
-        """What was made of this frame, or is now."""
+        """Return the cached value of this frame, or make it."""
         if len(frame.slices) > _MAX_SLICES:
             return self._make(frame, parts)
         name = (frame.topic, frame.partition, parts)
@@ -57,7 +57,7 @@ class FrameCache(Generic[T]):
         return made
 
     def last(self, frame: CaughtUpFrame, parts: Parts) -> T | None:
-        """What was made of the last frame before this one, if it is kept."""
+        """Return the value of the previous frame of records, if it is cached."""
         entry = self._kept.get((frame.topic, frame.partition, parts))
         return None if entry is None else entry.made
 

@@ -1,4 +1,4 @@
-"""gRPC-Web, in binary form: the gRPC services for browsers and for whoever has no HTTP/2 trailers.
+"""gRPC-Web, in binary form: the gRPC services for browsers and other clients without HTTP/2 trailers.
 
 A request is one message in a frame; a response is messages in frames, and the status in a last one. Methods that take a
 stream are not served.

@@ -71,7 +71,7 @@ class Fields:
         }
 
     def has(self, name: str) -> bool:
-        """Whether the member is present."""
+        """Return True if the member is present."""
         return name in self._given
 
     def value(self, name: str) -> Any:

@@ -10,7 +10,7 @@ _MAX_BYTES: Final = 1 << 20
 
 
 class Reply:
-    """What `text` gives, now or after a wait, is sent; then `sent` is called. `weight` is what it holds meanwhile."""
+    """A reply: its `text`, perhaps after a wait, is sent, then `sent` is called. `weight` is its memory meanwhile."""
 
     __slots__ = ("sent", "text", "weight")
 
@@ -32,7 +32,7 @@ class Outbox:
         self._closed = False
 
     async def wait_for_space(self) -> None:
-        """Wait until little enough is on its way."""
+        """Wait until the queue is below its limits."""
         while len(self._replies) >= _MAX_REPLIES or self._bytes >= _MAX_BYTES:
             await self._change()
 

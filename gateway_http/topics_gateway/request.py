@@ -86,7 +86,7 @@ class Request:
         return dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True)) if raw else {}
 
     async def chunk(self) -> bytes:
-        """The next piece of the request body; `body_ended` tells whether it was the last one.
+        """Return the next piece of the request body; `body_ended` is set with the last one.
 
         Raises `invalid_request` when it does not come in time (then `stalled` is set).
         """
@@ -107,9 +107,9 @@ class Request:
         return chunk
 
     async def hold(self, nbytes: int) -> None:
-        """The body is to hold so much memory: wait for it (`memory_wait`). Raises `throttled`.
+        """Wait until the body may hold `nbytes` of memory (`memory_wait`). Raises `throttled`.
 
-        Meanwhile nothing is read, so that the client has to wait as well.
+        Nothing is read meanwhile, so the client waits as well.
         """
         held = self.held
         if held is None:
@@ -130,7 +130,7 @@ class Request:
         try:
             return await work
         except asyncio.CancelledError:
-            if self.gone and waiter.uncancel() == 0:  # else somebody else wants an end too
+            if self.gone and waiter.uncancel() == 0:  # else it was cancelled from elsewhere as well
                 raise ClientGoneError from None
             raise
         finally:

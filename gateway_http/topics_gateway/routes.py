@@ -35,11 +35,11 @@ UNROUTED: Final = "unrouted"
 
 
 _NO_ROUTES: Final = {"topic": NO_TOPIC_ROUTE, "router": NO_ROUTER_ROUTE, "group": NO_GROUP_ROUTE}
-"""What leads nowhere below a path variable, by its name; NO_ROUTE elsewhere."""
+"""The pseudo RPC of an unknown path below a path variable, by the variable's name; NO_ROUTE elsewhere."""
 
 
 class Route(NamedTuple):
-    """Where a request leads. `rpc` is what the access rules know it by: the full name, or NO_ROUTE and its kin."""
+    """The target of a request. `rpc` is its name in the access rules: the full name, or NO_ROUTE and its kin."""
 
     rpc: str
     handler: Handler
@@ -65,7 +65,7 @@ class RouteTable:
     def find(self, request: Request) -> Route:
         """The route of `request`, whose `rpc` and `name`, the variable segment of the path, are set.
 
-        Finding nothing is not an error yet, since whoever may not call must not learn of it: the handler then raises
+        A missing route is no error yet, since unauthorized callers must not learn of it: the handler then raises
         `not_found` or `method_not_allowed`, or `invalid_request` for a path that is not UTF-8.
         """
         node, nowhere = self._root, NO_ROUTE

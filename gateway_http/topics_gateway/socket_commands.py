@@ -1,4 +1,4 @@
-"""What a client may say on a WebSocket, from JSON text (docs/contract.md, 9)."""
+"""Client commands on a WebSocket, from JSON text (docs/contract.md, 9)."""
 
 from typing import Final
 
@@ -121,7 +121,7 @@ def _subscription(fields: Fields) -> WatchRequest:
 
 
 def _place(fields: Fields) -> str | None:
-    """What the members `topic` and `partition` stand for."""
+    """The topic partition that the members `topic` and `partition` name, if any."""
     topic, partition = fields.text("topic"), fields.integer("partition") or 0
     return None if topic is None else next(iter(by_place([(topic, partition, WatchTopic())])))
 

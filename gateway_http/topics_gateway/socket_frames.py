@@ -1,4 +1,4 @@
-"""What the server says on a WebSocket, as JSON text (docs/contract.md, 9)."""
+"""Server messages on a WebSocket as JSON text (docs/contract.md, 9)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final

@@ -296,7 +296,7 @@ class SocketSession:
     async def _send_frame(self, subscription: "_Subscription") -> None:
         frame = subscription.stream.poll()
         if frame is None or (isinstance(frame, ErrorFrame) and frame.reason is Reason.SHUTTING_DOWN):
-            return  # of the end the whole socket is told
+            return  # the end is reported once for the whole socket
         for topic in _ended(frame):
             if self._followed.get(topic) is subscription:
                 del self._followed[topic]
@@ -306,7 +306,7 @@ class SocketSession:
 
 
 class _Subscription:
-    """What one `subscribe` follows. `keys` are the places and patterns it was asked for and still has."""
+    """The streams of one `subscribe`. `keys` are its topic partitions and patterns that are still followed."""
 
     __slots__ = ("held", "keys", "parts", "stream")
 

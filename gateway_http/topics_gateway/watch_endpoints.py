@@ -106,7 +106,7 @@ def read_watch(fields: Fields, recall: Callable[[bytes], dict[str, int] | None] 
 
 
 def read_subscription(fields: Fields, topics: dict[str, WatchTopic]) -> WatchRequest:
-    """What a subscription says of its records, here as on a WebSocket."""
+    """Read the record options of a subscription, for SSE and WebSocket alike."""
     consistency = fields.text("consistency")
     if consistency not in (None, "eventual", "strong"):
         raise invalid('consistency must be "eventual" or "strong"')

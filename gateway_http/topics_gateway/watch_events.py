@@ -26,7 +26,7 @@ from topics_service.engine.watch.frames import (
 )
 
 MAX_IN_ID: Final = 64
-"""Places that an id tells one by one. Of 64 it is 27 KB at most, which a request's head has room for."""
+"""Maximum number of cursors spelled out in an id: 64 take at most 27 KB, which fits into a request head."""
 
 _BASE64URL: Final = pattern(rb"[A-Za-z0-9_-]+")
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
@@ -38,15 +38,15 @@ _MAX_PARTS: Final = 4096
 
 
 def event_id(stream: WatchStream) -> bytes:
-    """The id of an event: the stream's place, or of more than 64 topics a token that the session knows it by."""
+    """The id of an event: the stream's cursors, or beyond 64 topics a token that stands for them in the session."""
     return cursor_id(stream.resume_cursors) if len(stream.cursors) <= MAX_IN_ID else stream.resume_token().encode()
 
 
 def cursor_id(place: Mapping[str, int]) -> bytes:
     """`WatchStream.resume_cursors` as base64url of `{topic: seq}`, sorted by name.
 
-    Where the place says which instance of a topic it is, that stands behind the seq in white space: whoever decodes
-    an id sees the map and nothing else.
+    If the cursors name the instance of a topic, it is encoded as white space behind the seq: a decoded id shows only
+    the map.
     """
     instances = [name for name in place if name.endswith(INSTANCE)]
     if not instances:
@@ -105,7 +105,7 @@ class EventSource:
         return self
 
     async def __anext__(self) -> bytes:
-        """What is due; waits for something. Asking says that what was given before was handed to the transport."""
+        """Wait for the next events. The call confirms that the previous ones were handed to the transport."""
         stream = self._stream
         while (frame := stream.poll()) is None:
             if stream.over:
@@ -168,7 +168,7 @@ class WatchEvents:
 
 
 class _Made:
-    """What was made of a frame: its data, and the events of watches that follow nothing else."""
+    """The encodings of a frame: its data, and the whole events for watches of this topic alone."""
 
     __slots__ = ("caught_up", "caught_up_at", "data", "event", "event_at")
 

@@ -1,4 +1,4 @@
-"""The WebSocket door: GET /v0/ws (docs/contract.md, 9)."""
+"""The WebSocket endpoint: GET /v0/ws (docs/contract.md, 9)."""
 
 import time
 from contextlib import ExitStack, closing
@@ -37,7 +37,7 @@ async def plain_request(request: Request) -> NoReturn:
 
 
 class WebSocketEndpoint(BaseRoute):
-    """Opens sockets for whoever has a key, and serves them. Refusals are HTTP, with the usual envelope."""
+    """Opens and serves sockets of authorized callers. Refusals are HTTP, with the usual error body."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class WebSocketEndpoint(BaseRoute):
         count_refusal(self._api.metrics.refusals, _DOOR, error)
 
     def _admit(self, scope: Scope) -> Principal:
-        """Who may open a socket here. Raises TopicsError."""
+        """Return the caller, who may open a socket. Raises TopicsError."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         principal = self._authorizer.identify(NO_ROUTE, headers.get(b"authorization"))
         if self._authorizer.open:

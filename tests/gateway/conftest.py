@@ -1,4 +1,4 @@
-"""The door in front of the real engine on a store in memory, called as an ASGI app."""
+"""The gateway with the real engine on a store in memory, called as an ASGI app."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable

@@ -1,4 +1,4 @@
-"""Groups that have members, over HTTP and in messages: they are told, and nobody moves what they read."""
+"""Groups that have members, over HTTP and in messages: they are reported, and their positions are protected."""
 
 import httpx
 
@@ -25,7 +25,7 @@ class Joined:
         return Membership(state="Stable", protocol_type="consumer", members=MEMBERS)
 
 
-async def test_members_are_told_and_protected(client: httpx.AsyncClient, engine: Engine) -> None:
+async def test_members_are_reported_and_protected(client: httpx.AsyncClient, engine: Engine) -> None:
     engine.groups.coordinator = Joined()
     await client.post("/v0/topics/t", json={"records": [{"data": 1}]})
     for group in ("free", "g"):

@@ -45,7 +45,7 @@ class Stream:
 
 
 async def events(shared: WatchEvents, stream: Any, *frames: tuple[Frame, dict[str, int]]) -> list[bytes]:
-    """What the stream's client gets for these frames, at each of which the cursors move."""
+    """The events that the stream's client receives for these frames, at each of which the cursors move."""
     source = shared.for_stream(stream)
     got = []
     for frame in frames:

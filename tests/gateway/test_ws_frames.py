@@ -22,7 +22,7 @@ ALL = Parts(tags=True, metas=True)
 
 
 async def records(api: TopicsApi, topic: str, *datas: bytes, since: int = 0) -> RecordsFrame:
-    """What a watch gives after a write."""
+    """The frames of a watch after a write."""
     await api.append(AppendRequest(topic=topic, batch=Batch(datas=list(datas))), principal=UNRESTRICTED)
     page = await api.diff(DiffRequest(topic=topic, from_seq=since))
     head = page.head_seq

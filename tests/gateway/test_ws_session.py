@@ -134,7 +134,7 @@ async def test_an_idle_socket_keeps_nothing(api: TopicsApi) -> None:
 
 
 def _holds(task: "asyncio.Task[Any]", size: int) -> bool:
-    """Whether a waiting coroutine has a large text, or a frame of records, among its locals."""
+    """Return True if a waiting coroutine has a large text, or a frame of records, among its locals."""
     awaiting: Any = task.get_coro()
     while awaiting is not None and hasattr(awaiting, "cr_frame"):
         for value in awaiting.cr_frame.f_locals.values() if awaiting.cr_frame is not None else ():

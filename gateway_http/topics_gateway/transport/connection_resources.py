@@ -1,12 +1,12 @@
-"""What the application holds for a connection: it is given back when that closes."""
+"""Resources of the application that a connection holds until it closes."""
 
 from collections.abc import Callable
 
 
 class ConnectionResources:
-    """One for each connection, in `scope["state"]["connection_resources"]` of all its requests.
+    """The resources of one connection, in `scope["state"]["connection_resources"]` of all its requests.
 
-    `held` are the calls that give back, by whatever the application tells apart; it adds to it with `hold`.
+    `held` are the release functions, by names that the application chooses; it adds them with `hold`.
     """
 
     __slots__ = ("_closed", "held")
@@ -23,7 +23,7 @@ class ConnectionResources:
             self.held[name] = release
 
     def close(self) -> None:
-        """The connection is closed, or nobody will be asked for anything on it any more. Idempotent."""
+        """Release everything: the connection is closed or serves no more requests. Idempotent."""
         self._closed = True
         for release in self.held.values():
             release()

@@ -1,4 +1,4 @@
-"""The few answers that the transport gives without asking the application, with their JSON error bodies."""
+"""Error responses with JSON bodies that the transport sends without the application."""
 
 import json
 import time
@@ -19,7 +19,7 @@ def error_body(code: str, message: str, started: float) -> bytes:
 
 
 def internal_error(started: float) -> bytes:
-    """The body of a 500, which tells nothing of the cause."""
+    """The body of a 500, which reveals nothing of the cause."""
     return error_body("internal", "internal error", started)
 
 

@@ -465,13 +465,13 @@ class Stream:
         return refuse
 
     def _awaits_100(self) -> bool:
-        """The client sends no body before it is told to: `_receive` would tell it."""
+        """Return True while the client waits for `100 Continue`, which `_receive` sends."""
         return self._expects_continue
 
-    # What the connection tells
+    # Events of the connection
 
     def feed(self, data: bytes, size: int) -> bool:
-        """Take body bytes that count `size` in the windows; False if nobody will read them."""
+        """Take body bytes that count `size` in the windows; return False if they will not be read."""
         if self._disconnected or self._complete:
             return False
         self._unacknowledged += size
@@ -673,7 +673,7 @@ class Stream:
         await future
 
     def undrained(self) -> object:
-        """What is still to leave: a value that changes whenever bytes of this stream, or any that block it, leave."""
+        """The unsent bytes: a value that changes whenever bytes of this stream, or any that block it, leave."""
         return self._sent, undrained(self._protocol.transport) if self._protocol.write_paused else None
 
     def give_up(self) -> None:
@@ -688,7 +688,7 @@ class Stream:
         self._protocol.reset(self.id, code)
 
     def _discard_body(self) -> None:
-        """Give the bytes that nobody will read back to the connection's window."""
+        """Return the bytes that will not be read to the connection's window."""
         self._chunks = []
         size, self._unacknowledged = self._unacknowledged, 0
         self._protocol.taken(self.id, size)

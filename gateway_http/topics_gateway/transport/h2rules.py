@@ -1,4 +1,4 @@
-"""Where our HTTP/2 differs from that of the h2 library, and what it and WebSockets bear of frames that say nothing."""
+"""Differences of this HTTP/2 from the h2 library, and the limit on empty frames of HTTP/2 and WebSockets."""
 
 from collections.abc import Sequence
 from typing import Final

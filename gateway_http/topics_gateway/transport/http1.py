@@ -553,7 +553,7 @@ class Cycle(RequestResponseCycle):
         self.head = b""
 
     def awaits_100(self) -> bool:
-        """The client sends no body before it is told to: `receive` would tell it."""
+        """Return True while the client waits for `100 Continue`, which `receive` sends."""
         return self.waiting_for_100_continue
 
     def disconnect(self) -> None:
@@ -628,7 +628,7 @@ class Cycle(RequestResponseCycle):
             send_timeouts.leave(self)
 
     def undrained(self) -> object:
-        """What is still to leave: a value that changes whenever bytes leave."""
+        """The unsent bytes: a value that changes whenever bytes leave."""
         return undrained(self.transport)
 
     def give_up(self) -> None:

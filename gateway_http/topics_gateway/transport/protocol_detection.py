@@ -1,4 +1,4 @@
-"""One port, two protocols: look at the first bytes, then step aside."""
+"""Detection of HTTP/1.1 or HTTP/2 by the first bytes of a connection."""
 
 import asyncio
 import socket

@@ -113,7 +113,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._parts = bytearray()  # of the message that is not complete
         self._is_text = False
         self._holds: Callable[[int], bool] | None = None
-        self._is_large = False  # what arrives or waits, so that `holds` was told of it
+        self._is_large = False  # what arrives or waits, so that `holds` was called
         self._messages: deque[Message] = deque([{"type": "websocket.connect"}])
         self._arrival = asyncio.Event()  # of a message
         self._disconnect: Message | None = None
@@ -200,7 +200,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._fail(1008, "too many frames that say nothing")
 
     def _tell_size(self, frames: Frames) -> None:
-        """What has arrived of a message that is not complete is held for the application, however it is cut."""
+        """Report the size of an incomplete message to the application, however it is fragmented."""
         arrived = len(self._parts) + len(frames.reader.buffer)
         if arrived > _SLICE and not self._closing and self._holds is not None:
             self._is_large = True
@@ -284,7 +284,7 @@ class WebSocketProtocol(asyncio.Protocol):
             await self._wait_for_room()
 
     def _write_text(self, data: bytes) -> None:
-        """What `Protocol.send_text` does, without three copies of what many clients may be sent."""
+        """Do as `Protocol.send_text`, without three copies of a text that many clients may receive."""
         size = len(data)
         if size < 126:
             head = struct.pack("!BB", 0x81, size)
@@ -340,7 +340,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._late_pong = b""
 
     def undrained(self) -> object:
-        """What is still to leave: a value that changes whenever bytes leave."""
+        """The unsent bytes: a value that changes whenever bytes leave."""
         return undrained(self.transport)
 
     def give_up(self) -> None:

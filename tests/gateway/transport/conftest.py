@@ -190,7 +190,7 @@ class App:
 
 
 async def refused(port: int) -> None:
-    """Wait until nobody listens."""
+    """Wait until the port is closed."""
     while True:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)

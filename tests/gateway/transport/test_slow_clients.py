@@ -1,4 +1,4 @@
-"""Clients that stop reading: they cost little, are cut off after a time, and nobody else is."""
+"""Clients that stop reading: they cost little, are cut off after a time, and other clients are not."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ def test_http1_client_that_takes_nothing_is_cut_off(run: Any, serve: Any) -> Non
 
 
 def test_http1_client_that_takes_nothing_costs_little(run: Any, serve: Any) -> None:
-    """What is held for it, in the process and in both kernels: its window, and 128 and 64 KiB of ours."""
+    """The memory held for it, in the process and in both kernels: its window, and 128 and 64 KiB of ours."""
 
     async def main() -> None:
         async with serve() as service, silent_client(service, b"big?2000"):
