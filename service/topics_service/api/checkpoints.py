@@ -1,4 +1,4 @@
-"""The checkpoints of a running server: made for who copies one to a backup, and removed again."""
+"""Checkpoints of a running server, created for backups and removed after them."""
 
 import asyncio
 import contextlib

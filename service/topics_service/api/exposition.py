@@ -1,4 +1,4 @@
-"""Plain numbers as Prometheus metrics, and those as text. Every name begins with `topics_`."""
+"""Conversion of numbers to Prometheus metrics, and of those to text. Every name begins with `topics_`."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate

@@ -1,6 +1,6 @@
-"""What the server tells about itself: one snapshot, as Prometheus text or as JSON (docs/contract.md, 11).
+"""Metrics of the server: one snapshot, as Prometheus text or JSON (docs/contract.md, 11).
 
-The counters live where things happen and are read here when somebody asks. `docs/metrics.md` describes every metric;
+Counters are kept where events happen and read here on request. `docs/metrics.md` describes every metric;
 a test keeps it in step.
 """
 

@@ -1,4 +1,4 @@
-"""Families of metrics that are counters and nothing else: of the storage, and of the Kafka door."""
+"""Metric families that only read counters: of the storage and of the Kafka protocol."""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -24,7 +24,7 @@ class Disk(Protocol):
 
 
 class Server(Protocol):
-    """What `storage` reads; see `Metrics`."""
+    """Sources of the storage metrics; see `Metrics`."""
 
     disk: Disk
     min_free_bytes: int

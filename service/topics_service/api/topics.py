@@ -1,4 +1,4 @@
-"""The topics service: every unary call of `/v0` topics, once, for gRPC and HTTP alike."""
+"""Topic calls, shared by gRPC, HTTP and Kafka."""
 
 import asyncio
 import time
@@ -43,21 +43,21 @@ from topics_service.engine.model import (
 )
 from topics_service.engine.producers import Producer
 
-# What is written together with others, and how many of it.
+# Limits for writes that are batched.
 _SMALL_RECORDS: Final = 4
 _SMALL_BYTES: Final = 4096
 _MAX_BATCHED: Final = 64
 
 
 class Settable(Protocol):
-    """What can be told once that something has happened, such as an asyncio.Event."""
+    """An object that can be set, such as an asyncio.Event."""
 
     def set(self) -> None:
-        """It has happened."""
+        """Signal the event."""
 
 
 class Submitted(Struct, kw_only=True):
-    """A write that was handed to the store or refused; `TopicsApi.settle` tells which, once `ticket` is durable."""
+    """A write that was submitted or refused; `TopicsApi.settle` returns the outcome once `ticket` is durable."""
 
     ticket: int = 0
     reply: AppendReply | None = None
@@ -66,11 +66,11 @@ class Submitted(Struct, kw_only=True):
 
 
 class TopicsApi:
-    """Runs calls on the engine and answers when their effect is as durable as promised.
+    """Runs calls on the engine and replies when their effect is as durable as promised.
 
     Every method raises TopicsError. All of them run on the event loop that owns the engine. Cancelling a call ends
-    its wait; a write that was already handed to the store stays. The doors have authorized the call itself; methods
-    that take a `principal` check what else the request would touch, and raise `forbidden`.
+    its wait; a write that was already submitted to the store stays. Callers have authorized the call itself; methods
+    that take a `principal` check the other names of the request, and raise `forbidden`.
     """
 
     def __init__(
@@ -148,12 +148,12 @@ class TopicsApi:
     async def append(self, request: AppendRequest, *, principal: Principal) -> AppendReply:
         """Append records atomically; return once they are as durable as their class, and visible (docs/contract.md, 4).
 
-        Small ones to one partition that come in the same turn of the loop are written as one block.
+        Small appends to one partition in the same loop iteration are written as one block.
         """
         topic = self._admit().catalog.find(request.topic) if _is_small(request) else None
         if topic is not None:
             check_append(principal, request, exists=True)
-            # Who waits for an fsync in any case had better share it.
+            # A write that waits for an fsync anyway should share it.
             linger = topic.config.durability == "fsync"
             answer = self._batcher.join((topic.name, request.partition), request.batch, linger=linger)
             submitted = None if answer is None else await answer
@@ -196,7 +196,7 @@ class TopicsApi:
         return Submitted(ticket=ticket, reply=reply, written=written)
 
     def _append_batched(self, place: tuple[str, int], batches: Sequence[Batch]) -> Sequence[Submitted] | None:
-        """Append the batches as one; None when they have to be told apart, as nothing has happened then."""
+        """Append the batches as one; returns None, without any effect, if each must be appended on its own."""
         topic, partition = place
         if not self._engine.has_topic(topic):
             return None
@@ -230,11 +230,11 @@ class TopicsApi:
         return reply
 
     def is_settled(self, submitted: Submitted) -> bool:
-        """Whether `settle` answers without waiting."""
+        """True if `settle` returns without waiting."""
         return self._commit.covers(submitted.ticket)
 
     def check_write(self) -> None:
-        """Raise what speaks against any write now; for a door that has much work with one before it is appended."""
+        """Raise the error that any write would get now, for protocols that do much work before they append."""
         self._admit()
         self._pressure.check()
 
@@ -258,7 +258,7 @@ class TopicsApi:
         await self._settle(ticket)
 
     def is_durable(self, ticket: int) -> bool:
-        """Whether `settled` returns without waiting."""
+        """True if `settled` returns without waiting."""
         return self._commit.covers(ticket)
 
     def extent(self, topic: str, partition: int) -> tuple[int, int]:
@@ -326,7 +326,7 @@ class TopicsApi:
 
     @contextmanager
     def notify_on_drain(self, event: Settable) -> Iterator[None]:
-        """Set `event` should the server start to drain meanwhile."""
+        """Set `event` if the server starts to drain meanwhile."""
         self._waiting.add(event)
         try:
             yield
@@ -335,7 +335,7 @@ class TopicsApi:
 
     @property
     def draining(self) -> bool:
-        """Whether the server is about to stop."""
+        """True while the server drains before it stops."""
         return self._engine.draining
 
     async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
@@ -374,7 +374,7 @@ class TopicsApi:
         self.watches.drain()
 
     def ready(self) -> ReadyState:
-        """Whether the server takes work now, and if not, why."""
+        """Return the readiness of the server, with the cause if it is not ready."""
         return self._engine.ready()
 
     def shortage(self) -> Shortage | None:
@@ -382,7 +382,7 @@ class TopicsApi:
         return self._pressure.space.shortage()
 
     def _admit(self) -> Engine:
-        """The engine, unless the server is still starting or already stopping."""
+        """Return the engine. Raises `not_ready` or `shutting_down` while the server starts or stops."""
         if self._engine.draining:
             raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
         if self._engine.recovered < 1.0:
@@ -396,10 +396,10 @@ class TopicsApi:
         await self.expiry_durable()
 
     async def expiry_durable(self, topic: str | None = None) -> None:
-        """Return when readers of the topic (None: of any) may be told what has expired: as durably as its class asks.
+        """Wait until expiry found in the topic (None: in any) is as durable as its class requires.
 
-        So it is at once, but for an `fsync` topic of which a reader has just found that records are too old. Doors that
-        read in step with others (`fetch`, `extent`, `offset_at`, `newest_time`) wait for this before they answer.
+        This is immediate except for an `fsync` topic in which a reader has just found expired records. Protocols that
+        use synchronous reads (`fetch`, `extent`, `offset_at`, `newest_time`) wait for this before they reply.
         """
         ticket = self._engine.expiry_ticket(topic)
         if ticket:
@@ -408,7 +408,7 @@ class TopicsApi:
 
 
 def _is_small(request: AppendRequest) -> bool:
-    """Whether it is a few records and nothing else."""
+    """True for a few small records without further options."""
     batch = request.batch
     return (
         0 < len(batch.datas) <= _SMALL_RECORDS

@@ -8,11 +8,11 @@ from topics_service.engine.errors import Reason, TopicsError
 
 
 class Rule(NamedTuple):
-    """What one RPC asks of its caller.
+    """Requirements of one RPC.
 
-    `scopes` are needed all together. `field` is the request field, and the path variable, that names the topic, router
-    or group called upon; empty if there is none. `slot` says that a call counts against the cap of its key, `whole`
-    that it is about every topic, so that no key of some prefixes may make it.
+    All `scopes` are required. `field` is the request field, and the path variable, that names the topic, router or
+    group; empty if there is none. `slot`: the call counts against the in-flight limit of its key. `whole`: the call
+    spans all topics, so keys with a prefix restriction may not make it.
     """
 
     scopes: frozenset[Scope]

@@ -106,7 +106,7 @@ def _texts(groups: Sequence[tuple[Block, Sequence[Slice]]], count: int, name: Li
 
 
 def _absent(packed: VarBinary, slices: Sequence[Slice], at: int) -> list[int]:
-    """Where the records of slices have no value; the first stands at `at`."""
+    """Return the indexes of records without a value; the first record has index `at`."""
     absent: list[int] = []
     for piece in slices:
         absent += [at + i - piece.start for i in packed.absent_between(piece.start, piece.stop)]
@@ -123,7 +123,7 @@ def _bitmap(valid: bytearray) -> bytes:
 
 
 def _prefix(size: int) -> bytes:
-    """What stands in front of the field's bytes on the wire."""
+    """Return the tag and length that precede the field's bytes on the wire."""
     prefix = bytearray((_FIELD,))
     while size > 127:
         prefix.append(size & 127 | 128)

@@ -73,7 +73,7 @@ class FrameWriter:
         return moved
 
     def _departed(self, topic: str) -> dict[str, int]:
-        """What has moved once the client took the topic out of its map: a named one goes back in.
+        """Return the moved cursors after a topic left the client's map; one subscribed by name is added again.
 
         One that came through a pattern stays out, unless it was made again and so stands elsewhere already.
         """
@@ -98,7 +98,7 @@ class FrameWriter:
 
 
 def position_message(position: Position) -> stream_pb2.TopicPosition:
-    """Where one topic stood."""
+    """Convert the position of a topic."""
     return stream_pb2.TopicPosition(
         from_seq=position.from_seq, head_seq=position.head_seq, earliest_seq=position.earliest_seq
     )

@@ -73,14 +73,14 @@ class GroupCommit:
         return commit
 
     def want(self, ticket: int) -> None:
-        """Ask for `ticket` to become durable soon, without waiting."""
+        """Request that `ticket` become durable soon, without waiting."""
         if ticket > self._wanted:
             with self._condition:
                 self._wanted = ticket
                 self._condition.notify()
 
     def covers(self, ticket: int) -> bool:
-        """Whether `ticket` is durable and visible, so that `wait` would return at once."""
+        """True if `ticket` is durable and visible, so that `wait` would return at once."""
         return ticket <= self._published
 
     async def wait(self, ticket: int) -> None:

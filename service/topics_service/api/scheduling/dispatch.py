@@ -1,16 +1,16 @@
-"""Whose turn it is: streams with something due are woken in order of priority, a few in each step of the event loop.
+"""Dispatch of due watch streams in order of priority, a few in each iteration of the event loop.
 
 A write to a log with a thousand watchers makes a thousand streams due at once. Waking all of them in one step would
-keep every request waiting until the last of them was served. Here at most `_TURNS` streams get a turn in a step;
-requests, and topics of higher priority that become due meanwhile, come in between.
+delay every request until the last of them was served. At most `_TURNS` streams get a turn per step; requests, and
+topics of higher priority that become due meanwhile, are served in between.
 
 Topics are served by effective priority (docs/contract.md, 3.7) plus age: 100 for every second that a topic's first
 stream has waited. Within a topic the order is first come, first served. The age has no bound, so that no topic starves:
 25 seconds outweigh any priority.
 
-While the loop is overloaded, streams that a step leaves over are paced, from the lowest priority upwards: each is told
-so once and then waits for `retry_after_ms` before it takes part again, with its age. So it goes on with that topic
-until a turn that comes without overload. What was written meanwhile reaches the stream in fewer, larger frames.
+While the loop is overloaded, streams left over by a step are paced, from the lowest priority upwards: each gets one
+advisory frame and then waits for `retry_after_ms` before it queues again, with its age. Pacing of the topic lasts until
+a turn without overload. Records written meanwhile reach the stream in fewer, larger frames.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _NEXT: Final = 1e-6  # seconds: no two begin to wait at the same time
 
 
 class Waiter:
-    """Who takes turns; a stream. `due` are the topics that it waits for a turn in, `paced` those it is paced in."""
+    """A stream that takes turns. `due` are the topics it waits for, `paced` those in which it is paced."""
 
     __slots__ = ("due", "paced", "turned_at")
 
@@ -44,22 +44,22 @@ class Waiter:
         self.turned_at = -math.inf
 
     def turn(self) -> None:
-        """It is this one's turn, for all of its topics. Called between two steps of anything else; must be cheap."""
+        """Take the turn, for all due topics. Called between other steps; must be cheap."""
         raise NotImplementedError
 
     def pace(self, topic: str, retry_after_ms: int) -> None:
-        """From now on turns for `topic`, and maybe others, come at most every `retry_after_ms`."""
+        """Note that turns for `topic`, and possibly others, come at most every `retry_after_ms` from now on."""
         raise NotImplementedError
 
 
 class _Queue(OrderedDict[Waiter, float]):
-    """Those who wait for a turn for one topic, first come first, and since when. `sort_key` is its key in the order."""
+    """Waiters of one topic in order of arrival, with their start times. `sort_key` is the queue's key in the order."""
 
     sort_key = 0.0
 
 
 class Dispatcher:
-    """Gives turns. Runs on the event loop and keeps nothing, not even a timer, for waiters that have left."""
+    """Grants turns on the event loop. Keeps nothing, not even a timer, for waiters that have left."""
 
     def __init__(self, priority: Callable[[str], int], overload_ms: Callable[[], int]) -> None:
         """`priority` is a topic's effective priority now; `overload_ms` how long to hold back, 0 without overload."""
@@ -68,18 +68,18 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._queues: dict[str, _Queue] = {}
         self._order: SortedList[tuple[float, str]] = SortedList()  # the sort key of each queue, smallest first
-        self._held: dict[tuple[str, Waiter], tuple[float, float]] = {}  # until when, and waiting since when
+        self._held: dict[tuple[str, Waiter], tuple[float, float]] = {}  # until, and waiting since
         self._timer: asyncio.TimerHandle | None = None  # for the first of those
-        self._step_is_planned = False  # so it is while there are queues
+        self._step_is_planned = False  # always true while there are queues
         self._turns_left = 0
         self._retry_after_ms = 0
         self._since = 0.0  # when the newest in a queue began to wait
 
     def ask(self, topic: str, waiter: Waiter, *, again: bool = False) -> None:
-        """The waiter wants a turn for what is due in `topic`.
+        """Request a turn for the due records of `topic`.
 
-        It gets one before this call returns when nobody else waits and the loop has time. Not so with `again`: who
-        has just used up a turn lets everything else go first.
+        The turn is granted immediately if no other waiter is queued and turns are left in this step. With `again`, for
+        a waiter that has just used up a turn, it always queues behind everything else.
         """
         if topic in waiter.due:
             return
@@ -101,20 +101,20 @@ class Dispatcher:
             self._sort(topic, since)
 
     def leave(self, waiter: Waiter) -> None:
-        """The waiter wants no turn any more."""
+        """Withdraw all requests of the waiter."""
         for topic in waiter.due:
             self._remove(topic, waiter)
         waiter.due.clear()
 
     def drop(self, topic: str, waiter: Waiter) -> None:
-        """The waiter wants no turn for `topic` any more."""
+        """Withdraw the waiter's request for `topic`."""
         if topic in waiter.due:
             waiter.due.remove(topic)
             self._remove(topic, waiter)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits."""
+        """True if no waiter is queued or held back."""
         return not self._held and self._timer is None and not any(self._queues.values())
 
     # --------------------------------------------------------------- internals
@@ -144,7 +144,7 @@ class Dispatcher:
             self._hold_back()
 
     def _serve(self) -> None:
-        """Give the step's turns to those who come first."""
+        """Grant the turns of this step in order."""
         known: set[str] = set()
         while self._turns_left and self._order:
             _, topic = self._order[0]
@@ -177,9 +177,9 @@ class Dispatcher:
         self._order.remove((self._queues.pop(topic).sort_key, topic))
 
     def _sort(self, topic: str, since: float) -> None:
-        """Sort the queue by the topic's priority and the time since when its first waiter has waited.
+        """Sort the queue by the topic's priority and the time at which its first waiter began to wait.
 
-        All age alike, so who comes before whom does not change while they wait.
+        All queues age at the same rate, so their order does not change while they wait.
         """
         queue, sort_key = self._queues[topic], AGE_RATE * since - self._priority(topic)
         if sort_key != queue.sort_key:
@@ -188,7 +188,7 @@ class Dispatcher:
             self._order.add((sort_key, topic))
 
     def _hold_back(self) -> None:
-        """Hold back those who come last, a bounded number in a step."""
+        """Hold back the last waiters, a bounded number per step."""
         left = _HELD_BACK
         while left and self._order:
             _, topic = self._order[-1]
@@ -221,7 +221,7 @@ class Dispatcher:
             self._plan_step()
 
     def _release(self, pairs: "list[tuple[tuple[str, Waiter], tuple[float, float]]]") -> None:
-        """Those who were held back wait for their turn again, where they stood."""
+        """Return held waiters to their queues, at their former positions."""
         back: dict[str, list[tuple[Waiter, float]]] = {}
         for (topic, waiter), (_, since) in pairs:
             del self._held[topic, waiter]

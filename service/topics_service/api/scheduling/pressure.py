@@ -18,15 +18,14 @@ T = TypeVar("T")
 _LIMIT = "min_free_bytes"
 _LARGE_BYTES = 4 << 20
 _FLUSH_STEP_SECONDS = 0.005
-_PATIENCE_SECONDS = 10.0  # how long a loader that opted out of throttling is held at most
+_MAX_HOLD_SECONDS = 10.0  # for writers that opted out of throttling
 _STEP_SECONDS = 0.02
 _LARGEST_WRITE = 128 << 20
 _WRITTEN_TIMES = 3  # a byte: to the log, to a table, and by the compaction after that
 
 
 class Shortage(NamedTuple):
-    """Why all writes are refused: the limit that is met (as in `detail` of their errors), its value, and bytes that are
-    free."""
+    """Cause for refusing all writes: the limit (as in `detail` of their errors), its value, and the free bytes."""
 
     limit: str
     max: int
@@ -34,7 +33,7 @@ class Shortage(NamedTuple):
 
 
 class FreeBytes:
-    """Room on the disk for writes, whichever door they come through; see `engine.capacity.Space`."""
+    """Disk space for writes of all protocols; see `engine.capacity.Space`."""
 
     def __init__(self, free_bytes: Callable[[], int], least: int, statistics: SpaceStatistics) -> None:
         self._free_bytes = free_bytes
@@ -42,7 +41,7 @@ class FreeBytes:
         self._statistics = statistics
 
     def shortage(self) -> Shortage | None:
-        """Return what has every write refused, or None."""
+        """Return the cause for refusing all writes, or None."""
         free = self._free_bytes() if self._least else 0
         if not self._least or (free >= self._least and not self._statistics.short):
             return None
@@ -104,7 +103,7 @@ class Pressure:
         """
         if nbytes <= _LARGE_BYTES or not self._flushing():
             return False
-        ends = time.perf_counter() + _PATIENCE_SECONDS
+        ends = time.perf_counter() + _MAX_HOLD_SECONDS
         while self._flushing():
             if time.perf_counter() > ends:
                 raise TopicsError(
@@ -120,7 +119,7 @@ class Pressure:
         """
         started, waited = time.perf_counter(), 0.0
         while True:
-            patient = waited < _PATIENCE_SECONDS
+            patient = waited < _MAX_HOLD_SECONDS
             try:
                 if patient:
                     self.check()
