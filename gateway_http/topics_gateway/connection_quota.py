@@ -1,4 +1,4 @@
-"""Counting of HTTP connections and message bytes against the limits of their keys (api.quota)."""
+"""Counting of HTTP connections and message bytes against the limits of their keys (`api.access.quota`)."""
 
 from collections.abc import Callable
 from typing import Any
