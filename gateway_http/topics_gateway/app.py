@@ -36,7 +36,7 @@ from topics_service.api.access.auth import ANONYMOUS, Principal
 from topics_service.api.access.authorizer import NO_ROUTE, PROBES, Authorizer, authorize
 from topics_service.api.access.quota import CONNECTIONS, Held, count_refusal
 from topics_service.api.grpc.calls import Calls
-from topics_service.api.metrics import Metrics
+from topics_service.api.metrics.collector import Metrics
 from topics_service.api.request_ids import HEADER_BYTES, begin, current_request
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError

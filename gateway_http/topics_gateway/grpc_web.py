@@ -28,7 +28,7 @@ from topics_service.api.access.quota import Held, count_refusal
 from topics_service.api.grpc.calls import CallContext, Calls, Metadata
 from topics_service.api.grpc.guard import OUR_METHODS
 from topics_service.api.grpc.status import failure
-from topics_service.api.metrics import Metrics
+from topics_service.api.metrics.collector import Metrics
 from topics_service.api.request_ids import HEADER_BYTES, begin
 from topics_service.engine.errors import TopicsError, invalid
 

@@ -6,7 +6,7 @@ from typing import Any
 from topics_gateway.request import Request
 from topics_gateway.response import Response, json_response
 from topics_gateway.settings import GatewaySettings
-from topics_service.api.metrics import TEXT_TYPE
+from topics_service.api.metrics.collector import TEXT_TYPE
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 

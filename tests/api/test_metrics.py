@@ -12,8 +12,8 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from topics_service.api.exposition import gauge, gauges, render
-from topics_service.api.metrics import TOPICS_SHOWN, Metrics
+from topics_service.api.metrics.collector import TOPICS_SHOWN, Metrics
+from topics_service.api.metrics.exposition import gauge, gauges, render
 from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_append, check_put
 from topics_service.api.groups import GroupsApi
-from topics_service.api.metrics import Metrics
+from topics_service.api.metrics.collector import Metrics
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.scheduling.batcher import WriteBatcher

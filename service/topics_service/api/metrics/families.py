@@ -6,7 +6,7 @@ from typing import Protocol
 from prometheus_client.metrics_core import Metric
 
 from topics_service import __version__
-from topics_service.api.exposition import counter, gauge, histogram
+from topics_service.api.metrics.exposition import counter, gauge, histogram
 from topics_service.statistics import (
     ArchiveStatistics,
     CheckpointStatistics,

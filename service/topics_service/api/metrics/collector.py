@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 import msgspec
 from prometheus_client.metrics_core import Metric
 
-from topics_service.api.exposition import counter, gauge, gauges, histogram, labelled, render
-from topics_service.api.metrics_families import Disk, kafka, storage
+from topics_service.api.metrics.exposition import counter, gauge, gauges, histogram, labelled, render
+from topics_service.api.metrics.families import Disk, kafka, storage
 from topics_service.api.scheduling.commit import CommitStatistics
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
