@@ -229,7 +229,7 @@ def test_colours_are_for_terminals(topics: Cli, api: Api) -> None:
         (("-f", "nope"), 5, "topic_not_found"),
         (("-f", "nope", "-n", 0), 5, "topic_not_found"),
         (("a", "-n", 100_000), 2, "topics read --last"),
-        (("a", "--json", "--format", "value"), 2, "exclude"),
+        (("a", "--json", "--format", "value"), 2, "mutually exclusive"),
         ((), 2, "TOPIC"),
     ],
 )
