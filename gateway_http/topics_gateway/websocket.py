@@ -26,7 +26,7 @@ from topics_service.engine.errors import Reason, TopicsError, invalid
 PATH: Final = b"/v0/ws"
 
 _NAME: Final = "WebSocket"  # among the RPCs, in metrics
-_DOOR: Final = "websocket"
+_PROTOCOL: Final = "websocket"
 
 
 async def plain_request(request: Request) -> NoReturn:
@@ -71,7 +71,7 @@ class WebSocketEndpoint(BaseRoute):
                     hold_connection(scope, principal, usage)
                 held.enter_context(self._api.watches.connection(principal))
             except TopicsError as error:
-                count_refusal(self._api.metrics.refusals, _DOOR, error)
+                count_refusal(self._api.metrics.refusals, _PROTOCOL, error)
                 statistics.observe(_NAME, f"{error.reason.value.http_status // 100}xx", time.perf_counter() - started)
                 await _refuse(error_response(error, ms_since(started)), send)
                 return
@@ -86,7 +86,7 @@ class WebSocketEndpoint(BaseRoute):
             await session.run()
 
     def _refused(self, error: TopicsError) -> None:
-        count_refusal(self._api.metrics.refusals, _DOOR, error)
+        count_refusal(self._api.metrics.refusals, _PROTOCOL, error)
 
     def _admit(self, scope: Scope) -> Principal:
         """Return the caller, who may open a socket. Raises TopicsError."""

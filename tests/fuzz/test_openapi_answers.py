@@ -9,7 +9,7 @@ import pytest
 from fuzz.contract import METHODS, answers, check_answer, check_event, find, operations
 from protocols.cases import CASES
 from protocols.conftest import SMALL
-from protocols.test_both_protocols import HttpDoor
+from protocols.test_both_protocols import HttpClient
 from protocols.test_both_protocols import _run as run_case
 
 from support.http import JSON, Api, ok
@@ -261,11 +261,11 @@ def test_the_cases_of_both_protocols_are_answered_as_described(
 ) -> None:
     seen = Seen()
     with ServerProcess(tmp_path_factory.mktemp("cases"), env=SMALL if small else {}) as running:
-        door = HttpDoor(running.base)
-        door._api.client.event_hooks["response"].append(seen.hook)
+        client = HttpClient(running.base)
+        client._api.client.event_hooks["response"].append(seen.hook)
         try:
             for i, case in enumerate(case for case in CASES if case.small == small):
-                run_case(case, door, i)
+                run_case(case, client, i)
         finally:
-            door.close()
+            client.close()
     assert {status for _, _, status in seen} >= {200, 201, 400, 404}

@@ -1,4 +1,4 @@
-"""What every answer to a random request must be, on either protocol: honest, and in the words of the error registry."""
+"""Checks of every answer to a random request, on either protocol: honest, and in the terms of the error registry."""
 
 import gzip
 import json

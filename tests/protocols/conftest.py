@@ -160,7 +160,7 @@ def with_key(base: str, key: str | None) -> Api:
 
 
 class Refusal(NamedTuple):
-    """How a gRPC call failed."""
+    """The failure of a gRPC call."""
 
     code: str
     reason: str

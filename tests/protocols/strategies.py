@@ -419,7 +419,7 @@ def _is_map(field: FieldDescriptor) -> bool:
 
 
 def may_park(method: MethodDescriptor, message: Message) -> bool:
-    """Whether the call may wait for something to happen."""
+    """Return True if the call may wait for something to happen."""
     if method.name == "Watch" and method.containing_service.name == "Health":
         return True
     return getattr(message, "wait_ms", 0) > PATIENT_MS or bool(getattr(message, "follow", False))

@@ -11,7 +11,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from support.grpc_on_engine import Door, column, open_door, until
+from support.grpc_on_engine import GrpcService, column, open_service, until
 from topics_proto.v1 import errors_pb2, record_pb2, topic_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.access.auth import parse_keys
@@ -23,9 +23,9 @@ METHOD = "/topics.v1.TopicsService/AppendStream"
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    async with open_door(tmp_path / "data", limits=Limits(max_topics=20)) as door:
-        yield door
+async def service(tmp_path: Path) -> AsyncIterator[GrpcService]:
+    async with open_service(tmp_path / "data", limits=Limits(max_topics=20)) as service:
+        yield service
 
 
 def _batch(number: int, topic: str = "t", *datas: bytes, **fields: Any) -> pb.AppendStreamRequest:
@@ -45,7 +45,7 @@ async def _acks(call: Any, count: int) -> list[pb.AppendAck]:
 
 
 async def _end(call: Any) -> tuple[list[pb.AppendAck], grpc.StatusCode, str]:
-    """What is still acknowledged, and how the stream ends."""
+    """The remaining acks, and the end of the stream."""
     acks: list[pb.AppendAck] = []
     try:
         while (message := await asyncio.wait_for(call.read(), 20)) is not grpc.aio.EOF:
@@ -60,8 +60,8 @@ async def _end(call: Any) -> tuple[list[pb.AppendAck], grpc.StatusCode, str]:
     return acks, code, info.reason
 
 
-async def test_acks_come_in_order_with_their_seqs(door: Door) -> None:
-    call = door.stub.AppendStream()
+async def test_acks_come_in_order_with_their_seqs(service: GrpcService) -> None:
+    call = service.stub.AppendStream()
     for number in range(200):
         await call.write(_batch(number, f"t{number % 3}", b"1", b"2", return_seqs=number % 2 == 1))
     await call.done_writing()
@@ -79,38 +79,38 @@ async def test_acks_come_in_order_with_their_seqs(door: Door) -> None:
         assert reply.performance.server_total_ms > 0
 
 
-async def test_pipelined_batches_share_fsyncs(door: Door) -> None:
-    await door.stub.PutTopic(pb.PutTopicRequest(topic="t", config=FSYNC))
-    before, written = door.store.syncs, door.engine.writer.written
-    door.store.gate.clear()
-    call = door.stub.AppendStream()
+async def test_pipelined_batches_share_fsyncs(service: GrpcService) -> None:
+    await service.stub.PutTopic(pb.PutTopicRequest(topic="t", config=FSYNC))
+    before, written = service.store.syncs, service.engine.writer.written
+    service.store.gate.clear()
+    call = service.stub.AppendStream()
     for number in range(64):
         await call.write(_batch(number))
-    await until(lambda: door.engine.writer.written == written + 64)
-    state = (await door.stub.GetTopic(pb.GetTopicRequest(topic="t"))).state
+    await until(lambda: service.engine.writer.written == written + 64)
+    state = (await service.stub.GetTopic(pb.GetTopicRequest(topic="t"))).state
     assert state.head_seq == 0, "not visible before it is durable"
-    door.store.gate.set()
+    service.store.gate.set()
     acks = await _acks(call, 64)
     assert [ack.appended.last_seq for ack in acks] == list(range(1, 65))
-    assert door.store.syncs - before <= 2
+    assert service.store.syncs - before <= 2
     assert all(ack.appended.performance.fsync_ms > 0 for ack in acks)
     await call.done_writing()
     assert (await _end(call))[:2] == ([], grpc.StatusCode.OK)
 
 
 @pytest.mark.parametrize(("size", "ahead"), [(1, 64), (1 << 20, 16)])
-async def test_no_more_than_the_window_is_taken_in(door: Door, size: int, ahead: int) -> None:
-    await door.stub.PutTopic(pb.PutTopicRequest(topic="t", config=FSYNC))
-    written = door.engine.writer.written
-    door.store.gate.clear()
-    call = door.stub.AppendStream()
+async def test_no_more_than_the_window_is_taken_in(service: GrpcService, size: int, ahead: int) -> None:
+    await service.stub.PutTopic(pb.PutTopicRequest(topic="t", config=FSYNC))
+    written = service.engine.writer.written
+    service.store.gate.clear()
+    call = service.stub.AppendStream()
     data = b"1" if size == 1 else b'"%b"' % (b"x" * (size - 2))
     writes = asyncio.create_task(_write_all(call, [_batch(number, "t", data) for number in range(80)]))
-    await until(lambda: door.engine.writer.written >= written + ahead)
+    await until(lambda: service.engine.writer.written >= written + ahead)
     for _ in range(50):  # the server had its chances to take more
-        await door.stub.LocateTime(pb.LocateTimeRequest(topic="t"))
-    assert door.engine.writer.written == written + ahead
-    door.store.gate.set()
+        await service.stub.LocateTime(pb.LocateTimeRequest(topic="t"))
+    assert service.engine.writer.written == written + ahead
+    service.store.gate.set()
     assert [ack.request_id for ack in await _acks(call, 80)] == list(range(80))
     await writes
     await call.done_writing()
@@ -122,8 +122,8 @@ async def _write_all(call: Any, requests: list[pb.AppendStreamRequest]) -> None:
         await call.write(request)
 
 
-async def test_a_refused_batch_does_not_stop_the_others(door: Door) -> None:
-    call = door.stub.AppendStream()
+async def test_a_refused_batch_does_not_stop_the_others(service: GrpcService) -> None:
+    call = service.stub.AppendStream()
     requests = [
         _batch(1),
         _batch(2, "t", b"{"),
@@ -156,8 +156,8 @@ async def test_a_refused_batch_does_not_stop_the_others(door: Door) -> None:
     assert (await _end(call))[1] is grpc.StatusCode.OK
 
 
-async def test_retries_are_deduped(door: Door) -> None:
-    call = door.stub.AppendStream()
+async def test_retries_are_deduped(service: GrpcService) -> None:
+    call = service.stub.AppendStream()
     for number in range(3):
         await call.write(_batch(number, "t", b"1", idempotency_key="k"))
     await call.done_writing()
@@ -165,8 +165,8 @@ async def test_retries_are_deduped(door: Door) -> None:
     assert [(ack.appended.first_seq, ack.appended.deduped) for ack in acks] == [(1, False), (1, True), (1, True)]
 
 
-async def test_records_come_back_as_they_were_sent(door: Door) -> None:
-    call = door.stub.AppendStream()
+async def test_records_come_back_as_they_were_sent(service: GrpcService) -> None:
+    call = service.stub.AppendStream()
     large = b'"%b"' % (b"x" * ((1 << 20) - 2))
     columns = record_pb2.ColumnBatch(
         data=[large, b"\x00\xff", b"null"],
@@ -178,8 +178,8 @@ async def test_records_come_back_as_they_were_sent(door: Door) -> None:
     await call.write(pb.AppendStreamRequest(append=pb.AppendRequest(topic="t", columns=columns)))
     await call.done_writing()
     assert (await _end(call))[1] is grpc.StatusCode.OK
-    first = await door.stub.Diff(pb.DiffRequest(topic="t", include_tags=True, max_batch_bytes=4))
-    rest = await door.stub.Diff(pb.DiffRequest(topic="t", include_tags=True, from_seq=1))
+    first = await service.stub.Diff(pb.DiffRequest(topic="t", include_tags=True, max_batch_bytes=4))
+    rest = await service.stub.Diff(pb.DiffRequest(topic="t", include_tags=True, from_seq=1))
     got = [*first.records, *rest.records]
     assert [record.data for record in got] == [large, b"\x00\xff", b"null"]
     assert [record.kind for record in got] == [1, 2, 1]
@@ -188,14 +188,14 @@ async def test_records_come_back_as_they_were_sent(door: Door) -> None:
     assert [record.meta for record in got] == [b"", b'{"k":1}', b""]
 
 
-async def test_a_stream_without_a_batch(door: Door) -> None:
-    call = door.stub.AppendStream()
+async def test_a_stream_without_a_batch(service: GrpcService) -> None:
+    call = service.stub.AppendStream()
     await call.done_writing()
     assert await _end(call) == ([], grpc.StatusCode.OK, "")
 
 
-async def test_a_message_that_does_not_parse_ends_the_stream_after_the_acks(door: Door) -> None:
-    async with grpc.aio.insecure_channel(door.address) as channel:
+async def test_a_message_that_does_not_parse_ends_the_stream_after_the_acks(service: GrpcService) -> None:
+    async with grpc.aio.insecure_channel(service.address) as channel:
         call = channel.stream_stream(METHOD, response_deserializer=pb.AppendStreamResponse.FromString)()
         await call.write(_batch(1).SerializeToString())
         await call.write(b"\xff")
@@ -204,54 +204,54 @@ async def test_a_message_that_does_not_parse_ends_the_stream_after_the_acks(door
         assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
 
 
-async def test_cancelling_leaves_nothing_behind(door: Door) -> None:
-    await door.stub.PutTopic(pb.PutTopicRequest(topic="t", config=FSYNC))
-    door.store.gate.clear()
-    calls = [door.stub.AppendStream() for _ in range(10)]
+async def test_cancelling_leaves_nothing_behind(service: GrpcService) -> None:
+    await service.stub.PutTopic(pb.PutTopicRequest(topic="t", config=FSYNC))
+    service.store.gate.clear()
+    calls = [service.stub.AppendStream() for _ in range(10)]
     for call in calls:
         await call.write(_batch(1))
-    await until(lambda: len(door.api._waiting) == 10)
+    await until(lambda: len(service.api._waiting) == 10)
     for call in calls:
         call.cancel()
-    await until(lambda: not door.api._waiting)
-    door.store.gate.set()
-    await door.stub.Append(pb.AppendRequest(topic="t", records=[record_pb2.AppendRecord(data=b"1")]))
+    await until(lambda: not service.api._waiting)
+    service.store.gate.set()
+    await service.stub.Append(pb.AppendRequest(topic="t", records=[record_pb2.AppendRecord(data=b"1")]))
     # `open_door` looks for tasks
 
 
-async def test_a_client_that_goes_away_leaves_nothing_behind(door: Door) -> None:
-    async with grpc.aio.insecure_channel(door.address) as channel:
+async def test_a_client_that_goes_away_leaves_nothing_behind(service: GrpcService) -> None:
+    async with grpc.aio.insecure_channel(service.address) as channel:
         call = channel.stream_stream(METHOD, pb.AppendStreamRequest.SerializeToString)()
         await call.write(_batch(1))
         await call.read()
-        await until(lambda: door.api._waiting)
-    await until(lambda: not door.api._waiting)
+        await until(lambda: service.api._waiting)
+    await until(lambda: not service.api._waiting)
 
 
-async def test_a_drain_acknowledges_what_was_taken_in(door: Door) -> None:
-    await door.stub.PutTopic(pb.PutTopicRequest(topic="t", config=FSYNC))
-    idle = door.stub.AppendStream()
+async def test_a_drain_acknowledges_what_was_taken_in(service: GrpcService) -> None:
+    await service.stub.PutTopic(pb.PutTopicRequest(topic="t", config=FSYNC))
+    idle = service.stub.AppendStream()
     await idle.write(_batch(0, "other"))
     await _acks(idle, 1)
-    written = door.engine.writer.written
-    door.store.gate.clear()
-    call = door.stub.AppendStream()
+    written = service.engine.writer.written
+    service.store.gate.clear()
+    call = service.stub.AppendStream()
     for number in range(10):
         await call.write(_batch(number))
-    await until(lambda: door.engine.writer.written == written + 10)
-    door.api.drain()
+    await until(lambda: service.engine.writer.written == written + 10)
+    service.api.drain()
     ending = asyncio.create_task(_end(call))
     assert await _end(idle) == ([], grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
-    door.store.gate.set()
+    service.store.gate.set()
     acks, code, reason = await ending
     assert [ack.appended.last_seq for ack in acks] == list(range(1, 11))
     assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
 
 
-async def test_a_failed_fsync_is_told_batch_by_batch(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    await door.stub.PutTopic(pb.PutTopicRequest(topic="t", config=FSYNC))
-    monkeypatch.setattr(door.commit, "_sync", _fail)
-    call = door.stub.AppendStream()
+async def test_a_failed_fsync_is_told_batch_by_batch(service: GrpcService, monkeypatch: pytest.MonkeyPatch) -> None:
+    await service.stub.PutTopic(pb.PutTopicRequest(topic="t", config=FSYNC))
+    monkeypatch.setattr(service.commit, "_sync", _fail)
+    call = service.stub.AppendStream()
     for number in range(3):
         await call.write(_batch(number))
     acks = await _acks(call, 3)
@@ -266,8 +266,8 @@ def _fail() -> None:
 
 async def test_each_batch_meets_the_key(tmp_path: Path) -> None:
     keys = parse_keys("writer:w:a|b,reader:r")
-    async with open_door(tmp_path / "data", authorizer=Authorizer(keys)) as door:
-        call = door.stub.AppendStream(metadata=[("authorization", "Bearer writer")])
+    async with open_service(tmp_path / "data", authorizer=Authorizer(keys)) as service:
+        call = service.stub.AppendStream(metadata=[("authorization", "Bearer writer")])
         requests = [_batch(1, "a"), _batch(2, "c"), _batch(3, "b"), _batch(4, "a2", config=FSYNC)]
         for request in requests:
             await call.write(request)
@@ -276,14 +276,14 @@ async def test_each_batch_meets_the_key(tmp_path: Path) -> None:
         assert dict(acks[1].error.detail) == {"topic": "c"}
         await call.done_writing()
         assert (await _end(call))[1] is grpc.StatusCode.OK
-        refused = door.stub.AppendStream(metadata=[("authorization", "Bearer reader")])
+        refused = service.stub.AppendStream(metadata=[("authorization", "Bearer reader")])
         assert await _end(refused) == ([], grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN")
-        assert await _end(door.stub.AppendStream()) == ([], grpc.StatusCode.UNAUTHENTICATED, "UNAUTHORIZED")
+        assert await _end(service.stub.AppendStream()) == ([], grpc.StatusCode.UNAUTHENTICATED, "UNAUTHORIZED")
 
 
-async def test_a_client_that_reads_no_acks_is_held_and_costs_no_memory(door: Door) -> None:
-    await door.stub.PutTopic(pb.PutTopicRequest(topic="t"))
-    call = door.stub.AppendStream()
+async def test_a_client_that_reads_no_acks_is_held_and_costs_no_memory(service: GrpcService) -> None:
+    await service.stub.PutTopic(pb.PutTopicRequest(topic="t"))
+    call = service.stub.AppendStream()
     request = _batch(0, "t", *[b"1"] * 1000, return_seqs=True)
     await call.write(request)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -297,10 +297,10 @@ async def test_a_client_that_reads_no_acks_is_held_and_costs_no_memory(door: Doo
 
     writes = asyncio.create_task(write())
     seen = -1
-    while seen != door.engine.writer.written:  # until the server stands still
-        seen = door.engine.writer.written
+    while seen != service.engine.writer.written:  # until the server stands still
+        seen = service.engine.writer.written
         for _ in range(200):
-            await door.stub.LocateTime(pb.LocateTimeRequest(topic="t"))
+            await service.stub.LocateTime(pb.LocateTimeRequest(topic="t"))
     assert sent < 20_000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # in KiB
     call.cancel()

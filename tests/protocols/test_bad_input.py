@@ -65,7 +65,7 @@ def test_half_a_request(server: ServerProcess, api: Api, part: str, how: str) ->
 
 
 def test_a_writer_that_leaves_before_its_answer(server: ServerProcess, api: Api) -> None:
-    """What was received whole may take effect, and then as a whole."""
+    """A request that was received whole may take effect, and then as a whole."""
     name = api.make(durability="fsync")
     body = json.dumps({"records": [{"data": i} for i in range(50)]}).encode()
     for _ in range(20):

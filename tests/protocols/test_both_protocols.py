@@ -28,7 +28,7 @@ _RULES = {
 }
 
 
-class Door(Protocol):
+class Client(Protocol):
     """One way in. `ask` gives the answer in the terms of `cases`; a refusal has `error` and `detail`."""
 
     letter: str
@@ -43,7 +43,7 @@ def refusal(code: str, detail: dict[str, Any], retry: bool) -> Answer:
     return {"error": code, "detail": flat}
 
 
-class HttpDoor:
+class HttpClient:
     letter = "h"
 
     def __init__(self, base: str) -> None:
@@ -99,7 +99,7 @@ class HttpDoor:
         return _settle(reply, performance)
 
 
-class GrpcDoor:
+class GrpcClient:
     letter = "g"
 
     def __init__(self, target: str) -> None:
@@ -321,17 +321,17 @@ def _settle(reply: Answer, performance: Answer) -> Answer:
 
 
 @pytest.fixture(scope="session")
-def doors(server: ServerProcess) -> Iterator[list[Door]]:
+def clients(server: ServerProcess) -> Iterator[list[Client]]:
     yield from _open(server)
 
 
 @pytest.fixture(scope="session")
-def small_doors(small_server: ServerProcess) -> Iterator[list[Door]]:
+def small_clients(small_server: ServerProcess) -> Iterator[list[Client]]:
     yield from _open(small_server)
 
 
-def _open(server: ServerProcess) -> Iterator[list[Door]]:
-    http, grpc_ = HttpDoor(server.base), GrpcDoor(server.grpc_target)
+def _open(server: ServerProcess) -> Iterator[list[Client]]:
+    http, grpc_ = HttpClient(server.base), GrpcClient(server.grpc_target)
     yield [http, grpc_]
     http.close()
     grpc_.close()
@@ -339,15 +339,15 @@ def _open(server: ServerProcess) -> Iterator[list[Door]]:
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
 def test_protocols_agree(case: Case, request: pytest.FixtureRequest) -> None:
-    both: list[Door] = request.getfixturevalue("small_doors" if case.small else "doors")
+    both: list[Client] = request.getfixturevalue("small_clients" if case.small else "clients")
     run = next(_runs)
-    answers = [_run(case, door, run) for door in both]
+    answers = [_run(case, client, run) for client in both]
     for step, over_http, over_grpc in zip(case.steps, *answers, strict=True):
         assert over_http == over_grpc, f"{case.name}: {step}"
 
 
-def _run(case: Case, door: Door, run: int) -> list[Answer]:
-    names = {f"{{{letter}}}": f"{letter}{door.letter}{run:05}" for letter in "tuvw"}
+def _run(case: Case, client: Client, run: int) -> list[Answer]:
+    names = {f"{{{letter}}}": f"{letter}{client.letter}{run:05}" for letter in "tuvw"}
     cursor = ""
     answers = []
     for step in case.steps:
@@ -358,28 +358,28 @@ def _run(case: Case, door: Door, run: int) -> list[Answer]:
             want=_replaced(step.want, names),
             until=step.until,
         )
-        answer = _ask(door, actual)
-        _check(answer, actual.want, f"{case.name} over {door.letter}: {actual}")
+        answer = _ask(client, actual)
+        _check(answer, actual.want, f"{case.name} over {client.letter}: {actual}")
         cursor = answer.get("next_cursor", "")
         answers.append(_replaced(_without_cursor(answer), {name: key for key, name in names.items()}))
     if case.small:
         for name in names.values():
-            door.ask(Step("drop", name, {}))
+            client.ask(Step("drop", name, {}))
     return answers
 
 
-def _ask(door: Door, step: Step) -> Answer:
+def _ask(client: Client, step: Step) -> Answer:
     if not step.until:
-        return door.ask(step)
+        return client.ask(step)
 
     def reached() -> Answer | None:
-        answer = door.ask(step)
+        answer = client.ask(step)
         return answer if step.until.items() <= {k: v for k, v in answer.items() if k in step.until}.items() else None
 
     if any(isinstance(value, list) for value in step.until.values()):
 
         def reached() -> Answer | None:
-            answer = door.ask(step)
+            answer = client.ask(step)
             return answer if all(answer.get(name) == value for name, value in step.until.items()) else None
 
     return poll(reached, 5, str(step))

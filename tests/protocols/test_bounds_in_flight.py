@@ -92,14 +92,14 @@ def most_resident(server: ServerProcess) -> int:
 
 _PROBE = """
 import http.client, sys, threading, time
-door, over = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1])), threading.Event()
+connection, over = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1])), threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), over.set())).start()
 slowest = 0
 print("ready", flush=True)
 while not over.wait(0.003):
     at = time.monotonic()
-    door.request("GET", "/v0/health")
-    assert door.getresponse().read()
+    connection.request("GET", "/v0/health")
+    assert connection.getresponse().read()
     slowest = max(slowest, time.monotonic() - at)
 print(slowest)
 """

@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.grpc_on_engine import Door, column, open_door, rows, until
+from support.grpc_on_engine import GrpcService, column, open_service, rows, until
 from support.http import Api
 from support.server import ServerProcess
 from topics_proto.v1 import record_pb2, topic_pb2, topics_service_pb2_grpc
@@ -32,18 +32,18 @@ WITH_ALL = {"include_tags": True}
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    async with open_door(tmp_path / "data") as door:
-        yield door
+async def service(tmp_path: Path) -> AsyncIterator[GrpcService]:
+    async with open_service(tmp_path / "data") as service:
+        yield service
 
 
-async def _append(door: Door, *datas: bytes, config: Any = None, **columns: Any) -> pb.AppendResponse:
+async def _append(service: GrpcService, *datas: bytes, config: Any = None, **columns: Any) -> pb.AppendResponse:
     batch = record_pb2.ColumnBatch(data=datas, **columns)
-    return await door.stub.Append(pb.AppendRequest(topic="t", columns=batch, config=config))
+    return await service.stub.Append(pb.AppendRequest(topic="t", columns=batch, config=config))
 
 
-async def _bulk(door: Door, **request: Any) -> list[pb.BulkDiffResponse]:
-    frames = [frame async for frame in door.stub.BulkDiff(pb.BulkDiffRequest(topic="t", **request))]
+async def _bulk(service: GrpcService, **request: Any) -> list[pb.BulkDiffResponse]:
+    frames = [frame async for frame in service.stub.BulkDiff(pb.BulkDiffRequest(topic="t", **request))]
     assert [frame.done for frame in frames] == [False] * (len(frames) - 1) + [True]
     return frames
 
@@ -62,7 +62,7 @@ async def _refused(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 async def _broken(stream: Any) -> tuple[list[pb.BulkDiffResponse], grpc.StatusCode, str]:
-    """What came before the error, and the error."""
+    """The frames before the error, and the error."""
     frames: list[pb.BulkDiffResponse] = []
 
     async def read_on() -> None:
@@ -79,9 +79,9 @@ async def _broken(stream: Any) -> tuple[list[pb.BulkDiffResponse], grpc.StatusCo
     return frames, caught.value.code(), info.reason
 
 
-async def test_every_part_of_a_record(door: Door) -> None:
+async def test_every_part_of_a_record(service: GrpcService) -> None:
     await _append(
-        door,
+        service,
         b"1",
         b"\xff",
         b"3",
@@ -90,21 +90,21 @@ async def test_every_part_of_a_record(door: Door) -> None:
         node=record_pb2.Column(shared=b"n"),
         meta=column(None, b'{"k":1}', None),
     )
-    page = await door.stub.Diff(pb.DiffRequest(topic="t", **WITH_ALL))
-    (frame,) = await _bulk(door, **WITH_ALL)
+    page = await service.stub.Diff(pb.DiffRequest(topic="t", **WITH_ALL))
+    (frame,) = await _bulk(service, **WITH_ALL)
     assert rows(frame) == list(page.records)
     assert (frame.next_from_seq, frame.head_seq, frame.earliest_seq, frame.done) == (3, 3, 1, True)
     assert frame.records.node == record_pb2.PackedColumn(data=b"n")
-    page = await door.stub.Diff(pb.DiffRequest(topic="t", include_meta=False))
-    (bare,) = await _bulk(door, include_meta=False)
+    page = await service.stub.Diff(pb.DiffRequest(topic="t", include_meta=False))
+    (bare,) = await _bulk(service, include_meta=False)
     assert rows(bare) == list(page.records)
     assert not bare.records.HasField("tag")
     assert not bare.records.HasField("meta")
 
 
-async def test_an_empty_topic_is_one_frame(door: Door) -> None:
-    await door.stub.PutTopic(pb.PutTopicRequest(topic="t"))
-    assert await _bulk(door) == [pb.BulkDiffResponse(earliest_seq=1, done=True)]
+async def test_an_empty_topic_is_one_frame(service: GrpcService) -> None:
+    await service.stub.PutTopic(pb.PutTopicRequest(topic="t"))
+    assert await _bulk(service) == [pb.BulkDiffResponse(earliest_seq=1, done=True)]
 
 
 @pytest.mark.parametrize(
@@ -126,172 +126,174 @@ async def test_an_empty_topic_is_one_frame(door: Door) -> None:
         ({"last": 3, "end_seq": 4}, [3, 4]),
     ],
 )
-async def test_where_it_begins_and_ends(door: Door, asked: dict[str, int], got: list[int]) -> None:
-    await _append(door, b"1", b"2")
-    await _append(door, b"3", b"4", b"5")
-    frames = await _bulk(door, **asked)
+async def test_where_it_begins_and_ends(service: GrpcService, asked: dict[str, int], got: list[int]) -> None:
+    await _append(service, b"1", b"2")
+    await _append(service, b"3", b"4", b"5")
+    frames = await _bulk(service, **asked)
     assert [record.seq for frame in frames for record in rows(frame)] == got
     assert not any(frame.HasField("tombstone") for frame in frames)
     end = min(5, asked.get("end_seq", 5))
     assert frames[-1].next_from_seq == max(asked.get("from_seq", 0), end)
 
 
-async def test_refusals(door: Door) -> None:
-    await _append(door, b"1")
+async def test_refusals(service: GrpcService) -> None:
+    await _append(service, b"1")
     for asked in ({"from_seq": 1, "last": 1}, {"from_ts_ms": 1, "last": 1}, {"from_ts_ms": -1}):
-        frames, code, reason = await _broken(door.stub.BulkDiff(pb.BulkDiffRequest(topic="t", **asked)))
+        frames, code, reason = await _broken(service.stub.BulkDiff(pb.BulkDiffRequest(topic="t", **asked)))
         assert (frames, code, reason) == ([], grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
-        call = door.stub.Diff(pb.DiffRequest(topic="t", **asked))
+        call = service.stub.Diff(pb.DiffRequest(topic="t", **asked))
         assert await _refused(call) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
-    frames, code, reason = await _broken(door.stub.BulkDiff(pb.BulkDiffRequest(topic="no")))
+    frames, code, reason = await _broken(service.stub.BulkDiff(pb.BulkDiffRequest(topic="no")))
     assert (frames, code, reason) == ([], grpc.StatusCode.NOT_FOUND, "TOPIC_NOT_FOUND")
-    frames, code, reason = await _broken(door.stub.BulkDiff(pb.BulkDiffRequest(topic="t", partition=1)))
+    frames, code, reason = await _broken(service.stub.BulkDiff(pb.BulkDiffRequest(topic="t", partition=1)))
     assert (frames, code, reason) == ([], grpc.StatusCode.NOT_FOUND, "PARTITION_NOT_FOUND")
 
 
-async def test_locate_time_and_the_starts_of_diff(door: Door) -> None:
-    await _append(door, b"1")
-    first = (await door.stub.Diff(pb.DiffRequest(topic="t"))).records[0].ts_ms
-    await until(lambda: door.engine._clock.now_ms() > first)
-    await _append(door, b"2", b"3")
-    second = (await door.stub.Diff(pb.DiffRequest(topic="t", from_seq=1))).records[0].ts_ms
+async def test_locate_time_and_the_starts_of_diff(service: GrpcService) -> None:
+    await _append(service, b"1")
+    first = (await service.stub.Diff(pb.DiffRequest(topic="t"))).records[0].ts_ms
+    await until(lambda: service.engine._clock.now_ms() > first)
+    await _append(service, b"2", b"3")
+    second = (await service.stub.Diff(pb.DiffRequest(topic="t", from_seq=1))).records[0].ts_ms
     for ts, seq in ((0, 1), (first, 1), (first + 1, 2), (second, 2), (second + 1, 4), (2**63 - 1, 4)):
-        located = await door.stub.LocateTime(pb.LocateTimeRequest(topic="t", ts_ms=ts))
+        located = await service.stub.LocateTime(pb.LocateTimeRequest(topic="t", ts_ms=ts))
         assert (located.topic, located.seq, located.head_seq) == ("t", seq, 3)
         assert located.performance.server_total_ms > 0
-        page = await door.stub.Diff(pb.DiffRequest(topic="t", from_ts_ms=ts))
+        page = await service.stub.Diff(pb.DiffRequest(topic="t", from_ts_ms=ts))
         assert [record.seq for record in page.records] == list(range(seq, 4))
-        assert [record.seq for frame in await _bulk(door, from_ts_ms=ts) for record in rows(frame)] == list(
+        assert [record.seq for frame in await _bulk(service, from_ts_ms=ts) for record in rows(frame)] == list(
             range(seq, 4)
         )
     for last, seqs in ((0, []), (1, [3]), (2, [2, 3]), (2**32 - 1, [1, 2, 3])):
-        page = await door.stub.Diff(pb.DiffRequest(topic="t", last=last))
+        page = await service.stub.Diff(pb.DiffRequest(topic="t", last=last))
         assert [record.seq for record in page.records] == seqs
         assert page.caught_up
     for asked in ({"topic": "no"}, {"topic": "t", "ts_ms": -1}, {"topic": "t", "partition": 1}):
-        await _refused(door.stub.LocateTime(pb.LocateTimeRequest(**asked)))
+        await _refused(service.stub.LocateTime(pb.LocateTimeRequest(**asked)))
 
 
-async def test_deletes_inside_are_silent_and_losses_are_told(door: Door) -> None:
+async def test_deletes_inside_are_silent_and_losses_are_told(service: GrpcService) -> None:
     await _append(
-        door, *[b"%d" % n for n in range(1, 31)], tag=column(*[b"odd" if n % 2 else b"even" for n in range(1, 31)])
+        service, *[b"%d" % n for n in range(1, 31)], tag=column(*[b"odd" if n % 2 else b"even" for n in range(1, 31)])
     )
-    await door.stub.DeleteRecords(pb.DeleteRecordsRequest(topic="t", match=record_pb2.TagMatch(eq="even")))
-    frames = await _bulk(door, **WITH_ALL)
+    await service.stub.DeleteRecords(pb.DeleteRecordsRequest(topic="t", match=record_pb2.TagMatch(eq="even")))
+    frames = await _bulk(service, **WITH_ALL)
     assert _datas(frames) == [b"%d" % n for n in range(1, 31, 2)]
     assert list(frames[0].records.run_count) == [1] * 15
-    await door.stub.PutTopic(pb.PutTopicRequest(topic="t", config=topic_pb2.TopicConfig(cap_records=5)))
-    (frame,) = await _bulk(door)
+    await service.stub.PutTopic(pb.PutTopicRequest(topic="t", config=topic_pb2.TopicConfig(cap_records=5)))
+    (frame,) = await _bulk(service)
     lost = frame.tombstone
     assert (lost.gap_from, lost.gap_to, lost.reason) == (1, 20, record_pb2.GAP_REASON_CAP)
     assert [record.seq for record in rows(frame)] == [21, 23, 25, 27, 29]
-    (cut,) = await _bulk(door, from_seq=2, end_seq=10)
+    (cut,) = await _bulk(service, from_seq=2, end_seq=10)
     lost = cut.tombstone
     assert (lost.gap_from, lost.gap_to, lost.missed_estimate, cut.next_from_seq) == (3, 10, 8, 10)
     assert not cut.HasField("records")
-    (ahead,) = await _bulk(door, from_seq=99)
+    (ahead,) = await _bulk(service, from_seq=99)
     assert ahead.tombstone.reason == record_pb2.GAP_REASON_RECREATED
     assert [record.seq for record in rows(ahead)] == [21, 23, 25, 27, 29]
 
 
-async def test_nodes_are_left_out(door: Door) -> None:
-    await _append(door, b"1", b"2", b"3", node=column(b"me", None, b"you"))
-    assert _datas(await _bulk(door, node=["me"])) == [b"2", b"3"]
-    (frame,) = await _bulk(door, node=["me", "you"], from_seq=2)
+async def test_nodes_are_left_out(service: GrpcService) -> None:
+    await _append(service, b"1", b"2", b"3", node=column(b"me", None, b"you"))
+    assert _datas(await _bulk(service, node=["me"])) == [b"2", b"3"]
+    (frame,) = await _bulk(service, node=["me", "you"], from_seq=2)
     assert (frame.HasField("records"), frame.next_from_seq, frame.done) == (False, 3, True)
 
 
-async def test_frames_have_the_size_asked_for(door: Door) -> None:
+async def test_frames_have_the_size_asked_for(service: GrpcService) -> None:
     data = b'"%b"' % (b"x" * 998)
     for _ in range(5):
-        await _append(door, *[data] * 1000, tag=record_pb2.Column(shared=b"t" * 256))
+        await _append(service, *[data] * 1000, tag=record_pb2.Column(shared=b"t" * 256))
     for asked, size in ((1, 64 << 10), (0, 512 << 10), (1 << 18, 1 << 18), (2**32 - 1, 1 << 20)):
-        frames = await _bulk(door, frame_bytes=asked, **WITH_ALL)
+        frames = await _bulk(service, frame_bytes=asked, **WITH_ALL)
         assert len(_datas(frames)) == 5000
         assert all(size - 2000 < len(frame.records.data.data) <= size for frame in frames[:-1])
 
 
-async def test_no_frame_is_more_than_clients_take(door: Door) -> None:
+async def test_no_frame_is_more_than_clients_take(service: GrpcService) -> None:
     row = record_pb2.AppendRecord(data=b"1", kind=record_pb2.RECORD_KIND_JSON, node="n" * 128, meta=b"{}")
     for n in range(3):
         batch = pb.AppendRequest(topic="t", records=[row] * 10_000)
         for i, record in enumerate(batch.records):
             record.tag = f"{n}-{i}".ljust(256, "x")
             record.node = f"{n}-{i}".ljust(128, "x")
-        await door.stub.Append(batch)
-    frames = await _bulk(door, frame_bytes=1 << 20, **WITH_ALL)
+        await service.stub.Append(batch)
+    frames = await _bulk(service, frame_bytes=1 << 20, **WITH_ALL)
     assert len(_datas(frames)) == 30_000
     assert 1 << 20 < max(frame.ByteSize() for frame in frames) < 4 << 20
 
 
-async def test_large_records(door: Door) -> None:
+async def test_large_records(service: GrpcService) -> None:
     for _ in range(3):
-        await _append(door, LARGE, b"1")
-    assert _datas(await _bulk(door)) == [LARGE, b"1"] * 3
+        await _append(service, LARGE, b"1")
+    assert _datas(await _bulk(service)) == [LARGE, b"1"] * 3
 
 
-async def test_follow_goes_on_with_what_is_written(door: Door) -> None:
-    await _append(door, b"1")
-    stream = door.stub.BulkDiff(pb.BulkDiffRequest(topic="t", follow=True, end_seq=4))
+async def test_follow_goes_on_with_what_is_written(service: GrpcService) -> None:
+    await _append(service, b"1")
+    stream = service.stub.BulkDiff(pb.BulkDiffRequest(topic="t", follow=True, end_seq=4))
     assert [record.seq for record in rows(await stream.read())] == [1]
-    await until(lambda: door.api._waiting)
-    await _append(door, b"2", b"3")
+    await until(lambda: service.api._waiting)
+    await _append(service, b"2", b"3")
     second = await stream.read()
     assert ([record.seq for record in rows(second)], second.done) == ([2, 3], False)
-    await _append(door, b"4", b"5")
+    await _append(service, b"4", b"5")
     third = await stream.read()
     assert ([record.seq for record in rows(third)], third.done) == ([4], True)
     assert await stream.read() is grpc.aio.EOF
-    assert not door.api._waiting
+    assert not service.api._waiting
 
 
-async def test_a_deleted_topic_ends_it_also_when_it_is_made_again(door: Door) -> None:
-    await _append(door, b"1")
-    stream = door.stub.BulkDiff(pb.BulkDiffRequest(topic="t", follow=True))
+async def test_a_deleted_topic_ends_it_also_when_it_is_made_again(service: GrpcService) -> None:
+    await _append(service, b"1")
+    stream = service.stub.BulkDiff(pb.BulkDiffRequest(topic="t", follow=True))
     await stream.read()
-    await until(lambda: door.api._waiting)
-    door.engine.delete_topic("t")
-    door.engine.put_topic("t", ConfigInput())
-    door.engine.sync()
+    await until(lambda: service.api._waiting)
+    service.engine.delete_topic("t")
+    service.engine.put_topic("t", ConfigInput())
+    service.engine.sync()
     assert (await _broken(stream))[1:] == (grpc.StatusCode.NOT_FOUND, "TOPIC_NOT_FOUND")
 
 
-async def test_a_drain_and_a_cancelled_call_end_it(door: Door) -> None:
-    await _append(door, b"1")
-    streams = [door.stub.BulkDiff(pb.BulkDiffRequest(topic="t", follow=True)) for _ in range(4)]
+async def test_a_drain_and_a_cancelled_call_end_it(service: GrpcService) -> None:
+    await _append(service, b"1")
+    streams = [service.stub.BulkDiff(pb.BulkDiffRequest(topic="t", follow=True)) for _ in range(4)]
     for stream in streams:
         await stream.read()
-    await until(lambda: len(door.api._waiting) == 4)
+    await until(lambda: len(service.api._waiting) == 4)
     for stream in streams[:2]:
         stream.cancel()
-    await until(lambda: len(door.api._waiting) == 2)
-    door.api.drain()
+    await until(lambda: len(service.api._waiting) == 2)
+    service.api.drain()
     for stream in streams[2:]:
         assert (await _broken(stream))[1:] == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
-    await until(lambda: not door.api._waiting)
+    await until(lambda: not service.api._waiting)
 
 
-async def test_a_slow_reader_holds_little_memory_and_nobody_up(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_slow_reader_holds_little_memory_and_nobody_up(
+    service: GrpcService, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(64):
-        await _append(door, *[LARGE] * 4)
+        await _append(service, *[LARGE] * 4)
     frames = 0
-    bulk = door.engine.bulk
+    bulk = service.engine.bulk
 
     def counted(request: Any) -> Any:
         nonlocal frames
         frames += 1
         return bulk(request)
 
-    door.engine.bulk = counted  # type: ignore[method-assign]
+    service.engine.bulk = counted  # type: ignore[method-assign]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    streams = [door.stub.BulkDiff(pb.BulkDiffRequest(topic="t")) for _ in range(3)]
+    streams = [service.stub.BulkDiff(pb.BulkDiffRequest(topic="t")) for _ in range(3)]
     for stream in streams:
         await stream.read()
     seen = -1
     while seen != frames:  # until the server stands still
         seen = frames
         for _ in range(100):
-            await door.stub.LocateTime(pb.LocateTimeRequest(topic="t"))
+            await service.stub.LocateTime(pb.LocateTimeRequest(topic="t"))
     assert frames < 3 * 40, "the flow control window, and a frame or two"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 << 10  # in KiB
     for stream in streams[:2]:
@@ -300,7 +302,7 @@ async def test_a_slow_reader_holds_little_memory_and_nobody_up(door: Door, caplo
     while await streams[2].read() is not grpc.aio.EOF:
         rest += 1
     assert rest == 255
-    await until(lambda: not door.api.metrics.grpc.in_flight)
+    await until(lambda: not service.api.metrics.grpc.in_flight)
     assert not caplog.records, "a client that leaves is no error"
 
 
@@ -410,11 +412,11 @@ def test_a_client_may_ping_every_ten_seconds_also_without_a_call() -> None:
     assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] <= 120_000
 
 
-async def test_long_reads_take_turns_with_everyone_else(door: Door) -> None:
+async def test_long_reads_take_turns_with_everyone_else(service: GrpcService) -> None:
     """An append that comes meanwhile waits for one page, however many read and however many turns it takes."""
     for _ in range(8):
-        await _append(door, LARGE)
-    turn, taken, bulk = 0, list[int](), door.engine.bulk
+        await _append(service, LARGE)
+    turn, taken, bulk = 0, list[int](), service.engine.bulk
 
     def counted(request: Any) -> Any:
         taken.append(turn)
@@ -426,9 +428,9 @@ async def test_long_reads_take_turns_with_everyone_else(door: Door) -> None:
             turn += 1
             await asyncio.sleep(0)
 
-    door.engine.bulk = counted  # type: ignore[method-assign]
+    service.engine.bulk = counted  # type: ignore[method-assign]
     counting = asyncio.create_task(count())
-    streams = await asyncio.gather(*[_bulk(door) for _ in range(3)])
+    streams = await asyncio.gather(*[_bulk(service) for _ in range(3)])
     counting.cancel()
     assert [len(_datas(frames)) for frames in streams] == [8] * 3
     assert len(taken) == 3 * 8

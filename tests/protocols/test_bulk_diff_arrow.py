@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.arrow import arrow_rows, batches_of, schema_of
-from support.grpc_on_engine import Door, open_door, rows
+from support.grpc_on_engine import GrpcService, open_service, rows
 from support.kafka_batches import Rec, aiokafka_batch, samples
 from topics_proto.v1 import record_pb2, topic_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
@@ -24,35 +24,39 @@ from topics_service.storage.varbinary import VarBinary, pack
 ARROW = {"format": pb.BULK_FORMAT_ARROW}
 
 
-async def frames_of(door: Door, **request: Any) -> list[pb.BulkDiffResponse]:
-    call = door.stub.BulkDiff(pb.BulkDiffRequest(**{"topic": "t", **request}), timeout=20)
+async def frames_of(service: GrpcService, **request: Any) -> list[pb.BulkDiffResponse]:
+    call = service.stub.BulkDiff(pb.BulkDiffRequest(**{"topic": "t", **request}), timeout=20)
     frames = [frame async for frame in call]
     assert [frame.done for frame in frames] == [False] * (len(frames) - 1) + [True]
     return frames
 
 
-async def write(door: Door, records: list[record_pb2.AppendRecord], topic: str = "t", partition: int = 0) -> None:
-    await door.stub.Append(pb.AppendRequest(topic=topic, records=records, partition=partition))
+async def write(
+    service: GrpcService, records: list[record_pb2.AppendRecord], topic: str = "t", partition: int = 0
+) -> None:
+    await service.stub.Append(pb.AppendRequest(topic=topic, records=records, partition=partition))
 
 
-async def produce(door: Door, records: list[Rec], codec: str = "none", topic: str = "t", partition: int = 0) -> None:
+async def produce(
+    service: GrpcService, records: list[Rec], codec: str = "none", topic: str = "t", partition: int = 0
+) -> None:
     """As a Kafka client does."""
     body = aiokafka_batch(records, codec)
     header = recordbatch.check(body, max_bytes=1 << 24)
-    _, ticket = door.api.append_batch(BatchRequest(topic=topic, partition=partition, header=header, body=body))
-    await door.api.settled(ticket)
+    _, ticket = service.api.append_batch(BatchRequest(topic=topic, partition=partition, header=header, body=body))
+    await service.api.settled(ticket)
 
 
-def forget(door: Door) -> None:
-    """What is read now comes from the disk."""
-    for log_id in list(door.engine.blocks._bases):
-        door.engine.blocks.drop_log(log_id)
+def forget(service: GrpcService) -> None:
+    """Make later reads come from the disk."""
+    for log_id in list(service.engine.blocks._bases):
+        service.engine.blocks.drop_log(log_id)
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> Any:
-    async with open_door(tmp_path / "data") as door:
-        yield door
+async def service(tmp_path: Path) -> Any:
+    async with open_service(tmp_path / "data") as service:
+        yield service
 
 
 def record(data: bytes = b"1", **parts: Any) -> record_pb2.AppendRecord:
@@ -60,13 +64,15 @@ def record(data: bytes = b"1", **parts: Any) -> record_pb2.AppendRecord:
 
 
 @pytest.mark.parametrize(("tags", "meta", "data"), list(product([False, True], repeat=3)))
-async def test_the_schema_of_what_is_asked_for(door: Door, tags: bool, meta: bool, data: bool) -> None:
+async def test_the_schema_of_what_is_asked_for(service: GrpcService, tags: bool, meta: bool, data: bool) -> None:
     asked = {**ARROW, "include_tags": tags, "include_meta": meta, "include_data": data}
-    await door.stub.PutTopic(pb.PutTopicRequest(topic="t"))
-    (empty,) = await frames_of(door, **asked)
+    await service.stub.PutTopic(pb.PutTopicRequest(topic="t"))
+    (empty,) = await frames_of(service, **asked)
     assert batches_of([empty]) == (schema_of(tags=tags, meta=meta, data=data), [None])
-    await write(door, [record(tag="t", node="n", meta=b'{"k":1}'), record(b"\xff", kind=record_pb2.RECORD_KIND_BINARY)])
-    (frame,) = await frames_of(door, **asked)
+    await write(
+        service, [record(tag="t", node="n", meta=b'{"k":1}'), record(b"\xff", kind=record_pb2.RECORD_KIND_BINARY)]
+    )
+    (frame,) = await frames_of(service, **asked)
     schema, (batch,) = batches_of([frame])
     assert batch is not None
     assert schema == schema_of(tags=tags, meta=meta, data=data) == batch.schema
@@ -78,10 +84,10 @@ async def test_the_schema_of_what_is_asked_for(door: Door, tags: bool, meta: boo
     assert not frame.HasField("records")
 
 
-async def test_a_frame_without_records_has_no_bytes_but_the_first(door: Door) -> None:
+async def test_a_frame_without_records_has_no_bytes_but_the_first(service: GrpcService) -> None:
     for _ in range(4):
-        await write(door, [record(tag="x")] * 10_000)
-    frames = await frames_of(door, filter=record_pb2.TagMatch(prefix="y"), **ARROW)
+        await write(service, [record(tag="x")] * 10_000)
+    frames = await frames_of(service, filter=record_pb2.TagMatch(prefix="y"), **ARROW)
     assert len(frames) > 1
     assert [bool(frame.arrow) for frame in frames] == [True] + [False] * (len(frames) - 1)
     assert batches_of(frames) == (schema_of(), [None] * len(frames))
@@ -90,29 +96,31 @@ async def test_a_frame_without_records_has_no_bytes_but_the_first(door: Door) ->
     assert cursors[-1] == 40_000
 
 
-async def test_no_frame_is_more_than_clients_take(door: Door) -> None:
+async def test_no_frame_is_more_than_clients_take(service: GrpcService) -> None:
     for n in range(3):
         records = [
             record(tag=f"{n}-{i}".ljust(256, "x"), node=f"{n}-{i}".ljust(128, "x"), meta=b"{}") for i in range(10_000)
         ]
-        await write(door, records)
+        await write(service, records)
     for cold in (False, True):
         if cold:
-            forget(door)
-        frames = await frames_of(door, frame_bytes=1 << 20, include_tags=True, **ARROW)
+            forget(service)
+        frames = await frames_of(service, frame_bytes=1 << 20, include_tags=True, **ARROW)
         assert sum(map(len, arrow_rows(frames))) == 30_000
         assert 1 << 20 < max(frame.ByteSize() for frame in frames) < 4 << 20
 
 
-async def test_large_records_and_small_frames(door: Door) -> None:
+async def test_large_records_and_small_frames(service: GrpcService) -> None:
     large = b'"%b"' % (b"x" * ((1 << 20) - 2))
     for _ in range(3):
-        await write(door, [record(large), record(b"1")])
-    frames = await frames_of(door, frame_bytes=1, **ARROW)
+        await write(service, [record(large), record(b"1")])
+    frames = await frames_of(service, frame_bytes=1, **ARROW)
     assert [one.data for found in arrow_rows(frames) for one in found] == [large, b"1"] * 3
 
 
-async def test_of_a_large_append_a_frame_costs_its_own_records(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_a_large_append_a_frame_costs_its_own_records(
+    service: GrpcService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not all of the append again for each frame, which would take ten times as long."""
     packed = list[int]()
 
@@ -121,48 +129,48 @@ async def test_of_a_large_append_a_frame_costs_its_own_records(door: Door, monke
         return pack(texts, size)
 
     monkeypatch.setattr(bulk_arrow, "pack", counted)
-    await write(door, [record(b'"%b"' % (b"x" * 900), tag=f"t{i}", node="n", meta=b"{}") for i in range(1000)])
-    frames = await frames_of(door, frame_bytes=1, include_tags=True, **ARROW)
+    await write(service, [record(b'"%b"' % (b"x" * 900), tag=f"t{i}", node="n", meta=b"{}") for i in range(1000)])
+    frames = await frames_of(service, frame_bytes=1, include_tags=True, **ARROW)
     assert len(frames) > 10
     assert [one.tag for found in arrow_rows(frames) for one in found] == [f"t{i}" for i in range(1000)]
     assert sum(packed) == 3 * 1000
 
 
-async def test_what_kafka_clients_wrote(door: Door) -> None:
-    await door.stub.PutTopic(pb.PutTopicRequest(topic="t"))
+async def test_what_kafka_clients_wrote(service: GrpcService) -> None:
+    await service.stub.PutTopic(pb.PutTopicRequest(topic="t"))
     for codec in ("none", "gzip", "lz4"):
-        await produce(door, samples(50), codec)
-    await write(door, [record(b'"own"', tag="k", node="n")])
-    page = await door.stub.Diff(pb.DiffRequest(topic="t", include_tags=True, limit=1000))
+        await produce(service, samples(50), codec)
+    await write(service, [record(b'"own"', tag="k", node="n")])
+    page = await service.stub.Diff(pb.DiffRequest(topic="t", include_tags=True, limit=1000))
     assert {one.kind for one in page.records} == {1, 2}
     for cold in (False, True):
         if cold:
-            forget(door)
-        (frame,) = await frames_of(door, include_tags=True, **ARROW)
+            forget(service)
+        (frame,) = await frames_of(service, include_tags=True, **ARROW)
         assert arrow_rows([frame]) == [list(page.records)]
 
 
-async def test_follow(door: Door) -> None:
-    await write(door, [record(b"1")])
-    stream = door.stub.BulkDiff(pb.BulkDiffRequest(topic="t", follow=True, end_seq=3, **ARROW))
+async def test_follow(service: GrpcService) -> None:
+    await write(service, [record(b"1")])
+    stream = service.stub.BulkDiff(pb.BulkDiffRequest(topic="t", follow=True, end_seq=3, **ARROW))
     frames = [await stream.read()]
-    await write(door, [record(b"2")])
+    await write(service, [record(b"2")])
     frames.append(await stream.read())
-    await write(door, [record(b"3"), record(b"4")])
+    await write(service, [record(b"3"), record(b"4")])
     frames.append(await stream.read())
     assert [[one.data for one in found] for found in arrow_rows(frames)] == [[b"1"], [b"2"], [b"3"]]
     assert frames[-1].done
 
 
-async def test_runs_of_seqs_and_times_of_many_deletes(door: Door) -> None:
+async def test_runs_of_seqs_and_times_of_many_deletes(service: GrpcService) -> None:
     """Every second record is gone, and appends of one record each have a time each."""
     for i in range(3000):
-        await write(door, [record(b"%d" % i, tag="even" if i % 2 else "odd", node="n" if i % 3 else None)])
-    door.engine.maintain()
-    await door.stub.DeleteRecords(pb.DeleteRecordsRequest(topic="t", match=record_pb2.TagMatch(eq="even")))
-    forget(door)
-    by_arrow = arrow_rows(await frames_of(door, include_tags=True, **ARROW))
-    by_column = [rows(frame) for frame in await frames_of(door, include_tags=True)]
+        await write(service, [record(b"%d" % i, tag="even" if i % 2 else "odd", node="n" if i % 3 else None)])
+    service.engine.maintain()
+    await service.stub.DeleteRecords(pb.DeleteRecordsRequest(topic="t", match=record_pb2.TagMatch(eq="even")))
+    forget(service)
+    by_arrow = arrow_rows(await frames_of(service, include_tags=True, **ARROW))
+    by_column = [rows(frame) for frame in await frames_of(service, include_tags=True)]
     assert by_arrow == by_column
     assert [one.seq for found in by_arrow for one in found] == list(range(1, 3000, 2))
 
@@ -209,7 +217,7 @@ request = st.fixed_dictionaries(
 )
 
 
-async def _take(door: Door, topic: str, what: str, partition: int, value: Any) -> None:
+async def _take(service: GrpcService, topic: str, what: str, partition: int, value: Any) -> None:
     place = {"topic": topic, "partition": partition}
     if what == "append":
         kinds = (record_pb2.RECORD_KIND_JSON, record_pb2.RECORD_KIND_BINARY)
@@ -217,28 +225,30 @@ async def _take(door: Door, topic: str, what: str, partition: int, value: Any) -
             record_pb2.AppendRecord(data=data, kind=kinds[binary], tag=tag, node=node, meta=meta or b"")
             for data, tag, node, meta, binary in value
         ]
-        await write(door, made, topic, partition)
+        await write(service, made, topic, partition)
     elif what == "produce":
-        await produce(door, value, topic=topic, partition=partition)
+        await produce(service, value, topic=topic, partition=partition)
     elif what == "match":
-        await door.stub.DeleteRecords(pb.DeleteRecordsRequest(**place, match=record_pb2.TagMatch(eq=value)))
+        await service.stub.DeleteRecords(pb.DeleteRecordsRequest(**place, match=record_pb2.TagMatch(eq=value)))
     elif what == "before":
-        await door.stub.DeleteRecords(pb.DeleteRecordsRequest(**place, before_seq=value))
+        await service.stub.DeleteRecords(pb.DeleteRecordsRequest(**place, before_seq=value))
     elif what == "cap":
-        await door.stub.PutTopic(pb.PutTopicRequest(topic=topic, config=topic_pb2.TopicConfig(cap_records=value)))
+        await service.stub.PutTopic(pb.PutTopicRequest(topic=topic, config=topic_pb2.TopicConfig(cap_records=value)))
     elif what == "upkeep":
-        door.engine.maintain()
+        service.engine.maintain()
     else:
-        forget(door)
+        forget(service)
 
 
-async def _by_pages(door: Door, asked: dict[str, Any]) -> tuple[list[record_pb2.Record], list[record_pb2.Tombstone]]:
+async def _by_pages(
+    service: GrpcService, asked: dict[str, Any]
+) -> tuple[list[record_pb2.Record], list[record_pb2.Tombstone]]:
     """The same records and tombstones by Diff, without an end."""
     fields = {name: value for name, value in asked.items() if name not in ("end_seq", "frame_bytes", "include_data")}
     records: list[record_pb2.Record] = []
     tombstones: list[record_pb2.Tombstone] = []
     while True:
-        page = await door.stub.Diff(pb.DiffRequest(limit=3, **fields))
+        page = await service.stub.Diff(pb.DiffRequest(limit=3, **fields))
         records += page.records
         tombstones += [page.tombstone] if page.HasField("tombstone") else []
         if page.caught_up:
@@ -246,23 +256,23 @@ async def _by_pages(door: Door, asked: dict[str, Any]) -> tuple[list[record_pb2.
         fields["from_seq"] = page.next_from_seq
 
 
-async def _compare(door: Door, topic: str, steps: list[Any], requests: list[dict[str, Any]]) -> None:
-    await door.stub.PutTopic(pb.PutTopicRequest(topic=topic, partition_count=2))
+async def _compare(service: GrpcService, topic: str, steps: list[Any], requests: list[dict[str, Any]]) -> None:
+    await service.stub.PutTopic(pb.PutTopicRequest(topic=topic, partition_count=2))
     for what, partition, value in steps:
-        await _take(door, topic, what, partition, value)
+        await _take(service, topic, what, partition, value)
     for i, asked in enumerate(requests):
         if i == 1:
-            forget(door)
+            forget(service)
         asked["topic"] = topic
-        in_arrow = await frames_of(door, **asked, **ARROW)
-        in_columns = await frames_of(door, **asked)
+        in_arrow = await frames_of(service, **asked, **ARROW)
+        in_columns = await frames_of(service, **asked)
         by_arrow, by_column = arrow_rows(in_arrow), [rows(frame) for frame in in_columns]
         assert by_arrow == by_column
         for frame in (*in_arrow, *in_columns):
             frame.ClearField("records")
             frame.ClearField("arrow")
         assert in_arrow == in_columns
-        records, tombstones = await _by_pages(door, asked)
+        records, tombstones = await _by_pages(service, asked)
         for one in records:
             if not asked.get("include_data", True):
                 one.data = b""
@@ -270,18 +280,18 @@ async def _compare(door: Door, topic: str, steps: list[Any], requests: list[dict
         assert [one for found in by_arrow for one in found] == [one for one in records if one.seq <= end]
         if end == 1 << 40:
             assert [frame.tombstone for frame in in_arrow if frame.HasField("tombstone")] == tombstones
-    await door.stub.DeleteTopic(pb.DeleteTopicRequest(topic=topic))
+    await service.stub.DeleteTopic(pb.DeleteTopicRequest(topic=topic))
 
 
 def test_arrow_is_what_columns_and_pages_are(tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
-        opened = open_door(tmp_path / "data")
-        door, names = runner.run(opened.__aenter__()), count()
+        opened = open_service(tmp_path / "data")
+        service, names = runner.run(opened.__aenter__()), count()
 
         @settings(max_examples=120, deadline=None)
         @given(st.lists(step, max_size=9), st.lists(request, min_size=1, max_size=4))
         def check(steps: list[Any], requests: list[dict[str, Any]]) -> None:
-            runner.run(_compare(door, f"t{next(names)}", steps, requests))
+            runner.run(_compare(service, f"t{next(names)}", steps, requests))
 
         try:
             check()

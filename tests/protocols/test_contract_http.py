@@ -1,4 +1,4 @@
-"""What holds for every call on a real server over HTTP: envelopes, routes, `performance`, probes, settings.
+"""Rules for every call on a real server over HTTP: envelopes, routes, `performance`, probes, settings.
 
 The answers that HTTP and gRPC share are in `cases/`. The modules `test_contract_*.py` hold what only JSON over HTTP can
 be asked, one by one: this one what cuts across the calls; the others topics, writes, reads, deletes, retention, bodies

@@ -1,4 +1,4 @@
-"""How requests and replies travel on a real server over HTTP: lengths, pieces, pipelines, gzip, versions of HTTP."""
+"""Transfer of requests and responses on a real server over HTTP: lengths, pieces, pipelines, gzip, versions of HTTP."""
 
 import gzip
 import json

@@ -25,7 +25,7 @@ _POSTS = ("claim", "ack", "nack", "extend", "redrive")
 
 
 class Leases:
-    """The lease ids that a door's claims gave, newest last."""
+    """The lease ids that a client's claims gave, newest last."""
 
     def __init__(self) -> None:
         self._of_job: dict[tuple[str, int], list[str]] = {}
@@ -50,7 +50,7 @@ class Leases:
         return self._of_job[topic, int(found[1])][int(found[2] or 0) - 1]
 
 
-class HttpDoor(both_protocols.HttpDoor):
+class HttpClient(both_protocols.HttpClient):
     def __init__(self, base: str) -> None:
         super().__init__(base)
         self._leases = Leases()
@@ -86,7 +86,7 @@ class HttpDoor(both_protocols.HttpDoor):
         return job
 
 
-class GrpcDoor(both_protocols.GrpcDoor):
+class GrpcClient(both_protocols.GrpcClient):
     def __init__(self, target: str) -> None:
         super().__init__(target)
         self._queues = queue_service_pb2_grpc.QueueServiceStub(self._channel)
@@ -230,16 +230,16 @@ def _now() -> int:
 
 
 @pytest.fixture(scope="module")
-def queue_doors(server: ServerProcess) -> Iterator[list[Any]]:
-    http, grpc_ = HttpDoor(server.base), GrpcDoor(server.grpc_target)
+def queue_clients(server: ServerProcess) -> Iterator[list[Any]]:
+    http, grpc_ = HttpClient(server.base), GrpcClient(server.grpc_target)
     yield [http, grpc_]
     http.close()
     grpc_.close()
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in QUEUES])
-def test_protocols_agree_on_queues(case: Case, queue_doors: list[Any]) -> None:
+def test_protocols_agree_on_queues(case: Case, queue_clients: list[Any]) -> None:
     run = next(_runs)
-    answers = [both_protocols._run(case, door, run) for door in queue_doors]
+    answers = [both_protocols._run(case, client, run) for client in queue_clients]
     for step, over_http, over_grpc in zip(case.steps, *answers, strict=True):
         assert over_http == over_grpc, f"{case.name}: {step}"

@@ -358,7 +358,7 @@ def api_of(server: ServerProcess) -> Iterator[Api]:
 
 
 def gauges(api: Api) -> dict[str, float]:
-    """What must be nothing when nobody is there; this scrape not counted. (Leases may outlive their workers.)"""
+    """The gauges that must be zero without clients; this scrape not counted. (Leases may outlive their workers.)"""
     text = api.send("GET", "/v0/metrics").text
     names = "http_requests_in_flight|grpc_calls_in_flight|wal_queue_depth|sse_connections"
     found = {name: float(value) for name, value in re.findall(rf"^topics_({names}) (\S+)$", text, re.MULTILINE)}
@@ -508,9 +508,9 @@ def test_random_requests_soak(servers: list[ServerProcess]) -> None:
 
 def report(seen: Counter[str], idle: list[Descriptors], servers: list[ServerProcess], samples: list[list[int]]) -> None:
     """Print what a soak did."""
-    for door in ("HTTP/1", "HTTP/2", "gRPC"):
-        outcomes = {name: count for name, count in seen.most_common() if name.startswith(door)}
-        print(f"{door}: {sum(outcomes.values())} calls")
+    for protocol in ("HTTP/1", "HTTP/2", "gRPC"):
+        outcomes = {name: count for name, count in seen.most_common() if name.startswith(protocol)}
+        print(f"{protocol}: {sum(outcomes.values())} calls")
         for name, count in outcomes.items():
             print(f"  {count:8} {name}")
     for server, before, sizes in zip(servers, idle, samples, strict=True):

@@ -20,7 +20,7 @@ def batches(api: Api) -> int:
 
 
 async def over_http(base: str, topic: str, client: int) -> dict[int, str]:
-    """What was written, by seq."""
+    """The records written, by seq."""
     done = {}
     async with httpx.AsyncClient(base_url=base, trust_env=False, verify=False) as http:
         for n in range(EACH):

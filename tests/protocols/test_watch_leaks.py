@@ -135,21 +135,21 @@ class Crowd:
             for _ in range(AT_ONCE):
                 group.create_task(one_after_the_other())
 
-    async def never_read(self, api: Api, count: int, doors: Collection[str] = ("sse", "ws", "grpc")) -> None:
+    async def never_read(self, api: Api, count: int, protocols: Collection[str] = ("sse", "ws", "grpc")) -> None:
         """Clients that take nothing while much is written, so many at each protocol; then they go."""
         loop = asyncio.get_running_loop()
         held: list[socket.socket] = []
         calls = []
         for i in range(count):
-            if "sse" in doors:
+            if "sse" in protocols:
                 held.append(await self._connect(self.server.http_port))
                 head = f"GET {self.urls[i % len(self.urls)]} HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: e30\r\n\r\n"
                 await loop.sock_sendall(held[-1], head.encode())
-            if "ws" in doors:
+            if "ws" in protocols:
                 held.append(await self._connect(self.server.http_port))
                 command = frame(TEXT, json.dumps({"op": "subscribe", "topic": self.topic}).encode())
                 await loop.sock_sendall(held[-1], upgrade("/v0/ws", {}) + command)
-            if "grpc" in doors:
+            if "grpc" in protocols:
                 subscription = pb.WatchSubscription(topics={self.topic: pb.WatchTopic()})
                 calls.append(self.stub.Watch(pb.WatchRequest(subscription=subscription)))
         for _ in range(10):
@@ -168,7 +168,7 @@ def fill(api: Api, topic: str, count: int) -> None:
 
 
 def gauges(api: Api) -> dict[str, float]:
-    """What the server says it holds."""
+    """The resources that the server reports."""
     found = {}
     for line in api.client.get("/v0/metrics").text.splitlines():
         name, _, value = line.partition(" ")
@@ -177,7 +177,7 @@ def gauges(api: Api) -> dict[str, float]:
     return found
 
 
-async def measure(server: ServerProcess, doors: dict[str, int], warm_up: int, silent: int) -> dict[str, int]:
+async def measure(server: ServerProcess, protocols: dict[str, int], warm_up: int, silent: int) -> dict[str, int]:
     """Let them come and go, and compare; gives the bytes of memory that each protocol's visits have added."""
     added = {}
     with Api(server.base) as api:
@@ -201,12 +201,12 @@ async def measure(server: ServerProcess, doors: dict[str, int], warm_up: int, si
         try:
             for _ in range(3):
                 await crowd.never_read(api, silent)
-            for door in doors:
-                await crowd.come_and_go(visits[door], warm_up, f"warm up {door}")
+            for protocol in protocols:
+                await crowd.come_and_go(visits[protocol], warm_up, f"warm up {protocol}")
             files, highest = await empty()  # what the allocator gave back in between, it may take again
 
             async def growth(who: str, come: Callable[[], Awaitable[None]]) -> int:
-                """What they add, or add once more: a leak is as large again, what the allocator took is not."""
+                """The growth, or the growth of a second round: a leak grows again, the allocator does not."""
                 nonlocal highest
                 for _ in range(2):
                     highest = before = max(highest, (await empty())[1])
@@ -222,8 +222,8 @@ async def measure(server: ServerProcess, doors: dict[str, int], warm_up: int, si
                 for _ in range(3):
                     await crowd.never_read(api, silent)
 
-            for door, count in doors.items():
-                added[door] = await growth(door, partial(crowd.come_and_go, visits[door], count, door))
+            for protocol, count in protocols.items():
+                added[protocol] = await growth(protocol, partial(crowd.come_and_go, visits[protocol], count, protocol))
             added["silent"] = await growth("clients that never read", silence)
             end = time.monotonic() + SECONDS
             while descriptors(server) > files + MORE_FILES:
@@ -247,5 +247,5 @@ async def test_visits_that_break_off_leave_nothing(start: Callable[..., ServerPr
 async def test_ten_thousand_visits_at_each_protocol_leave_nothing(start: Callable[..., ServerProcess]) -> None:
     server = start(TOPICS_MEMORY_BYTES=32 << 20)  # so that its caches are soon full
     added = await measure(server, dict.fromkeys(("sse", "ws", "grpc"), SOAK_VISITS), 2000, SILENT)
-    print({door: f"{each >> 10} KB" for door, each in added.items()})
+    print({protocol: f"{each >> 10} KB" for protocol, each in added.items()})
     assert all(each < MORE_BYTES for each in added.values()), added

@@ -86,10 +86,10 @@ class Run:
             subject.lives.append(life)
         else:
             life.push(life.now.appended(records, self.model.now))
-        door = self.rng.choice((self._append_http, self._append_http, self._append_grpc))
+        follower_class = self.rng.choice((self._append_http, self._append_http, self._append_grpc))
 
         async def operation() -> None:
-            assert await door(name, records) == life.now.head
+            assert await follower_class(name, records) == life.now.head
             self.done(life)
 
         await self.start(name, operation())
@@ -281,9 +281,9 @@ class Run:
         )
 
     def follow(self) -> None:
-        for i, door in enumerate((*(SessionFollower,) * 4, *(GrpcFollower,) * 3, *(WsFollower,) * 3)):
+        for i, follower_class in enumerate((*(SessionFollower,) * 4, *(GrpcFollower,) * 3, *(WsFollower,) * 3)):
             rng = random.Random(f"{self.rng.random()} {i}")
-            follower = door(f"{door.__name__} {i}", self.server, self.model, self.wish(), rng)
+            follower = follower_class(f"{follower_class.__name__} {i}", self.server, self.model, self.wish(), rng)
             self.followers.append(follower)
             self.following.append(asyncio.create_task(follower.run()))
 

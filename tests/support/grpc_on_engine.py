@@ -37,7 +37,7 @@ class GatedStore(RocksStore):
         super().sync()
 
 
-class Door:
+class GrpcService:
     """Store, engine, api and server, and a stub that talks to them over a socket."""
 
     def __init__(self, store: GatedStore, authorizer: Authorizer | None, limits: Limits | None) -> None:
@@ -51,23 +51,23 @@ class Door:
 
 
 @asynccontextmanager
-async def open_door(
+async def open_service(
     path: Path, *, authorizer: Authorizer | None = None, limits: Limits | None = None
-) -> AsyncIterator[Door]:
-    """A door on a new directory. At the end nothing may be left behind: no task, no wait."""
+) -> AsyncIterator[GrpcService]:
+    """A service on a new directory. At the end no task and no wait may be left behind."""
     before = asyncio.all_tasks()
     store = GatedStore(path)
-    door = Door(store, authorizer, limits)
-    door.address = f"127.0.0.1:{await door.server.start()}"
+    service = GrpcService(store, authorizer, limits)
+    service.address = f"127.0.0.1:{await service.server.start()}"
     try:
-        async with grpc.aio.insecure_channel(door.address) as channel:
-            door.stub = topics_service_pb2_grpc.TopicsServiceStub(channel)
-            yield door
+        async with grpc.aio.insecure_channel(service.address) as channel:
+            service.stub = topics_service_pb2_grpc.TopicsServiceStub(channel)
+            yield service
     finally:
         store.gate.set()
-        await door.server.stop(0)
-        await until(lambda: not door.api._waiting)
-        await asyncio.to_thread(door.commit.stop)
+        await service.server.stop(0)
+        await until(lambda: not service.api._waiting)
+        await asyncio.to_thread(service.commit.stop)
         store.close()
     await until(lambda: not {task for task in asyncio.all_tasks() - before if "topics_service" in repr(task)})
 

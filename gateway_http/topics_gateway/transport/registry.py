@@ -103,7 +103,7 @@ class Registry(ServerState):
 
     def refuse(self) -> None:
         """Log that a connection was refused for this reason."""
-        self._log.warning("refusing connections: there are %d, as many as may be", self.limits.max_connections)
+        self._log.warning("refusing connections: there are %d, which is the limit", self.limits.max_connections)
 
     def has_room(self) -> bool:
         """Return True if one more connection is accepted; a refusal is logged."""
@@ -118,7 +118,7 @@ class Registry(ServerState):
 
     def handshake_failed(self, peer: str, cause: str) -> None:
         """Log a TLS handshake that failed or timed out."""
-        logger.debug("no TLS with %s: %s", peer, cause)
+        logger.debug("TLS handshake with %s failed: %s", peer, cause)
 
     def forget(self, connection: object) -> None:
         """Remove a connection whose socket is closed, or which handed its socket to another protocol."""
@@ -165,7 +165,7 @@ class Registry(ServerState):
                 await self._empty()
         except TimeoutError:
             if self.tasks:
-                logger.error("still running although cancelled: %s", counted(len(self.tasks), "request"))
+                logger.error("still running after cancellation: %s", counted(len(self.tasks), "request"))
 
     def _cancel_tasks(self) -> None:
         for task in self.tasks:

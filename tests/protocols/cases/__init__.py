@@ -1,4 +1,4 @@
-"""What both protocols are asked, as data: cases of steps, one module for each kind of call."""
+"""Requests to both protocols as data: cases of steps, one module for each kind of call."""
 
 from protocols.cases.delete import DELETES
 from protocols.cases.diff import READS
