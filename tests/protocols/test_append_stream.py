@@ -216,7 +216,7 @@ async def test_cancelling_leaves_nothing_behind(service: GrpcService) -> None:
     await until(lambda: not service.api._waiting)
     service.store.gate.set()
     await service.stub.Append(pb.AppendRequest(topic="t", records=[record_pb2.AppendRecord(data=b"1")]))
-    # `open_door` looks for tasks
+    # `open_service` looks for tasks
 
 
 async def test_a_client_that_goes_away_leaves_nothing_behind(service: GrpcService) -> None:
