@@ -108,7 +108,7 @@ class FakeStream:
         self.cursors = cursors
         self.positions = {t: Position(from_seq=at, head_seq=9, earliest_seq=1) for t, at in cursors.items()}
 
-    place = property(lambda self: self.cursors)
+    resume_cursors = property(lambda self: self.cursors)
 
 
 def writer(stream: FakeStream, **limits: int) -> FrameWriter:

@@ -227,7 +227,7 @@ def test_a_server_on_another_machine(target: Path) -> None:
         told = Cli(f"127.0.0.1:{port}")("backup", "create", "--to", target, code=1).err
     finally:
         served.stop(None).wait()
-    assert "can't read /not/here/theirs" in told
+    assert "can't read the server's checkpoint /not/here/theirs" in told
     assert "run this on the server's machine" in told
     assert elsewhere.released == "theirs"
     assert not target.exists()
