@@ -97,7 +97,7 @@ class Watcher(Actor):
         follower.wakes.clear()
         before, epochs = dict(watch.cursors), dict(watch.epochs)
         frame = watch.next()
-        named = None if frame is None else getattr(frame, "place", None)
+        named = None if frame is None else getattr(frame, "topic_partition", None)
         for place, cursor in before.items():
             if place != named and place in watch.cursors:
                 self._check_silence(follower, place, epochs[place], cursor, watch.cursors[place])
