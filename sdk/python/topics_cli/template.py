@@ -105,10 +105,7 @@ def _literal(text: str) -> bytes:
         if name[:1] == "x" and len(name) == 3:
             return chr(0xDC00 + int(name[1:], 16)) if name[1:] >= "80" else chr(int(name[1:], 16))
         if name not in _ESCAPED:
-            raise ValueError(
-                f"unknown escape \\{name}; known: \
- \\t \\r \\0 \\\\ \\xHH"
-            )
+            raise ValueError(f"unknown escape \\{name}; known: \\n \\t \\r \\0 \\\\ \\xHH")
         return _ESCAPED[name].decode()
 
     return _ESCAPE.sub(escaped, text).encode(errors="surrogateescape")

@@ -58,6 +58,6 @@ def test_a_record_has_its_size_if_that_is_possible(size: int) -> None:
 
 
 def test_what_makes_no_sense(topics: Cli) -> None:
-    assert "--size is 1,048,576 at most" in topics("bench", "--size", "2MiB", code=2).err
-    assert "--producers is 64 at most" in topics("bench", "--producers", 65, code=2).err
+    assert "--size must be at most 1,048,576" in topics("bench", "--size", "2MiB", code=2).err
+    assert "--producers must be at most 64" in topics("bench", "--producers", 65, code=2).err
     assert "unavailable" in Cli("127.0.0.1:1")("bench", code=3).err
