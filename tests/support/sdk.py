@@ -44,12 +44,19 @@ class Loop:
     def close(self) -> None:
         """End it, when nothing is left running."""
         self.run(self._loop.shutdown_asyncgens())
+        self.run(self._settled())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         left = asyncio.all_tasks(self._loop)
         self._loop.close()
         assert not left, f"tasks are left: {left}"
         assert not self.complaints, self.complaints
+
+    async def _settled(self) -> None:
+        """Return once the tasks that are about to end have: gRPC takes in the status of a call in one of its own."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=5)
 
 
 class _Stream:

@@ -187,7 +187,9 @@ def test_an_interrupt_and_a_dead_server_leave_a_part_and_a_place_to_go_on(tmp_pa
         assert not (tmp_path / "out").exists()
         written = part.read_bytes().splitlines()
         assert written == lines[: len(written)]
-        assert f"holds the first {len(written):,} records; resume with --from-seq {len(written)} into another file" in told
+        assert (
+            f"holds the first {len(written):,} records; resume with --from-seq {len(written)} into another file" in told
+        )
         topics("export", "t", tmp_path / "rest", "--from-seq", len(written))
         assert (tmp_path / "rest").read_bytes().splitlines() == lines[len(written) :]
 
@@ -210,7 +212,10 @@ def test_a_full_disk_leaves_what_was_written_before(topics: Cli, tmp_path: Path)
     assert error == f"topics export: {tmp_path / 'a'}: File too large"
     written = (tmp_path / "a.part").read_bytes().split(b"\n")[:-1]
     assert written == lines[: len(written)]
-    assert f"a.part holds the first {len(written)} records; resume with --from-seq {len(written)} into another file" in told
+    assert (
+        f"a.part holds the first {len(written)} records; resume with --from-seq {len(written)} into another file"
+        in told
+    )
     table = tmp_path / "rows.parquet"
     topics("append", topic, stdin=b"\n".join(b'"%b"' % os.urandom(500).hex().encode() for _ in range(4000)))
     assert limited(table) == f"topics export: {table}: File too large\n"
