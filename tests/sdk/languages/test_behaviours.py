@@ -25,7 +25,7 @@ from topics_client import NewRecord, Retry, TopicConfig, TopicsClient
 
 HERE = Path(__file__).parent
 NODE = HERE / "node"
-SECONDS = 90.0  # a call over HTTP that is lost without a trace is given up after 30 s, a long poll after 40
+SECONDS = 90.0  # a lost call over HTTP is given up after 30 s, a lost long poll after 40
 
 pytestmark = pytest.mark.timeout(300)  # whoever comes first builds grpc in Go
 
