@@ -134,7 +134,7 @@ bench: setup-dev build/spark-4.2/.installed
 # Long runs, which print their figures. The soak at load has MINUTES, the loop of kills TOPICS_KILLS, each of the others (random
 # seeds, crashes of one kind) TOPICS_SOAK_SECONDS.
 MINUTES ?= 10
-SOAK := $(PYTEST) -m soak -s --timeout 0
+SOAK := $(PYTEST) -m soak -s --timeout 0 -o faulthandler_timeout=0
 KILLS := tests/crash/test_every_path_sigkill.py
 soak: setup-dev $(KAFKA_CLIENTS) $(SPARKS:%=build/spark-%/.installed)
 	TOPICS_SOAK_SECONDS=$$(($(MINUTES) * 60)) $(SOAK) tests/soak
