@@ -7,23 +7,30 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 lane() {
-  local target began failed=0
+  local target began running failed=0
+  trap 'kill "$running" 2>/dev/null; exit 1' TERM # timeout passes it on to all that it runs
   for target in $1; do
     began=$SECONDS
-    if timeout --signal ABRT --kill-after 30 30m "${MAKE:-make}" --no-print-directory "$target" 2>&1; then
-      echo "passed in $((SECONDS - began)) s"
+    timeout --signal ABRT --kill-after 30 30m "${MAKE:-make}" --no-print-directory "$target" \
+      > >(sed --unbuffered "s/^/[$target] /") 2>&1 &
+    running=$!
+    if wait "$running"; then
+      echo "[$target] passed in $((SECONDS - began)) s"
     else
-      echo "FAILED after $((SECONDS - began)) s"
-      false
-    fi | sed --unbuffered "s/^/[$target] /" || failed=1
+      echo "[$target] FAILED after $((SECONDS - began)) s"
+      failed=1
+    fi
   done
   return "$failed"
 }
 
 lane "$1" &
 first=$!
-trap 'kill "$first" 2>/dev/null' EXIT
-lane "$2"
-second=$?
+lane "$2" &
+second=$!
+trap 'kill "$first" "$second" 2>/dev/null' EXIT
+trap 'exit 130' INT TERM
 wait "$first"
-exit "$(($? | second))"
+failed=$?
+wait "$second"
+exit "$(($? | failed))"

@@ -38,7 +38,6 @@ WORKERS = 6
 PATIENCE = 0.05  # of a client whose request may park
 BAD_LOG = ("Traceback", " ERROR ", " CRITICAL ", "was never awaited", "Task exception", "Task was destroyed")
 MEMORY_BYTES = 64 << 20
-STREAM_WINDOW = 1 << 20  # of a request body over HTTP/2
 # What the soak may gain from its middle to its end. Topics are dropped between volleys, so what may grow by design are
 # caches and write buffers, which these small requests fill slowly: MEMORY_BYTES bounds them, half of it is allowed. In
 # 10 minutes with 150 requests/s for each server, that finds 1 KiB kept per request.
@@ -147,9 +146,7 @@ class Worker:
         content = b"" if call.body is None else call.body
         headers = [(name.encode(), value.encode("latin-1")) for name, value in kept]
         built = client.build_request(call.method, "/", headers=headers, content=content)
-        # httpcore waits for a window without end where the answer came, with its RST_STREAM, before the body was sent.
-        may_hang = len(content) > STREAM_WINDOW
-        seconds = PATIENCE if call.parks or may_hang else 20
+        seconds = PATIENCE if call.parks else 20
         built.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), seconds)
         built.extensions["target"] = call.target.encode("latin-1")
         try:
@@ -159,7 +156,7 @@ class Worker:
             finally:
                 response.close()
         except httpx.TimeoutException:
-            assert call.parks or may_hang, "no answer in time"
+            assert call.parks, "no answer in time"
             self._http2.pop(call.keyed).close()
             return "gave up"
         except httpx.LocalProtocolError:

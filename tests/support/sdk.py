@@ -53,10 +53,10 @@ class Loop:
         assert not self.complaints, self.complaints
 
     async def _settled(self) -> None:
-        """Return once the tasks that are about to end have: gRPC takes in the status of a call in one of its own."""
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        if others:
-            await asyncio.wait(others, timeout=5)
+        """Return once gRPC's own tasks, which take in the status of a call that is over, have ended."""
+        own = {task for task in asyncio.all_tasks() if "_AioCall." in repr(task.get_coro())}
+        if own:
+            await asyncio.wait(own, timeout=5)
 
 
 class _Stream:

@@ -25,7 +25,8 @@ from topics_client import NewRecord, Retry, TopicConfig, TopicsClient
 
 HERE = Path(__file__).parent
 NODE = HERE / "node"
-SECONDS = 90.0  # a lost call over HTTP is given up after 30 s, a lost long poll after 40
+SECONDS = 30.0
+LOST_SECONDS = 90.0  # where calls are lost: a client gives one up after 30 s, a long poll over HTTP after 40
 
 pytestmark = pytest.mark.timeout(300)  # whoever comes first builds grpc in Go
 
@@ -67,7 +68,7 @@ class Driver:
         """The values of all lines that have a member."""
         return [line[name] for line in list(self.lines) if name in line]
 
-    def until(self, name: str, count: int = 1) -> list[Any]:
+    def until(self, name: str, count: int = 1, seconds: float = SECONDS) -> list[Any]:
         """The values of the lines that have a member, once there are so many."""
 
         def enough() -> list[Any]:
@@ -75,11 +76,11 @@ class Driver:
             assert len(values) >= count or self._process.poll() is None, (self._said, self.lines[-5:])
             return values if len(values) >= count else []
 
-        return poll(enough, SECONDS, f"{count} lines with {name}; {self.lines[-5:]}")
+        return poll(enough, seconds, f"{count} lines with {name}; {self.lines[-5:]}")
 
-    def end(self) -> list[Line]:
+    def end(self, seconds: float = SECONDS) -> list[Line]:
         """All lines, once it has ended well."""
-        assert self._process.wait(SECONDS) == 0, (self._said, self.lines[-5:])
+        assert self._process.wait(seconds) == 0, (self._said, self.lines[-5:])
         for reader in self._readers:
             reader.join(SECONDS)
         return self.lines
@@ -309,10 +310,10 @@ def test_nothing_is_stored_twice_or_lost_over_a_rough_network(
     with RoughProxy(target, seed=7) as network:
         reading = drive(shared, "read", topic=name, follow=True, through=network.target)
         producing = drive(shared, "produce", topic=name, count=300, pause_ms=5, through=network.target)
-        poll(lambda: network.done["lost"] and network.done["cut"] + network.done["swallow"] >= 5, SECONDS)
+        poll(lambda: network.done["lost"] and network.done["cut"] + network.done["swallow"] >= 5, LOST_SECONDS)
         network.calm()
-        [done] = producing.end()
-        reading.until("seq", 300)
+        [done] = producing.end(LOST_SECONDS)
+        reading.until("seq", 300, LOST_SECONDS)
         lines = reading.stop()
     assert done == {"stored": list(range(1, 301))}
     assert [record.value["n"] for record in topics.read(name)] == list(range(300))
