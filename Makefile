@@ -5,7 +5,7 @@ PYTHON3 ?= $(shell for each in python3 python3.11 python3.12 python3.13 python3.
 	if $$each -c '$(FIT)' 2>/dev/null; then echo $$each; break; fi; done)
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest --durations 15
 STAMP := $(VENV)/.installed
 STAMP_DEV := $(VENV)/.installed-dev
 NODE_CLIENTS := tests/clients/node_modules/.installed
@@ -55,7 +55,7 @@ $(NODE_CLIENTS): tests/clients/package.json tests/clients/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --silent --no-audit --no-fund --prefix tests/clients && touch $@; \
 	else echo "npm is not installed: the tests with Node clients will be skipped"; fi
 
-# What the tests of the generated SDKs need of Go and Node, grpcurl among it; left out as the Kafka clients are.
+# Go and Node programs for the tests of the generated SDKs, including grpcurl; left out as the Kafka clients are.
 $(SDK_CLIENTS): $(filter-out %node_modules,$(wildcard tests/sdk/languages/setup.sh tests/sdk/languages/go/* tests/sdk/languages/go/*/* \
 		tests/sdk/languages/node/* sdk/generated/go/go.* sdk/generated/go/client/* sdk/generated/go/topics/v1/* \
 		sdk/generated/ts/*.json sdk/generated/ts/src/* sdk/generated/ts/lib/* sdk/generated/ts/lib/*/*/*))
@@ -81,26 +81,28 @@ test-core: setup-dev $(NODE_CLIENTS) $(SDK_CLIENTS)
 	$(PYTEST) -m 'not soak' $(TRUST:%=--ignore %) --ignore tests/sdk --ignore tests/kafka --ignore tests/spark \
 		--ignore tests/lakehouse tests
 
-# What can go wrong with a server and its files: crashes, damage, backups, hostile clients, noise, long lives.
+# Faults of a server and its files: crashes, damage, backups, hostile clients, noise, long lives.
 test-trust: setup-dev
 	$(PYTEST) -m 'not soak' $(TRUST)
 
 # The SDKs: the Python client, the command line, the generated code of every language against a real server, grpcurl.
 test-sdk: setup-dev $(SDK_CLIENTS)
-	$(PYTEST) -m 'not soak' --durations 15 tests/sdk
+	$(PYTEST) -m 'not soak' tests/sdk
 
-# The Kafka door, and unmodified Kafka clients against the server.
+# The Kafka gateway, and unmodified Kafka clients against the server.
 test-kafka: setup-dev $(KAFKA_CLIENTS)
 	$(PYTEST) -m 'not soak' tests/kafka
 
 # The Spark connector and the lakehouse. What needs Java is skipped where there is none, and said so (pytest -ra).
 test-spark: setup-dev build/spark-4.1/.installed build/spark-4.3/.installed
-	$(PYTEST) -m 'not soak' --durations 15 tests/lakehouse tests/spark
+	$(PYTEST) -m 'not soak' tests/lakehouse tests/spark
 
 lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tests/support/prose.py
 	PYTHON=$(BIN)/python proto/generate.sh --check
 	$(BIN)/python sdk/python/generate_sync.py --check
 	$(BIN)/python gateway_kafka/generate_schema.py --check

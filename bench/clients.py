@@ -12,9 +12,9 @@ from bench.table import Row
 from bench.tools import data_of, redis_server, write_body
 from support.http import JSON
 from support.server import ServerProcess
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.record_pb2 import ColumnBatch
-from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.record_pb2 import ColumnBatch
+from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub
 
 _SECONDS = 3.0
 _BATCH = 1000

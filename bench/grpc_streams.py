@@ -15,7 +15,7 @@ import grpc
 
 from bench.table import Row
 from support.server import ServerProcess
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _SERVICE = "/topics.v1.TopicsService/"
 _BATCH = 1000

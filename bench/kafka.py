@@ -1,4 +1,4 @@
-"""The Kafka door under librdkafka and under raw connections, against a Kafka broker in the same run.
+"""The Kafka listener under librdkafka and under raw connections, against a Kafka broker in the same run.
 
 Python's confluent-kafka (librdkafka) is the client on both sides, on the core that the server leaves; the broker is one
 KRaft node as it comes, with the heap of Kafka's own scripts. Neither waits for the disk before it answers.
@@ -48,7 +48,7 @@ class Figures:
 
 
 def run(directory: Path) -> list[Row]:
-    """Every row of the Kafka door."""
+    """Every row of the Kafka listener."""
     with ServerProcess(directory / "topics", kafka=True, env={"TOPICS_MEMORY_BYTES": _MEMORY_BYTES}) as server:
         ours = _measure(server.kafka_port, server.pid)
     peer = None

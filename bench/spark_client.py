@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench.tools import data_of
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.address import Address
 from topics_client.connection import Connection
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _ROOT = Path(__file__).parents[1]
 _SLEEP = 0.005

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from proto_text import fields
 
-from topics_client import cli
+import topics_cli as cli
 
 _INTRODUCTION: Final = """\
 # The `topics` command
@@ -43,10 +43,10 @@ def _command(parser: argparse.ArgumentParser, name: str, level: int) -> Iterator
         yield f"{_text(parser.epilog)}\n"
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            told = set[int]()
+            written = set[int]()
             for word, below in action.choices.items():
-                if id(below) not in told:  # a second name of the same
-                    told.add(id(below))
+                if id(below) not in written:  # a second name of the same
+                    written.add(id(below))
                     yield from _command(below, f"{name} {word}", level + 1)
 
 

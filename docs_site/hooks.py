@@ -1,4 +1,4 @@
-"""What the build of the site adds to the pages of docs/. MkDocs calls these functions by their names."""
+"""Additions of the site's build to the pages of docs/. MkDocs calls these functions by their names."""
 
 import logging
 from pathlib import Path
@@ -19,9 +19,9 @@ SHOWN_AS: Final = {
     "CHANGELOG.md": "changelog.md",
     "proto/topics/v1": "reference/api/index.md",
     "sdk/python/topics_client": "reference/python/client.md",
-    "sdk/python/topics_client/cli": "reference/cli.md",
+    "sdk/python/topics_cli": "reference/cli.md",
 }
-"""What lies outside docs/, and the page of the site that stands for it."""
+"""Paths outside docs/, and the page of the site that stands for each."""
 
 _log: Final = logging.getLogger("mkdocs.hooks.docs_site")
 

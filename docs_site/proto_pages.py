@@ -16,7 +16,7 @@ from google.protobuf.descriptor_pb2 import (
 from proto_files import ENUM, FIELD, MESSAGE, METHOD, SERVICE, VALUE, ProtoFile, compiled
 from proto_text import Linker, cell, code, fields
 
-from topics.v1 import errors_pb2
+from topics_proto.v1 import errors_pb2
 
 _FOLDER: Final = "reference/api"
 _PAGES: Final = {
@@ -34,8 +34,8 @@ _INTRODUCTION: Final = """\
 # The API
 
 One set of services, `topics.v1`, for gRPC and for HTTP. This reference is made from the protos, the files that both
-doors and every generated client come from. What the calls are for, with examples, is in the guides; how a key opens
-them in [Security](../../security.md).
+protocols and every generated client come from. The guides show the calls in use, with examples;
+[Security](../../security.md) has their scopes.
 
 - Over gRPC a call is `topics.v1.<Service>/<Call>`.
 - Over HTTP it has the method and path named here. Parts of the path, in braces, are fields of the request. A JSON body
@@ -49,7 +49,7 @@ them in [Security](../../security.md).
 |---|---|---|
 """
 _STATUSES: Final = re.compile(r" HTTP \d+, gRPC [A-Z_]+(, retryable)?\.$")
-"""What the comment of an error reason repeats of its rule."""
+"""The part of an error reason's comment that repeats its rule."""
 _REPEATING: Final = {
     MethodOptions.NO_SIDE_EFFECTS: "no side effects, may be repeated",
     MethodOptions.IDEMPOTENT: "idempotent, may be repeated",
@@ -113,10 +113,12 @@ class _Page:
     def text(self, title: str, files: Sequence[ProtoFile]) -> str:
         parts = [f"# {title}\n"]
         services = [(file, i) for file in files for i in range(len(file.descriptor.service))]
-        told = set[str]()
+        written = set[str]()
         for file, i in services:
-            parts += self._service(file, i, told)
-        rest = [(file, i) for file in files for i, m in enumerate(file.descriptor.message_type) if m.name not in told]
+            parts += self._service(file, i, written)
+        rest = [
+            (file, i) for file in files for i, m in enumerate(file.descriptor.message_type) if m.name not in written
+        ]
         enums = [(file, i) for file in files for i in range(len(file.descriptor.enum_type))]
         if services and (rest or enums):
             parts.append("## Types\n")
@@ -127,7 +129,7 @@ class _Page:
             parts += self._message(file, i, level)
         return "\n".join(parts)
 
-    def _service(self, file: ProtoFile, number: int, told: set[str]) -> Iterator[str]:
+    def _service(self, file: ProtoFile, number: int, written: set[str]) -> Iterator[str]:
         service = file.descriptor.service[number]
         yield f"## {service.name} {{ #{service.name.lower()} }}\n"
         yield self._prose(file.comment(SERVICE, number))
@@ -135,8 +137,8 @@ class _Page:
         for i, method in enumerate(service.method):
             yield from self._method(file, (SERVICE, number, METHOD, i), method)
             for name in (_short(method.input_type), _short(method.output_type)):
-                if name in messages and name not in told:  # each has its own by the rules of the contract
-                    told.add(name)
+                if name in messages and name not in written:  # each has its own by the rules of the contract
+                    written.add(name)
                     yield from self._message(file, messages[name], "####")
 
     def _method(self, file: ProtoFile, path: tuple[int, ...], method: MethodDescriptorProto) -> Iterator[str]:

@@ -12,7 +12,7 @@ _TWO_PARTS: Final = re.compile(r"[A-Z][A-Za-z0-9]*[a-z0-9][A-Z]\w*$")
 
 
 class Linker:
-    """Knows on which page everything is told."""
+    """Knows the page of every message, enum and call."""
 
     def __init__(self) -> None:
         self._targets: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The reference of the Python SDK: which public name stands on which page. What is said of it is its docstring."""
+"""The reference of the Python SDK: the page of each public name. Its text is its docstring."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -20,7 +20,7 @@ _CALLS: Final = {
 _PAGES: Final[Mapping[str, tuple[str, str, Sequence[str]]]] = {
     "streams": (
         "Streams",
-        "What `read`, `watch` and `read_arrow` of [the client](client.md) give.",
+        "The results of `read`, `watch` and `read_arrow` of [the client](client.md).",
         (
             *("ReadStream", "WatchStream", "ArrowStream", "AsyncReadStream", "AsyncWatchStream", "AsyncArrowStream"),
             *("ReadOptions", "WatchOptions"),
@@ -38,7 +38,7 @@ _PAGES: Final[Mapping[str, tuple[str, str, Sequence[str]]]] = {
     ),
     "values": (
         "Values",
-        "What calls take and give. All of it is immutable; times are milliseconds since the Unix epoch (`_ts_ms`).",
+        "Arguments and results of calls. All are immutable; times are milliseconds since the Unix epoch (`_ts_ms`).",
         (
             *("NewRecord", "Headers", "RawJson", "Appended", "Record", "Page", "Deleted"),
             *("Gap", "CaughtUp", "TopicDeleted", "Advice", "Event"),
@@ -50,13 +50,17 @@ _PAGES: Final[Mapping[str, tuple[str, str, Sequence[str]]]] = {
     "codecs": ("Codecs", "Values of types of one's own.", ("Codec", "JsonCodec")),
     "errors": (
         "Errors",
-        "What calls raise. [Errors](../../errors.md) has the reasons that `TopicsError.reason` names.",
+        "Exceptions of calls. [Errors](../../errors.md) lists the values of `TopicsError.reason`.",
         (
             *("TopicsError", "InvalidRequestError", "AuthError", "NotFoundError", "ConflictError", "ConnectError"),
             *("UnavailableError", "GapError", "DecodeError"),
         ),
     ),
-    "connection": ("Addresses and retries", "Where the server is, and how long a client tries.", ("Address", "Retry")),
+    "connection": (
+        "Addresses and retries",
+        "The address of the server, and the retries of a client.",
+        ("Address", "Retry"),
+    ),
 }
 """Other pages by file name: title, introduction, public names. A name that does not exist is left out; one with
 a dot is a name in a module, not public by itself."""
@@ -64,7 +68,7 @@ _MEMBERS: Final = {
     "Producer": "[append, try_append, flush, close, statistics]",
     "producer.batch.Limits": "false",
 }
-"""What is shown of a class that has more than its users need."""
+"""Members shown, of classes with more than their users need."""
 
 
 def python_pages() -> dict[str, str]:
@@ -78,7 +82,7 @@ def python_pages() -> dict[str, str]:
         f"{_FOLDER}/async-client.md": _client(
             "AsyncTopicsClient",
             "The client for asyncio",
-            "The calls of [the client](client.md), to be awaited. What they give one by one comes by `async for`.\n\n",
+            "The calls of [the client](client.md), to be awaited. Streams are read by `async for`.\n\n",
         ),
     }
     for page, (title, introduction, wanted) in _PAGES.items():

@@ -4,7 +4,7 @@
 
 Copies go from each site to each other one; with --one-way only from the first to the others. Keys belong into the URLs
 (topics://KEY@HOST:PORT) or into TOPICS_API_KEY. Run one such process; SIGTERM ends it, and the next one goes on where
-it was, also after a kill. What it does is told on stderr.
+it was, also after a kill. It logs to stderr.
 """
 
 import argparse
@@ -53,7 +53,7 @@ class Link:
     """Copies from one site to another.
 
     The group `mirror:SOURCE>DEST` at the source keeps how far it is, and, as metadata of the position, where the append
-    that is about to be made ends and where the destination's head was. With that, whoever comes after a kill finds out
+    that is about to be made ends and where the destination's head was. With that, the process after a kill finds out
     whether the append happened, and else makes the same one again, under the same idempotency key.
     """
 
@@ -76,7 +76,7 @@ class Link:
         self._kept = dict[str, int]()  # what the group says of it, when nothing is under way
         self._lives = dict[str, str]()  # the source topic's id: another one if it is made again
         self._heads = dict[str, int]()  # of the destination
-        self._gaps = dict[str, Gap]()  # that the next copy tells of
+        self._gaps = dict[str, Gap]()  # reported by the next copy
 
     def run(self) -> None:
         """Copy until it is to stop. Raises TopicsError for what waiting can't help."""
@@ -91,7 +91,7 @@ class Link:
                 self._stopping.wait(_PAUSE)
 
     def renew(self) -> None:
-        """Watch anew, or end `run` if it is to stop; from another thread. A new watch tells where it is caught up,
+        """Watch anew, or end `run` if it is to stop; from another thread. A new watch reports where it is caught up,
         which takes the position past records of other sites: nothing else is said of those."""
         with self._lock:
             self._end_watch()
@@ -99,9 +99,9 @@ class Link:
     def _follow(self) -> None:
         client = self._source.client
         for name in self._names:
-            places = [each.topic for each in client.list_topics(name[:-1])] if name.endswith("*") else [name]
-            for place in places:
-                self._begin(place)
+            partitions = [each.topic for each in client.list_topics(name[:-1])] if name.endswith("*") else [name]
+            for topic_partition in partitions:
+                self._begin(topic_partition)
         while not self._stopping.is_set():
             self._look_for_others()
             with client.watch(
@@ -111,52 +111,52 @@ class Link:
                     self._end_watch = stream.close
                 for items in [] if self._stopping.is_set() else stream.batches():
                     self._take(items)
-        for place in self._positions:
-            self._keep(place)
+        for topic_partition in self._positions:
+            self._keep(topic_partition)
 
     def _look_for_others(self) -> None:
         """Topics may have been deleted, and made again, while there was no watch: a new one would not tell."""
-        for place in list(self._positions):
-            topic, _ = _split(place)
+        for topic_partition in list(self._positions):
+            topic, _ = _split(topic_partition)
             info = _info(self._source, topic)
             if info is None or info.topic_id != self._lives[topic]:
-                self._end(place)
+                self._end(topic_partition)
                 if info is not None:
-                    self._begin(place)
+                    self._begin(topic_partition)
 
-    def _end(self, place: str) -> None:
-        if place in self._names:
-            raise self._deleted(place)
-        self._say(f"{place}: deleted at {self._source.name}; its copy stays")
-        self._positions.pop(place, None)
+    def _end(self, topic_partition: str) -> None:
+        if topic_partition in self._names:
+            raise self._deleted(topic_partition)
+        self._say(f"{topic_partition}: deleted at {self._source.name}; its copy stays")
+        self._positions.pop(topic_partition, None)
 
-    # Where to begin
+    # The start
 
-    def _begin(self, place: str) -> None:
+    def _begin(self, topic_partition: str) -> None:
         """Find out how far a topic is copied, and finish what was under way when a mirror before was killed."""
-        topic, partition = _split(place)
+        topic, partition = _split(topic_partition)
         if not self._prepare(topic):
             return
-        self._heads[place] = self._dest.client.get_topic(topic, partition=partition).head_seq
+        self._heads[topic_partition] = self._dest.client.get_topic(topic, partition=partition).head_seq
         start, end, head = self._committed(topic, partition)
-        copied = max(self._copies(place, behind=head), default=0)
+        copied = max(self._copies(topic_partition, behind=head), default=0)
         if copied > start:  # the append happened; or the group has expired
             start = max(copied, end)
         elif end > start:
-            self._append(place, start, end, self._again(place, start, end))
+            self._append(topic_partition, start, end, self._again(topic_partition, start, end))
             start = end
-        self._positions[place] = start
-        self._say(f"{place}: from seq {start}")
+        self._positions[topic_partition] = start
+        self._say(f"{topic_partition}: from seq {start}")
 
-    def _again(self, place: str, start: int, end: int) -> list[Record]:
+    def _again(self, topic_partition: str, start: int, end: int) -> list[Record]:
         """The records that were under way."""
-        topic, partition = _split(place)
+        topic, partition = _split(topic_partition)
         records = list[Record]()
         for item in self._source.client.read(
             topic, start, end_seq=end, node=self._others, partition=partition, gaps="yield"
         ):
             if isinstance(item, Gap):
-                self._gaps[place] = item
+                self._gaps[topic_partition] = item
             else:
                 records.append(item)
         return records
@@ -190,14 +190,14 @@ class Link:
                     return position.from_seq, about.get("end", position.from_seq), about.get("head", 0)
         return 0, 0, 0
 
-    def _commit(self, place: str, position: int, end: int) -> None:
-        about = json.dumps({"end": end, "head": self._heads[place]})
-        self._source.client.commit_positions(self._group, {place: position}, metadata=about)
-        self._kept[place] = position if position == end else -1
+    def _commit(self, topic_partition: str, position: int, end: int) -> None:
+        about = json.dumps({"end": end, "head": self._heads[topic_partition]})
+        self._source.client.commit_positions(self._group, {topic_partition: position}, metadata=about)
+        self._kept[topic_partition] = position if position == end else -1
 
-    def _copies(self, place: str, *, behind: int) -> Iterable[int]:
+    def _copies(self, topic_partition: str, *, behind: int) -> Iterable[int]:
         """Seqs at the source of the copies that the destination has behind a seq of its own."""
-        topic, partition = _split(place)
+        topic, partition = _split(topic_partition)
         for item in self._dest.client.read(topic, behind, partition=partition, gaps="yield"):
             if isinstance(item, Record) and item.node == self._source.name:
                 stamp = item.meta.get(STAMP) or {}
@@ -212,42 +212,45 @@ class Link:
         if isinstance(item, Advice):
             self._say(f"{item.reason}: {item.message}")
             return
-        place = _joined(item.topic, item.partition)
+        topic_partition = _joined(item.topic, item.partition)
         if isinstance(item, Record):
-            if place not in self._positions and item.topic not in self._queues:  # new
-                self._begin(place)
-            start = self._positions.get(place, item.seq)
+            if topic_partition not in self._positions and item.topic not in self._queues:  # new
+                self._begin(topic_partition)
+            start = self._positions.get(topic_partition, item.seq)
             fresh = [record for record in items if record.seq > start]
-            if fresh and place in self._positions:
-                self._copy(place, start, fresh)
+            if fresh and topic_partition in self._positions:
+                self._copy(topic_partition, start, fresh)
         elif isinstance(item, Gap):
-            self._say(f"{place}: seq {item.first_seq} to {item.last_seq} is gone ({item.reason}) and can't be copied")
-            self._gaps[place] = item
+            self._say(
+                f"{topic_partition}: seq {item.first_seq} to {item.last_seq} "
+                f"is gone ({item.reason}) and can't be copied"
+            )
+            self._gaps[topic_partition] = item
             if item.reason == "recreated":
-                self._positions.pop(place, None)
+                self._positions.pop(topic_partition, None)
         elif isinstance(item, TopicDeleted):
-            self._end(place)
-        elif isinstance(item, CaughtUp) and place in self._positions:
-            self._positions[place] = max(self._positions[place], item.head_seq)
-            self._keep(place)
+            self._end(topic_partition)
+        elif isinstance(item, CaughtUp) and topic_partition in self._positions:
+            self._positions[topic_partition] = max(self._positions[topic_partition], item.head_seq)
+            self._keep(topic_partition)
 
-    def _copy(self, place: str, start: int, records: Sequence[Record]) -> None:
+    def _copy(self, topic_partition: str, start: int, records: Sequence[Record]) -> None:
         end = records[-1].seq
-        self._commit(place, start, end)
-        self._append(place, start, end, records)
-        self._positions[place] = end
+        self._commit(topic_partition, start, end)
+        self._append(topic_partition, start, end, records)
+        self._positions[topic_partition] = end
 
-    def _append(self, place: str, start: int, end: int, records: Sequence[Record]) -> None:
+    def _append(self, topic_partition: str, start: int, end: int, records: Sequence[Record]) -> None:
         if not records:
             return
-        topic, partition = _split(place)
+        topic, partition = _split(topic_partition)
         life = self._lives[topic]
-        gap = self._gaps.get(place)
+        gap = self._gaps.get(topic_partition)
         copies = [self._copy_of(record, life, gap if index == 0 else None) for index, record in enumerate(records)]
         key = f"mirror:{self._source.name}:{life}:{partition}:{start}:{end}"
         done = self._dest.client.append_many(topic, copies, partition=partition, idempotency_key=key, create=False)
-        self._gaps.pop(place, None)
-        self._heads[place] = done.head_seq
+        self._gaps.pop(topic_partition, None)
+        self._heads[topic_partition] = done.head_seq
         self.copied += 0 if done.deduped else done.count
 
     def _copy_of(self, record: Record, life: str, gap: Gap | None) -> NewRecord:
@@ -264,11 +267,11 @@ class Link:
         value = record.data if record.binary else RawJson(record.data)
         return NewRecord(value, record.tag, self._source.name, meta)
 
-    def _keep(self, place: str) -> None:
+    def _keep(self, topic_partition: str) -> None:
         """Commit a position at which nothing is under way."""
-        position = self._positions[place]
-        if self._kept.get(place) != position:
-            self._commit(place, position, position)
+        position = self._positions[topic_partition]
+        if self._kept.get(topic_partition) != position:
+            self._commit(topic_partition, position, position)
 
     def _deleted(self, topic: str) -> TopicsError:
         text = f"{topic} was deleted at {self._source.name}; start again without it, or to make it anew"
@@ -285,8 +288,8 @@ def _info(site: Site, topic: str) -> TopicInfo | None:
         return None
 
 
-def _split(place: str) -> tuple[str, int]:
-    topic, _, partition = place.partition("@")
+def _split(topic_partition: str) -> tuple[str, int]:
+    topic, _, partition = topic_partition.partition("@")
     return topic, int(partition or 0)
 
 

@@ -25,7 +25,7 @@ _ADD = """
 """
 
 
-def place_of(database: sqlite3.Connection, topic: str, topic_id: str) -> int:
+def format_topic_partition(database: sqlite3.Connection, topic: str, topic_id: str) -> int:
     """The cursor to go on from. If the topic was deleted and made again, the tables are emptied and begin anew."""
     row = database.execute("SELECT topic_id, from_seq FROM place WHERE topic = ?", (topic,)).fetchone()
     if row and row[0] == topic_id:
@@ -38,7 +38,7 @@ def place_of(database: sqlite3.Connection, topic: str, topic_id: str) -> int:
 
 
 def apply(database: sqlite3.Connection, items: Iterable[Record | Gap]) -> None:
-    """What events, and the loss of events, mean for the tables. The caller's transaction."""
+    """Apply events, and the loss of events, to the tables, in the caller's transaction."""
     for item in items:
         if isinstance(item, Gap) and item.reason == "recreated":
             raise ConflictError("recreated", "the topic was made again: start anew")
@@ -52,7 +52,7 @@ def apply(database: sqlite3.Connection, items: Iterable[Record | Gap]) -> None:
 def project(client: TopicsClient, database: sqlite3.Connection, topic: str, *, follow: bool) -> None:
     """Bring the tables up to the head of the topic; with `follow` for ever, until SIGTERM or SIGINT."""
     topic_id = client.get_topic(topic).topic_id
-    with client.read(topic, place_of(database, topic, topic_id), follow=follow, gaps="yield") as stream:
+    with client.read(topic, format_topic_partition(database, topic, topic_id), follow=follow, gaps="yield") as stream:
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: stream.close())
         for items in stream.batches():

@@ -16,7 +16,7 @@ from topics_client import Job, TopicsClient, TopicsError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when it is told to end or the queue is empty, 1 when the server refuses."""
+    """Return 0 at a signal or when the queue is empty, 1 when the server refuses."""
     parser = argparse.ArgumentParser(description="Count the words of texts.")
     parser.add_argument("--queue", default="texts")
     parser.add_argument("--results", default="counts", metavar="TOPIC")

@@ -1,4 +1,4 @@
-"""Writes `topics_kafka/protocol/schema.json`, the wire schema of the Kafka APIs that the listener serves.
+"""Write `topics_kafka/protocol/schema.json`, the wire schema of the Kafka APIs in `topics_kafka/registry.py`.
 
 The source is kio, a development dependency made from Apache Kafka's own message definitions (Apache-2.0). The service
 never imports it. Run `python gateway_kafka/generate_schema.py`; with `--check` it writes nothing and fails on a
@@ -27,43 +27,9 @@ from kio.serial._introspect import (
     is_optional,
 )
 
-SCHEMA = Path(__file__).parent / "topics_kafka" / "protocol" / "schema.json"
+from topics_kafka.registry import APIS
 
-SERVED = {
-    0: (3, 13),
-    1: (4, 17),
-    2: (1, 11),
-    3: (0, 13),
-    8: (2, 10),
-    9: (1, 10),
-    10: (0, 6),
-    11: (0, 9),
-    12: (0, 4),
-    13: (0, 5),
-    14: (0, 5),
-    15: (0, 6),
-    16: (0, 5),
-    17: (0, 1),
-    18: (0, 4),
-    19: (2, 7),
-    20: (1, 6),
-    21: (0, 2),
-    22: (0, 5),
-    23: (2, 4),
-    32: (1, 4),
-    33: (0, 2),
-    35: (1, 4),
-    36: (0, 2),
-    37: (0, 3),
-    42: (0, 2),
-    44: (0, 1),
-    47: (0, 0),
-    60: (0, 2),
-    61: (0, 0),
-    68: (0, 1),
-    69: (0, 1),
-}
-"""API key -> the first and the last version in the schema."""
+SCHEMA = Path(__file__).parent / "topics_kafka" / "protocol" / "schema.json"
 
 WIRE = {"bool", "int8", "int16", "int32", "int64", "uuid", "string", "bytes", "records"}
 """The wire types that the codec knows."""
@@ -89,7 +55,7 @@ class Field:
 
     @property
     def attributes(self) -> tuple[Any, ...]:
-        """What must be equal for two versions to share an entry."""
+        """The attributes that are equal in versions which share an entry."""
         return self.name, self.type, self.nullable, self.tag, json.dumps(self.default)
 
 
@@ -116,7 +82,7 @@ def field_of(field: dataclasses.Field[Any]) -> Field:
 
 
 def default_of(field: dataclasses.Field[Any], kio_type: str, members: tuple[Field, ...]) -> Any:
-    """The default if kio states one that is not what the type and the nullability imply; else None."""
+    """The default that kio states; None if the type and nullability imply it."""
     value = field.default
     if kio_type == "datetime_i64" and (value is None or value is dataclasses.MISSING):
         return -1
@@ -211,7 +177,7 @@ def rendered(items: list[dict[str, Any]], indent: str = "") -> str:
 
 
 def text() -> str:
-    return rendered([api(key, *versions) for key, versions in sorted(SERVED.items())]) + "\n"
+    return rendered([api(key, *row.versions) for key, row in sorted(APIS.items())]) + "\n"
 
 
 def main() -> int:

@@ -72,8 +72,15 @@ generate_python() {
   for stub in "$out"/topics/v1/*_pb2_grpc.py; do
     case $stub in *_service_pb2_grpc.py) ;; *) rm -f "$stub" "${stub}i" ;; esac
   done
-  touch "$out/topics/__init__.py" "$out/topics/v1/__init__.py" "$out/topics/py.typed" "$out/topics/v1/py.typed"
-  publish sdk/generated/python/topics
+
+  # The import path is topics_proto.v1: a wheel must not claim a module as general as `topics`.
+  mv "$out/topics" "$out/topics_proto"
+  sed --in-place --regexp-extended \
+    's/^(from|import) topics\.v1/\1 topics_proto.v1/; s/\btopics\.v1\.([a-z_]+_pb2)\b/topics_proto.v1.\1/g' \
+    "$out"/topics_proto/v1/*.py "$out"/topics_proto/v1/*.pyi
+  touch "$out/topics_proto/__init__.py" "$out/topics_proto/v1/__init__.py"
+  touch "$out/topics_proto/py.typed" "$out/topics_proto/v1/py.typed"
+  publish sdk/generated/python/topics_proto
 }
 
 generate_go() {

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 
 from support import timeouts
+from support.cpu import CpuSeconds
 
 # Whoever runs the tests may ignore these (nohup does, and a shell for what it puts in the background), which every
 # process that a test starts would inherit.
@@ -23,3 +24,5 @@ if not os.environ.get("TOPICS_SOAK_SECONDS"):
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(timeouts)
+    if os.environ.get("CI") or os.environ.get("TOPICS_ALL_CLIENTS"):
+        config.pluginmanager.register(CpuSeconds())

@@ -1,4 +1,4 @@
-"""The HTTP/JSON door: the exact /v0 contract on the same service calls as gRPC."""
+"""The HTTP/JSON gateway: the /v0 contract on the same service calls as gRPC."""
 
 from topics_gateway.app import create_app
 from topics_gateway.settings import GatewaySettings

@@ -11,9 +11,10 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topics_gateway.body import drain
-from topics_gateway.call import ON_ROUTED, Call, ClientGoneError, Handler, ms_since
+from topics_gateway.body_timeout import BodyTimeouts
+from topics_gateway.connection_quota import hold_connection
 from topics_gateway.cross_origin import CrossOrigin
-from topics_gateway.errors import error_reply, internal
+from topics_gateway.errors import error_response, internal
 from topics_gateway.group_endpoints import GroupEndpoints
 from topics_gateway.grpc_web import GrpcWeb
 from topics_gateway.origins import OriginPolicy
@@ -21,22 +22,21 @@ from topics_gateway.probe_endpoints import ProbeEndpoints
 from topics_gateway.queue_endpoints import QueueEndpoints
 from topics_gateway.record_endpoints import RecordEndpoints
 from topics_gateway.render import RenderCache
-from topics_gateway.reply import EventStream, Reply, send_reply
+from topics_gateway.request import ON_ROUTED, ClientGoneError, Handler, Request, ms_since
+from topics_gateway.response import EventStream, Response, send_response
 from topics_gateway.router_endpoints import RouterEndpoints
 from topics_gateway.routes import UNROUTED, Route, RouteTable
 from topics_gateway.settings import GatewaySettings
-from topics_gateway.shares import hold_connection
 from topics_gateway.sse import query_token, serve
-from topics_gateway.stalls import StallWatch
 from topics_gateway.topic_endpoints import TopicEndpoints
 from topics_gateway.watch_endpoints import WatchEndpoints
-from topics_gateway.websocket import PATH, WebSocketDoor, plain_request
-from topics_gateway.work_endpoint import WorkEndpoint
-from topics_service.api.access import NO_ROUTE, PROBES, Gate, authorize
-from topics_service.api.auth import NOBODY, Principal
+from topics_gateway.websocket import PATH, WebSocketEndpoint, plain_request
+from topics_gateway.work_endpoints import WorkEndpoint
+from topics_service.api.access.auth import ANONYMOUS, Principal
+from topics_service.api.access.authorizer import NO_ROUTE, PROBES, Authorizer, authorize
+from topics_service.api.access.quota import CONNECTIONS, Held, count_refusal
 from topics_service.api.grpc.calls import Calls
-from topics_service.api.metrics import Metrics
-from topics_service.api.quota import CONNECTIONS, Held, count_refusal
+from topics_service.api.metrics.collector import Metrics
 from topics_service.api.request_ids import HEADER_BYTES, begin, current_request
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
@@ -52,21 +52,21 @@ _TAKES_TOKEN: Final = frozenset({_OPEN_WATCH, "topics.v1.QueueService.Work"})
 
 
 def create_app(
-    api: TopicsApi, settings: GatewaySettings, gate: Gate | None = None, calls: Calls | None = None
+    api: TopicsApi, settings: GatewaySettings, authorizer: Authorizer | None = None, calls: Calls | None = None
 ) -> Starlette:
-    """The HTTP door to `api`, open to everyone without a `gate`. `calls` are served as gRPC-Web.
+    """The HTTP gateway to `api`, without authentication if there is no `authorizer`. `calls` are served as gRPC-Web.
 
     It has no lifespan of its own: the caller starts and stops what is behind `api`.
     """
-    gate = gate or Gate()
+    authorizer = authorizer or Authorizer()
     rendered = RenderCache(settings.render_cache_bytes)
     api.metrics.caches["renderings"] = rendered
     table = RouteTable(_handlers(api, settings, rendered))
     origins = OriginPolicy(settings.hosts, settings.origins)
-    sockets = WebSocketDoor(api, settings, gate, rendered, origins)
-    http: ASGIApp = _Routes(table, settings, gate, api.metrics, origins).handle
+    sockets = WebSocketEndpoint(api, settings, authorizer, rendered, origins)
+    http: ASGIApp = _Routes(table, settings, authorizer, api.metrics, origins).handle
     if calls is not None:
-        http = GrpcWeb(http, calls, settings, gate, api.metrics, origins)
+        http = GrpcWeb(http, calls, settings, authorizer, api.metrics, origins)
     http = _Guard(http)
     if settings.origins:
         http = CrossOrigin(http, settings.origins, api.metrics.http)
@@ -155,38 +155,43 @@ class _Guard:
             if started:  # too late for a reply: the server logs it and breaks the response off
                 raise
             log.exception("%s %r failed", scope["method"], scope["path"])
-            reply = error_reply(internal(), ms_since(arrived))
-            request = current_request.get()
-            if request is not None and request.given is not None:
-                send = _echoing(send, request.given)
-            await send_reply(reply, scope, send, accept_encoding=b"", gzip_min_bytes=len(reply.body) + 1)
+            response = error_response(internal(), ms_since(arrived))
+            request_id = current_request.get()
+            if request_id is not None and request_id.given is not None:
+                send = _echoing(send, request_id.given)
+            await send_response(response, scope, send, accept_encoding=b"", gzip_min_bytes=len(response.body) + 1)
 
 
 class _Routes:
-    """Every route of the door, dispatched on the undecoded path without regular expressions; counts the requests."""
+    """All routes of the gateway, dispatched on the undecoded path without regular expressions; counts the requests."""
 
     def __init__(
-        self, table: RouteTable, settings: GatewaySettings, gate: Gate, metrics: Metrics, origins: OriginPolicy
+        self,
+        table: RouteTable,
+        settings: GatewaySettings,
+        authorizer: Authorizer,
+        metrics: Metrics,
+        origins: OriginPolicy,
     ) -> None:
         self._table = table
         self._settings = settings
-        self._stalls = StallWatch(settings.body_timeout_seconds)
-        self._gate = gate
+        self._body_timeouts = BodyTimeouts(settings.body_timeout_seconds)
+        self._authorizer = authorizer
         self._origins = origins
         self._statistics = metrics.http
         self._refusals = metrics.refusals
         self._errors = metrics.errors
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive, self._stalls)
-        call.memory = self._gate.quotas.memory
-        request = begin(call.headers.get(HEADER_BYTES))
-        if request.given is not None:
-            send = _echoing(send, request.given)
+        request = Request(scope, receive, self._body_timeouts)
+        request.memory = self._authorizer.quotas.memory
+        request_id = begin(request.headers.get(HEADER_BYTES))
+        if request_id.given is not None:
+            send = _echoing(send, request_id.given)
         statistics, outcome = self._statistics, _OUTCOMES[5]
         statistics.in_flight += 1
         try:
-            status = await self._serve(call, send)
+            status = await self._serve(request, send)
             outcome = _OUTCOMES[status // 100]
         except ClientGoneError:
             outcome = _GONE
@@ -194,74 +199,74 @@ class _Routes:
             outcome = _GONE
             raise
         finally:
-            if call.held is not None:
-                call.held.release()
+            if request.held is not None:
+                request.held.release()
             statistics.in_flight -= 1
-            statistics.observe(call.rpc or UNROUTED, outcome, time.perf_counter() - call.started)
+            statistics.observe(request.rpc or UNROUTED, outcome, time.perf_counter() - request.started)
 
-    async def _serve(self, call: Call, send: Send) -> int:
-        """Let the call through the gate and answer it; the status of the answer."""
-        route = _PLAIN if call.scope["raw_path"] == PATH else self._table.find(call)
-        if ON_ROUTED in call.scope:
-            call.scope[ON_ROUTED](call)
+    async def _serve(self, request: Request, send: Send) -> int:
+        """Authorize the call and answer it; returns the status of the answer."""
+        route = _PLAIN if request.scope["raw_path"] == PATH else self._table.find(request)
+        if ON_ROUTED in request.scope:
+            request.scope[ON_ROUTED](request)
         try:
-            call.principal = self._identify(call, route.rpc)
-            if call.principal.key_id:
-                self._count(call)
-            elif self._gate.open:
-                self._origins.check(call.headers, call.scope["http_version"], any_host=route.rpc in PROBES)
-            with self._gate.slot(route.rpc, call.principal):
-                return await self._send(call, await self._answer(call, route), send)
+            request.principal = self._identify(request, route.rpc)
+            if request.principal.key_id:
+                self._count(request)
+            elif self._authorizer.open:
+                self._origins.check(request.headers, request.scope["http_version"], any_host=route.rpc in PROBES)
+            with self._authorizer.slot(route.rpc, request.principal):
+                return await self._send(request, await self._answer(request, route), send)
         except TopicsError as error:
-            return await self._send(call, await self._refuse(call, error), send)
+            return await self._send(request, await self._refuse(request, error), send)
 
-    def _identify(self, call: Call, rpc: str) -> Principal:
-        authorization = call.headers.get(b"authorization")
+    def _identify(self, request: Request, rpc: str) -> Principal:
+        authorization = request.headers.get(b"authorization")
         if authorization is None and rpc in _TAKES_TOKEN:
-            token = query_token(call.scope["query_string"])
+            token = query_token(request.scope["query_string"])
             authorization = None if token is None else b"Bearer " + token
         try:
-            return self._gate.identify(rpc, authorization)
+            return self._authorizer.identify(rpc, authorization)
         except TopicsError:
             if rpc != _OPEN_WATCH:
                 raise
-            return NOBODY  # a session that does not exist is told of before a wrong key (SPEC API 7)
+            return ANONYMOUS  # a missing session (404) takes precedence over a bad key (401): docs/contract.md, 8
 
-    def _count(self, call: Call) -> None:
+    def _count(self, request: Request) -> None:
         """Let the connection, and what the body will hold, count against the key. Raises `throttled`."""
-        usage = self._gate.quotas.of(call.principal.key_id)
-        hold_connection(call.scope, call.principal, usage)
-        call.held = Held(usage, call.memory)
+        usage = self._authorizer.quotas.for_key(request.principal.key_id)
+        hold_connection(request.scope, request.principal, usage)
+        request.held = Held(usage, request.memory)
 
-    async def _answer(self, call: Call, route: Route) -> Reply | EventStream:
+    async def _answer(self, request: Request, route: Route) -> Response | EventStream:
         try:
             if route.rpc != _OPEN_WATCH:  # the session knows the one key that may open it
-                authorize(call.principal, route.rpc, call.name)
-            return await route.handler(call)
+                authorize(request.principal, route.rpc, request.name)
+            return await route.handler(request)
         except TopicsError as error:
-            return await self._refuse(call, error)
+            return await self._refuse(request, error)
 
-    async def _send(self, call: Call, reply: Reply | EventStream, send: Send) -> int:
-        if isinstance(reply, EventStream):
-            return await serve(reply, call, send)
-        accepted = call.headers.get(b"accept-encoding", b"")
-        await send_reply(
-            reply, call.scope, send, accept_encoding=accepted, gzip_min_bytes=self._settings.gzip_min_bytes
+    async def _send(self, request: Request, response: Response | EventStream, send: Send) -> int:
+        if isinstance(response, EventStream):
+            return await serve(response, request, send)
+        accepted = request.headers.get(b"accept-encoding", b"")
+        await send_response(
+            response, request.scope, send, accept_encoding=accepted, gzip_min_bytes=self._settings.gzip_min_bytes
         )
-        return reply.status
+        return response.status
 
-    async def _refuse(self, call: Call, error: TopicsError) -> Reply:
-        call.error = error.reason.code
-        self._errors[call.error] += 1
-        reply = error_reply(error, call.elapsed_ms)
+    async def _refuse(self, request: Request, error: TopicsError) -> Response:
+        request.error = error.reason.code
+        self._errors[request.error] += 1
+        response = error_response(error, request.elapsed_ms)
         if error.reason is Reason.THROTTLED:
             count_refusal(self._refusals, "http", error)
             if (error.detail or {}).get("limit") == CONNECTIONS:
-                return reply._replace(headers=(*reply.headers, (b"connection", b"close")))
+                return response._replace(headers=(*response.headers, (b"connection", b"close")))
         # The rest of the body is in the way of the next request on this connection.
-        if not await drain(call, self._settings.max_body_bytes) and call.scope["http_version"].startswith("1"):
-            return reply._replace(headers=(*reply.headers, (b"connection", b"close")))
-        return reply
+        if not await drain(request, self._settings.max_body_bytes) and request.scope["http_version"].startswith("1"):
+            return response._replace(headers=(*response.headers, (b"connection", b"close")))
+        return response
 
 
 def _echoing(send: Send, request_id: str) -> Send:

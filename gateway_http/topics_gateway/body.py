@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import Final
 
-from topics_gateway.call import Call
 from topics_gateway.errors import payload_too_large, unsupported_media_type
-from topics_gateway.jsonbody import MOST_PARTS, JsonObject, parse_object
-from topics_service.api.quota import MEMORY, SMALL_BYTES, exceeded
+from topics_gateway.json_fields import MAX_PARTS, JsonObject, parse_object
+from topics_gateway.request import Request
+from topics_service.api.access.quota import MEMORY, SMALL_BYTES, exceeded
 from topics_service.engine.errors import TopicsError, invalid
 
 _GZIP: Final = 31  # zlib's window bits for one gzip member
@@ -23,58 +23,58 @@ _SLOW_SECONDS: Final = 10.0
 _SLOW_RATE: Final = 16384  # bytes/s
 
 OBJECT_BYTES: Final = 2 << 20
-"""The most that a request other than a write may have: what is larger has more than any may ask for."""
+"""Maximum body size of requests other than writes: no valid one is larger."""
 
 
 async def read_object(
-    call: Call, limit: int, *, optional: bool = False, most: int = MOST_PARTS, most_bytes: int = OBJECT_BYTES
+    request: Request, limit: int, *, optional: bool = False, max_parts: int = MAX_PARTS, max_bytes: int = OBJECT_BYTES
 ) -> JsonObject:
-    """The object that the request's JSON is; see `read_json` and `parse_object`. Of a larger one nothing is kept."""
-    return parse_object(await read_json(call, limit, optional=optional, most_bytes=most_bytes), most=most)
+    """Read the request's JSON object; see `read_json` and `parse_object`. An oversized body is not kept."""
+    return parse_object(await read_json(request, limit, optional=optional, max_bytes=max_bytes), max_parts=max_parts)
 
 
-async def read_json(call: Call, limit: int, *, optional: bool = False, most_bytes: int | None = None) -> bytes:
-    """The request's JSON text, inflated, not yet parsed. With `optional` an empty body is `{}`, of any type.
+async def read_json(request: Request, limit: int, *, optional: bool = False, max_bytes: int | None = None) -> bytes:
+    """Read the request's JSON text, inflated but not parsed. If `optional`, an empty body of any type is `{}`.
 
-    A text of more than `most_bytes` is `invalid_request`.
+    A text of more than `max_bytes` is `invalid_request`.
 
     Raises `payload_too_large`, `throttled` (the bodies of one key hold as much as they may), `unsupported_media_type`,
     `invalid_request` (bad gzip), and ClientGoneError when the client leaves while it sends.
     """
-    kept = limit if most_bytes is None else min(limit, most_bytes)
-    _check_declared(call, limit)
-    if awaits_100(call):
-        _check_type(call)  # before it is told to send
-    body = await _read(call, limit, kept)
+    kept = limit if max_bytes is None else min(limit, max_bytes)
+    _check_declared(request, limit)
+    if awaits_100(request):
+        _check_type(request)  # before `100 Continue` is sent
+    body = await _read(request, limit, kept)
     if optional and body == b"":
         return b"{}"
-    if _check_type(call) and body is not None:
-        body = await _inflated(call, body, limit, kept)
+    if _check_type(request) and body is not None:
+        body = await _inflated(request, body, limit, kept)
     if body is None:
         raise invalid(f"the body has more than {kept} bytes, which only a write may")
     return body
 
 
-async def read_bytes(call: Call, limit: int) -> bytes:
-    """The request's body as it is. Raises `payload_too_large`, `throttled` and ClientGoneError, as `read_json` does."""
-    _check_declared(call, limit)
-    body = await _read(call, limit, limit)
+async def read_bytes(request: Request, limit: int) -> bytes:
+    """Read the unchanged body. Raises `payload_too_large`, `throttled` and ClientGoneError, as `read_json` does."""
+    _check_declared(request, limit)
+    body = await _read(request, limit, limit)
     assert body is not None, "it is refused above what is kept"
     return body
 
 
-async def drain(call: Call, budget: int) -> bool:
-    """Read and drop what is left of the body, at most about `budget` bytes; whether the end was reached.
+async def drain(request: Request, budget: int) -> bool:
+    """Read and drop the rest of the body, at most about `budget` bytes; return True if its end was reached.
 
-    A client that waits to be told to send its body is not told.
+    A client that waits for `100 Continue` does not get it.
     """
-    if awaits_100(call):
+    if awaits_100(request):
         return False
-    while not call.body_ended:
-        if budget < 0 or call.stalled:
+    while not request.body_ended:
+        if budget < 0 or request.stalled:
             return False
         try:
-            budget -= len(await call.chunk())
+            budget -= len(await request.chunk())
         except TopicsError:  # it stopped sending
             return False
     return True
@@ -89,25 +89,25 @@ def inflate(body: bytes, limit: int) -> bytes:
     return b"".join(_inflate(body, limit))
 
 
-def awaits_100(call: Call) -> bool:
+def awaits_100(request: Request) -> bool:
     """Return whether the client waits for `100 Continue` and has sent nothing of its body yet."""
-    awaits = call.scope.get("state", {}).get("awaits_100")
+    awaits = request.scope.get("state", {}).get("awaits_100")
     return awaits is not None and bool(awaits())
 
 
-def _check_type(call: Call) -> bool:
+def _check_type(request: Request) -> bool:
     """Raise `unsupported_media_type` unless the body is JSON; whether it is in gzip."""
-    given = call.headers.get(b"content-encoding", b"").lower().split(b",")
+    given = request.headers.get(b"content-encoding", b"").lower().split(b",")
     codings = [coding for part in given if (coding := part.strip()) not in (b"", b"identity")]
     if len(codings) > 1 or any(coding not in (b"gzip", b"x-gzip") for coding in codings):
         raise unsupported_media_type("the Content-Encoding must be gzip or identity")
-    if not call.headers.get(b"content-type", b"").lstrip().startswith(b"application/json"):
+    if not request.headers.get(b"content-type", b"").lstrip().startswith(b"application/json"):
         raise unsupported_media_type("the Content-Type must be application/json")
     return bool(codings)
 
 
-def _check_declared(call: Call, limit: int) -> None:
-    declared = call.headers.get(b"content-length", b"")
+def _check_declared(request: Request, limit: int) -> None:
+    declared = request.headers.get(b"content-length", b"")
     if declared.isdigit() and (len(declared) > 19 or int(declared) > limit):
         raise payload_too_large(limit)
 
@@ -149,7 +149,7 @@ def _step(pieces: Iterator[bytes]) -> bytes:
     return b"".join(parts)
 
 
-async def _inflated(call: Call, body: bytes, limit: int, kept: int) -> bytes | None:
+async def _inflated(request: Request, body: bytes, limit: int, kept: int) -> bytes | None:
     """The content of `body`, for which memory is held before more of it is inflated; None if it is above `kept`."""
     pieces = _inflate(body, limit)
     content = BytesIO()
@@ -158,20 +158,20 @@ async def _inflated(call: Call, body: bytes, limit: int, kept: int) -> bytes | N
         size += len(step)
         if size <= kept:
             content.write(step)
-            await call.hold(len(body) + size)
+            await request.hold(len(body) + size)
         if len(step) < _STEP_BYTES:
             break
     return content.getvalue() if size <= kept else None
 
 
-async def _read(call: Call, limit: int, kept: int) -> bytes | None:
+async def _read(request: Request, limit: int, kept: int) -> bytes | None:
     """The body as it came; None if it is above `kept`, when it is read and dropped.
 
     Memory is held as its bytes arrive, so that a client who sends none holds none. While others wait for memory, who
     sends slowly is refused: it would hold what it has for ever.
     """
-    first = b"" if call.body_ended else await call.chunk()
-    if call.body_ended and len(first) <= min(kept, SMALL_BYTES):
+    first = b"" if request.body_ended else await request.chunk()
+    if request.body_ended and len(first) <= min(kept, SMALL_BYTES):
         return first
     body = BytesIO()  # whose value is not copied
     size, waited, now = len(first), 0.0, time.monotonic
@@ -180,14 +180,14 @@ async def _read(call: Call, limit: int, kept: int) -> bytes | None:
         if size > kept:
             body = BytesIO()
         elif size > SMALL_BYTES:
-            await call.hold(size)
-        if call.body_ended:
+            await request.hold(size)
+        if request.body_ended:
             return body.getvalue() if size <= kept else None
         began = now()
-        chunk = await call.chunk()
+        chunk = await request.chunk()
         waited += now() - began
         size += len(chunk)
         body.write(chunk)
-        if waited > _SLOW_SECONDS and size < waited * _SLOW_RATE and call.held is not None and call.held.is_short:
-            raise exceeded("the body comes too slowly while others wait for memory", MEMORY, call.held.most)
+        if waited > _SLOW_SECONDS and size < waited * _SLOW_RATE and request.held is not None and request.held.is_short:
+            raise exceeded("the body comes too slowly while others wait for memory", MEMORY, request.held.max_bytes)
     raise payload_too_large(limit)

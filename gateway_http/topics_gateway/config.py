@@ -1,10 +1,10 @@
-"""A topic configuration in a request body (SPEC API 0.10)."""
+"""A topic configuration in a request body (docs/contract.md, 3.2)."""
 
 from typing import Final
 
 from msgspec import UNSET, UnsetType
 
-from topics_gateway.jsonbody import Fields, JsonObject
+from topics_gateway.json_fields import Fields, JsonObject
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import ConfigInput
 

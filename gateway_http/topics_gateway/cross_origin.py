@@ -1,4 +1,4 @@
-"""Cross-origin resource sharing: pages of listed origins may read what the door answers (the Fetch standard, 3.3)."""
+"""Cross-origin resource sharing: pages of listed origins may read the responses (the Fetch standard, 3.3)."""
 
 import time
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ class CrossOrigin:
 
 
 def _is_preflight(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether an OPTIONS asks for another request. One with a body is none, since nobody would read that."""
+    """Return whether an OPTIONS asks for another request. One with a body is none: it would stay unread."""
     if headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers:
         return False
     return b"access-control-request-method" in headers

@@ -1,12 +1,12 @@
-"""The error envelope of SPEC API 0.5."""
+"""The error envelope (docs/contract.md, 1.5)."""
 
 from typing import Any
 
-from topics_gateway.reply import Reply, encode
+from topics_gateway.response import Response, encode
 from topics_service.engine.errors import Reason, TopicsError
 
 
-def error_reply(error: TopicsError, elapsed_ms: float) -> Reply:
+def error_response(error: TopicsError, elapsed_ms: float) -> Response:
     """`error` in the envelope, with its status and, where a retry can help, Retry-After in whole seconds."""
     envelope: dict[str, Any] = {"code": error.reason.code, "message": error.message}
     if error.detail is not None:
@@ -15,7 +15,7 @@ def error_reply(error: TopicsError, elapsed_ms: float) -> Reply:
     if error.retry_after_ms is not None:
         headers = ((b"retry-after", b"%d" % max(1, -(-error.retry_after_ms // 1000))),)
     body = encode({"error": envelope, "performance": {"server_total_ms": elapsed_ms}})
-    return Reply(error.reason.value.http_status, body, headers)
+    return Response(error.reason.value.http_status, body, headers)
 
 
 def not_found() -> TopicsError:

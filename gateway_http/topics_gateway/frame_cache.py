@@ -1,4 +1,4 @@
-"""What was made of the last frame of records of each partition: streams that are given the same frame share it."""
+"""A cache of the last encoded frame of records of each partition, shared by streams that send the same frame."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from topics_service.statistics import CacheStatistics
 
 T = TypeVar("T")
 
-_MOST_SLICES: Final = 32  # of a frame that is kept; live ones have few
+_MAX_SLICES: Final = 32  # of a frame that is kept; live ones have few
 _ENTRY_WEIGHT: Final = 1000  # of an entry beside what `weigh` says
 _SHARE: Final = 8  # what is heavier than 1/8 of all is not kept
 
@@ -30,12 +30,12 @@ class FrameCache(Generic[T]):
 
     @property
     def size(self) -> int:
-        """What is kept weighs so much."""
+        """The weight of the cached values."""
         return self._bytes
 
     def get(self, frame: RecordsFrame, parts: Parts) -> T:
-        """What was made of this frame, or is now."""
-        if len(frame.slices) > _MOST_SLICES:
+        """Return the cached value of this frame, or make it."""
+        if len(frame.slices) > _MAX_SLICES:
             return self._make(frame, parts)
         name = (frame.topic, frame.partition, parts)
         key = (frame.from_seq, frame.to_seq, frame.head_seq, *map(_identity, frame.slices))
@@ -57,7 +57,7 @@ class FrameCache(Generic[T]):
         return made
 
     def last(self, frame: CaughtUpFrame, parts: Parts) -> T | None:
-        """What was made of the last frame before this one, if it is kept."""
+        """Return the value of the previous frame of records, if it is cached."""
         entry = self._kept.get((frame.topic, frame.partition, parts))
         return None if entry is None else entry.made
 

@@ -3,18 +3,19 @@
 from typing import Any, Final, Literal
 
 from topics_gateway.body import OBJECT_BYTES, read_object
-from topics_gateway.call import Call
-from topics_gateway.jsonbody import FEW_PARTS, Fields, JsonObject
-from topics_gateway.record_endpoints import page_reply, read_match, read_nodes
+from topics_gateway.json_fields import FEW_PARTS, Fields, JsonObject
+from topics_gateway.record_endpoints import page_response, read_match, read_nodes
 from topics_gateway.render import Parts, RenderCache
-from topics_gateway.reply import Reply, json_reply
+from topics_gateway.request import Request
+from topics_gateway.response import Response, json_response
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.topic_endpoints import page_size
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.groups import ConsumeRequest
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
-from topics_service.engine.group.positions import (
+from topics_service.engine.model import DiffRequest
+from topics_service.engine.offsets.positions import (
     CommitItem,
     GroupSummary,
     ListGroupsRequest,
@@ -23,7 +24,6 @@ from topics_service.engine.group.positions import (
     ResetRequest,
     Target,
 )
-from topics_service.engine.model import DiffRequest
 
 _U32_MAX: Final = (1 << 32) - 1
 _CONSUME: Final = frozenset(
@@ -47,26 +47,26 @@ class GroupEndpoints:
         self._settings = settings
         self._rendered = rendered
 
-    async def list(self, call: Call) -> Reply:
+    async def list(self, request: Request) -> Response:
         """GET /v0/groups."""
-        query = call.query()
+        query = request.query()
         page = await self._api.groups.page(
             ListGroupsRequest(
                 prefix=query.get("prefix", ""),
                 after=read_cursor(query.get("cursor", "")),
                 page_size=page_size(query.get("page_size", "")),
             ),
-            principal=call.principal,
+            principal=request.principal,
         )
         members: dict[str, Any] = {"groups": [_summary(line) for line in page.groups]}
         if page.next_after is not None:
             members["next_cursor"] = write_cursor(page.next_after)
-        return json_reply(200, members | _performance(call))
+        return json_response(200, members | _performance(request))
 
-    async def get(self, call: Call) -> Reply:
+    async def get(self, request: Request) -> Response:
         """GET /v0/groups/{group}."""
-        state = await self._api.groups.get(call.name, principal=call.principal)
-        return json_reply(
+        state = await self._api.groups.get(request.name, principal=request.principal)
+        return json_response(
             200,
             {
                 "group": state.group,
@@ -77,20 +77,20 @@ class GroupEndpoints:
                 "members": [_member(member) for member in state.membership.members],
                 "positions": [_position(position) for position in state.positions],
             }
-            | _performance(call),
+            | _performance(request),
         )
 
-    async def delete(self, call: Call) -> Reply:
+    async def delete(self, request: Request) -> Response:
         """DELETE /v0/groups/{group}."""
-        reply = await self._api.groups.delete(call.name, principal=call.principal)
-        return json_reply(200, {"group": reply.group, "deleted": reply.deleted} | _performance(call))
+        reply = await self._api.groups.delete(request.name, principal=request.principal)
+        return json_response(200, {"group": reply.group, "deleted": reply.deleted} | _performance(request))
 
-    async def consume(self, call: Call) -> Reply:
+    async def consume(self, request: Request) -> Response:
         """POST /v0/groups/{group}/consume. A client that leaves ends its wait."""
-        fields = await self._fields(call, _CONSUME, frozenset({"node", "filter"}))
+        fields = await self._fields(request, _CONSUME, frozenset({"node", "filter"}))
         start = _end_or_seq(fields, "start")
-        request = ConsumeRequest(
-            group=call.name,
+        consume_request = ConsumeRequest(
+            group=request.name,
             start="earliest" if start is None else start,
             page=DiffRequest(
                 topic=_topic(fields),
@@ -103,20 +103,20 @@ class GroupEndpoints:
             ),
         )
         parts = Parts(tags=fields.boolean("include_tags") is True, metas=fields.boolean("include_meta") is not False)
-        reading = self._api.groups.consume(request, principal=call.principal)
-        reply = await (call.unless_gone(reading) if request.page.wait_ms else reading)
+        reading = self._api.groups.consume(consume_request, principal=request.principal)
+        reply = await (request.unless_gone(reading) if consume_request.page.wait_ms else reading)
         page = reply.page
         members = {
-            "group": call.name,
+            "group": request.name,
             "topic": page.topic,
-            "partition": request.page.partition,
+            "partition": consume_request.page.partition,
             "committed_from_seq": reply.committed,
         }
-        return page_reply(members, page, self._rendered.records(page.slices, parts), call.elapsed_ms)
+        return page_response(members, page, self._rendered.records(page.slices, parts), request.elapsed_ms)
 
-    async def commit(self, call: Call) -> Reply:
+    async def commit(self, request: Request) -> Response:
         """POST /v0/groups/{group}/commit."""
-        fields = await self._fields(call, _COMMIT)
+        fields = await self._fields(request, _COMMIT)
         items = []
         if fields.has("positions"):
             if any(fields.has(name) for name in _POSITION):
@@ -124,37 +124,37 @@ class GroupEndpoints:
             items = [_commit(Fields(each, _POSITION)) for each in _objects(fields, "positions")]
         else:
             items = [_commit(fields)]
-        reply = await self._api.groups.commit(call.name, items, principal=call.principal)
+        reply = await self._api.groups.commit(request.name, items, principal=request.principal)
         members = {"group": reply.group, "created": reply.created}
-        return json_reply(200, members | _positions(reply.positions) | _performance(call))
+        return json_response(200, members | _positions(reply.positions) | _performance(request))
 
-    async def positions(self, call: Call) -> Reply:
+    async def positions(self, request: Request) -> Response:
         """GET /v0/groups/{group}/positions."""
-        topic = call.query().get("topic") or None
-        found = await self._api.groups.positions(call.name, topic, principal=call.principal)
-        return json_reply(200, {"group": call.name} | _positions(found) | _performance(call))
+        topic = request.query().get("topic") or None
+        found = await self._api.groups.positions(request.name, topic, principal=request.principal)
+        return json_response(200, {"group": request.name} | _positions(found) | _performance(request))
 
-    async def reset(self, call: Call) -> Reply:
+    async def reset(self, request: Request) -> Response:
         """POST /v0/groups/{group}/reset."""
-        fields = await self._fields(call, _RESET)
+        fields = await self._fields(request, _RESET)
         to, ts = _end_or_seq(fields, "to"), fields.integer("to_ts", high=(1 << 63) - 1)
         if (to is None) == (ts is None):
             raise invalid("exactly one of to and to_ts must be given")
         moved = await self._api.groups.reset(
-            ResetRequest(group=call.name, to=to, ts=ts, targets=_targets(fields)), principal=call.principal
+            ResetRequest(group=request.name, to=to, ts=ts, targets=_targets(fields)), principal=request.principal
         )
-        return json_reply(200, {"group": call.name} | _positions(moved) | _performance(call))
+        return json_response(200, {"group": request.name} | _positions(moved) | _performance(request))
 
-    async def delete_positions(self, call: Call) -> Reply:
+    async def delete_positions(self, request: Request) -> Response:
         """POST /v0/groups/{group}/positions/delete."""
-        fields = await self._fields(call, _TARGETS)
-        deleted = await self._api.groups.delete_positions(call.name, _targets(fields), principal=call.principal)
-        return json_reply(200, {"group": call.name, "deleted": deleted} | _performance(call))
+        fields = await self._fields(request, _TARGETS)
+        deleted = await self._api.groups.delete_positions(request.name, _targets(fields), principal=request.principal)
+        return json_response(200, {"group": request.name, "deleted": deleted} | _performance(request))
 
-    async def _fields(self, call: Call, known: frozenset[str], nullable: frozenset[str] = frozenset()) -> Fields:
-        most = 6 * self._settings.limits.max_batch_records  # positions of one call
+    async def _fields(self, request: Request, known: frozenset[str], nullable: frozenset[str] = frozenset()) -> Fields:
+        max_parts = 6 * self._settings.limits.max_batch_records  # positions of one call
         found = await read_object(
-            call, self._settings.max_body_bytes, most=max(FEW_PARTS, most), most_bytes=4 * OBJECT_BYTES
+            request, self._settings.max_body_bytes, max_parts=max(FEW_PARTS, max_parts), max_bytes=4 * OBJECT_BYTES
         )
         return Fields(found, known, nullable)
 
@@ -258,5 +258,5 @@ def _positions(states: list[PositionState]) -> dict[str, Any]:
     return {"positions": [_position(state) for state in states]}
 
 
-def _performance(call: Call) -> dict[str, Any]:
-    return {"performance": {"server_total_ms": call.elapsed_ms}}
+def _performance(request: Request) -> dict[str, Any]:
+    return {"performance": {"server_total_ms": request.elapsed_ms}}

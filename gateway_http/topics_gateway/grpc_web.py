@@ -1,4 +1,4 @@
-"""gRPC-Web, in binary form: the gRPC services for browsers and for whoever has no HTTP/2 trailers.
+"""gRPC-Web, in binary form: the gRPC services for browsers and other clients without HTTP/2 trailers.
 
 A request is one message in a frame; a response is messages in frames, and the status in a last one. Methods that take a
 stream are not served.
@@ -18,17 +18,17 @@ import grpc
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from topics_gateway.body import drain, read_bytes
-from topics_gateway.call import Call, ClientGoneError
+from topics_gateway.body_timeout import BodyTimeouts
+from topics_gateway.connection_quota import hold_connection
 from topics_gateway.origins import OriginPolicy
+from topics_gateway.request import ClientGoneError, Request
 from topics_gateway.settings import GatewaySettings
-from topics_gateway.shares import hold_connection
-from topics_gateway.stalls import StallWatch
-from topics_service.api.access import Gate
+from topics_service.api.access.authorizer import Authorizer
+from topics_service.api.access.quota import Held, count_refusal
 from topics_service.api.grpc.calls import CallContext, Calls, Metadata
 from topics_service.api.grpc.guard import OUR_METHODS
 from topics_service.api.grpc.status import failure
-from topics_service.api.metrics import Metrics
-from topics_service.api.quota import Held, count_refusal
+from topics_service.api.metrics.collector import Metrics
 from topics_service.api.request_ids import HEADER_BYTES, begin
 from topics_service.engine.errors import TopicsError, invalid
 
@@ -50,91 +50,97 @@ class GrpcWeb:
     """Answers gRPC-Web requests to methods of topics.v1; every other request is `app`'s."""
 
     def __init__(
-        self, app: ASGIApp, calls: Calls, settings: GatewaySettings, gate: Gate, metrics: Metrics, origins: OriginPolicy
+        self,
+        app: ASGIApp,
+        calls: Calls,
+        settings: GatewaySettings,
+        authorizer: Authorizer,
+        metrics: Metrics,
+        origins: OriginPolicy,
     ) -> None:
         self._app = app
         self._calls = calls
-        self._gate = gate
+        self._authorizer = authorizer
         self._metrics = metrics
         self._origins = origins
-        self._most = settings.max_body_bytes + _HEAD.size
-        self._stalls = StallWatch(settings.body_timeout_seconds)
+        self._max_bytes = settings.max_body_bytes + _HEAD.size
+        self._body_timeouts = BodyTimeouts(settings.body_timeout_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not scope["raw_path"].startswith(_PATHS) or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        call = Call(scope, receive, self._stalls)
-        if call.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() not in _TYPES:
+        request = Request(scope, receive, self._body_timeouts)
+        if request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() not in _TYPES:
             await self._app(scope, receive, send)
             return
-        call.memory = self._gate.quotas.memory
+        request.memory = self._authorizer.quotas.memory
         try:
-            await self._serve(call, send)
+            await self._serve(request, send)
         except ClientGoneError:
             pass
         finally:
-            if call.held is not None:
-                call.held.release()
+            if request.held is not None:
+                request.held.release()
 
-    async def _serve(self, call: Call, send: Send) -> None:
-        method = call.scope["raw_path"].decode("latin-1")
-        context = CallContext(_metadata(call.headers), _peer(call.scope))
+    async def _serve(self, request: Request, send: Send) -> None:
+        method = request.scope["raw_path"].decode("latin-1")
+        context = CallContext(_metadata(request.headers), _peer(request.scope))
         headers = [(b"content-type", _TYPE)]
-        request = begin(call.headers.get(HEADER_BYTES))
-        if request.given is not None:
-            headers.append((HEADER_BYTES, request.given.encode()))
+        request_id = begin(request.headers.get(HEADER_BYTES))
+        if request_id.given is not None:
+            headers.append((HEADER_BYTES, request_id.given.encode()))
         streams = self._calls.streams(method)
         try:
-            self._admit(call, method)
+            self._admit(request, method)
             if streams is None:
                 context.end(grpc.StatusCode.UNIMPLEMENTED, "gRPC-Web has no such method here")
-                await self._send_early(call, context, headers, send)
+                await self._send_early(request, context, headers, send)
                 return
-            seconds = _timeout(call.headers)
+            seconds = _timeout(request.headers)
             opened = await self._calls.open(method, context)
-            message = _unframed(await read_bytes(call, self._most))
+            message = _unframed(await read_bytes(request, self._max_bytes))
         except TopicsError as error:
             context.end(*failure(error))
             count_refusal(self._metrics.refusals, "grpc", error)
             if streams is not None:
                 rpc = method.removeprefix(OUR_METHODS).replace("/", ".")
-                self._metrics.grpc.observe(rpc, context.code().name, time.perf_counter() - call.started)
-            await self._send_early(call, context, headers, send)
+                self._metrics.grpc.observe(rpc, context.code().name, time.perf_counter() - request.started)
+            await self._send_early(request, context, headers, send)
             return
-        if call.held is not None:
-            call.held.release()  # the guard holds the message from here on
+        if request.held is not None:
+            request.held.release()  # the guard holds the message from here on
         answers = opened.answers(message)
         if streams:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await call.unless_gone(_within(seconds, _pump(answers, call, send), context))
+            await request.unless_gone(_within(seconds, _pump(answers, request, send), context))
             await send({"type": "http.response.body", "body": _trailers(context)})
         else:
             frames: list[bytes] = []
-            await call.unless_gone(_within(seconds, _gather(answers, frames), context))
+            await request.unless_gone(_within(seconds, _gather(answers, frames), context))
             await _send_whole(headers, b"".join((*frames, _trailers(context))), send)
 
-    def _admit(self, call: Call, method: str) -> None:
+    def _admit(self, request: Request, method: str) -> None:
         """Look at who calls, before anything is read. Raises TopicsError."""
-        if self._gate.open:
-            self._origins.check(call.headers, call.scope["http_version"])
+        if self._authorizer.open:
+            self._origins.check(request.headers, request.scope["http_version"])
             return
-        principal = self._gate.identify(method[1:].replace("/", "."), call.headers.get(b"authorization"))
+        principal = self._authorizer.identify(method[1:].replace("/", "."), request.headers.get(b"authorization"))
         if principal.key_id:
-            usage = self._gate.quotas.of(principal.key_id)
-            hold_connection(call.scope, principal, usage)
-            call.held = Held(usage, call.memory)
+            usage = self._authorizer.quotas.for_key(principal.key_id)
+            hold_connection(request.scope, principal, usage)
+            request.held = Held(usage, request.memory)
 
-    async def _send_early(self, call: Call, context: CallContext, headers: Headers, send: Send) -> None:
+    async def _send_early(self, request: Request, context: CallContext, headers: Headers, send: Send) -> None:
         """Send the status of a call whose request may not have been read."""
         # The rest of the body is in the way of the next request on this connection.
-        if not await drain(call, self._most) and call.scope["http_version"].startswith("1"):
+        if not await drain(request, self._max_bytes) and request.scope["http_version"].startswith("1"):
             headers.append((b"connection", b"close"))
         await _send_whole(headers, _trailers(context), send)
 
 
-async def _pump(answers: AsyncGenerator[bytes, None], call: Call, send: Send) -> None:
-    state = call.scope.setdefault("state", {})
+async def _pump(answers: AsyncGenerator[bytes, None], request: Request, send: Send) -> None:
+    state = request.scope.setdefault("state", {})
     async with aclosing(answers) as messages:
         async for message in messages:
             await send({"type": "http.response.body", "body": _frame(message), "more_body": True})

@@ -1,8 +1,8 @@
-"""Jobs as JSON, spliced from the bytes that their records are stored as (SPEC API 10.2)."""
+"""Jobs as JSON, spliced from the bytes that their records are stored as (docs/contract.md, 10.1)."""
 
 from base64 import b64encode
 
-from topics_gateway.reply import encode
+from topics_gateway.response import encode
 from topics_service.engine.model import BINARY_KIND
 from topics_service.engine.queue.attempts import members
 from topics_service.engine.queue.jobs import Job, JobView

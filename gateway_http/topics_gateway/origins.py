@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from topics_service.api.hosts import Hosts, is_local_name, parse_authority
+from topics_service.api.access.hosts import Hosts, is_local_name, parse_authority
 from topics_service.engine.errors import Reason, TopicsError
 
 _ORIGIN: Final = re.compile(rb"(https?)://([^/?#\\]+)", re.IGNORECASE)

@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-_MOST: Final = 256
-_MOST_BYTES: Final = 1 << 20
+_MAX_REPLIES: Final = 256
+_MAX_BYTES: Final = 1 << 20
 
 
 class Reply:
-    """What `text` gives, now or after a wait, is sent; then `sent` is called. `weight` is what it holds meanwhile."""
+    """A reply: its `text`, perhaps after a wait, is sent, then `sent` is called. `weight` is its memory meanwhile."""
 
     __slots__ = ("sent", "text", "weight")
 
@@ -23,7 +23,7 @@ class Reply:
 
 
 class Outbox:
-    """A queue for one writer and one reader. One reply too many is taken, however large: ask for `room` first."""
+    """A queue for one writer and one reader. `put` never refuses: call `wait_for_space` first to stay in bounds."""
 
     def __init__(self) -> None:
         self._replies: deque[Reply] = deque()
@@ -31,9 +31,9 @@ class Outbox:
         self._changed = asyncio.Event()
         self._closed = False
 
-    async def room(self) -> None:
-        """Wait until little enough is on its way."""
-        while len(self._replies) >= _MOST or self._bytes >= _MOST_BYTES:
+    async def wait_for_space(self) -> None:
+        """Wait until the queue is below its limits."""
+        while len(self._replies) >= _MAX_REPLIES or self._bytes >= _MAX_BYTES:
             await self._change()
 
     def put(self, reply: Reply) -> None:

@@ -1,16 +1,16 @@
-"""Handlers of a topic's records: append, diff, delete (SPEC API 2, 3, 5)."""
+"""Handlers of a topic's records: append, diff, delete (docs/contract.md, 4 to 6)."""
 
 from collections.abc import Iterable
 from typing import Any, Final
 
+from topics_gateway.append_decoder import read_append
 from topics_gateway.body import read_json, read_object
-from topics_gateway.call import Call, flag
-from topics_gateway.jsonbody import Fields
-from topics_gateway.manyrecords import refuse_too_many
+from topics_gateway.json_fields import Fields
+from topics_gateway.record_limit import refuse_too_many
 from topics_gateway.render import Parts, RenderCache
-from topics_gateway.reply import Reply, encode, json_reply
+from topics_gateway.request import Request, flag
+from topics_gateway.response import Response, encode, json_response
 from topics_gateway.settings import GatewaySettings
-from topics_gateway.writebody import read_append
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import AppendReply, DeleteReply, DeleteRequest, DiffReply, DiffRequest, TagMatch
@@ -25,30 +25,30 @@ _DELETE: Final = frozenset({"before_seq", "match", "partition"})
 
 
 class RecordEndpoints:
-    """Requests to engine structs and replies to the JSON of the SPEC, members in its order."""
+    """Requests to engine structs and replies to the JSON of docs/contract.md, 4 to 6, members in its order."""
 
     def __init__(self, api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> None:
         self._api = api
         self._settings = settings
         self._rendered = rendered
 
-    async def append(self, call: Call) -> Reply:
+    async def append(self, request: Request) -> Response:
         """POST /v0/topics/{topic}."""
-        text = await read_json(call, self._settings.max_body_bytes)
+        text = await read_json(request, self._settings.max_body_bytes)
         await refuse_too_many(text, self._settings.limits)
-        request = read_append(call.name, text, self._settings.limits)
-        if request.idempotency_key is None:
-            request.idempotency_key = _header_key(call)
-        reply = await self._api.append(request, principal=call.principal)
-        members = append_members(reply, seqs=flag(call.query(), "return_seqs", True), total_ms=call.elapsed_ms)
-        return json_reply(201 if reply.created else 200, members)
+        append_request = read_append(request.name, text, self._settings.limits)
+        if append_request.idempotency_key is None:
+            append_request.idempotency_key = _header_key(request)
+        reply = await self._api.append(append_request, principal=request.principal)
+        members = append_members(reply, seqs=flag(request.query(), "return_seqs", True), total_ms=request.elapsed_ms)
+        return json_response(201 if reply.created else 200, members)
 
-    async def diff(self, call: Call) -> Reply:
+    async def diff(self, request: Request) -> Response:
         """POST /v0/topics/{topic}/diff. A client that leaves ends its wait."""
-        found = await read_object(call, self._settings.max_body_bytes, optional=True)
+        found = await read_object(request, self._settings.max_body_bytes, optional=True)
         fields = Fields(found, _DIFF, frozenset({"node", "filter", "partition"}))
-        request = DiffRequest(
-            topic=call.name,
+        diff_request = DiffRequest(
+            topic=request.name,
             partition=fields.integer("partition") or 0,
             from_seq=fields.integer("from_seq") or 0,
             limit=fields.amount("limit"),
@@ -60,23 +60,23 @@ class RecordEndpoints:
             filter=read_match(fields.value("filter"), "filter") if fields.has("filter") else None,
         )
         parts = Parts(tags=fields.boolean("include_tags") is True, metas=fields.boolean("include_meta") is not False)
-        reading = self._api.diff(request)
-        reply = await (call.unless_gone(reading) if request.wait_ms else reading)
+        reading = self._api.diff(diff_request)
+        reply = await (request.unless_gone(reading) if diff_request.wait_ms else reading)
         members = {"topic": reply.topic, **partition_member(reply)}
-        return page_reply(members, reply, self._rendered.records(reply.slices, parts), call.elapsed_ms)
+        return page_response(members, reply, self._rendered.records(reply.slices, parts), request.elapsed_ms)
 
-    async def delete(self, call: Call) -> Reply:
+    async def delete(self, request: Request) -> Response:
         """POST /v0/topics/{topic}/delete."""
-        fields = Fields(await read_object(call, self._settings.max_body_bytes), _DELETE, _DELETE)
+        fields = Fields(await read_object(request, self._settings.max_body_bytes), _DELETE, _DELETE)
         match = read_match(fields.value("match")) if fields.has("match") else None
-        request = DeleteRequest(
-            topic=call.name,
+        delete_request = DeleteRequest(
+            topic=request.name,
             partition=fields.integer("partition") or 0,
             before_seq=fields.integer("before_seq"),
             match=match,
         )
-        reply = await self._api.delete_records(request)
-        return json_reply(
+        reply = await self._api.delete_records(delete_request)
+        return json_response(
             200,
             {
                 "topic": reply.topic,
@@ -86,12 +86,14 @@ class RecordEndpoints:
                 "head_seq": reply.head_seq,
                 "count": reply.count,
                 "bytes": reply.bytes,
-                "performance": {"server_total_ms": call.elapsed_ms},
+                "performance": {"server_total_ms": request.elapsed_ms},
             },
         )
 
 
-def page_reply(members: dict[str, Any], page: DiffReply, runs: Iterable[bytes | memoryview], total_ms: float) -> Reply:
+def page_response(
+    members: dict[str, Any], page: DiffReply, runs: Iterable[bytes | memoryview], total_ms: float
+) -> Response:
     """`members`, then those of a page of records, whose texts are `runs`."""
     pieces: list[bytes | memoryview] = [encode(members)[:-1], b',"records":[']
     for i, run in enumerate(runs):
@@ -108,7 +110,7 @@ def page_reply(members: dict[str, Any], page: DiffReply, runs: Iterable[bytes | 
         }
     )
     pieces += (b"],", memoryview(rest)[1:])
-    return Reply(200, b"".join(pieces))
+    return Response(200, b"".join(pieces))
 
 
 def append_members(reply: AppendReply, *, seqs: bool, total_ms: float) -> dict[str, Any]:
@@ -164,8 +166,8 @@ def read_nodes(value: object) -> tuple[bytes, ...]:
     return tuple(node.encode() for node in nodes)
 
 
-def _header_key(call: Call) -> str | None:
-    raw = call.headers.get(b"idempotency-key")
+def _header_key(request: Request) -> str | None:
+    raw = request.headers.get(b"idempotency-key")
     try:
         return None if raw is None else raw.decode()
     except UnicodeDecodeError:

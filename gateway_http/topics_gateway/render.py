@@ -8,7 +8,7 @@ from itertools import accumulate, repeat
 from operator import add
 from typing import Final, NamedTuple
 
-from topics_gateway.reply import encode
+from topics_gateway.response import encode
 from topics_service.engine.model import BINARY_KIND, Slice
 from topics_service.statistics import CacheStatistics
 from topics_service.storage.block import Block
@@ -19,7 +19,7 @@ _SHARE: Final = 4  # a slice below 1/4 of its block is rendered alone
 
 
 class Parts(NamedTuple):
-    """Which optional members the records are shown with."""
+    """The optional members of rendered records."""
 
     tags: bool
     metas: bool
@@ -48,7 +48,7 @@ class RenderCache:
 
     @property
     def size(self) -> int:
-        """What the kept pages weigh."""
+        """The size of the cached pages in bytes."""
         return self._bytes
 
     def records(self, slices: Sequence[Slice], parts: Parts) -> list[bytes | memoryview]:
@@ -155,7 +155,7 @@ def _splice(columns: _Columns, count: int) -> bytes:
 
 
 def _ends(columns: _Columns, count: int) -> "array[int]":
-    """Where each record ends in the text that `_splice` makes of the columns."""
+    """The end of each record in the text that `_splice` makes of the columns."""
     shared = 0
     sizes: Iterator[int] = repeat(0, count)
     for at, column in enumerate(columns):

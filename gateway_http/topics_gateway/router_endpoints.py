@@ -1,12 +1,12 @@
-"""Handlers of routers: put, get, list, delete (SPEC API 6)."""
+"""Handlers of routers: put, get, list, delete (docs/contract.md, 7)."""
 
 from typing import Any, Final, get_args
 
 from topics_gateway.body import read_object
-from topics_gateway.call import Call
-from topics_gateway.jsonbody import Fields, JsonObject
+from topics_gateway.json_fields import Fields, JsonObject
 from topics_gateway.record_endpoints import read_match
-from topics_gateway.reply import Reply, json_reply
+from topics_gateway.request import Request
+from topics_gateway.response import Response, json_response
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.topic_endpoints import page_size
 from topics_service.api.cursor import read_cursor, write_cursor
@@ -27,30 +27,30 @@ _GUARANTEES: Final[dict[str, Guarantee]] = {name: name for name in get_args(Guar
 
 
 class RouterEndpoints:
-    """Requests to engine structs and replies to the JSON of SPEC API 6, members in its order."""
+    """Requests to engine structs and replies to the JSON of docs/contract.md, 7, members in its order."""
 
     def __init__(self, api: TopicsApi, settings: GatewaySettings) -> None:
         self._api = api
         self._settings = settings
 
-    async def put(self, call: Call) -> Reply:
+    async def put(self, request: Request) -> Response:
         """PUT /v0/routers/{router}."""
-        request = read_router(call.name, await read_object(call, self._settings.max_body_bytes))
-        reply = await self._api.routers.put(request, principal=call.principal)
-        return json_reply(
+        put_request = read_router(request.name, await read_object(request, self._settings.max_body_bytes))
+        reply = await self._api.routers.put(put_request, principal=request.principal)
+        return json_response(
             201 if reply.created else 200,
             {
                 "router": reply.router,
                 "created": reply.created,
                 **_config(reply.config),
-                "performance": {"server_total_ms": call.elapsed_ms},
+                "performance": {"server_total_ms": request.elapsed_ms},
             },
         )
 
-    async def get(self, call: Call) -> Reply:
+    async def get(self, request: Request) -> Response:
         """GET /v0/routers/{router}."""
-        state = await self._api.routers.get(call.name, principal=call.principal)
-        return json_reply(
+        state = await self._api.routers.get(request.name, principal=request.principal)
+        return json_response(
             200,
             {
                 "router": state.router,
@@ -58,13 +58,13 @@ class RouterEndpoints:
                 "forwarded_total": state.forwarded_total,
                 "lag_records": state.lag_records,
                 "last_error": state.last_error,
-                "performance": {"server_total_ms": call.elapsed_ms},
+                "performance": {"server_total_ms": request.elapsed_ms},
             },
         )
 
-    async def list(self, call: Call) -> Reply:
+    async def list(self, request: Request) -> Response:
         """GET /v0/routers."""
-        query = call.query()
+        query = request.query()
         page = await self._api.routers.page(
             ListRoutersRequest(
                 prefix=query.get("prefix", ""),
@@ -73,23 +73,23 @@ class RouterEndpoints:
                 after=read_cursor(query.get("cursor", "")),
                 page_size=page_size(query.get("page_size", "")),
             ),
-            principal=call.principal,
+            principal=request.principal,
         )
         members: dict[str, Any] = {"routers": [_summary(state) for state in page.routers]}
         if page.next_after is not None:
             members["next_cursor"] = write_cursor(page.next_after)
-        members["performance"] = {"server_total_ms": call.elapsed_ms}
-        return json_reply(200, members)
+        members["performance"] = {"server_total_ms": request.elapsed_ms}
+        return json_response(200, members)
 
-    async def delete(self, call: Call) -> Reply:
+    async def delete(self, request: Request) -> Response:
         """DELETE /v0/routers/{router}."""
-        reply = await self._api.routers.delete(call.name, principal=call.principal)
-        return json_reply(
+        reply = await self._api.routers.delete(request.name, principal=request.principal)
+        return json_response(
             200,
             {
                 "router": reply.router,
                 "deleted": reply.deleted,
-                "performance": {"server_total_ms": call.elapsed_ms},
+                "performance": {"server_total_ms": request.elapsed_ms},
             },
         )
 

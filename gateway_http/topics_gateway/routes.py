@@ -6,7 +6,9 @@ from urllib.parse import unquote_to_bytes
 
 from google.api import annotations_pb2
 
-from topics.v1 import (
+from topics_gateway.errors import method_not_allowed, not_found
+from topics_gateway.request import Handler, Request
+from topics_proto.v1 import (
     admin_service_pb2,
     group_service_pb2,
     queue_service_pb2,
@@ -14,9 +16,7 @@ from topics.v1 import (
     topics_service_pb2,
     watch_service_pb2,
 )
-from topics_gateway.call import Call, Handler
-from topics_gateway.errors import method_not_allowed, not_found
-from topics_service.api.access import NO_GROUP_ROUTE, NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE
+from topics_service.api.access.authorizer import NO_GROUP_ROUTE, NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE
 from topics_service.engine.errors import TopicsError, invalid
 
 _FILES: Final = (
@@ -35,11 +35,11 @@ UNROUTED: Final = "unrouted"
 
 
 _NO_ROUTES: Final = {"topic": NO_TOPIC_ROUTE, "router": NO_ROUTER_ROUTE, "group": NO_GROUP_ROUTE}
-"""What leads nowhere below a path variable, by its name; NO_ROUTE elsewhere."""
+"""The pseudo RPC of an unknown path below a path variable, by the variable's name; NO_ROUTE elsewhere."""
 
 
 class Route(NamedTuple):
-    """Where a request leads. `rpc` is what the access rules know it by: the full name, or NO_ROUTE and its kin."""
+    """The target of a request. `rpc` is its name in the access rules: the full name, or NO_ROUTE and its kin."""
 
     rpc: str
     handler: Handler
@@ -62,31 +62,31 @@ class RouteTable:
             node.methods[method] = handlers.get(rpc)
             node.rpcs[method] = rpc.removeprefix(_PACKAGE)
 
-    def find(self, call: Call) -> Route:
-        """The route of `call`, whose `rpc` and `name`, the variable segment of the path, are set.
+    def find(self, request: Request) -> Route:
+        """The route of `request`, whose `rpc` and `name`, the variable segment of the path, are set.
 
-        Finding nothing is not an error yet, since whoever may not call must not learn of it: the handler then raises
+        A missing route is no error yet, since unauthorized callers must not learn of it: the handler then raises
         `not_found` or `method_not_allowed`, or `invalid_request` for a path that is not UTF-8.
         """
         node, nowhere = self._root, NO_ROUTE
         try:
-            segments = split_path(call.scope["raw_path"])
+            segments = split_path(request.scope["raw_path"])
         except TopicsError as error:
             return Route(nowhere, _raises(error))
         for segment in segments:
             child = node.literals.get(segment)
             if child is None and segment and node.variable is not None:
                 child = node.variable
-                call.name = segment
+                request.name = segment
                 nowhere = _NO_ROUTES.get(node.variable_name, NO_ROUTE)
             if child is None:
                 return Route(nowhere, _raises(not_found()))
             node = child
-        asked = call.scope["method"]
+        asked = request.scope["method"]
         method = "GET" if asked == "HEAD" else asked
         rpc, handler = node.rpcs.get(method), node.methods.get(method)
         if rpc is not None and handler is not None:
-            call.rpc = rpc
+            request.rpc = rpc
             return Route(_PACKAGE + rpc, handler)
         if rpc is not None:
             return Route(_PACKAGE + rpc, _raises(not_found()))
@@ -117,7 +117,7 @@ class _Node:
 
 
 def _raises(error: TopicsError) -> Handler:
-    async def handler(call: Call) -> NoReturn:
+    async def handler(request: Request) -> NoReturn:
         raise error
 
     return handler

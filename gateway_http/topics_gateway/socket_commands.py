@@ -1,15 +1,15 @@
-"""What a client may say on a WebSocket, from JSON text (SPEC API 7.7; contract.md 9)."""
+"""Client commands on a WebSocket, from JSON text (docs/contract.md, 9)."""
 
 from typing import Final
 
 import msgspec
 from msgspec import Raw, Struct
 
+from topics_gateway.append_decoder import Options, decode_body, read_options, to_append
+from topics_gateway.append_schema import Publish
 from topics_gateway.body import OBJECT_BYTES
-from topics_gateway.jsonbody import Fields, JsonObject, parse_object
+from topics_gateway.json_fields import Fields, JsonObject, parse_object
 from topics_gateway.watch_endpoints import read_subscription, read_topics
-from topics_gateway.writebody import Options, decode_body, read_options, to_append
-from topics_gateway.writeshape import Publish
 from topics_service.engine.errors import TopicsError, invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendRequest
@@ -121,7 +121,7 @@ def _subscription(fields: Fields) -> WatchRequest:
 
 
 def _place(fields: Fields) -> str | None:
-    """What the members `topic` and `partition` stand for."""
+    """The topic partition that the members `topic` and `partition` name, if any."""
     topic, partition = fields.text("topic"), fields.integer("partition") or 0
     return None if topic is None else next(iter(by_place([(topic, partition, WatchTopic())])))
 

@@ -1,4 +1,4 @@
-"""What the server says on a WebSocket, as JSON text (SPEC API 7.7; contract.md 9)."""
+"""Server messages on a WebSocket as JSON text (docs/contract.md, 9)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -6,7 +6,7 @@ from typing import Any, Final
 from topics_gateway.frame_cache import FrameCache, partition_member, partition_text
 from topics_gateway.record_endpoints import append_members
 from topics_gateway.render import Parts, RenderCache
-from topics_gateway.reply import encode
+from topics_gateway.response import encode
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import AppendReply
 from topics_service.engine.watch.frames import (

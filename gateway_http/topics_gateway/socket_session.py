@@ -1,4 +1,4 @@
-"""One open WebSocket: commands in, replies and the frames of subscriptions out (SPEC API 7.7; contract.md 9)."""
+"""One open WebSocket: commands in, replies and the frames of subscriptions out (docs/contract.md, 9)."""
 
 import asyncio
 import logging
@@ -12,16 +12,16 @@ from msgspec.structs import replace
 from starlette.types import Message, Receive, Send
 
 from topics_gateway import socket_frames
-from topics_gateway.call import ms_since
 from topics_gateway.errors import internal
-from topics_gateway.manyrecords import refuse_too_many
 from topics_gateway.outbox import Outbox, Reply
+from topics_gateway.record_limit import refuse_too_many
 from topics_gateway.render import Parts
+from topics_gateway.request import ms_since
 from topics_gateway.socket_commands import Command, MalformedError, Subscribe, Unsubscribe, Write, read_command
 from topics_gateway.socket_frames import SocketFrames
-from topics_service.api.access import authorize
-from topics_service.api.auth import Principal
-from topics_service.api.quota import Usage, count_refusal
+from topics_service.api.access.auth import Principal
+from topics_service.api.access.authorizer import authorize
+from topics_service.api.access.quota import Usage, count_refusal
 from topics_service.api.topics import Submitted, TopicsApi
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.errors import Reason, TopicsError, invalid
@@ -30,8 +30,8 @@ from topics_service.engine.watch.frames import ErrorFrame, Frame, Position, Topi
 
 log: Final = logging.getLogger("topics.http")
 
-_MOST_TOPICS: Final = 1024
-_MOST_PREFIXES: Final = 64  # each may stand for 256 topics
+_MAX_TOPICS: Final = 1024
+_MAX_PREFIXES: Final = 64  # each may stand for 256 topics
 _COMMANDS_A_STEP: Final = 16  # of the event loop
 _PENDING_WEIGHT: Final = 500  # of a write that is not acknowledged yet, beside its names
 _SERVICE_RESTART: Final = 1012
@@ -84,7 +84,7 @@ class SocketSession:
         """Serve it. Everything that it held is released when this returns."""
         ended = asyncio.Event()
         try:
-            with self._api.told_of_drain(ended):
+            with self._api.notify_on_drain(ended):
                 await self._serve(ended)
             if not self._gone:
                 await self._say(socket_frames.SHUTTING_DOWN)
@@ -125,7 +125,7 @@ class SocketSession:
     async def _read(self, ended: asyncio.Event) -> None:
         taken = 0
         while True:
-            await self._outbox.room()
+            await self._outbox.wait_for_space()
             message = await self._receive()
             if message["type"] == "websocket.disconnect":
                 self._gone = True
@@ -223,10 +223,10 @@ class SocketSession:
         if not wanted:
             raise invalid("subscribe needs topic or topics")
         keys = self._followed.keys() | wanted.keys()
-        if len(keys) > _MOST_TOPICS:
-            raise invalid(f"a WebSocket follows at most {_MOST_TOPICS} topics")
-        if sum(key.endswith("*") for key in keys) > _MOST_PREFIXES:
-            raise invalid(f"a WebSocket follows at most {_MOST_PREFIXES} prefixes")
+        if len(keys) > _MAX_TOPICS:
+            raise invalid(f"a WebSocket follows at most {_MAX_TOPICS} topics")
+        if sum(key.endswith("*") for key in keys) > _MAX_PREFIXES:
+            raise invalid(f"a WebSocket follows at most {_MAX_PREFIXES} prefixes")
         opened = self._open(command.request)
         positions: dict[str, Position] = {}
         for subscription in opened:
@@ -296,7 +296,7 @@ class SocketSession:
     async def _send_frame(self, subscription: "_Subscription") -> None:
         frame = subscription.stream.poll()
         if frame is None or (isinstance(frame, ErrorFrame) and frame.reason is Reason.SHUTTING_DOWN):
-            return  # of the end the whole socket is told
+            return  # the end is reported once for the whole socket
         for topic in _ended(frame):
             if self._followed.get(topic) is subscription:
                 del self._followed[topic]
@@ -306,7 +306,7 @@ class SocketSession:
 
 
 class _Subscription:
-    """What one `subscribe` follows. `keys` are the places and patterns it was asked for and still has."""
+    """The streams of one `subscribe`. `keys` are its topic partitions and patterns that are still followed."""
 
     __slots__ = ("held", "keys", "parts", "stream")
 
@@ -320,7 +320,7 @@ class _Subscription:
 def _ended(frame: Frame) -> Sequence[str]:
     """The places that the stream follows no longer after `frame`."""
     if isinstance(frame, TopicDeletedFrame):
-        return (frame.place,)
+        return (frame.topic_partition,)
     if isinstance(frame, ErrorFrame) and frame.reason is not Reason.THROTTLED:
         return frame.topics
     return ()

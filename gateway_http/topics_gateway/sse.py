@@ -1,4 +1,4 @@
-"""Server-sent events: answers that go on until one side ends them (SPEC API 7.3 to 7.6)."""
+"""Server-sent events: answers that go on until one side ends them (docs/contract.md, 8.3 to 8.6)."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from urllib.parse import unquote_to_bytes
 
 from starlette.types import Send
 
-from topics_gateway.call import Call
-from topics_gateway.reply import EventStream, encode
+from topics_gateway.request import Request
+from topics_gateway.response import EventStream, encode
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
 
@@ -25,9 +25,9 @@ _TOO_SLOW: Final = (
 )
 
 
-def require_event_stream(call: Call) -> None:
+def require_event_stream(request: Request) -> None:
     """Raise `not_acceptable` unless the Accept header is absent, empty, or names text/event-stream or */*."""
-    accept = call.headers.get(b"accept", b"").strip().lower()
+    accept = request.headers.get(b"accept", b"").strip().lower()
     if accept and b"text/event-stream" not in accept and b"*/*" not in accept:
         raise TopicsError(Reason.NOT_ACCEPTABLE, "this is a stream of text/event-stream, which the client won't accept")
 
@@ -65,7 +65,7 @@ def error(frame: ErrorFrame, **more: Any) -> bytes:
     return event(b"error", encode(members | more))
 
 
-async def serve(stream: EventStream, call: Call, send: Send) -> int:
+async def serve(stream: EventStream, request: Request, send: Send) -> int:
     """Open the stream's source and send what comes out of it until it ends; the status of the answer.
 
     Raises TopicsError when the source does not open, before anything is sent, and ClientGoneError as soon as the
@@ -74,14 +74,14 @@ async def serve(stream: EventStream, call: Call, send: Send) -> int:
     event.
     """
     # For the transport, should the client stop reading altogether.
-    state = call.scope.setdefault("state", {})
-    state["last_words"] = _TOO_SLOW
+    state = request.scope.setdefault("state", {})
+    state["timeout_event"] = _TOO_SLOW
     with stream.source as frames:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        if call.scope["method"] == "HEAD":
+        if request.scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b""})
         else:
-            await call.unless_gone(_pump(stream, frames, send, state))
+            await request.unless_gone(_pump(stream, frames, send, state))
     return 200
 
 

@@ -1,12 +1,12 @@
-"""Handlers of topics as a whole: put, get, list, delete (SPEC API 1)."""
+"""Handlers of topics as a whole: put, get, list, delete (docs/contract.md, 3)."""
 
 from typing import Any, Final
 
 from topics_gateway.body import read_object
-from topics_gateway.call import Call, flag
 from topics_gateway.config import read_config
-from topics_gateway.jsonbody import Fields
-from topics_gateway.reply import Reply, json_reply
+from topics_gateway.json_fields import Fields
+from topics_gateway.request import Request, flag
+from topics_gateway.response import Response, json_response
 from topics_gateway.settings import GatewaySettings
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.topics import TopicsApi
@@ -19,40 +19,40 @@ _PARTITIONS: Final = frozenset({"partition_count"})
 
 
 class TopicEndpoints:
-    """Requests to engine structs and replies to the JSON of SPEC API 1, members in its order."""
+    """Requests to engine structs and replies to the JSON of docs/contract.md, 3, members in its order."""
 
     def __init__(self, api: TopicsApi, settings: GatewaySettings) -> None:
         self._api = api
         self._settings = settings
 
-    async def put(self, call: Call) -> Reply:
+    async def put(self, request: Request) -> Response:
         """PUT /v0/topics/{topic}."""
-        found = await read_object(call, self._settings.max_body_bytes, optional=True)
+        found = await read_object(request, self._settings.max_body_bytes, optional=True)
         reply = await self._api.put_topic(
-            call.name,
+            request.name,
             read_config(found),
-            principal=call.principal,
+            principal=request.principal,
             partition_count=Fields(found, _PARTITIONS, _PARTITIONS).integer("partition_count", low=1),
         )
-        return json_reply(
+        return json_response(
             201 if reply.created else 200,
             {
                 "topic": reply.topic,
                 "created": reply.created,
                 "config": reply.config,
                 **_identity(reply.identity),
-                "performance": {"server_total_ms": call.elapsed_ms},
+                "performance": {"server_total_ms": request.elapsed_ms},
             },
         )
 
-    async def get(self, call: Call) -> Reply:
+    async def get(self, request: Request) -> Response:
         """GET /v0/topics/{topic}."""
-        query = call.query()
+        query = request.query()
         partition = _number(query["partition"]) if "partition" in query else 0
-        state = await self._api.get_topic(call.name, touch=flag(query, "touch", True), partition=partition)
+        state = await self._api.get_topic(request.name, touch=flag(query, "touch", True), partition=partition)
         queue = {} if state.queue is None else {"queue": _counters(state.queue)}
         several = {"partition": state.partition, "partitions": state.partitions} if state.partitions else {}
-        return json_reply(
+        return json_response(
             200,
             {
                 "topic": state.topic,
@@ -69,13 +69,13 @@ class TopicEndpoints:
                 "last_write_ts": state.last_write_ts,
                 "last_read_ts": state.last_read_ts,
                 **_identity(state.identity),
-                "performance": {"server_total_ms": call.elapsed_ms},
+                "performance": {"server_total_ms": request.elapsed_ms},
             },
         )
 
-    async def list(self, call: Call) -> Reply:
+    async def list(self, request: Request) -> Response:
         """GET /v0/topics."""
-        query = call.query()
+        query = request.query()
         page = await self._api.list_topics(
             ListTopicsRequest(
                 prefix=query.get("prefix", ""),
@@ -83,24 +83,24 @@ class TopicEndpoints:
                 page_size=page_size(query.get("page_size", "")),
                 touch=flag(query, "touch", False),
             ),
-            principal=call.principal,
+            principal=request.principal,
         )
         members: dict[str, Any] = {"topics": [_summary(state) for state in page.topics]}
         if page.next_after is not None:
             members["next_cursor"] = write_cursor(page.next_after)
-        members["performance"] = {"server_total_ms": call.elapsed_ms}
-        return json_reply(200, members)
+        members["performance"] = {"server_total_ms": request.elapsed_ms}
+        return json_response(200, members)
 
-    async def delete(self, call: Call) -> Reply:
+    async def delete(self, request: Request) -> Response:
         """DELETE /v0/topics/{topic}."""
-        reply = await self._api.delete_topic(call.name, if_empty=flag(call.query(), "if_empty", False))
-        return json_reply(
+        reply = await self._api.delete_topic(request.name, if_empty=flag(request.query(), "if_empty", False))
+        return json_response(
             200,
             {
                 "topic": reply.topic,
                 "deleted": reply.deleted,
-                "routers_removed": list(filter(call.principal.allows_name, reply.routers_removed)),
-                "performance": {"server_total_ms": call.elapsed_ms},
+                "routers_removed": list(filter(request.principal.allows_name, reply.routers_removed)),
+                "performance": {"server_total_ms": request.elapsed_ms},
             },
         )
 
@@ -113,7 +113,7 @@ def page_size(text: str) -> int:
 
 
 def _counters(queue: QueueCounters) -> dict[str, int]:
-    """The members that SPEC API 10.7 names, and no others."""
+    """The members that docs/contract.md, 10.8 names, and no others."""
     return {"ready": queue.ready, "in_flight": queue.in_flight, "dead_lettered": queue.dead_lettered}
 
 

@@ -1,4 +1,4 @@
-"""Handlers of watch sessions: create one, follow one (SPEC API 7)."""
+"""Handlers of watch sessions: create one, follow one (docs/contract.md, 8)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any, Final
 
 from topics_gateway.body import read_object
-from topics_gateway.call import Call, flag
-from topics_gateway.jsonbody import Fields, JsonObject
+from topics_gateway.json_fields import Fields, JsonObject
 from topics_gateway.record_endpoints import read_match, read_nodes
 from topics_gateway.render import RenderCache
-from topics_gateway.reply import EventStream, Reply, json_reply
+from topics_gateway.request import Request, flag
+from topics_gateway.response import EventStream, Response, json_response
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.sse import require_event_stream
 from topics_gateway.watch_events import EventSource, WatchEvents, read_cursor_id
@@ -30,7 +30,7 @@ _NULLABLE: Final = frozenset({"node", "cursor", "filter"})
 _TOPIC: Final = frozenset({"from_seq", "tail", "partition"})
 _PARTITION: Final = frozenset({"partition"})
 _HEARTBEAT_MS: Final = 15_000
-_MOST_PARTS: Final = 4096
+_MAX_PARTS: Final = 4096
 
 
 class WatchEndpoints:
@@ -42,47 +42,47 @@ class WatchEndpoints:
         self._events = WatchEvents(rendered)
         api.metrics.caches["events"] = self._events.cache
 
-    async def create(self, call: Call) -> Reply:
+    async def create(self, request: Request) -> Response:
         """POST /v0/watch."""
-        most = max(_MOST_PARTS, 5 * self._settings.limits.max_watch_topics)
-        found = await read_object(call, self._settings.max_body_bytes, most=most)
-        request = read_watch(Fields(found, _WATCH, _NULLABLE), partial(self._recall, call))
-        request.lenient = flag(call.query(), "lenient", False)
-        session = await self._api.watches.create(request, principal=call.principal)
-        return json_reply(
+        max_parts = max(_MAX_PARTS, 5 * self._settings.limits.max_watch_topics)
+        found = await read_object(request, self._settings.max_body_bytes, max_parts=max_parts)
+        watch_request = read_watch(Fields(found, _WATCH, _NULLABLE), partial(self._recall, request))
+        watch_request.lenient = flag(request.query(), "lenient", False)
+        session = await self._api.watches.create(watch_request, principal=request.principal)
+        return json_response(
             200,
             {
                 "wid": session.wid,
                 "stream_url": f"/v0/watch/{session.wid}",
                 "session_ttl_ms": session.ttl_ms,
                 "topics": session.positions,
-                "performance": {"server_total_ms": call.elapsed_ms},
+                "performance": {"server_total_ms": request.elapsed_ms},
             },
         )
 
-    async def open(self, call: Call) -> EventStream:
+    async def open(self, request: Request) -> EventStream:
         """GET /v0/watch/{wid}, from where the session stands, or from an earlier id that the client gives."""
-        require_event_stream(call)
-        return EventStream(self._opened(call), encoder=_as_it_is)
+        require_event_stream(request)
+        return EventStream(self._opened(request), encoder=_as_it_is)
 
     @contextmanager
-    def _opened(self, call: Call) -> Iterator[EventSource]:
-        with self._api.watches.open(call.name, self._resume_from(call), principal=call.principal) as stream:
+    def _opened(self, request: Request) -> Iterator[EventSource]:
+        with self._api.watches.open(request.name, self._resume_from(request), principal=request.principal) as stream:
             # On HTTP/2 a window can end between two events, and the session must know which one was handed over.
-            yield self._events.of(stream, together=call.scope["http_version"] != "2")
+            yield self._events.for_stream(stream, together=request.scope["http_version"] != "2")
 
-    def _resume_from(self, call: Call) -> dict[str, int]:
+    def _resume_from(self, request: Request) -> dict[str, int]:
         """Read the place in Last-Event-ID, or in the query's `cursor`; an empty one if it is no id."""
-        given = call.headers.get(b"last-event-id")
+        given = request.headers.get(b"last-event-id")
         if given is None:
-            given = call.query().get("cursor", "").encode()
-        return self._recall(call, given) or {}
+            given = request.query().get("cursor", "").encode()
+        return self._recall(request, given) or {}
 
-    def _recall(self, call: Call, given: bytes) -> dict[str, int] | None:
+    def _recall(self, request: Request, given: bytes) -> dict[str, int] | None:
         """The place that an id stands for: empty if that is forgotten, None if it is no id."""
         text = given.decode("latin-1")
         if is_token(text):
-            return self._api.watches.recall(text, principal=call.principal) or {}
+            return self._api.watches.recall(text, principal=request.principal) or {}
         return read_cursor_id(given)
 
 
@@ -106,7 +106,7 @@ def read_watch(fields: Fields, recall: Callable[[bytes], dict[str, int] | None] 
 
 
 def read_subscription(fields: Fields, topics: dict[str, WatchTopic]) -> WatchRequest:
-    """What a subscription says of its records, here as on a WebSocket."""
+    """Read the record options of a subscription, for SSE and WebSocket alike."""
     consistency = fields.text("consistency")
     if consistency not in (None, "eventual", "strong"):
         raise invalid('consistency must be "eventual" or "strong"')

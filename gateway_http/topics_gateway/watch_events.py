@@ -1,4 +1,4 @@
-"""The frames of a watch as server-sent events (SPEC API 7.5)."""
+"""The frames of a watch as server-sent events (docs/contract.md, 8.4)."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
@@ -8,9 +8,9 @@ from typing import Any, Final
 import msgspec
 
 from topics_gateway.frame_cache import FrameCache, partition_member, partition_text
-from topics_gateway.jsonbody import parse_object
+from topics_gateway.json_fields import parse_object
 from topics_gateway.render import Parts, RenderCache
-from topics_gateway.reply import encode
+from topics_gateway.response import encode
 from topics_gateway.sse import error, event, heartbeat
 from topics_service.api.watch_stream import INSTANCE, WatchStream
 from topics_service.engine.config import U64_MAX
@@ -25,28 +25,28 @@ from topics_service.engine.watch.frames import (
     TopicDeletedFrame,
 )
 
-MOST_IN_ID: Final = 64
-"""Places that an id tells one by one. Of 64 it is 27 KB at most, which a request's head has room for."""
+MAX_IN_ID: Final = 64
+"""Maximum number of cursors spelled out in an id: 64 take at most 27 KB, which fits into a request head."""
 
 _BASE64URL: Final = pattern(rb"[A-Za-z0-9_-]+")
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
 _TOGETHER_BYTES: Final = 16384
 _MARKED: Final = pattern(rb'"([^"]+)":\d+([ \t\r\n]+)')
 _DIGITS: Final = b" \t\r\n"  # of a number in base 4 that a JSON decoder passes over
-_MOST_DIGITS: Final = 32
-_MOST_PARTS: Final = 4096
+_MAX_DIGITS: Final = 32
+_MAX_PARTS: Final = 4096
 
 
 def event_id(stream: WatchStream) -> bytes:
-    """The id of an event: the stream's place, or of more than 64 topics a token that the session knows it by."""
-    return cursor_id(stream.place) if len(stream.cursors) <= MOST_IN_ID else stream.token().encode()
+    """The id of an event: the stream's cursors, or beyond 64 topics a token that stands for them in the session."""
+    return cursor_id(stream.resume_cursors) if len(stream.cursors) <= MAX_IN_ID else stream.resume_token().encode()
 
 
 def cursor_id(place: Mapping[str, int]) -> bytes:
-    """`WatchStream.place` as base64url of `{topic: seq}`, sorted by name.
+    """`WatchStream.resume_cursors` as base64url of `{topic: seq}`, sorted by name.
 
-    Where the place says which instance of a topic it is, that stands behind the seq in white space: whoever decodes
-    an id sees the map and nothing else.
+    If the cursors name the instance of a topic, it is encoded as white space behind the seq: a decoded id shows only
+    the map.
     """
     instances = [name for name in place if name.endswith(INSTANCE)]
     if not instances:
@@ -62,14 +62,14 @@ def read_cursor_id(text: bytes) -> dict[str, int] | None:
         return None
     content = urlsafe_b64decode(text + b"=" * (-len(text) % 4))
     try:
-        members = parse_object(content, most=_MOST_PARTS).members
+        members = parse_object(content, max_parts=_MAX_PARTS).members
     except TopicsError:
         return None
     place: dict[str, Any] = dict(members)
     if any(type(seq) is not int or not 0 <= seq <= U64_MAX for seq in place.values()):
         return None
     for name, digits in _MARKED.findall(content):
-        if (topic := name.decode()) in place and len(digits) <= _MOST_DIGITS:
+        if (topic := name.decode()) in place and len(digits) <= _MAX_DIGITS:
             place[topic + INSTANCE] = _from_white(digits)
     return place
 
@@ -105,7 +105,7 @@ class EventSource:
         return self
 
     async def __anext__(self) -> bytes:
-        """What is due; waits for something. Asking says that what was given before was handed to the transport."""
+        """Wait for the next events. The call confirms that the previous ones were handed to the transport."""
         stream = self._stream
         while (frame := stream.poll()) is None:
             if stream.over:
@@ -124,7 +124,7 @@ class WatchEvents:
         self.cache = FrameCache(self._make, lambda made: 2 * len(made.data), max_bytes)
         self._rendered = rendered
 
-    def of(self, stream: WatchStream, *, together: bool = True) -> EventSource:
+    def for_stream(self, stream: WatchStream, *, together: bool = True) -> EventSource:
         """The events of a stream, to be asked for in place of its frames."""
         request = stream.request
         parts = Parts(request.include_tags, request.include_metas, request.include_data)
@@ -140,22 +140,22 @@ class WatchEvents:
 
     def _records(self, frame: RecordsFrame, parts: Parts, stream: WatchStream) -> bytes:
         made = self.cache.get(frame, parts)
-        place = stream.place if len(stream.cursors) == 1 else {}
+        place = stream.resume_cursors if len(stream.cursors) == 1 else {}
         if len(place) != 1:
             return event(b"record", made.data, event_id(stream))
-        at = place[frame.place]
+        at = place[frame.topic_partition]
         if made.event_at != at:
             made.event_at, made.event = at, event(b"record", made.data, cursor_id(place))
         return made.event
 
     def _caught_up(self, frame: CaughtUpFrame, parts: Parts, stream: WatchStream) -> bytes:
-        place = stream.place if len(stream.cursors) == 1 else {}
+        place = stream.resume_cursors if len(stream.cursors) == 1 else {}
         made = self.cache.last(frame, parts) if len(place) == 1 else None
         if made is not None and made.caught_up_at == frame.head_seq:
             return made.caught_up
         data = {"topic": frame.topic, **partition_member(frame), "head_seq": frame.head_seq}
         text = event(b"caught-up", encode(data), event_id(stream))
-        if made is not None and place[frame.place] == frame.head_seq:
+        if made is not None and place[frame.topic_partition] == frame.head_seq:
             made.caught_up_at, made.caught_up = frame.head_seq, text
         return text
 
@@ -168,7 +168,7 @@ class WatchEvents:
 
 
 class _Made:
-    """What was made of a frame: its data, and the events of watches that follow nothing else."""
+    """The encodings of a frame: its data, and the whole events for watches of this topic alone."""
 
     __slots__ = ("caught_up", "caught_up_at", "data", "event", "event_at")
 

@@ -1,4 +1,4 @@
-"""The WebSocket door: GET /v0/ws (SPEC API 7.7; contract.md 9)."""
+"""The WebSocket endpoint: GET /v0/ws (docs/contract.md, 9)."""
 
 import time
 from contextlib import ExitStack, closing
@@ -7,18 +7,18 @@ from typing import Final, NoReturn
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
-from topics_gateway.call import Call, ms_since
-from topics_gateway.errors import error_reply, method_not_allowed, not_found
+from topics_gateway.connection_quota import MessageBytes, hold_connection
+from topics_gateway.errors import error_response, method_not_allowed, not_found
 from topics_gateway.origins import OriginPolicy
 from topics_gateway.render import RenderCache
-from topics_gateway.reply import Reply
+from topics_gateway.request import Request, ms_since
+from topics_gateway.response import Response
 from topics_gateway.settings import GatewaySettings
-from topics_gateway.shares import MessageBytes, hold_connection
 from topics_gateway.socket_frames import SocketFrames
 from topics_gateway.socket_session import SocketSession
-from topics_service.api.access import NO_ROUTE, Gate
-from topics_service.api.auth import Principal
-from topics_service.api.quota import count_refusal
+from topics_service.api.access.auth import Principal
+from topics_service.api.access.authorizer import NO_ROUTE, Authorizer
+from topics_service.api.access.quota import count_refusal
 from topics_service.api.request_ids import HEADER_BYTES, begin
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError, invalid
@@ -26,25 +26,30 @@ from topics_service.engine.errors import Reason, TopicsError, invalid
 PATH: Final = b"/v0/ws"
 
 _NAME: Final = "WebSocket"  # among the RPCs, in metrics
-_DOOR: Final = "websocket"
+_PROTOCOL: Final = "websocket"
 
 
-async def plain_request(call: Call) -> NoReturn:
+async def plain_request(request: Request) -> NoReturn:
     """Any request to the path of the sockets that is no upgrade."""
-    if call.scope["method"] not in ("GET", "HEAD"):
-        raise method_not_allowed(call.scope["method"])
+    if request.scope["method"] not in ("GET", "HEAD"):
+        raise method_not_allowed(request.scope["method"])
     raise invalid("this is a WebSocket: ask for an upgrade to it, over HTTP/1.1")
 
 
-class WebSocketDoor(BaseRoute):
-    """Opens sockets for whoever has a key, and serves them. Refusals are HTTP, with the usual envelope."""
+class WebSocketEndpoint(BaseRoute):
+    """Opens and serves sockets of authorized callers. Refusals are HTTP, with the usual error body."""
 
     def __init__(
-        self, api: TopicsApi, settings: GatewaySettings, gate: Gate, rendered: RenderCache, origins: OriginPolicy
+        self,
+        api: TopicsApi,
+        settings: GatewaySettings,
+        authorizer: Authorizer,
+        rendered: RenderCache,
+        origins: OriginPolicy,
     ) -> None:
         self._api = api
         self._settings = settings
-        self._gate = gate
+        self._authorizer = authorizer
         self._origins = origins
         self._frames = SocketFrames(rendered)
         api.metrics.caches["socket_frames"] = self._frames.cache
@@ -61,18 +66,18 @@ class WebSocketDoor(BaseRoute):
         with ExitStack() as held:
             try:
                 principal = self._admit(scope)
-                usage = self._gate.quotas.of(principal.key_id) if principal.key_id else None
+                usage = self._authorizer.quotas.for_key(principal.key_id) if principal.key_id else None
                 if usage is not None:
                     hold_connection(scope, principal, usage)
                 held.enter_context(self._api.watches.connection(principal))
             except TopicsError as error:
-                count_refusal(self._api.metrics.refusals, _DOOR, error)
+                count_refusal(self._api.metrics.refusals, _PROTOCOL, error)
                 statistics.observe(_NAME, f"{error.reason.value.http_status // 100}xx", time.perf_counter() - started)
-                await _refuse(error_reply(error, ms_since(started)), send)
+                await _refuse(error_response(error, ms_since(started)), send)
                 return
             statistics.observe(_NAME, "1xx", time.perf_counter() - started)
             await receive()  # websocket.connect
-            message = held.enter_context(closing(MessageBytes(usage, self._gate.quotas.memory, self._refused)))
+            message = held.enter_context(closing(MessageBytes(usage, self._authorizer.quotas.memory, self._refused)))
             await send({"type": "websocket.accept", "utf8": True, "holds": message.grow})
             utf8 = "websocket.utf8" in scope.get("extensions", {})
             session = SocketSession(
@@ -81,13 +86,13 @@ class WebSocketDoor(BaseRoute):
             await session.run()
 
     def _refused(self, error: TopicsError) -> None:
-        count_refusal(self._api.metrics.refusals, _DOOR, error)
+        count_refusal(self._api.metrics.refusals, _PROTOCOL, error)
 
     def _admit(self, scope: Scope) -> Principal:
-        """Who may open a socket here. Raises TopicsError."""
+        """Return the caller, who may open a socket. Raises TopicsError."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        principal = self._gate.identify(NO_ROUTE, headers.get(b"authorization"))
-        if self._gate.open:
+        principal = self._authorizer.identify(NO_ROUTE, headers.get(b"authorization"))
+        if self._authorizer.open:
             self._origins.check(headers, scope["http_version"])
         if scope["raw_path"] != PATH:
             raise not_found()
@@ -100,7 +105,7 @@ class WebSocketDoor(BaseRoute):
         return principal
 
 
-async def _refuse(reply: Reply, send: Send) -> None:
-    headers = ((b"content-type", reply.content_type), *reply.headers)
-    await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": reply.body})
+async def _refuse(response: Response, send: Send) -> None:
+    headers = ((b"content-type", response.content_type), *response.headers)
+    await send({"type": "websocket.http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": response.body})

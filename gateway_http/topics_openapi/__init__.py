@@ -1,4 +1,4 @@
-"""Writes `docs/openapi.yaml`, the OpenAPI description of the HTTP door; `python -m topics_openapi`.
+"""Writes `docs/openapi.yaml`, the OpenAPI description of the HTTP API; `python -m topics_openapi`.
 
 The protos say which calls there are, with which fields, and what these mean; the gateway's route table where they lie;
 the access rules who may make them; the error registry what they are refused with. What JSON does differently from the

@@ -11,7 +11,7 @@ TARGET = ROOT / "docs" / "openapi.yaml"
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="topics_openapi", description="Write the OpenAPI description of the HTTP door."
+        prog="topics_openapi", description="Write the OpenAPI description of the HTTP API."
     )
     parser.add_argument("--check", action="store_true", help="write nothing; fail when the file is not up to date")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What the HTTP door does with each call beyond what the protos say: statuses, parameters, events, links."""
+"""Additions of HTTP to each call of the protos: statuses, parameters, events, links."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -119,14 +119,14 @@ CALLS: Final[Mapping[str, Call]] = {
     "AdminService.GetReady": Call(probe=True, errors=("not_ready", "shutting_down")),
     "AdminService.GetMetrics": _PLAIN,
 }
-"""Every call of the HTTP door, by service and name."""
+"""Every call of the HTTP API, by service and name."""
 
 EVERYWHERE: Final = ("invalid_request", "unauthorized", "internal")
-"""What any call may be refused with. A request that is not HTTP, or a path that is not UTF-8, is `invalid_request`."""
+"""Errors of any call. A request that is not HTTP, or a path that is not UTF-8, is `invalid_request`."""
 GUARDED: Final = ("forbidden", "throttled", "not_ready", "shutting_down")
-"""What any call but a probe may be refused with, as well."""
+"""Further errors of any call but a probe."""
 WITH_BODY: Final = ("payload_too_large", "unsupported_media_type")
-"""What any call with a body may be refused with, as well."""
+"""Further errors of any call with a body."""
 
 EVENTS: Final[Mapping[str, tuple[str, frozenset[str]]]] = {
     "RecordEvent": ("RecordBatch", frozenset()),

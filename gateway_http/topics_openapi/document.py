@@ -8,14 +8,14 @@ from typing import Any, Final
 import yaml  # type: ignore[import-untyped]
 from google.api import annotations_pb2
 
-from topics.v1 import errors_pb2
 from topics_gateway.routes import annotated_routes
 from topics_openapi.calls import CALLS, EVENTS, EVERYWHERE, GUARDED, METRICS, WITH_BODY, Call
 from topics_openapi.forms import TEXT, TOPIC_NAME, Schema
 from topics_openapi.protos import Protos, Rpc
 from topics_openapi.schemas import Schemas
+from topics_proto.v1 import errors_pb2
 from topics_service import __version__
-from topics_service.api.access import RULES
+from topics_service.api.access.authorizer import RULES
 
 _JSON: Final = "application/json"
 _PACKAGE: Final = "topics.v1."

@@ -1,4 +1,4 @@
-"""What JSON does differently from the protos, field by field; see `schemas.py` for what holds where nothing is said."""
+"""Differences of JSON from the protos, field by field; the rules for all other fields are in `schemas.py`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ META: Final[Schema] = {"type": "object", "additionalProperties": True}
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """How one field shows. `omit`: not at all. `flat`: its own fields stand in its place. `null`: in an answer it is
+    """Form of one field. `omit`: not shown. `flat`: its own fields stand in its place. `null`: in an answer it is
     there and may be null; in a request null counts as left out. `absent`: it may be missing from an answer. `required`:
     it must be in a request. `schema` stands for what its type would give, `more` is added to that.
     """

@@ -1,4 +1,4 @@
-"""What the protos say, in the words of JSON."""
+"""The protos in the words of JSON."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ class Field(NamedTuple):
 
     @property
     def optional(self) -> bool:
-        """Whether the proto tells a field that is left out from one with its zero value."""
+        """True if the proto distinguishes an absent field from its zero value."""
         return self.proto.proto3_optional or bool(self.oneof)
 
     @property

@@ -84,7 +84,7 @@ class Schemas:
         return self._described(self._value(field, form, answer=False), field.text, message, field, answer=False)
 
     def is_required(self, message: str, field: Field) -> bool:
-        """Whether a request can't do without the field."""
+        """True if a request needs the field."""
         return REQUESTS.get(f"{message}.{field.proto.name}", Form()).required
 
     def member_names(self, message: str) -> Iterator[tuple[str, Field]]:
@@ -194,12 +194,12 @@ def _default(message: str, field: Field) -> Any:
         default = getattr(TopicConfig(), field.proto.name)
         derived = field.proto.name in ("type", "durability")  # from what the topic is, and from `durable`
         return default if isinstance(default, str | int) and not derived else None
-    told = _DEFAULT.search(field.text)
-    if told is None or field.repeated:
+    found = _DEFAULT.search(field.text)
+    if found is None or field.repeated:
         return None
-    if told[1] in ("true", "false"):
-        return told[1] == "true" if field.proto.type == FieldDescriptorProto.TYPE_BOOL else None
-    return int(told[1])
+    if found[1] in ("true", "false"):
+        return found[1] == "true" if field.proto.type == FieldDescriptorProto.TYPE_BOOL else None
+    return int(found[1])
 
 
 def _or_null(schema: Schema) -> Schema:

@@ -1,1 +1,1 @@
-"""The Kafka door: a listener that unmodified Kafka clients speak to."""
+"""The Kafka gateway: a listener for unmodified Kafka clients."""

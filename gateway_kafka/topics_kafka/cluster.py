@@ -1,4 +1,4 @@
-"""The id of the cluster: one for each data directory, for ever."""
+"""The cluster id: one per data directory, for ever."""
 
 import os
 from base64 import urlsafe_b64encode
@@ -12,9 +12,9 @@ _KEY: Final = b"kafka_cluster_id"
 
 
 def cluster_id(writer: Writer) -> str:
-    """The id, made at the first call for a data directory: 22 characters, as Kafka makes its own.
+    """Return the cluster id, created on the first call for a data directory: 22 characters, like Kafka's own.
 
-    Raises TopicsError if it must be stored and can't be.
+    Raises TopicsError if a new id can't be stored.
     """
     found = writer.store.get(Family.META, _KEY)
     if found is None:

@@ -1,8 +1,8 @@
-"""Kafka's topic configs: which there are, what they may be, and what they mean here.
+"""Kafka's topic configs: names, valid values, and their meaning for a topic of this server.
 
-The overrides of a topic are the configs that were set on it. Some are fields of the topic's own config, and are shown
-and changed from either side; the others are stored beside it (`Topic.kafka_configs`) and only kept and shown, except
-those of batches, which Produce looks at. What would promise something that is not done here is refused.
+The overrides of a topic are the configs that were set on it. Some are fields of the topic's own config, which every
+protocol shows and changes. The others are stored separately (`Topic.kafka_configs`) and only shown, except those of
+batches, which Produce enforces. A value that promises unsupported behaviour is refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,11 +23,11 @@ TIMESTAMP_BEFORE_MAX: Final = "message.timestamp.before.max.ms"
 TIMESTAMP_AFTER_MAX: Final = "message.timestamp.after.max.ms"
 DEFAULT_AFTER_MS: Final = 3_600_000
 _FAILOVER: Final = "rafka.failover.enabled"
-_MOST_BATCH_BYTES: Final = 64 << 20
+_MAX_BATCH_BYTES: Final = 64 << 20
 
 
 class ConfigType(IntEnum):
-    """The types as DescribeConfigs names them."""
+    """Config types, as numbered in DescribeConfigs."""
 
     BOOLEAN = 1
     STRING = 2
@@ -38,7 +38,7 @@ class ConfigType(IntEnum):
 
 
 class Source(IntEnum):
-    """Where a value comes from, as DescribeConfigs names it."""
+    """Origin of a value, as numbered in DescribeConfigs."""
 
     TOPIC = 1
     STATIC_BROKER = 4
@@ -46,19 +46,20 @@ class Source(IntEnum):
 
 
 class InvalidConfigError(Exception):
-    """A config that can't be set so. The message is for the client."""
+    """An invalid config. The message is sent to the client."""
 
 
 Check = Callable[[str], str]
-"""Gives the value as it is kept; raises InvalidConfigError."""
+"""Returns the normalized value; raises InvalidConfigError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One topic config. `field` is the field of our own config that it is; `broker` is what Kafka calls its default.
+    """One topic config.
 
-    `kept` says that AlterConfigs, which resets what it does not name, leaves this one; `fixed` that it can be set only
-    when the topic is created.
+    `field` is the field of the topic's own config that it sets; `broker` is Kafka's name of its default. AlterConfigs
+    resets configs that it does not name, except those that are `kept`. A `fixed` config can be set only when the topic
+    is created.
     """
 
     name: str
@@ -71,14 +72,14 @@ class Config:
     fixed: bool = False
 
 
-def _number(least: int, most: int, *, no_zero: str = "") -> Check:
+def _number(low: int, high: int, *, no_zero: str = "") -> Check:
     def check(value: str) -> str:
         try:
             number = int(value.strip()) if value.isascii() and "_" not in value else None
         except ValueError:
             number = None
-        if number is None or not least <= number <= most:
-            raise InvalidConfigError(f"must be a number from {least} to {most}")
+        if number is None or not low <= number <= high:
+            raise InvalidConfigError(f"must be a number from {low} to {high}")
         if number == 0 and no_zero:
             raise InvalidConfigError(no_zero)
         return str(number)
@@ -112,7 +113,7 @@ def _one_of(*values: str) -> Check:
 
 
 def _only(value: str, why: str) -> Check:
-    """Nothing but the default."""
+    """Accept the default only."""
 
     def check(given: str) -> str:
         if given.strip() != value:
@@ -128,7 +129,7 @@ def _cleanup(value: str) -> str:
     return "delete"
 
 
-_NO_ZERO: Final = "0 would keep nothing; 1 is the least, -1 keeps everything"
+_NO_ZERO: Final = "0 would keep nothing; the minimum is 1, and -1 keeps everything"
 _BEYOND: Final = str(I64_MAX)
 
 _ALL: Final = (
@@ -143,7 +144,7 @@ _ALL: Final = (
         name="compression.type",
         default="producer",
         type=ConfigType.STRING,
-        check=_only("producer", "must be producer: batches are kept as they came"),
+        check=_only("producer", "must be producer: batches are stored unchanged"),
         broker="compression.type",
     ),
     Config(name="delete.retention.ms", default="86400000", type=ConfigType.LONG, check=_number(0, I64_MAX)),
@@ -152,13 +153,13 @@ _ALL: Final = (
         name="flush.messages",
         default=_BEYOND,
         type=ConfigType.LONG,
-        check=_only(_BEYOND, "is not how durability is set here: topics.durability is"),
+        check=_only(_BEYOND, "is not supported: set topics.durability instead"),
     ),
     Config(
         name="flush.ms",
         default=_BEYOND,
         type=ConfigType.LONG,
-        check=_only(_BEYOND, "is not how durability is set here: topics.durability is"),
+        check=_only(_BEYOND, "is not supported: set topics.durability instead"),
     ),
     Config(name="index.interval.bytes", default="4096", type=ConfigType.INT, check=_number(0, I32_MAX)),
     Config(name="max.compaction.lag.ms", default=_BEYOND, type=ConfigType.LONG, check=_number(1, I64_MAX)),
@@ -166,7 +167,7 @@ _ALL: Final = (
         name=MAX_MESSAGE_BYTES,
         default="1048588",
         type=ConfigType.INT,
-        check=_number(0, _MOST_BATCH_BYTES),
+        check=_number(0, _MAX_BATCH_BYTES),
         broker="message.max.bytes",
     ),
     Config(
@@ -261,16 +262,16 @@ _ALL: Final = (
     Config(name="unclean.leader.election.enable", default="false", type=ConfigType.BOOLEAN, check=_flag),
 )
 CONFIGS: Final[Mapping[str, Config]] = {config.name: config for config in _ALL}
-"""Every topic config, in the order of the names."""
+"""Every topic config, ordered by name."""
 
 Overrides = dict[str, str]
 
 
 def checked(name: str, value: str | None) -> str:
-    """The value as it is kept. Raises InvalidConfigError for a name that is not known, and for what it can't be."""
+    """Return the normalized value. Raises InvalidConfigError for an unknown name or an invalid value."""
     config = CONFIGS.get(name)
     if config is None:
-        raise InvalidConfigError(f"{name} is not a topic config that is known here")
+        raise InvalidConfigError(f"unknown topic config {name}")
     if value is None:
         raise InvalidConfigError(f"{name} has no value")
     try:
@@ -296,19 +297,19 @@ def overrides(topic: Topic) -> Overrides:
 
 
 def replaced(old: Overrides, given: Mapping[str, str | None]) -> Overrides:
-    """The overrides after AlterConfigs: those that are given, and none of the others. Raises InvalidConfigError."""
+    """The overrides after AlterConfigs: those given, and old ones that are `kept`. Raises InvalidConfigError."""
     new = {name: checked(name, value) for name, value in given.items()}
     kept = {config.name: old[config.name] for config in _ALL if config.kept and config.name in old}
     return _fixed(old, {**kept, **new})
 
 
 def patched(old: Overrides, changes: Mapping[str, str | None]) -> Overrides:
-    """The overrides after some were set, and others (None) removed. Raises InvalidConfigError."""
+    """The overrides after IncrementalAlterConfigs; None removes an override. Raises InvalidConfigError."""
     new = dict(old)
     for name, value in changes.items():
         if value is None:
             if name not in CONFIGS:
-                raise InvalidConfigError(f"{name} is not a topic config that is known here")
+                raise InvalidConfigError(f"unknown topic config {name}")
             new.pop(name, None)
         else:
             new[name] = checked(name, value)
@@ -328,30 +329,30 @@ def _fixed(old: Overrides, new: Overrides) -> Overrides:
 
 
 def to_topic(given: Overrides, base: TopicConfig | None = None) -> tuple[ConfigInput, dict[str, str]]:
-    """Our own config and what is stored beside it, of a topic with these overrides; the rest is that of `base`."""
+    """Translate overrides to a topic config, based on `base`, and the configs that are stored separately."""
     fields: dict[str, Any] = {} if base is None else asdict(base)
-    beside = {}
+    stored = {}
     for config in _ALL:
         if config.field:
             fields[config.field] = _read(config, given.get(config.name, config.default))
         elif config.name in given:
-            beside[config.name] = given[config.name]
+            stored[config.name] = given[config.name]
     fields.pop("durable", None)  # follows from durability
-    return ConfigInput(**fields), beside
+    return ConfigInput(**fields), stored
 
 
 def effective(given: Mapping[str, str], name: str, max_batch_bytes: int) -> str:
-    """The value that holds, of a topic with these overrides."""
+    """The effective value for a topic with these overrides."""
     return given.get(name) or default_of(CONFIGS[name], max_batch_bytes)
 
 
 def default_of(config: Config, max_batch_bytes: int) -> str:
-    """The value of a topic without an override; TOPICS_KAFKA_MAX_BATCH_BYTES is one of them."""
+    """The default for a topic. That of `max.message.bytes` is TOPICS_KAFKA_MAX_BATCH_BYTES."""
     return str(max_batch_bytes) if config.name == MAX_MESSAGE_BYTES else config.default
 
 
 def _shown(value: Any) -> str:
-    """A field of our own config as Kafka has it: off is -1, not 0."""
+    """A field of the topic's config in Kafka's notation: off is -1, not 0."""
     return "-1" if value == 0 else str(value)
 
 

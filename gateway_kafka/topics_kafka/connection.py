@@ -1,4 +1,4 @@
-"""One connection's bytes: frames in, within the memory budget; responses out, as fast as the client reads."""
+"""The bytes of one connection: frames in, within the memory budget; responses out, as fast as the client reads."""
 
 import asyncio
 import socket
@@ -6,20 +6,20 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from topics_kafka.turns import TURN_SECONDS, Turns
+from topics_kafka.loop_budget import SLICE_SECONDS, LoopBudget
+from topics_net.rate_limited_logger import RateLimitedLogger
+from topics_net.send_timeout import SendTimeouts, undrained
 from topics_service.api.budget import MemoryBudget, Share
-from topics_service.api.quiet import QuietLog
-from topics_service.api.slow import SlowClients, undrained
 from topics_service.statistics import KafkaStatistics
 
-LEAST_FRAME_BYTES: Final = 8
-MOST_FRAME_BYTES: Final = 100 << 20
-MOST_EARLY_FRAME_BYTES: Final = 512 << 10
-"""Before the client has said who it is."""
+MIN_FRAME_BYTES: Final = 8
+MAX_FRAME_BYTES: Final = 100 << 20
+MAX_UNAUTHENTICATED_FRAME_BYTES: Final = 512 << 10
+"""Limit before authentication."""
 
 _FIRST_BYTES: Final = 16 << 10
 _GROWTH: Final = 8
-_LEAST_BYTES_A_SECOND: Final = 128 << 10
+_MIN_BYTES_PER_SECOND: Final = 128 << 10
 _CRAWLED_SECONDS: Final = 5
 _JOIN_BYTES: Final = 64 << 10
 _WRITE_BUFFER_BYTES: Final = 256 << 10
@@ -29,87 +29,87 @@ _HTTP: Final = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC", b
 Buffer = bytes | bytearray | memoryview
 
 
-class Frames(Protocol):
-    """Who takes a connection's frames and answers them."""
+class FrameHandler(Protocol):
+    """Handles the frames of a connection."""
 
     @property
     def authenticated(self) -> bool:
-        """Whether the client has said who it is, or need not."""
+        """True once the client is authenticated, or if no authentication is needed."""
 
     @property
     def share(self) -> Share | None:
-        """What its key may hold of the budget; None while there is no key."""
+        """The share of the memory budget of the connection's key; None without a key."""
 
     def feed(self, frame: Buffer, taken: int) -> None:
-        """Take a frame, which holds `taken` bytes of the budget until they are released. Only while there is room."""
+        """Accept a frame, which holds `taken` bytes of the budget until it is answered. Requires `room()`."""
 
     def room(self) -> bool:
-        """Whether it takes another frame now."""
+        """Return whether another frame is accepted now."""
 
     @property
     def is_writing(self) -> bool:
-        """Whether a frame is to be written also if the client leaves behind it."""
+        """True while a write is running or held that must complete even if the client disconnects."""
 
     def writable(self) -> None:
-        """The client reads again."""
+        """Called when the client reads again."""
 
     def shutdown(self) -> None:
-        """Finish what runs and close."""
+        """Finish running requests, then close."""
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Called when the connection is lost."""
 
 
-class Listening(Protocol):
-    """What the connections of one listener share."""
+class ListenerState(Protocol):
+    """State that the connections of one listener share."""
 
     statistics: KafkaStatistics
     budget: MemoryBudget
-    turns: Turns
+    loop_budget: LoopBudget
     unsent: int
-    slow: SlowClients
-    log: QuietLog
+    send_timeouts: SendTimeouts
+    log: RateLimitedLogger
     scratch: memoryview
     idle_seconds: float
     first_request_seconds: float
 
     def opened(self, connection: "Connection") -> bool:
-        """Whether there is room for one more connection."""
+        """Register the connection. Return False if there are too many."""
 
     def closed(self, connection: "Connection") -> None:
-        """The connection is gone, or was never taken in."""
+        """Unregister the connection, or one that was refused."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Cuts what arrives into frames and feeds them to `frames`; sends what it is given.
+    """Splits the incoming bytes into frames for `frames`, and sends responses.
 
-    While `frames` takes no more, at most 64 KiB are read ahead. A frame's memory is taken from the budget as its bytes
-    arrive, so that to announce a large one costs nothing; while there is none, the client is not read from.
-    `deadline`, on the loop's clock, is when the listener should call `expire`; 0 is never.
+    While `frames` accepts no more, at most 64 KiB are read ahead. Memory for a frame is taken from the budget as its
+    bytes arrive: announcing a large frame costs nothing. While the budget is exhausted, reading is paused.
+    The listener calls `expire` after `deadline`, a time of the loop's clock; 0 means never.
     """
 
-    def __init__(self, listening: Listening, frames: Callable[["Connection"], Frames]) -> None:
+    def __init__(self, listening: ListenerState, frames: Callable[["Connection"], FrameHandler]) -> None:
         self._listening = listening
         self._make_frames = frames
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
-        self._frames: Frames
+        self._frames: FrameHandler
         self.peer = ""
         self.deadline = 0.0
         self.write_paused = False
         self._opened_at = 0.0
-        self._rest: bytes = b""  # arrived, not yet a frame that was taken
-        self._body: bytearray | None = None  # a frame that is being received, as far as there is memory for it
-        self._length = 0  # of that frame
+        self._unread: bytes = b""  # received, not yet fed as a frame
+        self._body: bytearray | None = None  # the frame being received: as much of it as memory was granted for
+        self._length = 0  # of the frame being received
         self._got = 0
-        self._taken = 0  # from the budget, for it
-        self._asked = 0  # of the budget, which has too little
-        self._credit = 0  # granted since
+        self._taken = 0  # bytes taken from the budget for it
+        self._asked = 0  # bytes requested from the exhausted budget
+        self._credit = 0  # bytes granted since then
         self._yielding = False
         self._paused = False
-        self._seen = 0  # what had arrived of the frame a second ago
-        self._crawled = 0  # seconds
-        self._unsent = 0  # bytes of a response that the client did not take at once
+        self._seen = 0  # bytes of the frame received a second ago
+        self._crawled = 0  # seconds below the minimum rate
+        self._unsent = 0  # bytes of responses waiting for the client
 
     # -------------------------------------------------------------- lifetime
 
@@ -119,7 +119,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = f"{address[0]}:{address[1]}" if address else "?"
         self._frames = self._make_frames(self)
         if not self._listening.opened(self):
-            self.end("limit", "there are as many connections as TOPICS_KAFKA_MAX_CONNECTIONS allows")
+            self.end("limit", "TOPICS_KAFKA_MAX_CONNECTIONS is reached")
             return
         sock: socket.socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -133,17 +133,17 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.deadline = 0.0
-        self._listening.slow.leave(self)
+        self._listening.send_timeouts.leave(self)
         self._count_unsent(0)
         self._listening.closed(self)
         self._listening.budget.leave(self)
         self._listening.budget.release(self._taken + self._credit, self.share)
         self._taken = self._credit = 0
-        self._body, self._rest = None, b""
+        self._body, self._unread = None, b""
         self._frames.lost()
 
     def end(self, reason: str, message: str, *arguments: object) -> None:
-        """Cut the connection now, count and log why."""
+        """Abort the connection; count and log the reason."""
         if self._transport is None:
             return
         self._listening.statistics.closed[reason] += 1
@@ -152,37 +152,37 @@ class Connection(asyncio.BufferedProtocol):
         transport.abort()
 
     def close(self) -> None:
-        """Close once everything is sent."""
+        """Close after sending everything."""
         if self._transport is not None:
             self.deadline = self._loop.time() + self._listening.first_request_seconds
             self._transport.close()
 
     def abort(self) -> None:
-        """Cut the connection; for the end of the server."""
+        """Abort the connection when the server stops."""
         if self._transport is not None:
             self._transport.abort()
 
     def shutdown(self) -> None:
-        """The server stops: finish what runs, take nothing new."""
+        """Finish running requests and accept no new ones."""
         self._frames.shutdown()
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Close the connection: its deadline has passed."""
         self.deadline = 0.0
-        if self._body is not None or self._rest or self.write_paused:
+        if self._body is not None or self._unread or self.write_paused:
             self.end("slow", "a request took too long to arrive")
         else:
-            self.end("idle", "there was no request for too long")
+            self.end("idle", "idle timeout")
 
-    def tell_shortage(self) -> None:
-        """Called once a second while others wait for memory: who holds some and sends next to nothing is cut."""
-        if self._body is None or self._asked or self._got - self._seen >= _LEAST_BYTES_A_SECOND:
+    def check_rate(self) -> None:
+        """Close the connection if it sends too slowly. Called once a second while frame memory is short."""
+        if self._body is None or self._asked or self._got - self._seen >= _MIN_BYTES_PER_SECOND:
             self._crawled = 0
         else:
             self._crawled += 1
         self._seen = self._got
         if self._crawled >= _CRAWLED_SECONDS:
-            self.end("slow", "a request arrives too slowly while memory is short")
+            self.end("slow", "a request arrives too slowly while frame memory is short")
 
     @property
     def share(self) -> Share | None:
@@ -193,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._body is None:
-            return self._listening.scratch  # of all connections: what is read is taken out before the next read
+            return self._listening.scratch  # shared by all connections: its content is consumed before the next read
         return memoryview(self._body)[self._got :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -204,36 +204,36 @@ class Connection(asyncio.BufferedProtocol):
             self._got += nbytes
             if self._got == len(self._body):
                 self._filled()
-        elif self._rest or not self._frames.room():
-            self._rest += bytes(self._listening.scratch[:nbytes])
+        elif self._unread or not self._frames.room():
+            self._unread += bytes(self._listening.scratch[:nbytes])
             self.proceed()
         else:
             self._cut(self._listening.scratch[:nbytes])
 
     def proceed(self) -> None:
-        """Go on with what has arrived, as far as `frames` takes it."""
+        """Feed received bytes as long as `frames` accepts frames."""
         if self._transport is None or self._asked or self._yielding or self._body is not None:
             return
-        self._cut(self._rest)
+        self._cut(self._unread)
 
     def granted(self) -> None:
-        """The budget has given what was asked for."""
+        """Called when the budget grants the requested bytes."""
         self._credit, self._asked = self._asked, 0
         if self._transport is None:
             return
         if self._body is not None:
-            self.deadline = self._patience(self._length - self._got)
+            self.deadline = self._arrival_deadline(self._length - self._got)
             self._filled()
         else:
-            self._cut(self._rest)
+            self._cut(self._unread)
 
     def _cut(self, data: bytes | memoryview) -> None:
-        """Feed the whole frames in `data`, begin the one that is cut off, and keep what can't be taken now."""
+        """Feed the complete frames in `data`, start to receive an incomplete one, and keep the rest for later."""
         position, end = 0, len(data)
-        self._rest = b""
-        turn_ends = self._loop.time() + TURN_SECONDS
+        self._unread = b""
+        slice_ends = self._loop.time() + SLICE_SECONDS
         while end - position >= 4 and self._frames.room():
-            if not self._listening.turns.may():
+            if not self._listening.loop_budget.has_time():
                 self._yield()
                 break
             length = int.from_bytes(data[position : position + 4], "big")
@@ -254,20 +254,20 @@ class Connection(asyncio.BufferedProtocol):
             self._frames.feed(bytes(data[start:position]), length)
             if self._transport is None:
                 return
-            if end - position >= 4 and self._loop.time() > turn_ends:
+            if end - position >= 4 and self._loop.time() > slice_ends:
                 self._yield()
                 break
-        self._rest = bytes(data[position:])
-        if self._rest and not self.deadline and self._frames.room() and not self._asked and not self._yielding:
+        self._unread = bytes(data[position:])
+        if self._unread and not self.deadline and self._frames.room() and not self._asked and not self._yielding:
             self.deadline = self._loop.time() + self._listening.first_request_seconds
         self.regulate()
 
     def _yield(self) -> None:
         self._yielding = True
         self.deadline = 0.0
-        self._listening.turns.wait(self._after_turn)
+        self._listening.loop_budget.enqueue(self._after_wait)
 
-    def _after_turn(self) -> None:
+    def _after_wait(self) -> None:
         self._yielding = False
         if self._transport is None or self._transport.is_closing():
             return
@@ -282,12 +282,12 @@ class Connection(asyncio.BufferedProtocol):
         self._length, self._got = length, len(data)
         self._seen = self._crawled = 0
         self._taken = size
-        self.deadline = self._patience(length)
+        self.deadline = self._arrival_deadline(length)
         if self._got == size:
             self._filled()
 
     def _filled(self) -> None:
-        """What there is memory for has arrived: take more, or feed the frame."""
+        """The buffer is full: get memory for more of the frame, or feed the complete frame."""
         body = self._body
         assert body is not None, "a frame is being received"
         if len(body) < self._length:
@@ -298,7 +298,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._taken = size
             self.regulate()
             return
-        if not self._listening.turns.may():
+        if not self._listening.loop_budget.has_time():
             self._yield()
             self.regulate()
             return
@@ -309,7 +309,7 @@ class Connection(asyncio.BufferedProtocol):
         self.regulate()
 
     def _take(self, size: int) -> bool:
-        if self._credit:  # more may have arrived since it was asked for
+        if self._credit:  # more may have arrived since the request
             self._listening.budget.adjust(size - self._credit, self.share)
             self._credit = 0
             return True
@@ -319,16 +319,16 @@ class Connection(asyncio.BufferedProtocol):
         self.deadline = 0.0
         return False
 
-    def _patience(self, length: int) -> float:
-        """When so many bytes must be here."""
-        return self._loop.time() + self._listening.first_request_seconds + length / _LEAST_BYTES_A_SECOND
+    def _arrival_deadline(self, length: int) -> float:
+        """The time by which `length` more bytes must have arrived."""
+        return self._loop.time() + self._listening.first_request_seconds + length / _MIN_BYTES_PER_SECOND
 
     def regulate(self) -> None:
-        """Read from the client, or not. While it is not read from, its end is not noticed either."""
+        """Pause or resume reading. While reading is paused, a disconnect goes unnoticed."""
         if self._transport is None:
             return
         frames = self._frames
-        pause = bool(self._asked) or self._yielding or frames.is_writing or (bool(self._rest) and not frames.room())
+        pause = bool(self._asked) or self._yielding or frames.is_writing or (bool(self._unread) and not frames.room())
         if pause and not self._paused:
             self._paused = True
             self._transport.pause_reading()
@@ -336,31 +336,31 @@ class Connection(asyncio.BufferedProtocol):
             self._paused = False
             self._transport.resume_reading()
 
-    def rest(self) -> None:
-        """No request runs and none has begun: the client has the idle time for its next one."""
-        if self._body is None and not self._rest:
+    def idle(self) -> None:
+        """Start the idle timeout: no request is running or being received."""
+        if self._body is None and not self._unread:
             if self._frames.authenticated:
                 self.deadline = self._loop.time() + self._listening.idle_seconds
             else:
                 self.deadline = self._opened_at + self._listening.first_request_seconds
 
     def _is_length(self, length: int, head: bytes | memoryview) -> bool:
-        most = MOST_FRAME_BYTES if self._frames.authenticated else MOST_EARLY_FRAME_BYTES
-        if LEAST_FRAME_BYTES <= length <= most:
+        limit = MAX_FRAME_BYTES if self._frames.authenticated else MAX_UNAUTHENTICATED_FRAME_BYTES
+        if MIN_FRAME_BYTES <= length <= limit:
             return True
         first = bytes(head)
         if first in _HTTP:
-            self.end("http", "it speaks HTTP to the Kafka port")
+            self.end("http", "HTTP request on the Kafka port")
         elif first[:2] == b"\x16\x03":
-            self.end("tls", "it speaks TLS to a Kafka port without TLS")
+            self.end("tls", "TLS handshake on a Kafka port without TLS")
         else:
-            self.end("length", "a request of %d bytes is announced", length)
+            self.end("length", "invalid frame length %d", length)
         return False
 
     # --------------------------------------------------------------- writing
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Send one response, whose length goes in front."""
+        """Send one response, prefixed with its length."""
         if self._transport is None:
             return
         size = sum(map(len, parts))
@@ -375,12 +375,12 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         self.write_paused = True
-        self._listening.slow.enter(self)
+        self._listening.send_timeouts.enter(self)
         self._count_unsent(self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self.write_paused = False
-        self._listening.slow.leave(self)
+        self._listening.send_timeouts.leave(self)
         self._count_unsent(0)
         self._frames.writable()
 
@@ -389,9 +389,9 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent = size
 
     def undrained(self) -> object:
-        """What is still to leave."""
+        """Bytes that are still to be sent."""
         return None if self._transport is None else undrained(self._transport)
 
     def give_up(self) -> None:
-        """The client takes nothing of its response."""
-        self.end("slow", "it does not read its responses")
+        """Close the connection: the client reads nothing of its response."""
+        self.end("slow", "send timeout: the client stopped reading")

@@ -1,4 +1,4 @@
-"""The coordinator of consumer groups at work: with the engine's topics, its store, and a timer of the event loop."""
+"""Runs the coordinator of consumer groups on the engine's topics and store, with a timer of the event loop."""
 
 import asyncio
 import logging
@@ -9,12 +9,12 @@ from uuid import UUID
 
 from ulid import ULID
 
-from topics_kafka.handlers import Door
+from topics_kafka.handlers import ServerContext
 from topics_kafka.topicids import uuid_of
-from topics_service.api import background
+from topics_net import background
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.group.coordinator import Coordinator
-from topics_service.engine.group.members import (
+from topics_service.engine.membership.coordinator import Coordinator
+from topics_service.engine.membership.members import (
     Beat,
     BeatReply,
     GroupError,
@@ -27,7 +27,7 @@ from topics_service.engine.group.members import (
     SyncRequest,
     TopicFacts,
 )
-from topics_service.engine.group.positions import Membership
+from topics_service.engine.offsets.positions import Membership
 
 log: Final = logging.getLogger("topics.kafka")
 
@@ -35,14 +35,14 @@ _Reply = TypeVar("_Reply", JoinReply, SyncReply)
 
 
 class EngineTopics:
-    """The topics of an engine as groups see them: those that readers see."""
+    """Topics for the coordinator: those that are visible to readers."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
 
     def facts(self, name: str) -> TopicFacts | None:
         """See TopicsView."""
-        catalog = self._door.catalog
+        catalog = self._server.catalog
         topic = catalog.find(name)
         if topic is None or catalog.unsynced(topic):
             return None
@@ -50,35 +50,35 @@ class EngineTopics:
 
     def name_of(self, topic_id: bytes) -> str | None:
         """See TopicsView."""
-        topic = self._door.ids.find(UUID(bytes=topic_id))
+        topic = self._server.ids.find(UUID(bytes=topic_id))
         return None if topic is None else topic.name
 
     def names(self) -> Iterable[str]:
         """See TopicsView."""
-        catalog = self._door.catalog
+        catalog = self._server.catalog
         return [name for name, topic in catalog.topics.items() if not catalog.unsynced(topic)]
 
 
 class Coordination:
-    """One for each engine, whatever doors it has; `of` finds it. Lives on the event loop that owns the engine.
+    """Group coordination: one instance per engine, on the engine's event loop. `for_server` finds it.
 
-    A reply is given when everything that it rests on is durable. Methods raise TopicsError: the server does not take
-    work, or what they would answer can't be stored, which the next request about the group tries again.
+    A reply is sent once everything that it depends on is durable. Methods raise TopicsError if the server accepts no
+    work or the state of the group can't be stored; the next request of the group tries to store it again.
     """
 
-    def __init__(self, door: Door) -> None:
-        self._api = door.api
-        self._engine = door.engine
-        self._groups = door.engine.groups
+    def __init__(self, server: ServerContext) -> None:
+        self._api = server.api
+        self._engine = server.engine
+        self._groups = server.engine.groups
         self._tickets: dict[str, int] = {}
         self._unstored: set[str] = set()
         self._held: set[asyncio.Future[JoinReply] | asyncio.Future[SyncReply]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0
         self._is_closed = False
-        settings = door.settings
+        settings = server.settings
         self.coordinator = Coordinator(
-            EngineTopics(door),
+            EngineTopics(server),
             now=_now_ms,
             new_id=lambda: str(ULID()).lower(),
             settings=GroupSettings(
@@ -93,19 +93,19 @@ class Coordination:
             exists=lambda name: self._groups.find(name) is not None,
         )
         self._load()
-        door.catalog.on_changed.append(self.coordinator.topics_changed)
+        server.catalog.on_changed.append(self.coordinator.topics_changed)
         self._groups.on_deleted.append(self._deleted)
 
     @classmethod
-    def of(cls, door: Door) -> "Coordination":
-        """The one of the door's engine; made, with what is stored of its groups, by the first door."""
-        groups = door.engine.groups
+    def for_server(cls, server: ServerContext) -> "Coordination":
+        """The instance for the server's engine; the first call creates it and loads the stored groups."""
+        groups = server.engine.groups
         if not isinstance(groups.coordinator, cls):
-            groups.coordinator = cls(door)
+            groups.coordinator = cls(server)
         return groups.coordinator
 
     def close(self) -> None:
-        """End: held requests fail with `shutting_down`, and nothing expires any more."""
+        """Stop: held requests fail with `shutting_down`, and no session expires any more."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -113,7 +113,7 @@ class Coordination:
             if not future.done():
                 future.set_exception(TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down"))
 
-    # --- what the engine asks
+    # --- called by the engine
 
     def is_empty(self, group: str) -> bool:
         """See `positions.Coordinator`."""
@@ -126,11 +126,11 @@ class Coordination:
     # --- requests
 
     async def join(self, request: JoinRequest) -> JoinReply:
-        """See Coordinator. Cancelling it gives up the answer, not the membership."""
+        """See Coordinator. Cancellation discards the answer, not the membership."""
         return await self._answer(request.group, lambda respond: self.coordinator.join(request, respond))
 
     async def sync(self, request: SyncRequest) -> SyncReply:
-        """See Coordinator. Cancelling it gives up the answer, not the membership."""
+        """See Coordinator. Cancellation discards the answer, not the membership."""
         return await self._answer(request.group, lambda respond: self.coordinator.sync(request, respond))
 
     def heartbeat(self, group: str, member_id: str, generation: int, instance_id: str | None) -> GroupError:
@@ -141,21 +141,21 @@ class Coordination:
         return error
 
     def leave(self, group: str, members: Sequence[Leaving]) -> tuple[list[GroupError], int]:
-        """See Coordinator; and the ticket to settle before answering, see `stored`."""
+        """See Coordinator. Also returns the ticket to settle before answering, see `stored`."""
         self.check(group)
         errors = self.coordinator.leave(group, members)
         self._arm()
         return errors, self.stored(group)
 
     def beat(self, beat: Beat) -> tuple[BeatReply, int]:
-        """See Coordinator; and the ticket to settle before answering, see `stored`."""
+        """See Coordinator. Also returns the ticket to settle before answering, see `stored`."""
         self.check(beat.group)
         reply = self.coordinator.consumer_heartbeat(beat)
         self._arm()
         return reply, self.stored(beat.group)
 
     def stored(self, group: str) -> int:
-        """The ticket of the write to wait for before a client is told how the group is; 0 if there is none."""
+        """The ticket of the write that an answer about the group must wait for; 0 if there is none."""
         if group in self._unstored:
             raise TopicsError(Reason.NOT_READY, "the state of the group can't be stored")
         ticket = self._tickets.get(group, 0)
@@ -165,7 +165,7 @@ class Coordination:
         return ticket
 
     def check(self, group: str = "") -> None:
-        """Raise TopicsError if the server takes no work, or none about this group."""
+        """Raise TopicsError if the server accepts no work, or none of this group."""
         if self._engine.draining or self._is_closed:
             raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
         if self._engine.recovered < 1.0:
@@ -202,11 +202,11 @@ class Coordination:
             try:
                 self.coordinator.load(name, row)
             except ValueError:
-                log.exception("the members of group %r have to join anew", name)
+                log.exception("could not load the members of group %r: they must rejoin", name)
         self._arm()
 
     def _admit(self, name: str) -> None:
-        """Make the group. What no retry helps against is told as an error that clients do not retry."""
+        """Create the group. Permanent errors become errors that clients do not retry."""
         try:
             self._groups.create(name)
         except TopicsError as error:
@@ -220,7 +220,7 @@ class Coordination:
         try:
             self._store(name)
         except TopicsError as error:
-            log.warning("the state of group %r can't be stored: %s", name, error.message)
+            log.warning("could not store the state of group %r: %s", name, error.message)
             self._unstored.add(name)
 
     def _store(self, name: str) -> None:
@@ -235,13 +235,13 @@ class Coordination:
     # --- time
 
     def _arm(self) -> None:
-        """Have the timer ring when something is due next. One that rings too early does nothing."""
+        """Set the timer to the next due time. A timer that fires early does nothing."""
         due = self.coordinator.next_due()
         if due is None or self._is_closed or (self._timer is not None and self._timer_due <= due):
             return
         try:
             asyncio.get_running_loop()
-        except RuntimeError:  # it is being made; the first request comes here again
+        except RuntimeError:  # still starting: the first request arms the timer
             return
         if self._timer is not None:
             self._timer.cancel()

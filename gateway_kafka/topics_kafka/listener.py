@@ -1,4 +1,4 @@
-"""The Kafka server: one listening socket, its connections, and their end."""
+"""The Kafka server: a listening socket and its connections."""
 
 import asyncio
 import logging
@@ -9,19 +9,19 @@ from functools import partial
 from typing import Final
 
 from topics_client.units import counted
-from topics_kafka.apis import all_handlers
 from topics_kafka.cluster import cluster_id
 from topics_kafka.connection import Connection
 from topics_kafka.coordination import Coordination
-from topics_kafka.handlers import Context, Door, Handler
+from topics_kafka.handlers import Context, Handler, ServerContext
+from topics_kafka.registry import APIS, all_handlers
 from topics_kafka.session import Session
 from topics_kafka.settings import KafkaSettings
-from topics_service.api import background
-from topics_service.api.access import Gate
-from topics_service.api.auth import ANYONE, NOBODY
+from topics_net import background
+from topics_net.send_timeout import SendTimeouts
+from topics_net.tls_listener import Handshake, TlsListener
+from topics_service.api.access.auth import ANONYMOUS, UNRESTRICTED
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.budget import MemoryBudget
-from topics_service.api.handshake import Handshake, TlsListener
-from topics_service.api.slow import SlowClients
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.engine import Engine
 
@@ -30,35 +30,35 @@ log: Final = logging.getLogger("topics.kafka")
 _SCRATCH_BYTES: Final = 64 << 10
 _CHECK_SECONDS: Final = 1.0
 _HANDSHAKE_SECONDS: Final = 15.0
-_GOODBYE_SECONDS: Final = 1.0  # that TLS waits for the other side to say it
+_TLS_SHUTDOWN_SECONDS: Final = 1.0  # wait for the peer's TLS close_notify
 
 
 class KafkaServer:
-    """Serves Kafka's protocol for `door` on a bound TCP socket, which it owns from `start` on.
+    """Serves the Kafka protocol on a bound TCP socket, which it owns from `start` on.
 
-    Lives on the event loop that calls `start`; starts once, when the engine is recovered: a client that comes earlier
-    would be told that its topics do not exist. With `tls` every connection is TLS.
+    Runs on the event loop that calls `start`, once, after the engine has recovered: an earlier client would learn that
+    its topics do not exist. With `tls`, every connection is TLS.
     """
 
     def __init__(
         self,
-        door: Door,
+        context: ServerContext,
         sock: socket.socket,
         *,
         tls: ssl.SSLContext | None = None,
-        handlers: Callable[[Door], Mapping[int, Handler]] = all_handlers,
+        handlers: Callable[[ServerContext], Mapping[int, Handler]] = all_handlers,
     ) -> None:
-        self.door = door
+        self.context = context
         self._sock = sock
         self._tls = tls
-        self._handlers = handlers(door)
-        settings = door.settings
-        self.statistics = door.statistics
+        self._handlers = handlers(context)
+        settings = context.settings
+        self.statistics = context.statistics
         self.budget = MemoryBudget(settings.frame_bytes, partial(setattr, self.statistics, "frame_bytes"))
-        self.turns = door.turns
+        self.loop_budget = context.loop_budget
         self.unsent = 0
-        self.slow = SlowClients(settings.send_seconds)
-        self.log = door.log
+        self.send_timeouts = SendTimeouts(settings.send_seconds)
+        self.log = context.log
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.idle_seconds = settings.idle_seconds
         self.first_request_seconds = settings.first_request_seconds
@@ -70,7 +70,7 @@ class KafkaServer:
         self._emptied = asyncio.Event()
 
     async def start(self, backlog: int = 2048) -> None:
-        """Listen and serve, and return at once. Raises OSError if the socket can't listen."""
+        """Start to listen; return at once. Raises OSError if the socket can't listen."""
 
         def connection() -> Connection:
             return Connection(self, self._session)
@@ -86,18 +86,18 @@ class KafkaServer:
                 log,
                 backlog=backlog,
                 ssl_handshake_timeout=min(_HANDSHAKE_SECONDS, self.first_request_seconds),
-                ssl_shutdown_timeout=_GOODBYE_SECONDS,
+                ssl_shutdown_timeout=_TLS_SHUTDOWN_SECONDS,
             )
 
     async def stop(self, drain_seconds: float) -> None:
-        """Take no new connection or request, let running requests finish for `drain_seconds`, cut the rest."""
+        """Accept no new connection or request, let running requests finish for `drain_seconds`, abort the rest."""
         if self._server is None:
             self._sock.close()
             return
         self._server.close()
-        self._draining = self.slow.draining = True
+        self._draining = self.send_timeouts.draining = True
         self._emptied.clear()
-        Coordination.of(self.door).close()  # or held joins would last as long as the drain
+        Coordination.for_server(self.context).close()  # otherwise held joins would last as long as the drain
         for each in self._open():
             each.shutdown()
         try:
@@ -105,7 +105,11 @@ class KafkaServer:
                 async with asyncio.timeout(drain_seconds):
                     await self._emptied.wait()
         except TimeoutError:
-            log.warning("cutting %s after %g s", counted(len(self._open()), "Kafka connection"), drain_seconds)
+            log.warning(
+                "closing %s that did not finish within %g s",
+                counted(len(self._open()), "Kafka connection"),
+                drain_seconds,
+            )
         finally:
             for each in self._open():
                 each.abort()
@@ -115,15 +119,15 @@ class KafkaServer:
             async with asyncio.timeout(1.0):
                 await self._emptied.wait()
 
-    # ------------------------------------------------- what connections share
+    # -------------------------------------------- shared by the connections
 
     def is_full(self) -> bool:
-        """Whether there are as many connections as may be; one in its TLS handshake counts."""
-        most = self.door.settings.max_connections
-        return bool(most) and len(self._connections) + len(self._handshakes) >= most
+        """Return whether the maximum number of connections is open, including those in their TLS handshake."""
+        max_connections = self.context.settings.max_connections
+        return bool(max_connections) and len(self._connections) + len(self._handshakes) >= max_connections
 
     def opened(self, connection: Connection) -> bool:
-        """Whether there is room for one more connection."""
+        """Register the connection. Return False if there are too many."""
         if self._draining or self.is_full():
             return False
         self._connections.add(connection)
@@ -133,29 +137,29 @@ class KafkaServer:
         return True
 
     def closed(self, connection: Connection) -> None:
-        """The connection is gone, or was never taken in."""
+        """Unregister the connection, or one that was refused."""
         self._connections.discard(connection)
         self._count()
 
     def enter(self, handshake: Handshake) -> None:
-        """A connection whose TLS handshake begins."""
+        """Register a connection that begins its TLS handshake."""
         self._handshakes.add(handshake)
         self._count()
 
     def forget(self, handshake: Handshake) -> None:
-        """The handshake is over, one way or the other."""
+        """Unregister a handshake that has succeeded or failed."""
         self._handshakes.discard(handshake)
         self._count()
 
     def refuse(self) -> None:
-        """A connection was not taken: there are too many."""
+        """Count and log a connection that is refused: there are too many."""
         self.statistics.closed["limit"] += 1
-        self.log.warning("refusing a connection: there are as many as TOPICS_KAFKA_MAX_CONNECTIONS allows")
+        self.log.warning("refusing a connection: TOPICS_KAFKA_MAX_CONNECTIONS is reached")
 
     def handshake_failed(self, peer: str, cause: str) -> None:
-        """Somebody came who does not speak TLS, or not in time."""
+        """Count and log a failed TLS handshake."""
         self.statistics.closed["handshake"] += 1
-        self.log.warning("closing the connection from %s: no TLS handshake (%s)", peer, cause or "it ended")
+        self.log.warning("closing the connection from %s: TLS handshake failed (%s)", peer, cause or "disconnected")
 
     def _open(self) -> list[Connection | Handshake]:
         return [*self._connections, *self._handshakes]
@@ -166,26 +170,26 @@ class KafkaServer:
             self._emptied.set()
 
     def _session(self, connection: Connection) -> Session:
-        gate = self.door.gate
+        authorizer = self.context.authorizer
         context = Context(
-            door=self.door,
+            server=self.context,
             peer=connection.peer,
-            principal=ANYONE if gate.open else NOBODY,
-            authenticated=gate.open,
+            principal=UNRESTRICTED if authorizer.open else ANONYMOUS,
+            authenticated=authorizer.open,
         )
         return Session(context, self._handlers, self.budget, connection, self._is_congested)
 
     def _is_congested(self) -> bool:
-        """Whether responses that clients do not take fill as much memory as requests may."""
-        return self.unsent > self.door.settings.frame_bytes
+        """Return whether unsent responses hold more memory than requests may."""
+        return self.unsent > self.context.settings.frame_bytes
 
     def _check(self) -> None:
-        """Look at the deadlines of all connections: one timer for all, none without connections."""
+        """Check the deadlines of all connections. They share one timer, which stops without connections."""
         loop = asyncio.get_running_loop()
         now, short = loop.time(), self.budget.is_short
         for connection in list(self._connections):
             if short:
-                connection.tell_shortage()
+                connection.check_rate()
             if connection.deadline and now > connection.deadline:
                 connection.expire()
         self._timer = background.call_later(_CHECK_SECONDS, self._check) if self._connections else None
@@ -194,34 +198,35 @@ class KafkaServer:
 def create_kafka(
     api: TopicsApi,
     engine: Engine,
-    gate: Gate,
+    authorizer: Authorizer,
     settings: KafkaSettings,
     sock: socket.socket,
     *,
     host: str,
     port: int,
     tls: ssl.SSLContext | None = None,
-    handlers: Callable[[Door], Mapping[int, Handler]] = all_handlers,
+    handlers: Callable[[ServerContext], Mapping[int, Handler]] = all_handlers,
 ) -> KafkaServer:
-    """The server for a recovered engine; clients are told `host` and `port`. Raises TopicsError.
+    """Create the server for a recovered engine, advertised as `host` and `port`. Raises TopicsError.
 
-    What it counts is shown by the metrics of `api`.
+    Its statistics are part of the metrics of `api`.
     """
-    door = Door(
+    context = ServerContext(
+        apis=APIS,
         api=api,
         engine=engine,
-        gate=gate,
+        authorizer=authorizer,
         settings=settings,
         statistics=api.metrics.kafka,
         cluster_id=cluster_id(engine.writer),
         host=host,
         port=port,
     )
-    return KafkaServer(door, sock, tls=tls, handlers=handlers)
+    return KafkaServer(context, sock, tls=tls, handlers=handlers)
 
 
 def tls_context(certificate: str, key: str) -> ssl.SSLContext:
-    """TLS 1.2 or later with a certificate chain and its key, PEM files. Raises OSError (ssl.SSLError is one)."""
+    """A context for TLS 1.2 or later, from a certificate chain and its key in PEM files. Raises OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(certificate, key or None)

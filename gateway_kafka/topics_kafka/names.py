@@ -1,4 +1,4 @@
-"""Topic names that are right for Kafka clients and for the topics service."""
+"""Topic names that are valid for Kafka clients as well as for this server."""
 
 import re
 from typing import Final
@@ -9,5 +9,5 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 
 
 def is_kafka_name(name: str) -> bool:
-    """Whether a Kafka client may create a topic of this name: by Kafka's rule, and beginning with a letter or digit."""
+    """Return whether a Kafka client may create a topic of this name: Kafka's rule, and a letter or digit first."""
     return _NAME.fullmatch(name) is not None and is_topic_name(name)

@@ -1,4 +1,4 @@
-"""What a fetch sends of stored blocks, as record batches; those that have to be made are kept for the next reader."""
+"""Record batches for Fetch. Those that have to be rendered from stored blocks are cached for the next reader."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,43 +14,43 @@ from topics_service.storage.recordbatch import Columns
 
 Buffers = Sequence[bytes | memoryview]
 
-_BATCH_BYTES: Final = 64 << 10  # about, of the batches that columns are made into
+_BATCH_BYTES: Final = 64 << 10  # approximate size of a rendered batch
 _RECORD_OVERHEAD: Final = 24
-_ENTRY_WEIGHT: Final = 300  # of a cache entry beside its bytes
+_ENTRY_WEIGHT: Final = 300  # of a cache entry, without its bytes
 _DEAD_WEIGHT: Final = 36  # of a dead position in a key
-_LARGE: Final = 8  # a batch above 1/8 of the cache is not kept
+_LARGE: Final = 8  # a batch above 1/8 of the cache is not cached
 
 _Key = tuple[int, int, int, tuple[int, ...]]
 
 
 class BatchCache:
-    """Makes batches of blocks, and keeps those that took work; the least recently used leave at `max_bytes`.
+    """An LRU cache of rendered batches, up to `max_bytes`.
 
-    A batch is known by its log, first seq, count and dead positions, so nothing here is ever stale.
+    Its key is the log, first seq, count and dead positions of a batch: an entry is never stale.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.statistics = CacheStatistics()
-        self.made_bytes = 0
-        """Of all batches that were made since the start."""
+        self.rendered_bytes = 0
+        """Bytes of all batches rendered since the start."""
         self._max_bytes = max_bytes
         self._bytes = 0
         self._batches: OrderedDict[_Key, bytes] = OrderedDict()
 
     @property
     def size(self) -> int:
-        """What the kept batches weigh."""
+        """Weight of the cached batches."""
         return self._bytes
 
     def stored(self, block: KafkaBlock, part: FetchPart) -> Buffers:
-        """A batch that a Kafka client sent, without its dead records, in pieces. If none is dead it is not copied."""
+        """A batch as a Kafka client sent it, without its dead records, in pieces. Copied only if some are dead."""
         batch = block.batch(block.part_at(part.start))
         if part.dead:
             return (self._rebuilt(part, batch),)
         return recordbatch.patched(batch, part.first_seq - 1)
 
-    def made(self, part: FetchPart) -> Iterator[bytes]:
-        """Records that other doors wrote, without the dead ones, as one batch after the other."""
+    def render(self, part: FetchPart) -> Iterator[bytes]:
+        """Render the live records of other protocols, one batch after the other."""
         block = part.block
         assert isinstance(block, Block), "there are two kinds"
         dead = set(part.dead)
@@ -96,7 +96,7 @@ class BatchCache:
         return found
 
     def _keep(self, key: _Key, batch: bytes) -> bytes:
-        self.made_bytes += len(batch)
+        self.rendered_bytes += len(batch)
         weight = _weight(key, batch)
         if weight > self._max_bytes // _LARGE:
             return batch
@@ -108,9 +108,9 @@ class BatchCache:
 
 
 def aligned(part: FetchPart) -> FetchPart:
-    """The part, cut to end where a kept batch ends, if it was cut within one and holds another.
+    """Shorten a part that ends within a cached batch and holds a whole one, to the end of the last whole one.
 
-    Then the next fetch begins with a whole batch, and all readers share the same ones.
+    The next fetch then begins with a whole batch, so that all readers share the same batches.
     """
     block = part.block
     if not isinstance(block, Block) or part.stop == block.count:
@@ -122,7 +122,7 @@ def aligned(part: FetchPart) -> FetchPart:
 
 
 def _step(block: Block) -> int:
-    """How many records of the block make a batch: positions that divide by it begin one."""
+    """Records per batch of the block: a batch begins at each multiple of it."""
     return max(1, _BATCH_BYTES * block.count // (block.nbytes + _RECORD_OVERHEAD * block.count))
 
 
@@ -131,7 +131,7 @@ def _relative(positions: tuple[int, ...], start: int) -> tuple[int, ...]:
 
 
 def _but(gone: Iterable[int], count: int) -> list[int]:
-    """The positions below `count` without those."""
+    """The positions below `count` that are not in `gone`."""
     dead = set(gone)
     return [i for i in range(count) if i not in dead]
 

@@ -1,4 +1,4 @@
-"""One connection's requests: who may ask, in which order they run, and their responses in the same order."""
+"""The requests of one connection: authentication, the order in which they run, and responses in the same order."""
 
 import asyncio
 import contextvars
@@ -9,12 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from topics_kafka.handlers import Context, Handler
+from topics_kafka.handlers import Api, Context, Handler, advertised_versions
 from topics_kafka.handlers.sasl import raw_token
-from topics_kafka.outcomes import error_codes
 from topics_kafka.protocol import (
-    ADVERTISED,
-    SUPPORTED,
     ApiKey,
     ErrorCode,
     MalformedError,
@@ -23,30 +20,26 @@ from topics_kafka.protocol import (
     encode_response,
     request_header,
 )
-from topics_service.api import background
-from topics_service.api.access import KAFKA_RULES
+from topics_net import background
 from topics_service.api.budget import MemoryBudget, Share
 from topics_service.api.request_ids import KafkaRequestId, current_request
 
 log: Final = logging.getLogger("topics.kafka")
 
-MOST_PIPELINED: Final = 64
-MOST_PIPELINED_BYTES: Final = 16 << 20
-"""Produce requests of one connection that wait for their durability; one alone may be larger."""
-MOST_OTHER_BYTES: Final = 16 << 20
-"""A request that is not Produce: what it holds takes more memory once it is decoded."""
+MAX_PIPELINED: Final = 64
+MAX_PIPELINED_BYTES: Final = 16 << 20
+"""Limit of the Produce requests of a connection that wait for durability. A single one may be larger."""
+MAX_OTHER_BYTES: Final = 16 << 20
+"""Limit of any other request, since it takes more memory once it is decoded."""
 
-_EARLY: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
 _RETRY_SECONDS: Final = 0.02
-_APIS: Final = {api.value: api for api in ApiKey}
-_NAMES: Final = {api: api.name.title().replace("_", "") for api in ApiKey}
 _ERRORS: Final = {code.value: code.name for code in ErrorCode}
 
 Buffer = bytes | bytearray | memoryview
 
 
 class Link(Protocol):
-    """The connection, as its session sees it."""
+    """The interface of a connection to its session."""
 
     peer: str
     write_paused: bool
@@ -55,32 +48,32 @@ class Link(Protocol):
         """Send a response."""
 
     def proceed(self) -> None:
-        """There is room for what has arrived meanwhile."""
+        """Feed received bytes: there is room again."""
 
     def regulate(self) -> None:
-        """There is none, but what is read may have changed."""
+        """Pause or resume reading: there is no room."""
 
-    def rest(self) -> None:
-        """Nothing runs."""
+    def idle(self) -> None:
+        """Start the idle timeout: no request is running."""
 
     def close(self) -> None:
-        """Close once everything is sent."""
+        """Close after sending everything."""
 
     def end(self, reason: str, message: str, *arguments: object) -> None:
         """Cut the connection, count and log why."""
 
 
-class _Running:
-    """A request that was taken in and is not answered yet."""
+class _Request:
+    """A request that is not answered yet."""
 
     __slots__ = ("api", "correlation", "future", "response", "slot", "started", "taken", "version")
 
-    def __init__(self, api: ApiKey, version: int, correlation: int, taken: int, slot: str) -> None:
+    def __init__(self, api: Api, version: int, correlation: int, taken: int, slot: str) -> None:
         self.api = api
         self.version = version
         self.correlation = correlation
         self.taken = taken
-        self.slot = slot  # the key that one of its slots is held of
+        self.slot = slot  # id of the key whose slot it holds; empty if none
         self.started = time.perf_counter()
         self.future: asyncio.Future[Message | None] | None = None
         self.response: Message | None = None
@@ -93,9 +86,8 @@ class _Running:
 class Session:
     """Runs the requests of one connection, one at a time except Produce, and answers them in order.
 
-    A Produce is taken in while those before it wait, up to 64 of them and 16 MiB. While the client does not read its
-    responses, or its key has no slot free, the next request waits; so does a Fetch while `is_congested` says that
-    responses fill the memory.
+    Up to 64 Produce requests of 16 MiB in total are pipelined. The next request is held while the client does not read
+    its responses or its key has no free slot, and a Fetch also while `is_congested()`: responses fill the memory.
     """
 
     def __init__(
@@ -108,13 +100,14 @@ class Session:
     ) -> None:
         self._context = context
         self._handlers = handlers
+        self._apis = context.server.apis
         self._budget = budget
         self._link = link
         self._is_congested = is_congested
         self._share: Share | None = None
         self._loop = asyncio.get_running_loop()
-        self._statistics = context.door.statistics
-        self._running: deque[_Running] = deque()
+        self._statistics = context.server.statistics
+        self._running: deque[_Request] = deque()
         self._running_bytes = 0
         self._held: tuple[Buffer, int] | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -123,53 +116,53 @@ class Session:
 
     @property
     def authenticated(self) -> bool:
-        """Whether the client has said who it is, or need not."""
+        """True once the client is authenticated, or if no authentication is needed."""
         return self._context.authenticated
 
     @property
     def share(self) -> Share | None:
-        """What the key of this connection may hold of the budget, from the request behind authentication on."""
+        """The share of the memory budget of the connection's key, from the first request after authentication on."""
         if self._share is None and not self._running and self._held is None:
-            self._share = self._context.door.share(self._context.principal)
+            self._share = self._context.server.share(self._context.principal)
         return self._share
 
     @property
-    def idle(self) -> bool:
-        """Whether no request runs or waits."""
+    def is_idle(self) -> bool:
+        """True if no request is running or held."""
         return not self._running and self._held is None
 
     # ------------------------------------------------------------- requests
 
     @property
     def is_writing(self) -> bool:
-        """Whether a Produce is being appended or held: who asked for no answer may leave behind it."""
+        """True while a Produce is being appended or held: with acks=0 a client may disconnect right after it."""
         return self._context.appending or (self._held is not None and not (self._held[0][0] or self._held[0][1]))
 
     def room(self) -> bool:
-        """Whether the session takes another frame now; it may hold it until those before it are done."""
+        """Return whether another frame is accepted now; it may be held until earlier requests are done."""
         if self._held is not None or self._over or self._draining or self._link.write_paused:
             return False
         running = self._running
         if not running:
             return True
         return (
-            running[-1].api is ApiKey.PRODUCE
+            running[-1].api.key is ApiKey.PRODUCE
             and not self._context.appending
-            and len(running) < MOST_PIPELINED
-            and self._running_bytes < MOST_PIPELINED_BYTES
+            and len(running) < MAX_PIPELINED
+            and self._running_bytes < MAX_PIPELINED_BYTES
         )
 
     def feed(self, frame: Buffer, taken: int) -> None:
-        """Take a frame, which holds `taken` bytes of the budget until it is answered."""
+        """Accept a frame, which holds `taken` bytes of the budget until it is answered."""
         if self._must_wait(frame):
             self._held = (frame, taken)
             return
         self._start(frame, taken)
         if not self._running and not self._over and self._held is None:
-            self._link.rest()
+            self._link.idle()
 
     def _must_wait(self, frame: Buffer) -> bool:
-        """Whether the frame can't be started before those that run are done: anything but a Produce."""
+        """Return whether the frame must wait for running requests: anything but a Produce must."""
         return bool(self._running) and (bool(frame[0] or frame[1]) or self._context.appending)
 
     def _start(self, frame: Buffer, taken: int) -> None:
@@ -183,20 +176,19 @@ class Session:
         except MalformedError as error:
             self._refuse(taken, "malformed", "%s", error)
             return
-        versions = SUPPORTED.get(key)
+        api = self._apis.get(key)
         handler = self._handlers.get(key)
-        if versions is None or handler is None or not versions[0] <= version <= versions[1]:
+        if api is None or handler is None or not api.versions[0] <= version <= api.versions[1]:
             self._unsupported(key, version, correlation, taken)
             return
-        api = _APIS[key]
-        if not context.authenticated and api not in _EARLY:
-            self._refuse(taken, "unauthenticated", "a %s request before authentication", _NAMES[api])
+        if not context.authenticated and not api.before_authentication:
+            self._refuse(taken, "unauthenticated", "a %s request before authentication", api.name)
             return
-        if len(frame) > MOST_OTHER_BYTES and api is not ApiKey.PRODUCE:
-            self._refuse(taken, "length", "a %s request of %d bytes", _NAMES[api], len(frame))
+        if len(frame) > MAX_OTHER_BYTES and api.key is not ApiKey.PRODUCE:
+            self._refuse(taken, "length", "a %s request of %d bytes", api.name, len(frame))
             return
-        slot = context.principal.key_id if KAFKA_RULES[api].slot else ""
-        if (api is ApiKey.FETCH and self._is_congested()) or (slot and not context.door.gate.acquire(slot)):
+        slot = context.principal.key_id if api.rule.slot else ""
+        if (api.key is ApiKey.FETCH and self._is_congested()) or (slot and not context.server.authorizer.acquire(slot)):
             self._held = (frame, taken)
             self._retry = background.call_later(_RETRY_SECONDS, self._advance)
             return
@@ -204,26 +196,26 @@ class Session:
             header, body = decode_request(frame)
         except MalformedError as error:
             if slot:
-                context.door.gate.release(slot)
+                context.server.authorizer.release(slot)
             self._refuse(taken, "malformed", "%s", error)
             return
         context.client_id = header["client_id"]
-        request = _Running(api, version, correlation, taken, slot)
-        within = contextvars.Context()  # of its own: the connection's would be found by whatever it does afterwards
+        request = _Request(api, version, correlation, taken, slot)
+        within = contextvars.Context()  # a context of its own: the connection's must not keep the request id
         within.run(current_request.set, KafkaRequestId(context.peer, correlation))
         self._statistics.requests.in_flight += 1
         try:
             answer = within.run(handler, context, version, body)
         except Exception:
-            within.run(log.exception, "%s version %d failed", _NAMES[api], version)
+            within.run(log.exception, "%s version %d failed", api.name, version)
             self._forget(request, "failed")
-            self._end("failed", "a bug in %s", _NAMES[api])
+            self._end("failed", "internal error in %s", api.name)
             return
         if answer is None or isinstance(answer, dict):
-            if answer is not None and context.door.engine.untold():
-                answer = self._told(answer)
-        elif api is not ApiKey.PRODUCE:  # which tells only of what it has written itself
-            answer = self._then_told(answer)
+            if answer is not None and context.server.engine.expiry_ticket():
+                answer = self._settled(answer)
+        elif api.key is not ApiKey.PRODUCE:  # Produce reports only its own writes
+            answer = self._then_settled(answer)
         if answer is None or isinstance(answer, dict):
             request.response = answer
             if not self._running:
@@ -235,16 +227,16 @@ class Session:
         self._running.append(request)
         self._running_bytes += taken
 
-    async def _told(self, response: Message | None) -> Message | None:
-        """The response, once what it tells of losses is durable for the topics' classes."""
-        await self._context.door.api.told()
+    async def _settled(self, response: Message | None) -> Message | None:
+        """Return the response once the losses that it reports are durable according to the topics' classes."""
+        await self._context.server.api.expiry_durable()
         return response
 
-    async def _then_told(self, answer: Awaitable[Message | None]) -> Message | None:
-        return await self._told(await answer)
+    async def _then_settled(self, answer: Awaitable[Message | None]) -> Message | None:
+        return await self._settled(await answer)
 
     def _answer_token(self, token: bytes) -> None:
-        """SaslHandshake version 0: a token, not a request, comes next, and an empty one is the answer."""
+        """Answer a SASL token without a request around it, as after SaslHandshake version 0, with an empty one."""
         if raw_token(self._context, token):
             self._link.send([b""])
         else:
@@ -252,41 +244,38 @@ class Session:
 
     def _unsupported(self, key: int, version: int, correlation: int, taken: int) -> None:
         if key != ApiKey.API_VERSIONS:
-            self._refuse(taken, "unsupported", "API %d version %d is not served", key, version)
+            self._refuse(taken, "unsupported", "unsupported API %d version %d", key, version)
             return
-        # KIP-511: the one answer to a version that is not known, so that the client can choose another.
+        # KIP-511: an unknown version is answered in version 0, so that the client can choose another.
         self._budget.release(taken, self._share)
-        versions = [
-            {"api_key": api, "min_version": least, "max_version": most} for api, (least, most) in ADVERTISED.items()
-        ]
-        body = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "api_keys": versions}
+        body = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "api_keys": advertised_versions(self._apis)}
         self._link.send(encode_response(ApiKey.API_VERSIONS, 0, correlation, body))
 
     # ------------------------------------------------------------ responses
 
     def _completed(self, _: "asyncio.Future[Message | None]") -> None:
-        """A request may be done: answer what is at the front, and go on."""
+        """Answer the requests at the front that are done, then continue."""
         while self._running and self._running[0].is_done and not self._over:
             request = self._running.popleft()
             self._running_bytes -= request.taken
             if request.future is not None:
                 if request.future.cancelled():
                     self._forget(request, "gone")
-                    self._end("failed", "%s was given up", _NAMES[request.api])
+                    self._end("failed", "%s was cancelled", request.api.name)
                     return
                 error = request.future.exception()
                 if error is not None:
-                    mine = {"request": KafkaRequestId(self._context.peer, request.correlation).text}
-                    log.error("%s version %d failed", _NAMES[request.api], request.version, exc_info=error, extra=mine)
+                    extra = {"request": KafkaRequestId(self._context.peer, request.correlation).text}
+                    log.error("%s version %d failed", request.api.name, request.version, exc_info=error, extra=extra)
                     self._forget(request, "failed")
-                    self._end("failed", "a bug in %s", _NAMES[request.api])
+                    self._end("failed", "internal error in %s", request.api.name)
                     return
                 request.response = request.future.result()
             self._respond(request)
         self._advance()
 
     def _advance(self) -> None:
-        """Start the request that was held, if it may, and take in more."""
+        """Start the held request if it can run, and accept more."""
         self._cancel_timer()
         if self._over:
             return
@@ -304,45 +293,48 @@ class Session:
             self._link.proceed()
         else:
             self._link.regulate()
-        if self.idle and not self._over:
-            self._link.rest()
+        if self.is_idle and not self._over:
+            self._link.idle()
 
-    def _respond(self, request: _Running) -> None:
+    def _respond(self, request: _Request) -> None:
         response = request.response
         if response is None:
             self._forget(request, "silent")
         else:
             try:
-                parts = encode_response(request.api, request.version, request.correlation, response)
+                parts = encode_response(request.api.key, request.version, request.correlation, response)
             except Exception:
-                name, mine = _NAMES[request.api], KafkaRequestId(self._context.peer, request.correlation).text
+                name, request_id = request.api.name, KafkaRequestId(self._context.peer, request.correlation).text
                 log.exception(
-                    "the response of %s version %d can't be written", name, request.version, extra={"request": mine}
+                    "could not encode the response of %s version %d",
+                    name,
+                    request.version,
+                    extra={"request": request_id},
                 )
                 self._forget(request, "failed")
-                self._end("failed", "a bug in %s", _NAMES[request.api])
+                self._end("failed", "internal error in %s", request.api.name)
                 return
             self._link.send(parts)
             self._forget(request, "answered")
-            for code in error_codes(request.api, response):
-                self._statistics.errors[_NAMES[request.api], _ERRORS.get(code, str(code))] += 1
+            for code in request.api.error_codes(response):
+                self._statistics.errors[request.api.name, _ERRORS.get(code, str(code))] += 1
         if self._context.closing and not self._over:
             self._over = True
             self._link.close()
 
-    def _forget(self, request: _Running, outcome: str) -> None:
-        """The request has ended: give back what it held and count it."""
+    def _forget(self, request: _Request, outcome: str) -> None:
+        """Release the resources of an ended request and count it."""
         self._budget.release(request.taken, self._share)
         if request.slot:
-            self._context.door.gate.release(request.slot)
+            self._context.server.authorizer.release(request.slot)
         requests = self._statistics.requests
         requests.in_flight -= 1
-        requests.observe(_NAMES[request.api], outcome, time.perf_counter() - request.started)
+        requests.observe(request.api.name, outcome, time.perf_counter() - request.started)
 
     # ------------------------------------------------------------------ end
 
     def _refuse(self, taken: int, reason: str, message: str, *arguments: object) -> None:
-        """End the connection for a request that is not taken in."""
+        """Close the connection because of a request that is not accepted."""
         self._budget.release(taken, self._share)
         self._end(reason, message, *arguments)
 
@@ -351,11 +343,11 @@ class Session:
         self._link.end(reason, message, *arguments)
 
     def writable(self) -> None:
-        """The client reads again."""
+        """Called when the client reads again."""
         self._advance()
 
     def shutdown(self) -> None:
-        """The server stops: finish what runs, then close. What was not taken in is dropped."""
+        """Finish running requests, then close. Requests that have not started are dropped."""
         self._draining = True
         self._finish()
 
@@ -365,8 +357,7 @@ class Session:
             self._link.close()
 
     def lost(self) -> None:
-        """The connection is gone: what runs is cancelled, but for a Produce that is being appended. What was written
-        stays so."""
+        """Cancel running requests, except a Produce that is being appended. Completed writes stay."""
         self._over = True
         self._cancel_timer()
         if self._held is not None:
@@ -384,12 +375,12 @@ class Session:
             self._forget(request, "gone")
         context = self._context
         context.gone = True
-        for told in context.on_gone:
-            told()
+        for callback in context.on_gone:
+            callback()
         context.on_gone.clear()
 
-    def _appended(self, request: _Running, _: "asyncio.Future[Message | None]") -> None:
-        """A Produce whose client is gone has ended."""
+    def _appended(self, request: _Request, _: "asyncio.Future[Message | None]") -> None:
+        """Count a Produce that ended after its client disconnected."""
         self._forget(request, "gone")
 
     def _cancel_timer(self) -> None:
@@ -399,6 +390,6 @@ class Session:
 
 
 def _retrieve(future: "asyncio.Future[Message | None]") -> None:
-    """Nobody waits for it any more; what it raised is still worth a line."""
+    """Log the exception of a request that no client waits for any more."""
     if not future.cancelled() and future.exception() is not None:
-        log.error("a request whose client is gone failed", exc_info=future.exception())
+        log.error("a request failed after its client disconnected", exc_info=future.exception())

@@ -1,3 +1,3 @@
-"""The topics server: engine, storage, gRPC service and composition root."""
+"""The topics engine: storage, engine, API and gRPC service."""
 
 __version__ = "0.1.0"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Histogram:
-    """How many values fell into each bucket, and their sum. A bucket holds what is at most its bound.
+    """Number of values in each bucket, and their sum. A bucket holds values up to its bound.
 
     One thread observes; others may read meanwhile and see the sum a moment before the count.
     """
@@ -32,13 +32,13 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """Number of values."""
         return sum(self.counts)
 
 
 @dataclass(slots=True)
 class CacheStatistics:
-    """How often a cache had what it was asked for, and had not."""
+    """Hits and misses of a cache."""
 
     hits: int = 0
     misses: int = 0
@@ -46,7 +46,7 @@ class CacheStatistics:
 
 @dataclass(slots=True)
 class WatchStatistics:
-    """Who is connected to a stream, and what watchers were given since the start.
+    """Connected streams, and frames sent to watchers since the start.
 
     `connections` are long-lived ones of every kind (SSE, WebSocket, gRPC streams), `streams` the subscriptions on
     them, and `sessions` those of `POST /v0/watch`, whether connected or not. `paced` counts how often a stream was
@@ -64,7 +64,7 @@ class WatchStatistics:
 
 @dataclass(frozen=True, slots=True)
 class WatchLag:
-    """How far streams are behind the heads of their topics, in seqs: all together, and the one that is furthest.
+    """Lag of streams behind the heads of their topics, in seqs: in total, and the largest.
 
     `behind` is how many are not at the head; `truncated` says that there are too many streams to look at all.
     """
@@ -86,7 +86,7 @@ class CheckpointStatistics:
     last_seconds: float = 0.0
 
     def counted(self, make: Callable[[Path], None]) -> Callable[[Path], None]:
-        """What makes a checkpoint as `make` does, and is counted."""
+        """Return `make` with each checkpoint counted."""
 
         def count(path: Path) -> None:
             began = time.monotonic()

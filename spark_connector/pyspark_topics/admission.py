@@ -1,4 +1,4 @@
-"""How much of each backlog goes into one batch of a stream, when not all of it may."""
+"""Admission control: the share of each backlog in one batch of a stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import groupby
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a batch may hold at most; 0: no limit."""
+    """Limits of a batch; 0: no limit."""
 
     records: int = 0
     bytes: int = 0  # data and meta, by the mean of the partition's live records
@@ -18,7 +18,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits in one partition."""
+    """The backlog of one partition."""
 
     topic: str
     records: int  # upper bound: seqs of deleted records count
@@ -26,7 +26,7 @@ class Backlog:
 
 
 def admit(backlogs: Sequence[Backlog], limits: Limits, turn: int = 0) -> list[int]:
-    """How many records each backlog may give; backlogs of one topic stand together.
+    """The number of records admitted from each backlog; backlogs of one topic are adjacent.
 
     The limit is shared evenly over the topics that wait, and what a topic gets over its partitions; what one does not
     need goes to the others, so that a large backlog holds up nobody. `turn` counts the calls: who gets what can't be
@@ -41,7 +41,7 @@ def admit(backlogs: Sequence[Backlog], limits: Limits, turn: int = 0) -> list[in
 
 
 def fill(demands: Sequence[int], budget: int, turn: int = 0) -> list[int]:
-    """Shares of a budget: equal ones, but nobody gets more than asked for; the rest of a division goes round."""
+    """Split a budget into equal shares, none larger than requested; the remainder is distributed in turn."""
     shares = [0] * len(demands)
     open_ = sorted((i for i, each in enumerate(demands) if each > 0), key=lambda i: demands[i])
     while open_ and demands[open_[0]] <= budget // len(open_):

@@ -11,8 +11,6 @@ from types import TracebackType
 from typing import Final, Self
 
 from pyspark_topics.write_chunks import Chunk
-from topics.v1 import errors_pb2
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import (
     AuthError,
@@ -23,6 +21,8 @@ from topics_client.errors import (
     UnavailableError,
 )
 from topics_client.retry import Patience
+from topics_proto.v1 import errors_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _AHEAD_BYTES: Final = 16 << 20  # what the server takes in ahead of its acks
 _REASON_PREFIX: Final = "ERROR_REASON_"
@@ -44,7 +44,7 @@ _KINDS: Final[dict[str, type[TopicsError]]] = {
 
 @dataclass(slots=True)
 class Counts:
-    """What an appender has done."""
+    """Statistics of an appender."""
 
     records: int = 0
     chunks: int = 0
@@ -102,7 +102,7 @@ class Appender:
 
     def add(self, chunk: Chunk) -> None:
         """Send a chunk. Blocks while too much is ahead. Raises TopicsError for this or an earlier chunk."""
-        while self._refused or len(self._pending) >= self._most_pending or self._ahead_bytes >= _AHEAD_BYTES:
+        while self._refused or len(self._pending) >= self._max_pending or self._ahead_bytes >= _AHEAD_BYTES:
             self._settle()
         self._last += 1
         append = pb.AppendRequest(
@@ -121,7 +121,7 @@ class Appender:
         return self.counts
 
     @property
-    def _most_pending(self) -> int:
+    def _max_pending(self) -> int:
         return self._in_flight if self._appending else 1
 
     def _send(self, sent: _Sent) -> None:

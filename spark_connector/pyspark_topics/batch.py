@@ -47,8 +47,8 @@ class BatchReader(DataSourceReader):
 
     @property
     def _asked(self) -> Parts | None:
-        """What to ask of the server, None for nothing. Spark has pickled the reader for the tasks when it asks for the
-        partitions, so what these find out is not kept."""
+        """The request options; None if nothing is to be read. Spark pickles the reader for the tasks before it asks for
+        the partitions, so results found there are not kept."""
         return self._limits.narrow(self._columns.parts(self._options))
 
 

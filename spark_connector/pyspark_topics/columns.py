@@ -85,7 +85,7 @@ class Columns:
         self._constants: dict[str, tuple[object, pa.Array]] = {}
 
     def parts(self, options: ReadOptions) -> Parts:
-        """What to ask of the server for these columns, and no more."""
+        """The minimal request options for these columns."""
         return options.parts(
             tags="tag" in self._names,
             meta="meta" in self._names,
@@ -156,7 +156,7 @@ _GAP_NAMES: Final = frozenset(each.name for each in _GAPS)
 
 
 def loss_text(gap: Gap, wanted: SeqRange) -> str:
-    """What was lost, and what to do."""
+    """Describe the loss, with the remedy."""
     place = f"partition {gap.partition} of topic {gap.topic}" if gap.partition else f"topic {gap.topic}"
     return (
         f"{place}: of seq {wanted.first} to {wanted.last}, which were to be read, seq {gap.gap_from} to {gap.gap_to}"

@@ -8,13 +8,13 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from topics.v1 import admin_service_pb2 as admin_pb
-from topics.v1 import record_pb2
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.address import Address
 from topics_client.connection import DEFAULT_RETRY, Connection
 from topics_client.errors import AuthError, InvalidRequestError, NotFoundError, TopicsError, UnavailableError
 from topics_client.retry import Patience, Retry
+from topics_proto.v1 import admin_service_pb2 as admin_pb
+from topics_proto.v1 import record_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _REASON_PREFIX: Final = "GAP_REASON_"
 _SERVER_FRAME: Final = 256 << 10  # a frame takes the time of writers there
@@ -52,7 +52,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Which records are wanted, and what of them."""
+    """The records to fetch, and the parts of them."""
 
     nodes: tuple[str, ...] = ()  # own nodes of the reader, whose records are left out
     tag_eq: str | None = None
@@ -108,7 +108,7 @@ class Fetcher:
     def _frames(
         self, source: Connection, wanted: SeqRange, parts: Parts, cursor: int
     ) -> Iterator[pa.RecordBatch | Gap | int]:
-        """What one call brings: batches and gaps, each frame's followed by the cursor behind it."""
+        """Yield the batches and gaps of one call, those of each frame followed by the cursor after it."""
         schema: pa.Schema | None = None
         done = False
         request = self._request(source, wanted, parts, cursor)

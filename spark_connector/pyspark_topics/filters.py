@@ -1,4 +1,4 @@
-"""What the filters of a query say about where to read.
+"""Pushdown of query filters into the range to read.
 
 Each limit lets through every record that its filter does, and maybe more: Spark applies all filters again.
 """
@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark_topics.fetch import Parts
 from pyspark_topics.offsets import ceil_ms, floor_ms
 
-_MOST: Final = (1 << 63) - 1
+_MAX_INT64: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Span:
     """Whole numbers from `first` to `last`, both inclusive."""
 
     first: int = 0
-    last: int = _MOST
+    last: int = _MAX_INT64
 
     def __and__(self, other: "Span") -> "Span":
         return Span(max(self.first, other.first), min(self.last, other.last))
@@ -42,7 +42,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where the records that a query wants can be."""
+    """Bounds of the records that a query can match."""
 
     seqs: Span = Span()
     partitions: Span = Span()
@@ -53,23 +53,23 @@ class Limits:
     tag_prefix: str | None = None  # None: any, and none
 
     def wants(self, topic: str) -> bool:
-        """Whether a record of the topic can be wanted."""
+        """Return True if records of the topic can match."""
         return (self.topics is None or topic in self.topics) and topic.startswith(self.topic_prefix)
 
     @property
     def bounded_above(self) -> bool:
-        """Whether there is a last time."""
-        return self.times.last < _MOST
+        """True if there is an upper bound of time."""
+        return self.times.last < _MAX_INT64
 
     @property
     def void(self) -> bool:
-        """Whether no record can be wanted at all."""
+        """True if no record can match."""
         return (
             any(span.first > span.last for span in (self.seqs, self.partitions, self.times)) or self.tags == frozenset()
         )
 
     def narrow(self, parts: Parts) -> Parts | None:
-        """What to ask of the server, if these tags are all that is wanted; None if no record can have them.
+        """The request options for these tags only; None if no record can have them.
 
         The server takes one tag or one prefix: the narrower is chosen.
         """
@@ -94,7 +94,7 @@ def _fits(tag: str, eq: str | None, prefix: str | None) -> bool:
 
 
 def limits(filters: Iterable[Filter]) -> Limits:
-    """What all filters say together. One that is not understood says nothing."""
+    """Combine all filters. Unsupported filters are ignored."""
     found = Limits()
     for each in filters:
         path: tuple[str, ...] = getattr(each, "attribute", ())

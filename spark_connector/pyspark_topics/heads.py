@@ -1,4 +1,4 @@
-"""Where the topics of a stream stand now: asked of the server, and kept for a moment."""
+"""Current heads of a stream's topics, cached briefly."""
 
 import re
 import time
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pyspark_topics.inventory import PartitionInfo, TopicInfo, find_topic
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import InvalidRequestError, NotFoundError
+from topics_proto.v1 import topics_service_pb2 as pb
 
 FRESH: Final = 0.05
 """Seconds that an answer is kept: Spark asks about 65 times a second while nothing comes."""
 
 _SHARE: Final = 10  # an answer that took long is kept so many times as long ...
-_MOST_FRESH: Final = 2.0  # ... up to so many seconds
+_MAX_FRESH: Final = 2.0  # ... up to so many seconds
 _PAGE: Final = 1000
 
 
@@ -51,7 +51,7 @@ class Heads:
         return self._lives
 
     def subscribed(self, topic: str) -> bool:
-        """Whether the topic is, or would be, one of these."""
+        """Return True if the topic is, or would be, among these."""
         return topic in self._names if self._names else self._matches(topic) is not None
 
     def wait(self) -> None:
@@ -68,7 +68,7 @@ class Heads:
         if anew or self._lives is None or began - self._asked >= self._fresh:
             self._lives = dict(self._named() if self._names else self._listed())
             self._asked = time.monotonic()
-            self._fresh = min(max(FRESH, _SHARE * (self._asked - began)), _MOST_FRESH)
+            self._fresh = min(max(FRESH, _SHARE * (self._asked - began)), _MAX_FRESH)
         return self._lives
 
     def _named(self) -> Iterator[tuple[str, Life]]:
@@ -105,7 +105,7 @@ def life(info: TopicInfo) -> Life:
 
 
 def literal_prefix(pattern: str) -> str:
-    """What every text begins with that matches the regular expression, as far as that is easy to tell."""
+    """A common prefix of all strings that match the regular expression, as far as it is easy to find."""
     if "|" in pattern:
         return ""
     plain = re.match(r"[A-Za-z0-9_:-]*", pattern)

@@ -1,14 +1,14 @@
-"""Which topics there are, and where each of their partitions stands."""
+"""Discovery of topics and the state of their partitions."""
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from topics.v1 import topic_pb2
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import InvalidRequestError, NotFoundError
+from topics_proto.v1 import topic_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _PAGE: Final = 1000
 _DURABILITY_PREFIX: Final = "DURABILITY_"
@@ -16,7 +16,7 @@ _DURABILITY_PREFIX: Final = "DURABILITY_"
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """Where one partition stood when it was asked for."""
+    """The state of a partition when it was requested."""
 
     partition: int
     head_seq: int

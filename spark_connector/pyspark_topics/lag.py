@@ -1,4 +1,4 @@
-"""How far a streaming query is behind, from its progress."""
+"""Lag of a streaming query, from its progress."""
 
 import json
 from collections.abc import Mapping

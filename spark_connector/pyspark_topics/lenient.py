@@ -1,4 +1,4 @@
-"""Records that do not fit, read field by field: what fits is kept, what does not is null and told.
+"""Lenient decoding of records that do not fit the schema, field by field: other values become null and are reported.
 
 Slower than reading by the whole schema at once, so only for records that failed that.
 """

@@ -1,4 +1,4 @@
-"""Where a read begins and ends: earliest, latest, after a seq, or at a time.
+"""Start and end of a read: earliest, latest, after a seq, or at a time.
 
 One number tells both ends, the last seq in front of the boundary: a read begins behind that of its start and goes up to
 and including that of its end.
@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from typing import Final
 
 from pyspark_topics.inventory import PartitionInfo, TopicInfo
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
+from topics_proto.v1 import topics_service_pb2 as pb
 
 EARLIEST: Final = -2
 LATEST: Final = -1
 _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
-_MOST: Final = (1 << 63) - 1
+_MAX_INT64: Final = (1 << 63) - 1
 
 
 class OffsetError(ValueError):
@@ -27,7 +27,7 @@ class OffsetError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What an option says about one end of the read, before any topic was looked at."""
+    """The option for one end of the read, before it is resolved for topics."""
 
     option: str
     default: int | datetime  # EARLIEST, LATEST or a time; for all partitions without a word of their own
@@ -106,7 +106,7 @@ def _resolve_one(
 
 def locate(connection: Connection, topic: str, partition: int, ts_ms: int) -> int:
     """The first live seq of a time or later; one more than the head if there is none."""
-    request = pb.LocateTimeRequest(topic=topic, partition=partition, ts_ms=min(max(ts_ms, 0), _MOST))
+    request = pb.LocateTimeRequest(topic=topic, partition=partition, ts_ms=min(max(ts_ms, 0), _MAX_INT64))
     return connection.unary(connection.topics.LocateTime, request, repeatable=True).seq
 
 
@@ -166,6 +166,6 @@ def _partition(topic: str, key: str) -> int:
 
 
 def _position(topic: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not EARLIEST <= value <= _MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or not EARLIEST <= value <= _MAX_INT64:
         raise ValueError(f"topic {topic}: not a number from 0, -1 (latest) or -2 (earliest): {value!r}")
     return value

@@ -69,17 +69,17 @@ def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
     return known[value.strip().lower()]
 
 
-def number(options: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
-    """A whole number, at least `least`."""
+def number(options: Mapping[str, str], name: str, default: int, *, minimum: int = 1) -> int:
+    """A whole number, at least `minimum`."""
     value = text(options, name)
     if value is None:
         return default
     try:
         found = int(value)
     except ValueError:
-        found = least - 1
-    if found < least:
-        raise OptionError(f"option {name} is a whole number from {least}, not {value!r}")
+        found = minimum - 1
+    if found < minimum:
+        raise OptionError(f"option {name} is a whole number from {minimum}, not {value!r}")
     return found
 
 
@@ -101,7 +101,8 @@ def check_names(options: Mapping[str, str], known: Collection[str]) -> None:
 
 
 def server(options: Mapping[str, str]) -> Address:
-    """Where the server is: option `url` (else TOPICS_URL) and `apiKey` (else the key in the URL, else TOPICS_API_KEY).
+    """The address of the server: option `url` (default: TOPICS_URL) and `apiKey` (default: the key in the URL, then
+    TOPICS_API_KEY).
 
     The environment is that of the driver; what is found there goes to the executors inside the Address.
     """
@@ -123,7 +124,7 @@ def settled(options: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ColumnOptions:
-    """Which columns a data frame has, unless it is given a schema."""
+    """The columns of a data frame without a given schema."""
 
     meta: bool = True
     data: bool = True
@@ -145,7 +146,7 @@ class ColumnOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read, from where to where."""
+    """The topics and range to read."""
 
     address: Address
     topics: tuple[str, ...]  # empty: those that match `pattern`
@@ -197,7 +198,7 @@ class ReadOptions:
         )
 
     def parts(self, *, tags: bool = True, meta: bool = True, data: bool = True) -> Parts:
-        """What to ask of the server, for the columns that are wanted."""
+        """The request options for the requested columns."""
         return Parts(self.nodes, self.tag, self.tag_prefix, tags, meta, data)
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from pyspark_topics.lenient import FAILURES, REASON_CHARS, Value, joined
-from topics.v1 import record_pb2
+from topics_proto.v1 import record_pb2
 
 _FLOAT32: Final = 3.4028235677973362e38  # the last that is rounded to a float: the largest is written as 3.4028235e38
 _JSON: Final = int(record_pb2.RECORD_KIND_JSON)
@@ -177,7 +177,7 @@ def _struct(fields: pa.Schema | pa.StructType, path: str) -> Any:
 
 
 def _decoded(kind: pa.DataType, path: str) -> Any:
-    """What msgspec is to decode a value of an Arrow type to."""
+    """The type to which msgspec decodes values of an Arrow type."""
     if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_date32(kind):
         return str
     if pt.is_timestamp(kind) and kind.unit == _MICROS:
@@ -185,8 +185,8 @@ def _decoded(kind: pa.DataType, path: str) -> Any:
     if pt.is_boolean(kind):
         return bool
     if kind in _INTEGERS:
-        most = 1 << _INTEGERS[kind]
-        return Annotated[int, msgspec.Meta(ge=-most, le=most - 1)]
+        maximum = 1 << _INTEGERS[kind]
+        return Annotated[int, msgspec.Meta(ge=-maximum, le=maximum - 1)]
     if pt.is_float64(kind):
         return float
     if pt.is_float32(kind):
@@ -235,7 +235,7 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _plain(kind: pa.DataType) -> bool:
-    """Whether Arrow takes decoded values of this type as they are."""
+    """Return True if Arrow accepts decoded values of this type unchanged."""
     if pt.is_list(kind):
         return _plain(kind.value_type)
     texts = pt.is_timestamp(kind) or pt.is_date32(kind)
@@ -283,7 +283,7 @@ def _times(texts: pa.Array, kind: pa.TimestampType) -> pa.Array:
 
 
 def _unfit(values: list[Any], kind: pa.DataType, start: int, stop: int) -> list[int]:
-    """Which of values[start:stop] do not fit, by halves: few do not."""
+    """Find the indices of values[start:stop] that do not fit, by bisection, as there are few."""
     try:
         _array(values[start:stop], kind)
         return []

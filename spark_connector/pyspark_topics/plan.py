@@ -8,11 +8,11 @@ from typing import Final
 
 from pyspark_topics.fetch import SeqRange
 
-_LEAST: Final = 10_000  # records that are worth a task, unless minPartitions asks for more tasks
-_MOST_TASKS: Final = 5_000
+_MIN_TASK_RECORDS: Final = 10_000  # records that are worth a task, unless minPartitions asks for more tasks
+_MAX_TASKS: Final = 5_000
 _TASK_BYTES: Final = 256 << 20
 _PER_CORE: Final = 2
-_LEAST_SHARE: Final = 0.01  # of a task: a call to the server takes its time, too
+_MIN_SHARE: Final = 0.01  # of a task: a call to the server takes its time, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ def split(
     if not total:
         return []
     want = min_tasks or _PER_CORE * (cores or os.cpu_count() or 1)
-    size = min(max(total / want, 1 if min_tasks else _LEAST), max_records)
-    least = total / _MOST_TASKS
-    pieces = [piece for each in found for piece in _pieces(each, max(min(size, _fitting(each)), least))]
+    size = min(max(total / want, 1 if min_tasks else _MIN_TASK_RECORDS), max_records)
+    minimum = total / _MAX_TASKS
+    pieces = [piece for each in found for piece in _pieces(each, max(min(size, _fitting(each)), minimum))]
     return _packed(pieces) if len(pieces) > want else [(piece,) for piece, _ in pieces]
 
 
 def _fitting(extent: Extent) -> int:
-    """How many records of this size a task may have."""
+    """The maximum number of records of this size per task."""
     return _TASK_BYTES // max(extent.record_bytes, 1)
 
 
@@ -63,7 +63,7 @@ def _pieces(extent: Extent, size: float) -> list[tuple[SeqRange, float]]:
     for i in range(count):
         first = wanted.first if i == 0 else ends[i]
         part = SeqRange(wanted.topic, wanted.topic_id, wanted.partition, first, ends[i + 1] - 1)
-        pieces.append((part, max((ends[i + 1] - ends[i]) / size, _LEAST_SHARE)))
+        pieces.append((part, max((ends[i + 1] - ends[i]) / size, _MIN_SHARE)))
     return pieces
 
 

@@ -1,4 +1,4 @@
-"""What a batch read is to read, of what the server has."""
+"""The ranges of a batch read, from the topics on the server."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -28,7 +28,7 @@ HOLD: Final = 0.1
 """Seconds that a question for new records may wait for some, so that Spark does not ask all the time."""
 
 PATIENCE: Final = Retry(seconds=60.0)
-"""How long a stream waits for a server that does not answer before it fails."""
+"""Time that a stream waits for an unavailable server before it fails."""
 
 _LOSS_ADVICE: Final = "with option failOnDataLoss=false the stream goes on with what there is"
 
@@ -60,8 +60,8 @@ class StreamBase(DataSourceStreamReader):
     # What Spark asks for.
 
     def initialOffset(self) -> Json:  # noqa: N802  # the name is Spark's
-        """Where the options say to begin; the same each time. Raises NotFoundError for a named topic that does not
-        exist, and OffsetError."""
+        """The start defined by the options, the same on each call. Raises NotFoundError for a missing named topic, and
+        OffsetError."""
         if self._initial is None:
             self._initial = to_json(self._beginning())
         return self._initial

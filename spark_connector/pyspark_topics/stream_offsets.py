@@ -20,7 +20,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a stream stands in one life of a topic, by partition."""
+    """The position of a stream in one life of a topic, by partition."""
 
     topic_id: str
     seq: Mapping[int, int]  # last seq dealt with

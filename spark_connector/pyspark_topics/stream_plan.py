@@ -134,7 +134,7 @@ def _ways(at: Positions, lives: Lives, target: Lives | None) -> Iterator[_Way]:
 
 
 def _aim(target: Life | None, life: Life, partition: int) -> int:
-    """How far a stream with a target may go in a partition of a life."""
+    """The end of a stream with a target in a partition of a topic's life."""
     if target is None or target.topic_id != life.topic_id or partition not in target.partitions:
         return 0
     return target.partitions[partition].head_seq
@@ -146,7 +146,7 @@ def mean_bytes(info: PartitionInfo) -> int:
 
 
 def between(start: Positions, end: Positions) -> tuple[list[SeqRange], list[Gap]]:
-    """What is to be read from one offset to another, by topic and partition, and the lives that ended between them.
+    """The ranges between two offsets, by topic and partition, and the topic lives that ended between them.
 
     Depends on the two offsets alone.
     """
@@ -169,5 +169,5 @@ def between(start: Positions, end: Positions) -> tuple[list[SeqRange], list[Gap]
 
 
 def _ended(topic: str, partition: int, seq: int) -> Gap:
-    """The gap at the end of a life: nobody can tell what it had behind the last seq that was read."""
+    """The gap at the end of a topic's life: its records after the last seq read are unknown."""
     return Gap(topic, partition, seq + 1, seq, RECREATED, 0)

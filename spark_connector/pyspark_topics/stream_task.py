@@ -1,4 +1,4 @@
-"""What one task of a stream reads."""
+"""The range read by one task of a stream."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

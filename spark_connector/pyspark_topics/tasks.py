@@ -1,4 +1,4 @@
-"""What one Spark task reads, and as what."""
+"""The work of one Spark task: a range, and the schema to read it as."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

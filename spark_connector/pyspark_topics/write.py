@@ -17,9 +17,9 @@ from pyspark_topics.write_chunks import Chunk, chunks
 from pyspark_topics.write_columns import Layout, Target
 from pyspark_topics.write_options import WriteOptions
 from pyspark_topics.write_topics import Topics
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.retry import Retry
+from topics_proto.v1 import topics_service_pb2 as pb
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,7 +30,7 @@ _BATCH: Final = "streaming.sql.batchId"  # were when the query goes on from its 
 
 
 def batch_writer(options: Mapping[str, str], schema: "StructType", overwrite: bool) -> "BatchWriter":
-    """What `df.write.format("topics")` writes with. Looks at options and columns alone.
+    """The writer of `df.write.format("topics")`. Checks only options and columns.
 
     Raises OptionError and RowError.
     """
@@ -41,7 +41,7 @@ def batch_writer(options: Mapping[str, str], schema: "StructType", overwrite: bo
 
 
 def stream_writer(options: Mapping[str, str], schema: "StructType", overwrite: bool) -> "StreamWriter":
-    """What `df.writeStream.format("topics")` writes with; as batch_writer."""
+    """The writer of `df.writeStream.format("topics")`; otherwise as batch_writer."""
     if overwrite:
         raise OptionError('a topic can be appended to, not overwritten: outputMode("append") or ("update")')
     parsed = WriteOptions.parse(options)
@@ -50,7 +50,7 @@ def stream_writer(options: Mapping[str, str], schema: "StructType", overwrite: b
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What one task wrote."""
+    """The result of one task."""
 
     records: int
     chunks: int
@@ -98,12 +98,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Nothing is left to do: the records are stored and visible."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """What tasks have appended stays, and is recognized when the batch runs again."""
+        """Keep the records appended by tasks: they are recognized when the batch runs again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskWrite:
-    """What the tasks of a write have to know."""
+    """The parameters of the tasks of a write."""
 
     options: WriteOptions
     layout: Layout
@@ -139,8 +139,8 @@ class TaskWrite:
                 for chunk in chunks(
                     batches,
                     self.layout,
-                    most_records=options.records_per_append,
-                    most_bytes=options.bytes_per_append,
+                    max_records=options.records_per_append,
+                    max_bytes=options.bytes_per_append,
                 ):
                     appender.add(chunk)
                 counts: Counts = appender.finish()

@@ -1,4 +1,4 @@
-"""Whether what an earlier attempt stored under a key is what this attempt wanted to store."""
+"""Check that the records stored under a key by an earlier attempt equal those of this attempt."""
 
 import json
 from typing import Any, Final
@@ -8,9 +8,9 @@ import pyarrow.compute as pc
 
 from pyspark_topics.fetch import Fetcher, Gap, SeqRange
 from pyspark_topics.write_chunks import Chunk
-from topics.v1 import record_pb2
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.errors import ConflictError
+from topics_proto.v1 import record_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _JSON_SPACE: Final = b" \t\r\n"  # what the server may take off around a JSON text
 

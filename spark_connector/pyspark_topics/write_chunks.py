@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_topics.write_columns import Layout, Rows, Target, fitting, joined
-from topics.v1 import record_pb2
+from topics_proto.v1 import record_pb2
 
 _ROUTED_APPENDS: Final = 8  # appends' worth of rows that are looked at together where each row says where it goes
 
@@ -40,18 +40,18 @@ class Chunk:
         return batch
 
 
-def chunks(batches: Iterable[pa.RecordBatch], layout: Layout, *, most_records: int, most_bytes: int) -> Iterator[Chunk]:
-    """The chunks of a task's rows. Each holds at most `most_records`, and `most_bytes` unless one record alone has
+def chunks(batches: Iterable[pa.RecordBatch], layout: Layout, *, max_records: int, max_bytes: int) -> Iterator[Chunk]:
+    """The chunks of a task's rows. Each holds at most `max_records`, and `max_bytes` unless one record alone has
     more. The records of a target keep the order of their rows. Holds no more rows at a time than a few appends take.
     """
     numbers: dict[Target, int] = defaultdict(int)
     together = _ROUTED_APPENDS if layout.routed else 1
-    for window in _windows(batches, layout, most_records * together, most_bytes * together):
+    for window in _windows(batches, layout, max_records * together, max_bytes * together):
         for target, records in window.by_target(layout):
             start = 0
             while start < records.num_rows:
                 rest = records.slice(start)
-                count, nbytes = fitting(rest, most_records, most_bytes)
+                count, nbytes = fitting(rest, max_records, max_bytes)
                 count = max(count, 1)
                 chunk = Chunk(target, numbers[target], rest.slice(0, count), nbytes or rest.slice(0, 1).nbytes)
                 numbers[target] += 1
@@ -59,7 +59,7 @@ def chunks(batches: Iterable[pa.RecordBatch], layout: Layout, *, most_records: i
                 yield chunk
 
 
-def _windows(batches: Iterable[pa.RecordBatch], layout: Layout, most_records: int, most_bytes: int) -> Iterator[Rows]:
+def _windows(batches: Iterable[pa.RecordBatch], layout: Layout, max_records: int, max_bytes: int) -> Iterator[Rows]:
     """The rows in runs, each as long as its limits allow."""
     parts: list[Rows] = []
     records = nbytes = 0
@@ -67,13 +67,13 @@ def _windows(batches: Iterable[pa.RecordBatch], layout: Layout, most_records: in
         rows, start = layout.rows(batch), 0
         while start < len(rows):
             rest = rows.slice(start, len(rows) - start)
-            count, size = fitting(rest.records, most_records - records, most_bytes - nbytes)
+            count, size = fitting(rest.records, max_records - records, max_bytes - nbytes)
             if not count and not parts:
-                count, size = 1, most_bytes  # a record that is larger than the limit, wherever its batch ends
+                count, size = 1, max_bytes  # a record that is larger than the limit, wherever its batch ends
             if count:
                 parts.append(rest.slice(0, count))
                 start, records, nbytes = start + count, records + count, nbytes + size
-            if count < len(rest) or records == most_records:
+            if count < len(rest) or records == max_records:
                 yield joined(parts)
                 parts, records, nbytes = [], 0, 0
     if parts:

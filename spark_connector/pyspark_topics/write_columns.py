@@ -23,7 +23,7 @@ _ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "kind": ("string",),
 }
 _PASSED_OVER: Final = frozenset({"seq", "ts"})  # a read has them, and the server gives new ones
-_MOST_PARTITION: Final = 1 << 20
+_MAX_PARTITION: Final = 1 << 20
 _ROW_BYTES: Final = 16  # what a record costs beside its parts, roughly
 
 _SCHEMA: Final = pa.schema(
@@ -38,7 +38,7 @@ class RowError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a record goes."""
+    """The target of a record."""
 
     topic: str
     partition: int
@@ -49,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which column of a data frame holds what. Made on the driver, used by the tasks."""
+    """The roles of a data frame's columns. Created on the driver, used by the tasks."""
 
     index: dict[str, int]  # part of a record -> number of the column
     topic: str | None  # of all rows
@@ -86,7 +86,7 @@ class Layout:
 
     @property
     def routed(self) -> bool:
-        """Whether each row says for itself where it goes."""
+        """True if each row determines its own target."""
         return (self.topic is None) or (self.partition is None and "partition" in self.index)
 
     def rows(self, batch: pa.RecordBatch) -> "Rows":
@@ -109,7 +109,7 @@ class Layout:
         return Rows(pa.record_batch(columns, schema=_SCHEMA), _string(topics), _partitions(partitions))
 
     def target(self) -> Target:
-        """Where all rows go, if not `routed`."""
+        """The target of all rows, if not `routed`."""
         return Target(self.topic or "", self.partition or 0)
 
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array | None:
@@ -159,7 +159,7 @@ class Rows:
             topics = self.topics.dictionary_encode()
             names = topics.dictionary.to_pylist()
             codes = topics.indices.cast(pa.int64())
-        codes = pc.multiply(codes, _MOST_PARTITION)
+        codes = pc.multiply(codes, _MAX_PARTITION)
         if self.partitions is not None:
             codes = pc.add(codes, self.partitions)
         elif layout.partition:
@@ -172,7 +172,7 @@ class Rows:
         runs = pc.run_end_encode(ordered)
         records, start = self.records if order is None else self.records.take(order), 0
         for code, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-            yield Target(names[code // _MOST_PARTITION], code % _MOST_PARTITION), records.slice(start, end - start)
+            yield Target(names[code // _MAX_PARTITION], code % _MAX_PARTITION), records.slice(start, end - start)
             start = end
 
 
@@ -189,9 +189,9 @@ def joined(parts: list[Rows]) -> Rows:
     )
 
 
-def fitting(records: pa.RecordBatch, most_records: int, most_bytes: int) -> tuple[int, int]:
-    """How many of the first records stay within both limits, and their bytes."""
-    taken = records.slice(0, most_records)
+def fitting(records: pa.RecordBatch, max_records: int, max_bytes: int) -> tuple[int, int]:
+    """The number of leading records within both limits, and their bytes."""
+    taken = records.slice(0, max_records)
     total = pa.scalar(0, pa.int64())
     lengths = []
     for name in ("data", "tag", "node", "meta"):
@@ -200,13 +200,13 @@ def fitting(records: pa.RecordBatch, most_records: int, most_bytes: int) -> tupl
             lengths.append(pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()))
             total = pc.add(total, pc.sum(lengths[-1], min_count=0))
     size = total.as_py() + _ROW_BYTES * taken.num_rows
-    if size <= most_bytes:
+    if size <= max_bytes:
         return taken.num_rows, size
     sizes = pa.repeat(pa.scalar(_ROW_BYTES, pa.int64()), taken.num_rows)
     for each in lengths:
         sizes = pc.add(sizes, each)
     ends = pc.cumulative_sum(sizes)
-    count = pc.sum(pc.less_equal(ends, most_bytes).cast(pa.int64())).as_py()
+    count = pc.sum(pc.less_equal(ends, max_bytes).cast(pa.int64())).as_py()
     return count, ends[count - 1].as_py() if count else 0
 
 
@@ -223,9 +223,9 @@ def _partitions(column: pa.Array | None) -> pa.Array | None:
         return None
     numbers = pc.fill_null(column.cast(pa.int64()), 0)
     if len(numbers):
-        least, most = pc.min_max(numbers).values()
-        for each in (least.as_py(), most.as_py()):
-            if not 0 <= each < _MOST_PARTITION:
+        minimum, maximum = pc.min_max(numbers).values()
+        for each in (minimum.as_py(), maximum.as_py()):
+            if not 0 <= each < _MAX_PARTITION:
                 raise RowError(f"partition {each}: partitions of a topic are numbered from 0")
     return numbers
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from pyspark_topics.options import OptionError, flag, number, server, text
-from topics.v1 import record_pb2, topic_pb2
 from topics_client import units
 from topics_client.address import Address
+from topics_proto.v1 import record_pb2, topic_pb2
 
 WRITE_OPTIONS: Final = (
     "url",
@@ -38,15 +38,15 @@ KINDS: Final[Mapping[str, "record_pb2.RecordKind.ValueType"]] = {
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})  # handed on to the sink
 _DURABILITIES: Final = ("ephemeral", "memory", "disk", "fsync")
 _WRITE_ID: Final = re.compile(r"[\x20-\x7e]{1,128}")
-_MOST_RECORDS: Final = 10_000  # what the server takes in one append
-_MOST_BYTES: Final = 60 << 20  # the same, less room for what is around the records
+_MAX_RECORDS: Final = 10_000  # what the server takes in one append
+_MAX_BYTES: Final = 60 << 20  # the same, less room for what is around the records
 _NEW_WINDOW_MS: Final = 7 * 86_400_000
 _SAFE_WINDOW_MS: Final = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a write was told. Goes to the tasks; its text never holds the key."""
+    """The options of a write. Sent to the tasks; its string form never contains the API key."""
 
     address: Address
     topic: str | None = None  # of all rows; wins over the column
@@ -57,9 +57,9 @@ class WriteOptions:
     create: bool = True
     partitions: int = 1  # of a topic that the write creates
     durability: str | None = None  # of a topic that the write creates; None: the server's default
-    window_ms: int | None = None  # as given; see new_window_ms and least_window_ms
+    window_ms: int | None = None  # as given; see new_window_ms and min_window_ms
     raise_window: bool = False
-    records_per_append: int = _MOST_RECORDS
+    records_per_append: int = _MAX_RECORDS
     bytes_per_append: int = 4 << 20
     in_flight: int = 16  # appends of a task that have no ack yet
     retry_seconds: int = 60
@@ -75,7 +75,7 @@ class WriteOptions:
         return cls(
             address=server(options),
             topic=text(options, "topic") or None,
-            partition=None if partition is None else number(options, "partition", 0, least=0),
+            partition=None if partition is None else number(options, "partition", 0, minimum=0),
             node=text(options, "node") or None,
             data_kind=KINDS[_one_of(options, "dataKind", tuple(KINDS)) or "json"],
             write_id=_write_id(options),
@@ -84,20 +84,20 @@ class WriteOptions:
             durability=_one_of(options, "durability", _DURABILITIES),
             window_ms=_milliseconds(options, "idempotencyWindow"),
             raise_window=flag(options, "raiseWindow", False),
-            records_per_append=_bounded(options, "maxRecordsPerAppend", _MOST_RECORDS, _MOST_RECORDS),
-            bytes_per_append=_bounded(options, "maxBytesPerAppend", 4 << 20, _MOST_BYTES),
+            records_per_append=_bounded(options, "maxRecordsPerAppend", _MAX_RECORDS, _MAX_RECORDS),
+            bytes_per_append=_bounded(options, "maxBytesPerAppend", 4 << 20, _MAX_BYTES),
             in_flight=_bounded(options, "maxInFlight", 16, 64),
-            retry_seconds=number(options, "retrySeconds", 60, least=0),
+            retry_seconds=number(options, "retrySeconds", 60, minimum=0),
         )
 
     @property
     def new_window_ms(self) -> int:
-        """How long a topic that the write creates, or whose window it raises, is to remember idempotency keys."""
+        """The idempotency window for topics that the write creates, or whose window it raises."""
         return _NEW_WINDOW_MS if self.window_ms is None else self.window_ms
 
     @property
-    def least_window_ms(self) -> int:
-        """How long an existing topic has to remember them where a write may be repeated at any time."""
+    def min_window_ms(self) -> int:
+        """The minimum idempotency window of an existing topic for writes that may be repeated at any time."""
         return _SAFE_WINDOW_MS if self.window_ms is None else self.window_ms
 
     def config(self) -> topic_pb2.TopicConfig:
@@ -117,10 +117,10 @@ def _one_of(options: Mapping[str, str], name: str, values: tuple[str, ...]) -> s
     return value.lower()
 
 
-def _bounded(options: Mapping[str, str], name: str, default: int, most: int) -> int:
+def _bounded(options: Mapping[str, str], name: str, default: int, maximum: int) -> int:
     found = number(options, name, default)
-    if found > most:
-        raise OptionError(f"option {name} is at most {most}, not {found}")
+    if found > maximum:
+        raise OptionError(f"option {name} is at most {maximum}, not {found}")
     return found
 
 

@@ -7,10 +7,10 @@ from typing import Final
 from pyspark_topics.inventory import TopicInfo, find_topic
 from pyspark_topics.write_columns import Target
 from pyspark_topics.write_options import WriteOptions
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import ConflictError, NotFoundError, TopicsError
 from topics_client.units import shown_ms
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _MARGIN: Final = 2  # windows are to be so many times the time for which one append is retried
 
@@ -70,19 +70,19 @@ class Topics:
             with suppress(ConflictError):  # it is there by now, with more partitions
                 self._put(wanted)
             info = find_topic(self._connection, topic)
-        least = _MARGIN * options.retry_seconds * 1000
+        minimum = _MARGIN * options.retry_seconds * 1000
         if self._any_time or options.window_ms is not None:
-            least = max(least, options.least_window_ms)
+            minimum = max(minimum, options.min_window_ms)
         if options.raise_window:
-            least = max(least, options.new_window_ms)
-        if info.idempotency_window_ms >= least:
+            minimum = max(minimum, options.new_window_ms)
+        if info.idempotency_window_ms >= minimum:
             return info
         if options.raise_window:
-            return self._raised(topic, least)
+            return self._raised(topic, minimum)
         raise ShortWindowError(
             "window_too_short",
             f"topic {topic} remembers idempotency keys for {shown_ms(info.idempotency_window_ms)}, and this write "
-            f"needs {shown_ms(least)}: a repeat that comes later would be appended twice. {_ADVICE}, or accept a "
+            f"needs {shown_ms(minimum)}: a repeat that comes later would be appended twice. {_ADVICE}, or accept a "
             "shorter one (options idempotencyWindow and retrySeconds)",
         )
 

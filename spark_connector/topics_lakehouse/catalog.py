@@ -42,7 +42,7 @@ GAPS: Final = "gaps"
 SUFFIXES: Final[Mapping[str, str]] = {RECORDS: "", ERRORS: "_errors", GAPS: "_gaps"}
 
 Positions = Mapping[int, int]
-"""Last seq dealt with, by partition; a partition that is not there stands at 0."""
+"""Last seq processed, by partition; a missing partition is at 0."""
 
 Identifier = tuple[str, ...]
 
@@ -79,7 +79,7 @@ class TableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """What the properties of a table of ours say."""
+    """The state in the properties of a table of ours."""
 
     topic: str
     topic_id: str
@@ -142,7 +142,7 @@ def create_table(
 
 
 def table_state(table: Table) -> TableState:
-    """What the table says of itself. Raises TableError where it is not one of ours, or no more."""
+    """The state of a table. Raises TableError if it is not, or no longer, one of ours."""
     name, properties = ".".join(table.name()), table.properties
     if TOPIC not in properties:
         raise TableError(
@@ -215,7 +215,7 @@ def reachable() -> Iterator[None]:
 
 
 def is_down(error: BaseException) -> bool:
-    """Whether waiting may help: nobody answered, or only with an excuse."""
+    """Return True if a retry may help: there was no response, or only a temporary error."""
     if isinstance(error, _DOWN):
         return True
     if isinstance(error, DBAPIError):

@@ -1,4 +1,4 @@
-"""Commits that move a table along its topic, each range at most once, whoever else commits.
+"""Commits that advance a table along its topic, each range at most once despite concurrent commits.
 
 The positions of a table are one of its properties and change in the same commit as its files. An append names the
 positions that it starts from; it lands only where they are still the table's, on every attempt (the fence). So a table
@@ -25,6 +25,7 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.table.update.snapshot import _MergeAppendFiles
 
+from topics_client.installation import require_hooks
 from topics_lakehouse.catalog import (
     COMMIT,
     POSITIONS,
@@ -168,6 +169,9 @@ def _commit(table: Table, wanted: Append) -> Table:
         for each in wanted.files:
             producer.append_data_file(each)
     return transaction.commit_transaction()
+
+
+require_hooks(_MergeAppendFiles, "_commit", "_validate_concurrency")
 
 
 class _FencedAppend(_MergeAppendFiles):

@@ -17,29 +17,29 @@ _SUMMARY: Final = {"topics.maintenance": "compact"}
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """When files are put together.
+    """Compaction settings.
 
-    While a table grows, a group that does not reach half of `target_bytes` yet waits for `least_files`, and a file that
+    While a table grows, a group that does not reach half of `target_bytes` yet waits for `min_files`, and a file that
     is larger than all the small ones behind it together waits for more of them: so a record is rewritten a few times,
     not with every run. `thorough` puts together whatever can be.
     """
 
     target_bytes: int = TARGET_BYTES
-    least_files: int = 8
+    min_files: int = 8
     thorough: bool = False
     ordered: bool = True  # only files of one partition, by seq; False for tables of errors and gaps, whose files mix
-    most_bytes: int = 4 << 30  # read in one run; the next goes on from there
+    max_bytes: int = 4 << 30  # read in one run; the next goes on from there
 
 
 def compact(table: Table, how: Compaction = Compaction()) -> Rewritten:
     """Rewrite small files that follow each other in a partition; `table` is refreshed.
 
-    Content, order and positions stay. Bounded by `most_bytes`; called again and again it comes to an end, where it
+    Content, order and positions stay. Bounded by `max_bytes`; called again and again it comes to an end, where it
     returns Rewritten(). Runs beside a pipeline and readers. Raises as `replace` does; what was committed before stays.
     """
     done = Rewritten()
-    while done.bytes_before < how.most_bytes:
-        groups = list(_round(plan(live_files(table.refresh()), how), how.most_bytes - done.bytes_before))
+    while done.bytes_before < how.max_bytes:
+        groups = list(_round(plan(live_files(table.refresh()), how), how.max_bytes - done.bytes_before))
         if not groups:
             break
         done += replace(table, groups, properties=_SUMMARY)
@@ -99,15 +99,15 @@ def _worthwhile(group: list[LiveFile], how: Compaction) -> Iterator[list[LiveFil
     if group[largest].bytes > total - group[largest].bytes:
         yield from _worthwhile(group[:largest], how)
         yield from _worthwhile(group[largest + 1 :], how)
-    elif len(group) >= how.least_files:
+    elif len(group) >= how.min_files:
         yield group
 
 
-def _round(groups: Iterator[list[LiveFile]], most_bytes: int) -> Iterator[list[LiveFile]]:
+def _round(groups: Iterator[list[LiveFile]], max_bytes: int) -> Iterator[list[LiveFile]]:
     """The first groups, as many as one commit takes."""
     size = 0
     for group in groups:
-        if size and size + sum(file.bytes for file in group) > min(_ROUND_BYTES, most_bytes):
+        if size and size + sum(file.bytes for file in group) > min(_ROUND_BYTES, max_bytes):
             return
         size += sum(file.bytes for file in group)
         yield group

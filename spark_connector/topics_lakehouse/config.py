@@ -1,4 +1,4 @@
-"""What the lakehouse is told: a TOML file, and settings that win over it."""
+"""Lakehouse configuration: a TOML file, and overrides."""
 
 import math
 import os
@@ -16,7 +16,7 @@ from topics_lakehouse.ddl import columns_of
 from topics_lakehouse.schema import check_declared
 
 DEFAULT_FILE: Final = "lakehouse.toml"
-LEAST_GRACE: Final = 3600.0
+MIN_GRACE: Final = 3600.0
 """Seconds that a file which nothing refers to is always left alone: it may belong to a commit that is under way."""
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -28,7 +28,7 @@ _TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _TIMES: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 _LOCAL_IO: Final = "topics_lakehouse.local_io.SyncedFileIO"
 _LONGEST: Final = 10 * 365 * 86400.0
-_MOST: Final = 1 << 62
+_MAX_WHOLE: Final = 1 << 62
 _ODD: Final = frozenset("?#%")  # in a folder's name, where it is part of a URL
 _ON_RECREATE: Final = ("fail", "archive")
 
@@ -48,13 +48,13 @@ class TopicRule:
     on_recreate: str = "fail"  # fail, archive
 
     def matches(self, topic: str) -> bool:
-        """Whether the rule is about this topic."""
+        """Return True if the rule applies to this topic."""
         return topic == self.name if self.name else re.fullmatch(self.pattern, topic) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything that the lakehouse is told. Its text holds no secret."""
+    """The configuration of the lakehouse. Its string form contains no secret."""
 
     address: Address
     warehouse: str  # URL of the folder of the tables; empty where the catalog decides
@@ -191,16 +191,16 @@ class _Settings:
             raise ConfigError(f"{self.name(key)}: can't be {value!r}")
         return float(found[1]) * units[found[2]]
 
-    def seconds(self, key: str, default: float, *, least: float = 0.0) -> float:
+    def seconds(self, key: str, default: float, *, minimum: float = 0.0) -> float:
         value = float(self._measure(key, default, _TIME, _TIMES))
-        if not least <= value <= _LONGEST:
-            raise ConfigError(f"{self.name(key)}: {least:g} to {_LONGEST:g} seconds are wanted, not {value:g}")
+        if not minimum <= value <= _LONGEST:
+            raise ConfigError(f"{self.name(key)}: {minimum:g} to {_LONGEST:g} seconds are wanted, not {value:g}")
         return value
 
-    def whole(self, key: str, default: int, *, least: int = 1) -> int:
+    def whole(self, key: str, default: int, *, minimum: int = 1) -> int:
         value = self._measure(key, default, _SIZE, _SIZES)
-        if value != int(value) or not least <= value <= _MOST:
-            raise ConfigError(f"{self.name(key)}: a whole number of at least {least} is wanted, not {value:g}")
+        if value != int(value) or not minimum <= value <= _MAX_WHOLE:
+            raise ConfigError(f"{self.name(key)}: a whole number of at least {minimum} is wanted, not {value:g}")
         return int(value)
 
     def end(self) -> None:
@@ -226,10 +226,10 @@ def _config(given: Mapping[str, Any], folder: Path) -> Config:
         trigger_seconds=settings.seconds("trigger", 0.5),
         max_records=settings.whole("max_records_per_round", 5_000_000),
         task_records=settings.whole("task_records", 1_000_000),
-        target_file_bytes=settings.whole("target_file_size", 128 << 20, least=1 << 16),
+        target_file_bytes=settings.whole("target_file_size", 128 << 20, minimum=1 << 16),
         row_group_rows=settings.whole("row_group_rows", 100_000),
         keep_snapshots=settings.whole("keep_snapshots", 20),
-        orphan_grace_seconds=settings.seconds("orphan_grace", 86400.0, least=LEAST_GRACE),
+        orphan_grace_seconds=settings.seconds("orphan_grace", 86400.0, minimum=MIN_GRACE),
         group=settings.text("group", "lakehouse"),
         spark=_properties(settings, "spark"),
     )

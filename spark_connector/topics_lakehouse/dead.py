@@ -1,11 +1,11 @@
-"""Which seqs of a partition were deleted on purpose, as ranges."""
+"""Ranges of seqs of a partition that were deleted on purpose."""
 
 from collections.abc import Iterator
 
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import NotFoundError, TopicsError, UnavailableError
 from topics_lakehouse.seqs import SeqSet
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 def find_dead(connection: Connection, topic: str, topic_id: str, partition: int, last: int) -> Iterator[int | SeqSet]:
@@ -69,8 +69,8 @@ def _list(connection: Connection, request: pb.BulkDiffRequest, dead: SeqSet) -> 
 
 
 def _take(frame: pb.BulkDiffResponse, cursor: int, dead: SeqSet) -> int:
-    """What a frame tells of the seqs behind the cursor; the cursor behind it."""
-    if frame.HasField("tombstone"):  # evicted: what was deleted among it can't be told apart any more
+    """Process a frame. Returns the cursor after it."""
+    if frame.HasField("tombstone"):  # evicted: what was deleted among it can't be distinguished any more
         dead.add(cursor + 1, frame.tombstone.gap_from - 1)
         cursor = max(cursor, frame.tombstone.gap_to)
     records = frame.records

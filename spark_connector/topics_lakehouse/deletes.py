@@ -1,9 +1,9 @@
-"""Deletes of a topic brought into its table: an explicit step, that has happened when the call returns.
+"""Application of a topic's deletes to its table: an explicit step, complete when the call returns.
 
 A record that is deleted in a topic (by seq, tag or prefix, or by the ack of a job) leaves no trace that a pipeline
 could follow. So the topic's live seqs are listed, and the rows of the table that are not among them are removed by
 writing their files anew. What retention evicted is no delete: it stays in the table. A range that was evicted after
-some of it had been deleted is told as evicted as a whole, so deletes are to be synced before retention comes to them.
+some of it had been deleted is reported as evicted as a whole, so sync deletes before retention reaches them.
 """
 
 import time
@@ -39,7 +39,7 @@ _SUMMARY: Final = {"topics.maintenance": "deletes"}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far it is: seqs waited for, seqs listed, or bytes rewritten, of how many."""
+    """Progress of a stage: seqs waited for, seqs listed, or bytes rewritten, and the total."""
 
     stage: str  # waiting, listing, rewriting
     done: int
@@ -48,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What was removed: every record that had been deleted before the call and was in the table or on its way."""
+    """The result: every record deleted before the call that was in the table or about to be written is removed."""
 
     topic: str
     heads: Mapping[int, int]  # by partition: up to where the table was compared
@@ -190,7 +190,7 @@ def remove_rows(
 
 
 def _suspect(file: LiveFile, dead: Mapping[int, SeqSet]) -> bool:
-    """Whether the file may hold a dead row, by what the manifests tell."""
+    """Return True if the file may hold a dead row, according to the manifests."""
     if file.partition is None or file.first is None or file.last is None:
         return True
     return file.partition in dead and dead[file.partition].within(file.first, file.last)

@@ -1,4 +1,4 @@
-"""What a running pipeline shows: bars on a terminal, lines elsewhere, JSON where it is asked for."""
+"""Display of a running pipeline: bars on a terminal, lines elsewhere, or JSON."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ _STATES: Final = ("live", "waiting", "failed", "absent", "fenced", "archived")
 
 
 class Display(Protocol):
-    """What a pipeline reports to."""
+    """The receiver of a pipeline's reports."""
 
     def begin(self) -> None:
         """The pipeline starts now: rates count from here."""
@@ -29,8 +29,8 @@ class Display(Protocol):
 
 @contextmanager
 def shown(*, as_json: bool = False, out: TextIO | None = None) -> Iterator[Display]:
-    """What to give a pipeline as `report`. On a terminal (standard error, without `as_json`) it draws a bar for each
-    topic, from what was there at first to the head; else it writes lines to `out` (default: standard output)."""
+    """Create the `report` of a pipeline. On a terminal (standard error, without `as_json`) it draws a bar for each
+    topic, from the initial position to the head; otherwise it writes lines to `out` (default: standard output)."""
     target = sys.stdout if out is None else out
     if as_json:
         yield _Lines(target, as_json=True)

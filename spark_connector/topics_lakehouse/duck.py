@@ -80,7 +80,7 @@ class Scans:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How files are read; those of one layout with one SELECT."""
+    """The layout of files; files of one layout are read by one SELECT."""
 
     columns: str  # the table's columns that they have, by field id, under the table's names
     types: str  # of the columns in the files
@@ -117,7 +117,7 @@ def _compare(table: Table, schema: Schema, file: LiveFile) -> _Layout:
 
 
 def _widened(has: NestedField, wants: NestedField) -> bool:
-    """Whether a union makes the wider of the two types of both."""
+    """Return True if a union converts both types to the wider one."""
     return isinstance(has.field_type, _WIDENED) and isinstance(wants.field_type, _WIDENED)
 
 

@@ -32,7 +32,7 @@ _KINDS: Final = pa.array([None, "json", "binary"])  # by the number of a RecordK
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a topic's records are written to. Can be pickled."""
+    """The target of a topic's records. Picklable."""
 
     records: Layout
     columns: pa.Schema  # typed columns that `data` is parsed into
@@ -61,7 +61,7 @@ class FileTask:
 
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
-    """Why a range was not written: not_found, server_down, store_down or broken."""
+    """The reason why a range was not written: not_found, server_down, store_down or broken."""
 
     kind: str
     text: str
@@ -69,7 +69,7 @@ class TaskFailure:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What became of a range."""
+    """The outcome of a range."""
 
     wanted: SeqRange
     files: Sequence[DataFile] = ()

@@ -22,7 +22,7 @@ from pyspark_topics.fetch import Gap
 from pyspark_topics.inventory import TopicInfo
 from topics_lakehouse.catalog import ERRORS, GAPS, RECORDS, CatalogDownError, Positions
 from topics_lakehouse.commit import Append, Refill, append, form_of
-from topics_lakehouse.config import LEAST_GRACE, Config, TopicRule
+from topics_lakehouse.config import MIN_GRACE, Config, TopicRule
 from topics_lakehouse.files import TaskResult
 from topics_lakehouse.gaps import gap_rows, new_gaps
 from topics_lakehouse.history import Witness
@@ -44,7 +44,7 @@ Reporter = Callable[[str, "Status"], None]
 
 @dataclass(slots=True)
 class Status:
-    """Where one topic stands."""
+    """The status of one topic."""
 
     topic: str
     table: str
@@ -55,7 +55,7 @@ class Status:
     heads: Positions = field(default_factory=dict)
     records: int = 0  # written by this process
     errors: int = 0  # of them did not fit
-    gaps: int = 0  # told by this process
+    gaps: int = 0  # reported by this process
     bytes: int = 0
     files: int = 0
 
@@ -79,8 +79,8 @@ class Follower:
         witness: Callable[[str], Witness],
         refill: bool = False,
     ) -> None:
-        """`witness` gives the positions that tables of a topic told their group. With `refill` tables that were rolled
-        back are to be filled when they are first opened, not refused."""
+        """`witness` returns the positions that tables of a topic committed to their group. With `refill` tables that
+        were rolled back are to be filled when they are first opened, not refused."""
         self._witness = witness
         self.refilling = refill
         self._catalog = catalog
@@ -100,7 +100,7 @@ class Follower:
         self._not_before = 0.0
 
     def due(self) -> bool:
-        """Whether to try now."""
+        """True if it is time for another attempt."""
         return time.monotonic() >= self._not_before
 
     def open(self, info: TopicInfo) -> TopicTables:
@@ -116,8 +116,8 @@ class Follower:
         return self.tables
 
     def _overdue(self) -> bool:
-        """Whether a commit has waited so long that its files may soon pass for orphans: better to write them again."""
-        return bool(self._pending) and time.monotonic() - self._pending_since > LEAST_GRACE / 2
+        """True if a commit has waited so long that its files may soon count as orphans and should be rewritten."""
+        return bool(self._pending) and time.monotonic() - self._pending_since > MIN_GRACE / 2
 
     def _open(self, info: TopicInfo) -> TopicTables:
         def opened() -> TopicTables:
@@ -144,7 +144,7 @@ class Follower:
         return opened()
 
     def discard(self, results: Sequence[TaskResult]) -> None:
-        """Remove files that no commit was told of, as far as that can be done."""
+        """Remove files that belong to no commit, as far as possible."""
         if self.tables is None:
             return
         io = self.tables.tables[RECORDS].io

@@ -1,4 +1,4 @@
-"""Rows of the `_gaps` table: each lost seq is told once, whatever was repeated."""
+"""Rows of the `_gaps` table: each lost seq is reported once, regardless of repeats."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -60,7 +60,7 @@ def gap_rows(gaps: Sequence[Gap], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _without(whole: _Range, parts: Iterable[_Range]) -> list[_Range]:
-    """What is left of a range without the parts."""
+    """The remainder of a range without the parts."""
     left = [whole]
     for first, last in parts:
         pieces = []

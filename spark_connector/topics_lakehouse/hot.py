@@ -1,4 +1,4 @@
-"""What a topic has and its table does not yet: the hot tail, as rows of the table."""
+"""The hot tail: records that are not in the table yet, as rows of the table."""
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
@@ -22,20 +22,20 @@ def hot_tail(
     positions: Positions,
     columns: pa.Schema,
     *,
-    most_records: int,
-    most_bytes: int,
+    max_records: int,
+    max_bytes: int,
 ) -> pa.Table:
     """The records behind the positions, up to the heads that `info` tells, with `columns` parsed as the pipeline does.
 
-    Raises HotTailError before it reads more than `most_records`, or when it has read `most_bytes`, and what a read
+    Raises HotTailError before it reads more than `max_records`, or when it has read `max_bytes`, and what a read
     fails with.
     """
     behind = lags(info, positions)
     records = sum(lag.records for lag in behind)
-    if records > most_records:
+    if records > max_records:
         raise HotTailError(
             f"topic {info.topic}: {records} records are not in the table yet, and a query reads at most "
-            f"{most_records}: let the pipeline catch up, raise the limit, or ask the table alone"
+            f"{max_records}: let the pipeline catch up, raise the limit, or ask the table alone"
         )
     schema = pa.schema([*ENVELOPE, *columns])
     target = Target(Layout("", schema, Schema(), {}, 0, 0, 0), columns, None, {})
@@ -50,9 +50,9 @@ def hot_tail(
                 continue
             batches.append(rows.of(got)[0])
             size += batches[-1].nbytes
-            if size > most_bytes:
+            if size > max_bytes:
                 raise HotTailError(
-                    f"topic {info.topic}: what is not in the table yet is more than {most_bytes >> 20} MiB: let the "
+                    f"topic {info.topic}: what is not in the table yet is more than {max_bytes >> 20} MiB: let the "
                     "pipeline catch up, raise the limit, or ask the table alone"
                 )
     return pa.Table.from_batches(batches, schema)

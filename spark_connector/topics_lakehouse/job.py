@@ -97,12 +97,16 @@ def _stopped_by_signals(pipeline: Pipeline) -> Iterator[None]:
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
     """The parsed command line."""
-    parser = argparse.ArgumentParser(prog="topics_lakehouse.job", description="Keep topics as Iceberg tables.")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings (default: lakehouse.toml, if there)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting that wins over it")
-    parser.add_argument("--topic", action="append", default=[], metavar="NAME", help="topic, in place of the file's")
-    parser.add_argument("--once", action="store_true", help="write what is there now, then end")
-    parser.add_argument("--refill", action="store_true", help="read again what a rollback took from the tables")
+    parser = argparse.ArgumentParser(prog="topics_lakehouse.job", description="Replicate topics to Iceberg tables.")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings file (default: lakehouse.toml, if it exists)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="setting that overrides the file's"
+    )
+    parser.add_argument("--topic", action="append", default=[], metavar="NAME", help="topic, instead of the file's")
+    parser.add_argument("--once", action="store_true", help="write the current records, then exit")
+    parser.add_argument("--refill", action="store_true", help="first restore rows lost by a rollback of the tables")
     return parser.parse_args(given)
 
 
@@ -115,7 +119,8 @@ def settings(parsed: argparse.Namespace) -> Config:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """0: ended in order. 1: a topic is not in order (with --once: did not get to its head). 2: wrong settings."""
+    """Return the exit code: 0 success, 1 a topic failed (with --once: or did not reach its head), 2 invalid
+    settings."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     parsed = arguments(sys.argv[1:] if given is None else given)

@@ -23,14 +23,14 @@ from topics_lakehouse.lineage import lineage
 from topics_lakehouse.rewrite import merge_manifests
 
 _EXPIRE_AT_ONCE: Final = 20  # a commit that drops 190 takes seconds, and lets others wait
-_LEAST_SNAPSHOTS: Final = 2  # a committer looks for its last commit in them
+_MIN_SNAPSHOTS: Final = 2  # a committer looks for its last commit in them
 _RACES: Final = 20
 _KEPT_NAMES: Final = frozenset({"version-hint.text"})
 
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """What is kept of a table."""
+    """Retention settings of a table."""
 
     keep_snapshots: int = 20  # the newest, and any with a tag or branch
     merge_manifests_at: int = 20  # write the manifests anew when there are more
@@ -39,7 +39,7 @@ class Maintenance:
 
 @dataclass(frozen=True, slots=True)
 class Maintained:
-    """What one run did."""
+    """The result of one run."""
 
     snapshots_expired: int = 0
     manifests_merged: int = 0
@@ -103,7 +103,7 @@ def expire(table: Table, keep: int) -> int:
         if line.mark:
             pinned |= {each.snapshot_id for each in line.path}
         by_age = sorted(metadata.snapshots, key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
-        old = [each.snapshot_id for each in by_age[: max(0, len(by_age) - max(keep, _LEAST_SNAPSHOTS))]]
+        old = [each.snapshot_id for each in by_age[: max(0, len(by_age) - max(keep, _MIN_SNAPSHOTS))]]
         drop = [each for each in old if each not in pinned][:_EXPIRE_AT_ONCE]
         if not drop:
             return done
@@ -153,7 +153,7 @@ def referenced(table: Table) -> set[str]:
 
 
 def _folders(table: Table) -> list[str]:
-    """Where the table's files are put: nothing outside is touched, whatever a location points to."""
+    """The directory of the table's files: nothing outside is touched, regardless of configured locations."""
     base = table.location().rstrip("/")
     return [f"{base}/data", f"{base}/metadata"]
 

@@ -28,7 +28,7 @@ _DATA_PATH: Final = "write.data.path"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where and how the files of one table are written. Can be pickled."""
+    """The location and format of the files of one table. Picklable."""
 
     folder: str
     schema: pa.Schema  # of the files: with field ids, perhaps not with every column of the table
@@ -57,7 +57,7 @@ def layout(table: Table, columns: list[str], *, row_group_rows: int, target_byte
 class ParquetFiles:
     """Writes rows to files, a new one each time the target size is reached. Holds one row group at a time.
 
-    `close` gives the files; `abort` removes them, which is for whoever has told nobody of them.
+    `close` gives the files; `abort` removes them, for callers that have not published them.
     """
 
     def __init__(self, io: FileIO, where: Layout, name: str = "") -> None:
@@ -155,7 +155,7 @@ class ParquetFiles:
 
 
 def _data_file(path: str, size: int, footer: pq.FileMetaData, where: Layout) -> DataFile:
-    """What a manifest says of the file, with the bounds of its columns."""
+    """The manifest entry of the file, with the bounds of its columns."""
     statistics = data_file_statistics_from_parquet_metadata(
         parquet_metadata=footer,
         stats_columns=compute_statistics_plan(where.table_schema, dict(where.properties)),

@@ -51,7 +51,7 @@ class TaskFailedError(Exception):
 
 @dataclass(slots=True)
 class Metrics:
-    """What a pipeline has done since its start."""
+    """Statistics of a pipeline since its start."""
 
     rounds: int = 0  # that wrote something
     records: int = 0
@@ -79,11 +79,11 @@ class Pipeline:
         after_commit: AfterCommit | None = None,
         refill: bool = False,
     ) -> None:
-        """`report(step, status)` is told of each step: written, errors, gaps and committed behind the steps of a
-        topic's saga; live, waiting, failed, absent when that changes; fenced; archived; and round for each topic
-        behind each round. `after_commit(table, topic)` is for maintenance and is called for each
-        table that a round has changed; what it raises is logged. With `refill` tables that were rolled back get what
-        they lack when they are first opened, and are not refused."""
+        """`report(step, status)` is called for each step: written, errors, gaps and committed behind the steps of a
+        topic's saga; live, waiting, failed, absent when that changes; fenced; archived; and round for each topic behind
+        each round. `after_commit(table, topic)` is for maintenance and is called for each table that a round has
+        changed; what it raises is logged. With `refill` tables that were rolled back get what they lack when they are
+        first opened, and are not refused."""
         self._refill = refill
         self._config = config
         self._runner = runner
@@ -99,7 +99,7 @@ class Pipeline:
 
     @property
     def statuses(self) -> list[Status]:
-        """Where each topic stands, by name."""
+        """The status of each topic, by name."""
         return [self._followers[topic].status for topic in sorted(self._followers)]
 
     def lag(self, topic: str) -> int:
@@ -182,7 +182,7 @@ class Pipeline:
         return bool(behind)
 
     def _look(self) -> list[TopicInfo] | None:
-        """Where the topics stand; None where the server does not tell."""
+        """The heads of the topics; None if the server is unavailable."""
         for rule in self._config.topics:
             if rule.name:
                 self._follower(rule.name)
@@ -202,7 +202,7 @@ class Pipeline:
                 except TopicsError as error:
                     refused[rule] = error
         except UnavailableError as error:
-            _log.warning("the server does not answer: %s", error)
+            _log.warning("the server is unavailable: %s", error)
             for follower in self._followers.values():
                 self._wait(follower, f"server: {error}")
             return None
@@ -218,7 +218,7 @@ class Pipeline:
         return list(found.values())
 
     def _tell_refused(self, refused: Mapping[TopicRule, TopicsError], found: Collection[str]) -> None:
-        """The topics that the server does not let us see have failed; a pattern is told of once."""
+        """Mark topics without access as failed; each pattern is reported once."""
         for rule, error in refused.items():
             if rule.pattern and rule not in self._refused:
                 _log.error("topics of pattern %s: %s", rule.pattern, error)
@@ -258,7 +258,7 @@ class Pipeline:
             self._check(follower, results)
             gaps, rows = len(found.gaps(results)), sum(each.rows for each in results)
             self._changed(follower, follower.refill(found, results, began))
-            _log.warning("topic %s: %d records read again, %d gaps told", tables.topic, rows, gaps)
+            _log.warning("topic %s: %d records refilled, %d gaps reported", tables.topic, rows, gaps)
             self._report("refilled", follower.status)
         positions = {partition: tables.positions[RECORDS].get(partition, 0) for partition in follower.status.heads}
         if self._progress.commit(tables.topic, tables.tables[RECORDS].metadata.table_uuid, positions):
@@ -292,7 +292,7 @@ class Pipeline:
                     for topic in topics
                     for result in self._run([task for task in tasks if task.wanted.topic == topic])
                 ]
-            _log.exception("the job of topic %s failed", *topics)
+            _log.exception("the tasks of topic %s failed", *topics)
             failure = TaskFailure(BROKEN, f"{type(error).__name__}: {error}".partition("\n")[0])
             return [TaskResult(task.wanted, failure=failure) for task in tasks]
 
@@ -317,7 +317,7 @@ class Pipeline:
 
     @contextmanager
     def _guarded(self, follower: Follower) -> Iterator[None]:
-        """What goes wrong with one topic is that topic's affair: it becomes its state."""
+        """Isolate the failure of one topic: it becomes the state of that topic."""
         topic = follower.status.topic
         try:
             yield
@@ -387,7 +387,7 @@ def _heads(info: TopicInfo) -> dict[int, int]:
 
 
 def _behind(status: Status, ends: Ends) -> bool:
-    """Whether a topic that is all right has not got as far as it should."""
+    """Return True if a healthy topic has not reached its target."""
     wanted = ends.get(status.topic, {})
     return status.state == LIVE and any(
         status.positions.get(partition, 0) < min(head, wanted.get(partition, 0))

@@ -1,4 +1,4 @@
-"""How far the tables are, told to the server as the positions of a consumer group.
+"""Progress of the tables, committed to the server as the positions of a consumer group.
 
 The tables are the truth: nothing goes on from these positions. But a topic may retain for the group what it has not got
 yet (`retain_until_acked_by`), the group's lag is in the server's listings and metrics, and a table that stands behind
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from topics.v1 import group_pb2
-from topics.v1 import group_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import TopicsError, UnavailableError
 from topics_lakehouse.catalog import Positions
+from topics_proto.v1 import group_pb2
+from topics_proto.v1 import group_service_pb2 as pb
 
 _log: Final = logging.getLogger(__name__)
 _TABLE: Final = "iceberg table "  # in front of the id of the table, in the metadata of a position
@@ -52,14 +52,14 @@ class Progress:
         except TopicsError as error:
             if topic not in self._failed:
                 self._failed.add(topic)
-                _log.warning("topic %s: group %s was not told of the table's progress: %s", topic, self._group, error)
+                _log.warning("topic %s: can't commit progress to group %s: %s", topic, self._group, error)
             return False
         self._failed.discard(topic)
         return True
 
 
 def witnessed(connection: Connection, group: str, topic: str) -> Mapping[uuid.UUID, Positions]:
-    """The positions in a topic that tables told the group, by table. To be asked before a table is looked at, which may
+    """The positions in a topic that tables committed to the group, by table. Call it before reading a table, which may
     move on meanwhile. None of a group that is not there, or not ours to read. Raises UnavailableError."""
     found: dict[uuid.UUID, dict[int, int]] = {}
     if not group:

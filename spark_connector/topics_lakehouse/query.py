@@ -201,8 +201,8 @@ class Lakehouse:
             info,
             positions,
             columns,
-            most_records=self._hot_records,
-            most_bytes=self._hot_bytes,
+            max_records=self._hot_records,
+            max_bytes=self._hot_bytes,
         )
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ class Missing:
     tables: TopicTables
     held: Mapping[int, SeqSet]  # seqs that the table has, or that it lacks for another reason than the rollback
     errors_held: Mapping[int, SeqSet]
-    told: Mapping[int, SeqSet]  # seqs whose loss is told in the table of gaps, or that were not lost
+    told: Mapping[int, SeqSet]  # seqs recorded in the table of gaps, or not lost
 
     def tasks(self, config: Config) -> Iterator[FileTask]:
         """Ranges to read, and the seqs in them to pass over."""
@@ -65,9 +65,9 @@ def missing(tables: TopicTables) -> Missing:
     held = _held(tables.tables[RECORDS], known[RECORDS], ends[RECORDS])
     errors_held = _held(tables.tables[ERRORS], known[ERRORS], ends[ERRORS]) if ERRORS in known else {}
     told = held
-    if GAPS in tables.lacking:  # a gap is what the table of records has not got, although nobody took it back
-        least = {p: min(known[RECORDS].get(p, 0), known[GAPS].get(p, 0)) for p in ends[RECORDS]}
-        told = _held(tables.tables[RECORDS], least, ends[RECORDS])
+    if GAPS in tables.lacking:  # a gap is what the table of records lacks without a rollback
+        minimum = {p: min(known[RECORDS].get(p, 0), known[GAPS].get(p, 0)) for p in ends[RECORDS]}
+        told = _held(tables.tables[RECORDS], minimum, ends[RECORDS])
     return Missing(tables, held, errors_held, told)
 
 

@@ -29,6 +29,7 @@ from pyiceberg.table.update.validate import _validate_data_files_exist, _validat
 from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.types import NestedField, PrimitiveType
 
+from topics_client.installation import require_hooks
 from topics_lakehouse.lineage import carried_mark
 from topics_lakehouse.parquet import ParquetFiles, layout
 from topics_lakehouse.schema import file_schema
@@ -39,7 +40,7 @@ _BATCH_BYTES: Final = 8 << 20  # bounds the memory of a read: records may be lar
 _NO_END: Final = 1 << 62  # a group becomes one file, whatever comes together
 
 Keep = Callable[[pa.RecordBatch], pa.BooleanArray | None]
-"""Which rows of a batch stay; None for all of them."""
+"""Mask of the rows of a batch to keep; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class LiveFile:
 
     @property
     def path(self) -> str:
-        """Where it lies."""
+        """The location of the file."""
         return self.data.file_path
 
     @property
@@ -70,7 +71,7 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What a replacement did."""
+    """The result of a replacement."""
 
     files_before: int = 0
     files_after: int = 0
@@ -145,7 +146,7 @@ def _bounds(table: Table, data: DataFile, column: str) -> tuple[int, int] | None
 def read_file(table: Table, file: LiveFile, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
     """The live rows of a file in its order, as the table's present schema has them; `columns` picks some.
 
-    Raises ValueError for a file with equality deletes, which nobody here can read.
+    Raises ValueError for a file with equality deletes, which are not supported.
     """
     wanted = table.schema().select(*columns) if columns else table.schema()
     if file.deletes:
@@ -269,6 +270,9 @@ def _write(table: Table, group: Sequence[LiveFile], keep: Keep | None) -> Parque
 def _discard(written: Sequence[ParquetFiles]) -> None:
     for files in written:
         files.abort()
+
+
+require_hooks(_OverwriteFiles, "_process_manifests", "_summary", "_validate_concurrency")
 
 
 class _Replace(_OverwriteFiles):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RunnerGoneError(Exception):
-    """What does the tasks has ended, and no task can be done any more."""
+    """The executor of the tasks has ended, and no more tasks can run."""
 
 
 class Runner(Protocol):

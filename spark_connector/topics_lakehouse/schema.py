@@ -1,4 +1,4 @@
-"""The columns of the tables, and how a table's columns follow what is declared."""
+"""Columns of the tables, and their evolution to the declared schema."""
 
 import re
 from collections.abc import Iterable
@@ -93,8 +93,8 @@ def check_declared(columns: pa.Schema) -> None:
 
 
 def evolve(table: Table, declared: pa.Schema) -> tuple[Table, list[Conflict]]:
-    """The table with every declared column, new ones added and old ones widened, also in structs, arrays and maps; what
-    can't be done is told.
+    """Evolve the table to the declared columns: add new ones and widen old ones, also in structs, arrays and maps.
+    Returns the conflicts that prevent this.
 
     Columns and fields that are declared no more, and those that others have added, stay. Raises SchemaError where the
     table can't take records at all, and what a commit raises.
@@ -188,14 +188,14 @@ def _told(kind: IcebergType) -> str:
 
 
 def _wider(narrow: IcebergType, wide: IcebergType) -> bool:
-    """Whether Iceberg can turn a column of the first type into one of the second."""
+    """Return True if Iceberg can promote a column from the first type to the second."""
     if isinstance(narrow, DecimalType) and isinstance(wide, DecimalType):
         return narrow.scale == wide.scale and narrow.precision < wide.precision
     return (type(narrow), type(wide)) in ((IntegerType, LongType), (FloatType, DoubleType))
 
 
 def _same(one: IcebergType, other: IcebergType) -> bool:
-    """Whether two types are the same but for their field ids."""
+    """Return True if two types are equal except for their field ids."""
     return bool(_plain(one) == _plain(other))
 
 

@@ -1,4 +1,4 @@
-"""How much of which topic one round takes, and in what pieces."""
+"""Scheduling: the share of each topic in one round, and its pieces."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _WORTH_A_TASK: Final = 20_000  # records; less is not split for the sake of anot
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a table is behind one partition."""
+    """The lag of a table behind one partition."""
 
     topic: str
     topic_id: str
@@ -53,8 +53,8 @@ def share(lags: Sequence[Lag], budget: int) -> list[tuple[Lag, int]]:
     chosen, left = [], float(budget)
     smallest_first = sorted(lags, key=lambda lag: lag.records * lag.weight)
     for i, lag in enumerate(smallest_first):
-        most = int(left / (len(smallest_first) - i) / lag.weight)
-        records = min(lag.records, max(most, 1))
+        maximum = int(left / (len(smallest_first) - i) / lag.weight)
+        records = min(lag.records, max(maximum, 1))
         left = max(0.0, left - records * lag.weight)
         chosen.append((lag, lag.skipped + records))
     return chosen

@@ -1,4 +1,4 @@
-"""Where each topic's tables stand, and what is wrong with them."""
+"""Status and problems of each topic's tables."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -60,7 +60,7 @@ class TopicStatus:
 def status(config: Config, catalog: Catalog, connection: Connection) -> list[TopicStatus]:
     """Every configured topic, and every one whose table is left, by name.
 
-    A server that does not answer is a problem of each topic, and does not keep the rest from being told. Raises
+    An unavailable server is a problem of each topic, and does not prevent reporting the rest. Raises
     CatalogDownError.
     """
     found = []

@@ -61,7 +61,7 @@ class TopicTables:
         self.lacking.discard(role)
 
     def target(self, config: Config) -> Target:
-        """What tasks write to."""
+        """The targets of tasks."""
 
         def of(role: str, names: list[str]) -> Layout:
             table = self.tables[role]
@@ -83,7 +83,7 @@ def open_tables(
     refill: bool = False,
 ) -> TopicTables:
     """The topic's tables, made where they are missing. `witness` is where they were before (`progress.witnessed`); with
-    `refill` tables that were rolled back are told as lacking instead of refused.
+    `refill` tables that were rolled back are reported as lacking instead of refused.
 
     Raises RecreatedError where they follow an earlier life of the topic, RolledBackError, TableError where they are
     another topic's or were damaged, SchemaError, CatalogDownError.

@@ -1,4 +1,4 @@
-"""When a running pipeline looks after its tables: often enough that they stay small, seldom enough to cost little."""
+"""Maintenance schedule of a running pipeline: frequent enough to keep tables small, rare enough to cost little."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _SLACK = 10  # snapshots above those kept before some are dropped: each drop is 
 
 @dataclass(slots=True)
 class _Times:
-    """When a table is due, in seconds of the monotonic clock."""
+    """The due times of a table, in seconds of the monotonic clock."""
 
     compaction: float
     orphans: float
@@ -58,6 +58,6 @@ class Upkeep:
             compact(
                 table,
                 Compaction(
-                    target_bytes=self.config.target_file_bytes, ordered=role == RECORDS, most_bytes=_COMPACT_BYTES
+                    target_bytes=self.config.target_file_bytes, ordered=role == RECORDS, max_bytes=_COMPACT_BYTES
                 ),
             )

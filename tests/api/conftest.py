@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
-from topics_service.api.commit import CommitStatistics
 from topics_service.api.grpc.server import GrpcServer
-from topics_service.api.metrics import Metrics
+from topics_service.api.metrics.collector import Metrics
+from topics_service.api.scheduling.commit import CommitStatistics
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.limits import Limits

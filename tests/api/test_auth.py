@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.v1 import (
+from topics_proto.v1 import (
     admin_service_pb2,
     group_service_pb2,
     queue_service_pb2,
@@ -17,12 +17,11 @@ from topics.v1 import (
     topics_service_pb2,
     watch_service_pb2,
 )
-from topics_service.api import access
-from topics_service.api.access import RULES, Gate, authorize, check_append, check_put
-from topics_service.api.auth import (
+from topics_service.api.access import rules
+from topics_service.api.access.auth import (
     ALL_SCOPES,
-    ANYONE,
-    NOBODY,
+    ANONYMOUS,
+    UNRESTRICTED,
     KeyRing,
     KeySyntaxError,
     Principal,
@@ -30,6 +29,7 @@ from topics_service.api.auth import (
     parse_keys,
     read_bearer,
 )
+from topics_service.api.access.authorizer import RULES, Authorizer, authorize, check_append, check_put
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput
 
@@ -217,7 +217,7 @@ def test_every_key_is_compared_also_after_a_match(monkeypatch: pytest.MonkeyPatc
         compared.append(known)
         return known == digest
 
-    monkeypatch.setattr("topics_service.api.auth.compare_digest", compare)
+    monkeypatch.setattr("topics_service.api.access.auth.compare_digest", compare)
     for key in (b"a", b"c", b"nope"):
         compared.clear()
         ring.find(key)
@@ -230,9 +230,9 @@ def test_names() -> None:
         assert principal.allows_name(name)
     for name in ("", "t42", "t4", "T42:x", "xt42:", "e"):
         assert not principal.allows_name(name)
-    assert ANYONE.allows_name("")
-    assert not NOBODY.allows_name("")
-    assert not NOBODY.allows(R)
+    assert UNRESTRICTED.allows_name("")
+    assert not ANONYMOUS.allows_name("")
+    assert not ANONYMOUS.allows(R)
 
 
 # ------------------------------------------------------------------------- rules
@@ -253,7 +253,7 @@ NAMES_IN_BODIES = {
     "topics.v1.GroupService.FetchPositions": {"topic"},
     "topics.v1.GroupService.ResetPositions": {"topics.topic"},
     "topics.v1.GroupService.DeletePositions": {"topics.topic"},
-    # Not built yet: who builds them checks these names, with access.check_names.
+    # Not built yet: who builds them checks these names, with check_names.
     "topics.v1.RouterService.PutRouter": {"config.source", "config.dest"},
     "topics.v1.RouterService.ListRouters": {"source", "dest"},
 }
@@ -274,7 +274,7 @@ def name_fields(message: Descriptor, path: str = "") -> Iterator[str]:
 
 
 def test_every_rpc_has_a_rule_and_every_rule_an_rpc() -> None:
-    paths = {access.NO_ROUTE, access.NO_TOPIC_ROUTE, access.NO_ROUTER_ROUTE, access.NO_GROUP_ROUTE}
+    paths = {rules.NO_ROUTE, rules.NO_TOPIC_ROUTE, rules.NO_ROUTER_ROUTE, rules.NO_GROUP_ROUTE}
     assert set(RULES) == {rpc.full_name for rpc in rpcs()} | paths
 
 
@@ -287,8 +287,8 @@ def test_every_name_in_a_request_is_checked(rpc: MethodDescriptor) -> None:
 
 def test_an_rpc_without_a_rule_is_refused_to_everyone() -> None:
     for call in (
-        lambda: authorize(ANYONE, "topics.v1.TopicsService.New", "t"),
-        lambda: Gate(parse_keys("k")).slot("topics.v1.TopicsService.New", Principal("key1", ALL_SCOPES, None)),
+        lambda: authorize(UNRESTRICTED, "topics.v1.TopicsService.New", "t"),
+        lambda: Authorizer(parse_keys("k")).slot("topics.v1.TopicsService.New", Principal("key1", ALL_SCOPES, None)),
     ):
         with pytest.raises(TopicsError, match="no access rule") as error:
             call()
@@ -310,7 +310,7 @@ def test_scope_comes_before_name() -> None:
     assert "prefixes" in error.message
     assert error.detail is None
     authorize(writer, APPEND, "p")
-    authorize(writer, access.NO_ROUTE, "anything")
+    authorize(writer, rules.NO_ROUTE, "anything")
 
 
 def test_a_config_on_a_write_that_creates_takes_admin() -> None:
@@ -335,38 +335,38 @@ def test_a_config_on_a_write_that_creates_takes_admin() -> None:
     assert refused(Reason.FORBIDDEN, lambda: check_put(admin, ConfigInput(dead_letter=""))).detail == {"topic": ""}
 
 
-# -------------------------------------------------------------------------- gate
+# -------------------------------------------------------------------- authorizer
 
 
 def test_the_gate_knows_who_calls() -> None:
-    gate = Gate(parse_keys("k:read"))
-    principal = gate.identify(APPEND, b"Bearer k")
+    authorizer = Authorizer(parse_keys("k:read"))
+    principal = authorizer.identify(APPEND, b"Bearer k")
     assert principal == Principal("key1", frozenset({R}), None)
-    missing = refused(Reason.UNAUTHORIZED, lambda: gate.identify(APPEND, None))
-    wrong = refused(Reason.UNAUTHORIZED, lambda: gate.identify(APPEND, b"Bearer K"))
+    missing = refused(Reason.UNAUTHORIZED, lambda: authorizer.identify(APPEND, None))
+    wrong = refused(Reason.UNAUTHORIZED, lambda: authorizer.identify(APPEND, b"Bearer K"))
     assert (missing.message, missing.detail) == (wrong.message, wrong.detail)
-    assert Gate().identify(APPEND, b"nonsense") is ANYONE
+    assert Authorizer().identify(APPEND, b"nonsense") is UNRESTRICTED
 
 
 def test_probes_ask_for_a_key_only_if_told_to() -> None:
-    for rpc in access.PROBES:
-        assert Gate(parse_keys("k")).identify(rpc, None) is NOBODY
-        authorize(NOBODY, rpc, "")
-        asking = Gate(parse_keys("k:write"), probe_auth=True)
+    for rpc in rules.PROBES:
+        assert Authorizer(parse_keys("k")).identify(rpc, None) is ANONYMOUS
+        authorize(ANONYMOUS, rpc, "")
+        asking = Authorizer(parse_keys("k:write"), probe_auth=True)
         refused(Reason.UNAUTHORIZED, lambda: asking.identify(rpc, None))  # noqa: B023
         authorize(asking.identify(rpc, b"Bearer k"), rpc, "")
-        assert Gate(None, probe_auth=True).identify(rpc, None) is ANYONE
+        assert Authorizer(None, probe_auth=True).identify(rpc, None) is UNRESTRICTED
 
 
 def test_slots_are_per_key_and_given_back_on_every_exit() -> None:
-    gate = Gate(KeyRing([]), max_inflight=2)
+    authorizer = Authorizer(KeyRing([]), max_inflight=2)
     one, two = Principal("key1", ALL_SCOPES, None), Principal("key2", ALL_SCOPES, None)
 
     def fill_up_and_fail() -> None:
-        with gate.slot(APPEND, one), gate.slot(APPEND, one):
-            with gate.slot(APPEND, two), gate.slot("topics.v1.AdminService.GetHealth", one):
+        with authorizer.slot(APPEND, one), authorizer.slot(APPEND, one):
+            with authorizer.slot(APPEND, two), authorizer.slot("topics.v1.AdminService.GetHealth", one):
                 pass
-            error = refused(Reason.THROTTLED, lambda: gate.slot(APPEND, one).__enter__())
+            error = refused(Reason.THROTTLED, lambda: authorizer.slot(APPEND, one).__enter__())
             assert error.detail == {"limit": "max_inflight_per_key", "max": 2}
             assert error.retry_after_ms
             raise ZeroDivisionError
@@ -374,7 +374,7 @@ def test_slots_are_per_key_and_given_back_on_every_exit() -> None:
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
             fill_up_and_fail()
-    unlimited = Gate(KeyRing([]), max_inflight=0)
-    for principal, gate in ((ANYONE, Gate(max_inflight=1)), (one, unlimited)):
-        with gate.slot(APPEND, principal), gate.slot(APPEND, principal):
+    unlimited = Authorizer(KeyRing([]), max_inflight=0)
+    for principal, authorizer in ((UNRESTRICTED, Authorizer(max_inflight=1)), (one, unlimited)):
+        with authorizer.slot(APPEND, principal), authorizer.slot(APPEND, principal):
             pass

@@ -1,4 +1,4 @@
-"""Columnar batches of the gRPC door: the same records as rows, or refused for the same reasons."""
+"""Columnar batches of the gRPC API: the same records as rows, or refused for the same reasons."""
 
 import re
 from typing import Any
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics.v1 import record_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import record_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.grpc.convert import append_request
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from topics_service.api.commit import GroupCommit
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.engine.errors import Reason, TopicsError
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from support.fake_time import FakeTimeLoop, in_fake_time, steps
-from topics_service.api.dispatch import _TURNS, Dispatcher, Waiter
+from topics_service.api.scheduling.dispatch import _TURNS, Dispatcher, Waiter
 
 
 def fake_loop() -> FakeTimeLoop:

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from topics.v1 import record_pb2, topic_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import record_pb2, topic_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.grpc import convert
 from topics_service.api.grpc.configs import config_input, config_message

@@ -9,10 +9,10 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from topics.v1 import record_pb2, topic_pb2, topics_service_pb2_grpc
-from topics.v1 import topics_service_pb2 as pb
-from topics_service.api.commit import GroupCommit
+from topics_proto.v1 import record_pb2, topic_pb2, topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.grpc.server import GrpcServer
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
@@ -60,9 +60,7 @@ async def engine() -> CountingEngine:
 
 @pytest.fixture
 async def topics(engine: CountingEngine) -> AsyncIterator[Any]:
-    writer = engine.writer
-    commit = GroupCommit(writer.store.sync, lambda: writer.written, engine.synced, engine.sync_failed)
-    writer.request_sync = commit.want
+    commit = GroupCommit.for_engine(engine)
     server = GrpcServer(TopicsApi(engine, commit), host="127.0.0.1", port=0)
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

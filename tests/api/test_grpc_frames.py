@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics.v1 import record_pb2, stream_pb2
-from topics.v1 import watch_service_pb2 as pb
+from topics_proto.v1 import record_pb2, stream_pb2
+from topics_proto.v1 import watch_service_pb2 as pb
 from topics_service.api.grpc.frames import FrameWriter, error_message
 from topics_service.api.grpc.record_runs import Parts, RunCache
 from topics_service.api.grpc.records import add_records
@@ -108,7 +108,7 @@ class FakeStream:
         self.cursors = cursors
         self.positions = {t: Position(from_seq=at, head_seq=9, earliest_seq=1) for t, at in cursors.items()}
 
-    place = property(lambda self: self.cursors)
+    resume_cursors = property(lambda self: self.cursors)
 
 
 def writer(stream: FakeStream, **limits: int) -> FrameWriter:

@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
-from topics.v1 import admin_service_pb2 as pb
-from topics.v1 import admin_service_pb2_grpc, topics_service_pb2, topics_service_pb2_grpc, watch_service_pb2
-from topics.v1.watch_service_pb2_grpc import WatchServiceStub
+from topics_proto.v1 import admin_service_pb2 as pb
+from topics_proto.v1 import admin_service_pb2_grpc, topics_service_pb2, topics_service_pb2_grpc, watch_service_pb2
+from topics_proto.v1.watch_service_pb2_grpc import WatchServiceStub
 from topics_service.engine.errors import topic_not_found
 from topics_service.engine.model import ReadyState
 

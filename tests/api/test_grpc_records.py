@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.v1 import record_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import record_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.grpc.convert import diff_response
 from topics_service.api.grpc.records import batch
 from topics_service.engine.errors import Reason, TopicsError

@@ -1,4 +1,4 @@
-"""The gRPC door over a real socket, in front of a fake api."""
+"""The gRPC API over a real socket, in front of a fake api."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
-from topics.v1 import (
+from topics_proto.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
     record_pb2,
@@ -20,8 +20,8 @@ from topics.v1 import (
     watch_service_pb2,
     watch_service_pb2_grpc,
 )
-from topics.v1 import topics_service_pb2 as pb
-from topics_service.api.access import Gate
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.grpc.guard import Guard
 from topics_service.api.grpc.server import SERVICE_NAMES, GrpcServer
 from topics_service.engine.errors import Reason, TopicsError, topic_not_found
@@ -214,7 +214,7 @@ async def test_reflection_lists_every_service(channel: Channel) -> None:
 
 
 async def test_a_method_without_a_handler_is_unimplemented(caplog: pytest.LogCaptureFixture) -> None:
-    server = grpc.aio.server(interceptors=[Guard(Gate())])
+    server = grpc.aio.server(interceptors=[Guard(Authorizer())])
     watch_service_pb2_grpc.add_WatchServiceServicer_to_server(watch_service_pb2_grpc.WatchServiceServicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -12,10 +12,10 @@ import grpc
 import pytest
 
 from support.grpc_watch import Follower, subscription
-from topics.v1 import errors_pb2, record_pb2, stream_pb2, watch_service_pb2_grpc
-from topics.v1 import watch_service_pb2 as pb
-from topics_service.api.commit import GroupCommit
+from topics_proto.v1 import errors_pb2, record_pb2, stream_pb2, watch_service_pb2_grpc
+from topics_proto.v1 import watch_service_pb2 as pb
 from topics_service.api.grpc.server import GrpcServer
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchCaps
 from topics_service.engine.clock import SystemClock
@@ -31,11 +31,7 @@ class World:
 
     def __init__(self, caps: WatchCaps | None = None) -> None:
         self.engine = Engine(MemoryStore(), SystemClock())
-        writer = self.engine.writer
-        self.commit = GroupCommit(
-            writer.store.sync, lambda: writer.written, self.engine.synced, self.engine.sync_failed
-        )
-        writer.request_sync = self.commit.want
+        self.commit = GroupCommit.for_engine(self.engine)
         self.api = TopicsApi(self.engine, self.commit, watch_caps=caps)
         self.server = GrpcServer(self.api, host="127.0.0.1", port=0)
         self.channel: grpc.aio.Channel | None = None

@@ -12,9 +12,9 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from topics_service.api.commit import GroupCommit
-from topics_service.api.exposition import gauge, gauges, render
-from topics_service.api.metrics import TOPICS_SHOWN, Metrics
+from topics_service.api.metrics.collector import TOPICS_SHOWN, Metrics
+from topics_service.api.metrics.exposition import gauge, gauges, render
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DeleteRequest
@@ -59,7 +59,7 @@ async def engine(store: Store) -> Engine:
 
 @pytest.fixture
 async def commit(engine: Engine) -> AsyncIterator[GroupCommit]:
-    commit = GroupCommit(engine.writer.store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
+    commit = GroupCommit.for_engine(engine)
     yield commit
     commit.stop()
 
@@ -234,7 +234,7 @@ async def test_the_queue_of_waiters(engine: Engine, metrics: Metrics) -> None:
     def sync() -> None:
         asyncio.run_coroutine_threadsafe(held.wait(), loop).result()
 
-    slow = GroupCommit(sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
+    slow = GroupCommit.for_engine(engine, sync)
     tickets = [engine.put_topic(name, ConfigInput())[1] for name in "abc"]
     waits = [asyncio.create_task(slow.wait(ticket)) for ticket in tickets]
     while slow.statistics.waiting < 3:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from topics_service.api import pressure as module
-from topics_service.api.pressure import Pressure
+from topics_service.api.scheduling import pressure as module
+from topics_service.api.scheduling.pressure import Pressure
 from topics_service.engine.errors import Reason, TopicsError
 
 
@@ -83,7 +83,7 @@ async def test_a_resource_limit_is_not_waited_for() -> None:
 
 
 async def test_patience_ends_and_the_write_is_tried_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "_MAX_HOLD_SECONDS", 0.05)
     reply, waited = await Pressure(lag_ms=Gauge(9999), max_lag_ms=500).push_through(lambda: "written")
     assert reply == "written"
     assert waited >= 50
@@ -99,7 +99,7 @@ async def test_a_large_write_waits_until_the_buffers_of_those_before_are_in_tabl
 
 
 async def test_a_large_write_is_throttled_when_the_buffers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "_MAX_HOLD_SECONDS", 0.05)
     with pytest.raises(TopicsError) as caught:
         await Pressure(flushing=lambda: 1).flushed(5 << 20)
     assert (caught.value.reason, caught.value.retry_after_ms) == (Reason.THROTTLED, 1000)

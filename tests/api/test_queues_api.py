@@ -8,9 +8,9 @@ import pytest
 
 from support.fake_time import in_fake_time, steps
 from support.watching import LoopClock
-from topics_service.api import desk
-from topics_service.api.auth import ANYONE
+from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.queues import QueuesApi
+from topics_service.api.scheduling import claim_waiters
 from topics_service.api.work import WorkStream
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
@@ -67,7 +67,7 @@ class Queues:
     @property
     def is_calm(self) -> bool:
         """Nobody waits and nothing is kept for anybody."""
-        return not self.api._desks
+        return not self.api._claim_waiters
 
 
 def request(node: str = "w", most: int = 1, lease_ms: int | None = None) -> ClaimRequest:
@@ -220,7 +220,7 @@ async def test_bad_claims_are_refused_at_once() -> None:
 
 @in_fake_time
 async def test_a_full_window_is_served_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "COHORT", 5)
+    monkeypatch.setattr(claim_waiters, "COHORT", 5)
     queues = Queues()
     queues.put(count=10, claim_jitter_ms=1000)
     began = now()
@@ -233,7 +233,7 @@ async def test_a_full_window_is_served_at_once(monkeypatch: pytest.MonkeyPatch) 
 
 @in_fake_time
 async def test_large_cohorts_are_served_in_parts_and_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "PASS_JOBS", 8)
+    monkeypatch.setattr(claim_waiters, "PASS_JOBS", 8)
     queues = Queues()
     queues.put(count=50, claim_jitter_ms=10)
     claims = [queues.claim(f"w{i}", 20) for i in range(4)]
@@ -249,7 +249,7 @@ async def test_large_cohorts_are_served_in_parts_and_evenly(monkeypatch: pytest.
 
 @in_fake_time
 async def test_a_reply_in_parts_is_bounded_in_bytes_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "PASS_JOBS", 8)
+    monkeypatch.setattr(claim_waiters, "PASS_JOBS", 8)
     queues = Queues()
     queues.put(claim_jitter_ms=10)
     queues.append(50, size=4)
@@ -286,7 +286,7 @@ async def test_the_end_of_its_queue_ends_a_wait_at_once(again: str | None) -> No
 @in_fake_time
 async def test_the_end_of_its_queue_ends_a_pass_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of a pass takes nothing from the queue that has the name then."""
-    monkeypatch.setattr(desk, "PASS_JOBS", 2)
+    monkeypatch.setattr(claim_waiters, "PASS_JOBS", 2)
     queues = Queues()
     queues.put(count=50, claim_jitter_ms=10)
     claims = [queues.claim(f"w{i}", 20) for i in range(2)]
@@ -332,7 +332,7 @@ async def test_who_was_served_longest_ago_comes_first() -> None:
 async def test_a_stream_begins_with_a_heartbeat_and_has_one_every_15_s_of_silence() -> None:
     queues = Queues()
     queues.put()
-    with queues.api.work(request(), principal=ANYONE) as stream:
+    with queues.api.work(request(), principal=UNRESTRICTED) as stream:
         began = now()
         await opened(stream)
         assert now() == began
@@ -352,7 +352,7 @@ async def test_a_stream_begins_with_a_heartbeat_and_has_one_every_15_s_of_silenc
 async def test_nothing_is_leased_before_it_is_asked_for() -> None:
     queues = Queues()
     queues.put(count=1)
-    with queues.api.work(request(), principal=ANYONE) as stream:
+    with queues.api.work(request(), principal=UNRESTRICTED) as stream:
         await opened(stream)
         await asyncio.sleep(100)
         assert queues.counters() == (1, 0)
@@ -366,7 +366,7 @@ async def test_an_expiry_that_somebody_else_sees_first_is_not_missed() -> None:
     queues = Queues()
     queues.put(count=1)
     await asyncio.sleep(0.0014 - now() % 0.001)  # timers run by the loop's clock, leases by whole milliseconds
-    with queues.api.work(request(lease_ms=5000), principal=ANYONE) as stream:
+    with queues.api.work(request(lease_ms=5000), principal=UNRESTRICTED) as stream:
         await opened(stream)
         assert await next_jobs(stream) == [1]
         began, waiting = now(), asyncio.create_task(next_jobs(stream))
@@ -381,7 +381,7 @@ async def test_an_expiry_that_somebody_else_sees_first_is_not_missed() -> None:
 async def test_room_comes_from_acks_nacks_and_expiry_without_polling() -> None:
     queues = Queues()
     queues.put(count=6)
-    with queues.api.work(request(most=2, lease_ms=5000), principal=ANYONE) as stream:
+    with queues.api.work(request(most=2, lease_ms=5000), principal=UNRESTRICTED) as stream:
         await opened(stream)
         assert await next_jobs(stream) == [1, 2]
         waiting = asyncio.create_task(next_jobs(stream))
@@ -410,7 +410,7 @@ async def test_room_comes_from_acks_nacks_and_expiry_without_polling() -> None:
 async def test_a_lease_that_was_lost_with_its_job_makes_room_with_its_ack() -> None:
     queues = Queues()
     queues.put(count=2)
-    with queues.api.work(request(lease_ms=80_000_000), principal=ANYONE) as stream:
+    with queues.api.work(request(lease_ms=80_000_000), principal=UNRESTRICTED) as stream:
         await opened(stream)
         assert await next_jobs(stream) == [1]
         queues.engine.delete_records(DeleteRequest(topic="q", before_seq=2))
@@ -424,7 +424,7 @@ async def test_a_lease_that_was_lost_with_its_job_makes_room_with_its_ack() -> N
 async def test_a_cancelled_wait_leaves_nothing_even_with_jobs_on_their_way() -> None:
     queues = Queues()
     queues.put(durability="fsync", leases_durable=True)
-    stream_holder = queues.api.work(request(most=5), principal=ANYONE)
+    stream_holder = queues.api.work(request(most=5), principal=UNRESTRICTED)
     stream = stream_holder.__enter__()
     await opened(stream)
     waiting = asyncio.create_task(next_jobs(stream))
@@ -444,7 +444,7 @@ async def test_a_frame_takes_a_bounded_number_of_jobs_and_bytes() -> None:
     queues = Queues()
     queues.put(count=150)
     queues.append(5, size=100_000)
-    with queues.api.work(request(most=1000), principal=ANYONE) as stream:
+    with queues.api.work(request(most=1000), principal=UNRESTRICTED) as stream:
         await opened(stream)
         frames = []
         while sum(map(len, frames)) < 155:
@@ -459,8 +459,8 @@ async def test_a_deleted_queue_ends_its_streams(again: str | None) -> None:
     queues = Queues()
     queues.put(count=1)
     with (
-        queues.api.work(request("hungry", 3), principal=ANYONE) as hungry,
-        queues.api.work(request("slow"), principal=ANYONE) as slow,
+        queues.api.work(request("hungry", 3), principal=UNRESTRICTED) as hungry,
+        queues.api.work(request("slow"), principal=UNRESTRICTED) as slow,
     ):
         for stream in (hungry, slow):
             await opened(stream)
@@ -483,7 +483,7 @@ async def test_a_deleted_queue_ends_its_streams(again: str | None) -> None:
 async def test_a_stop_is_told_before_the_jobs_are_given_back() -> None:
     queues = Queues()
     queues.put(count=1)
-    with queues.api.work(request(), principal=ANYONE) as stream:
+    with queues.api.work(request(), principal=UNRESTRICTED) as stream:
         await opened(stream)
         assert await next_jobs(stream) == [1]
         waiting = asyncio.create_task(anext(stream))
@@ -515,7 +515,7 @@ async def test_a_throttled_pass_paces_the_streams(monkeypatch: pytest.MonkeyPatc
         return claim(requests)
 
     monkeypatch.setattr(queues.engine.queues, "claim", stalled)
-    with queues.api.work(request(), principal=ANYONE) as stream:
+    with queues.api.work(request(), principal=UNRESTRICTED) as stream:
         await opened(stream)
         began = now()
         for _ in range(2):
@@ -534,7 +534,7 @@ async def test_few_jobs_go_round_among_streams_and_pollers() -> None:
     served: dict[str, int] = {}
 
     async def push(node: str) -> None:
-        with queues.api.work(request(node), principal=ANYONE) as stream:
+        with queues.api.work(request(node), principal=UNRESTRICTED) as stream:
             async for frame in stream:
                 if isinstance(frame, list):
                     served[node] = served.get(node, 0) + len(frame)
@@ -566,7 +566,7 @@ async def test_streams_without_a_window_take_turns() -> None:
     served: list[str] = []
 
     async def push(node: str) -> None:
-        with queues.api.work(request(node, 2), principal=ANYONE) as stream:
+        with queues.api.work(request(node, 2), principal=UNRESTRICTED) as stream:
             async for frame in stream:
                 if isinstance(frame, list):
                     served.extend(node for _ in frame)
@@ -591,7 +591,7 @@ async def test_an_idle_stream_keeps_one_timer() -> None:
     """Nothing looks again and again whether there is something to do."""
     queues = Queues()
     queues.put(count=1)
-    with queues.api.work(request(lease_ms=80_000_000), principal=ANYONE) as stream:
+    with queues.api.work(request(lease_ms=80_000_000), principal=UNRESTRICTED) as stream:
         await opened(stream)
         assert await next_jobs(stream) == [1]
         waiting = asyncio.create_task(anext(stream))
@@ -621,7 +621,7 @@ async def test_a_bug_fails_everybody_and_leaves_nobody_waiting(
 
     monkeypatch.setattr(queues.engine.queues, "claim", broken)
     claims = [queues.claim(node) for node in "ab"]
-    with queues.api.work(request(), principal=ANYONE) as stream:
+    with queues.api.work(request(), principal=UNRESTRICTED) as stream:
         await opened(stream)
         frame = await anext(stream)
         assert isinstance(frame, ErrorFrame)
@@ -633,7 +633,7 @@ async def test_a_bug_fails_everybody_and_leaves_nobody_waiting(
     assert queues.is_calm
     monkeypatch.undo()
     monkeypatch.setattr(queues.engine.queues, "counters", broken)
-    with queues.api.work(request(), principal=ANYONE) as stream:
+    with queues.api.work(request(), principal=UNRESTRICTED) as stream:
         await opened(stream)
         frame = await anext(stream)
         assert isinstance(frame, ErrorFrame)

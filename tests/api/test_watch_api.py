@@ -10,9 +10,9 @@ import pytest
 
 from support.fake_time import FakeTimeLoop, in_fake_time, steps
 from support.watching import Watching, code, key, quiet, seqs, tell, watch
-from topics_service.api.auth import ANYONE
-from topics_service.api.commit import GroupCommit
-from topics_service.api.pressure import Pressure
+from topics_service.api.access.auth import UNRESTRICTED
+from topics_service.api.scheduling.commit import GroupCommit
+from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchCaps
 from topics_service.api.watch_stream import WatchStream
@@ -58,7 +58,7 @@ async def test_backlog_then_live() -> None:
     world.put("a", "b")
     world.append("a", 300)
     world.append("b", 1)
-    with world.api.stream(watch("a", "b"), principal=ANYONE) as stream:
+    with world.api.stream(watch("a", "b"), principal=UNRESTRICTED) as stream:
         assert list(stream.positions) == ["a", "b"]
         frames = await quiet(stream)
         assert seqs(frames, "a") == list(range(1, 301))
@@ -75,7 +75,7 @@ async def test_backlog_then_live() -> None:
 async def test_a_live_record_is_read_in_the_next_step_of_the_loop() -> None:
     world = Watching()
     world.put("a")
-    with world.api.stream(watch("a"), principal=ANYONE) as stream:
+    with world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
         await quiet(stream)
         waiting = asyncio.create_task(anext(stream))
         await steps(2)
@@ -89,7 +89,7 @@ async def test_a_live_record_is_read_in_the_next_step_of_the_loop() -> None:
 async def test_cancelling_a_wait_loses_nothing() -> None:
     world = Watching()
     world.put("a")
-    with world.api.stream(watch("a"), principal=ANYONE) as stream:
+    with world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
         await quiet(stream)
         for expected in range(1, 6):
             waiting = asyncio.create_task(anext(stream))
@@ -108,7 +108,7 @@ async def test_long_backlogs_let_others_run_between_turns() -> None:
     world.put("a")
     for _ in range(20):
         world.append("a", 256)
-    with world.api.stream(watch("a"), principal=ANYONE) as stream:
+    with world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
         seen: list[int] = []
 
         async def read() -> None:
@@ -133,7 +133,7 @@ async def test_heartbeats_come_after_silence_only() -> None:
     world = Watching()
     world.put("a")
     loop = asyncio.get_running_loop()
-    with world.api.stream(watch("a", heartbeat_ms=1000), principal=ANYONE) as stream:
+    with world.api.stream(watch("a", heartbeat_ms=1000), principal=UNRESTRICTED) as stream:
         loop.call_later(1.5, world.append, "a")
         loop.call_later(1.9, world.append, "a")
         seen = [frame async for frame in times(stream, 5.0)]
@@ -148,7 +148,7 @@ async def test_heartbeats_come_after_silence_only() -> None:
 async def test_no_heartbeats_if_none_are_wanted() -> None:
     world = Watching()
     world.put("a")
-    with world.api.stream(watch("a"), principal=ANYONE) as stream:
+    with world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
         assert tell(await quiet(stream, 1000)) == [("a", "caught up")]
 
 
@@ -156,7 +156,7 @@ async def test_no_heartbeats_if_none_are_wanted() -> None:
 async def test_a_client_that_is_slow_gets_what_there_is_and_no_pile_of_heartbeats() -> None:
     world = Watching()
     world.put("a")
-    with world.api.stream(watch("a", heartbeat_ms=1000), principal=ANYONE) as stream:
+    with world.api.stream(watch("a", heartbeat_ms=1000), principal=UNRESTRICTED) as stream:
         await quiet(stream)
         world.append("a", 1)
         assert tell([await anext(stream)]) == [("a", [1])]
@@ -172,7 +172,7 @@ async def test_a_client_that_is_slow_gets_what_there_is_and_no_pile_of_heartbeat
 async def test_nothing_is_done_for_a_client_that_does_not_ask() -> None:
     world = Watching()
     world.put("a", "b")
-    with world.api.stream(watch("a", "b"), principal=ANYONE) as stream:
+    with world.api.stream(watch("a", "b"), principal=UNRESTRICTED) as stream:
         await quiet(stream)
         world.append("a")
         await anext(stream)  # and now the client takes its time
@@ -204,7 +204,7 @@ async def test_slow_clients_are_counted() -> None:
     world = Watching()
     world.put("a")
     world.append("a")
-    with world.api.stream(watch("a"), principal=ANYONE) as stream:
+    with world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
         await anext(stream)
         await asyncio.sleep(4.9)
         await anext(stream)
@@ -227,9 +227,9 @@ async def test_drain_ends_every_stream_at_once() -> None:
     world.put("a")
     wid = await world.session("a")
     with (
-        world.api.open(wid, {}, principal=ANYONE) as waits,
-        world.api.stream(watch("a"), principal=ANYONE) as busy,
-        world.api.stream(watch("a"), principal=ANYONE) as fresh,
+        world.api.open(wid, {}, principal=UNRESTRICTED) as waits,
+        world.api.stream(watch("a"), principal=UNRESTRICTED) as busy,
+        world.api.stream(watch("a"), principal=UNRESTRICTED) as fresh,
     ):
         await quiet(waits)
         await anext(busy)
@@ -251,7 +251,7 @@ async def test_drain_ends_every_stream_at_once() -> None:
 async def test_the_stream_ends_with_its_last_topic() -> None:
     world = Watching()
     world.put("a", "b")
-    with world.api.stream(watch("a", "b"), principal=ANYONE) as stream:
+    with world.api.stream(watch("a", "b"), principal=UNRESTRICTED) as stream:
         await quiet(stream)
         world.drop("a")
         assert tell(await quiet(stream)) == [("a", "deleted", 0)]
@@ -268,7 +268,7 @@ async def test_the_stream_ends_with_its_last_topic() -> None:
 async def test_dropping_topics() -> None:
     world = Watching()
     world.put("a", "b")
-    with world.api.stream(watch("a", "b"), principal=ANYONE) as stream:
+    with world.api.stream(watch("a", "b"), principal=UNRESTRICTED) as stream:
         await quiet(stream)
         waiting = asyncio.create_task(anext(stream))
         await steps(2)
@@ -292,7 +292,7 @@ async def test_dropping_topics() -> None:
 async def test_closing_tells_who_waits() -> None:
     world = Watching()
     world.put("a")
-    with world.api.stream(watch("a", heartbeat_ms=1000), principal=ANYONE) as stream:
+    with world.api.stream(watch("a", heartbeat_ms=1000), principal=UNRESTRICTED) as stream:
         await quiet(stream)
         waiting = asyncio.create_task(quiet(stream))
         await steps(2)
@@ -313,7 +313,7 @@ async def test_overload_paces_streams_tells_them_once_and_loses_nothing() -> Non
     loop = asyncio.get_running_loop()
     with ExitStack() as entered:
         streams = [
-            entered.enter_context(world.api.stream(watch(topic), principal=ANYONE))
+            entered.enter_context(world.api.stream(watch(topic), principal=UNRESTRICTED))
             for topic in ["low"] * 60 + ["high"] * 10
         ]
         got: list[list[Frame]] = [[] for _ in streams]
@@ -360,15 +360,16 @@ async def test_overload_paces_streams_tells_them_once_and_loses_nothing() -> Non
 
 async def test_the_service_paces_drains_and_counts() -> None:
     engine = Engine(MemoryStore(), SystemClock())
-    commit = GroupCommit(engine.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
-    engine.writer.request_sync = commit.want
+    commit = GroupCommit.for_engine(engine, engine.sync)
     api = TopicsApi(engine, commit, Pressure(lag_ms=lambda: 900, max_lag_ms=500), WatchCaps(max_connections=100))
     try:
-        await api.put_topic("a", ConfigInput(), principal=ANYONE)
-        await api.watches.create(watch("a"), principal=ANYONE)
+        await api.put_topic("a", ConfigInput(), principal=UNRESTRICTED)
+        await api.watches.create(watch("a"), principal=UNRESTRICTED)
         with ExitStack() as entered:
-            streams = [entered.enter_context(api.watches.stream(watch("a"), principal=ANYONE)) for _ in range(100)]
-            with pytest.raises(TopicsError), api.watches.connection(ANYONE):
+            streams = [
+                entered.enter_context(api.watches.stream(watch("a"), principal=UNRESTRICTED)) for _ in range(100)
+            ]
+            with pytest.raises(TopicsError), api.watches.connection(UNRESTRICTED):
                 pass
             first = await asyncio.gather(*(anext(stream) for stream in streams))
             told = [frame for frame in first if isinstance(frame, ErrorFrame)]
@@ -383,7 +384,7 @@ async def test_the_service_paces_drains_and_counts() -> None:
             assert api.metrics.snapshot()["watch_sessions"] == 1
             api.drain()
             assert await asyncio.gather(*(anext(stream) for stream in streams)) == [DRAIN] * 100
-        with pytest.raises(TopicsError) as caught, api.watches.stream(watch("a"), principal=ANYONE):
+        with pytest.raises(TopicsError) as caught, api.watches.stream(watch("a"), principal=UNRESTRICTED):
             pass
         assert code(caught) == "shutting_down"
     finally:
@@ -405,9 +406,9 @@ async def test_ten_thousand_opens_and_cancels_leave_nothing_behind() -> None:
     async def connect(number: int) -> None:
         request = watch("p-a", "p-*", heartbeat_ms=1000)
         opened = (
-            world.api.open(wid, {"p-a": 1}, principal=ANYONE)
+            world.api.open(wid, {"p-a": 1}, principal=UNRESTRICTED)
             if number % 2
-            else world.api.stream(request, principal=ANYONE)
+            else world.api.stream(request, principal=UNRESTRICTED)
         )
         with opened as stream:
             async for _ in stream:

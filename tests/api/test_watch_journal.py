@@ -4,7 +4,7 @@ import random
 
 from support.fake_time import in_fake_time
 from support.watching import Watching, quiet
-from topics_service.api.auth import ANYONE, Principal
+from topics_service.api.access.auth import UNRESTRICTED, Principal
 from topics_service.api.watch_journal import Journal, Journals, is_token
 
 
@@ -63,12 +63,12 @@ async def test_a_token_is_known_to_the_key_of_its_session_while_that_lives() -> 
     world = Watching()
     world.put("a")
     world.append("a", 3)
-    owner = Principal(key_id="one", scopes=ANYONE.scopes, prefixes=ANYONE.prefixes)
-    other = Principal(key_id="two", scopes=ANYONE.scopes, prefixes=ANYONE.prefixes)
+    owner = Principal(key_id="one", scopes=UNRESTRICTED.scopes, prefixes=UNRESTRICTED.prefixes)
+    other = Principal(key_id="two", scopes=UNRESTRICTED.scopes, prefixes=UNRESTRICTED.prefixes)
     wid = await world.session("a", principal=owner)
     with world.api.open(wid, {}, principal=owner) as stream:
         await quiet(stream)
-        token = stream.token()
+        token = stream.resume_token()
         assert world.api.recall(token, principal=owner) == {"a": 3}
         assert world.api.recall(token, principal=other) is None
         assert world.api.recall(token, principal=None) is None

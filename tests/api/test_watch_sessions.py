@@ -8,7 +8,7 @@ import pytest
 
 from support.fake_time import in_fake_time
 from support.watching import Watching, code, key, quiet, tell, watch
-from topics_service.api.auth import ANYONE
+from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import TagMatch
@@ -24,7 +24,7 @@ async def test_a_session_says_where_it_stands() -> None:
     world = Watching()
     world.put("a", "b")
     world.append("a", 3)
-    session = await world.api.create(watch("b", "a", tail=True), principal=ANYONE)
+    session = await world.api.create(watch("b", "a", tail=True), principal=UNRESTRICTED)
     assert re.fullmatch(r"wid_[A-Za-z0-9_-]{22}", session.wid)
     assert session.ttl_ms == 300_000
     assert [(name, at.from_seq, at.head_seq) for name, at in session.positions.items()] == [("a", 3, 3), ("b", 0, 0)]
@@ -75,7 +75,7 @@ async def test_a_forbidden_name_is_named() -> None:
 async def test_lenient_leaves_unknown_topics_out() -> None:
     world = Watching()
     world.put("a")
-    session = await world.api.create(watch("a", "ghost", lenient=True), principal=ANYONE)
+    session = await world.api.create(watch("a", "ghost", lenient=True), principal=UNRESTRICTED)
     assert set(session.positions) == {"a"}
     world.put("ghost")
     assert await world.visit(session.wid) == [("a", "caught up")]
@@ -88,11 +88,11 @@ async def test_heartbeats_are_clamped() -> None:
     world = Watching()
     world.put("a")
     for given, kept in ((0, 1000), (999, 1000), (15_000, 15_000), (60_001, 60_000), (None, None)):
-        session = await world.api.create(watch("a", heartbeat_ms=given), principal=ANYONE)
+        session = await world.api.create(watch("a", heartbeat_ms=given), principal=UNRESTRICTED)
         assert session.request.heartbeat_ms == kept
-    lower = Watching(least_heartbeat_ms=50)
+    lower = Watching(min_heartbeat_ms=50)
     lower.put("a")
-    session = await lower.api.create(watch("a", heartbeat_ms=1), principal=ANYONE)
+    session = await lower.api.create(watch("a", heartbeat_ms=1), principal=UNRESTRICTED)
     assert session.request.heartbeat_ms == 50
 
 
@@ -102,7 +102,7 @@ async def test_a_session_keeps_nothing_that_it_has_no_use_for() -> None:
     world.put("a", "p-a")
     topics = {name: WatchTopic() for name in ("a", "p-*", "x" * 5000)}
     asked = WatchRequest(topics=topics, cursor={"a": 0, "y" * 5000: 1}, lenient=True)
-    session = await world.api.create(asked, principal=ANYONE)
+    session = await world.api.create(asked, principal=UNRESTRICTED)
     assert (list(session.request.topics), session.request.cursor) == (["a", "p-*"], {})
     assert await world.visit(session.wid) == [("a", "caught up"), ("p-a", "caught up")]
 
@@ -152,7 +152,7 @@ async def test_a_session_with_a_stream_lives_on() -> None:
     world = Watching()
     world.put("a")
     wid = await world.session("a")
-    with world.api.open(wid, {}, principal=ANYONE), world.api.open(wid, {}, principal=ANYONE):
+    with world.api.open(wid, {}, principal=UNRESTRICTED), world.api.open(wid, {}, principal=UNRESTRICTED):
         await asyncio.sleep(10 * MINUTES)
         assert await world.visit(wid) == [("a", "caught up")]
     assert await world.visit(wid) == [("a", "caught up")]
@@ -168,7 +168,7 @@ async def test_only_its_key_opens_a_session() -> None:
     mine = key("k1")
     wid = await world.session("a", principal=mine)
     with world.api.connection(mine):  # the caps come last
-        for principal in (None, key("k2"), ANYONE):
+        for principal in (None, key("k2"), UNRESTRICTED):
             with pytest.raises(TopicsError) as caught, world.api.open("wid_unknown", {}, principal=principal):
                 pass
             assert code(caught) == "not_found"
@@ -204,7 +204,7 @@ async def test_connections_are_counted_for_the_whole_and_for_each_key() -> None:
             assert world.statistics.connections == 2
             assert world.statistics.streams == 3
         entered.enter_context(world.api.connection(k2))
-        entered.enter_context(world.api.connection(ANYONE))
+        entered.enter_context(world.api.connection(UNRESTRICTED))
         with pytest.raises(TopicsError) as caught, world.api.connection(k2):
             pass
         assert caught.value.detail == {"limit": "max_sse_connections", "max": 4}
@@ -212,7 +212,7 @@ async def test_connections_are_counted_for_the_whole_and_for_each_key() -> None:
     for _ in range(10):
         with world.api.connection(k1), pytest.raises(RuntimeError), world.api.connection(k1):
             raise RuntimeError("a handler fails")
-    assert not world.api.connections._of_key
+    assert not world.api.connections._counts
 
 
 @in_fake_time
@@ -221,7 +221,7 @@ async def test_zero_is_no_cap_and_without_keys_there_is_none_per_key() -> None:
     world.put("a")
     with ExitStack() as entered:
         for _ in range(50):
-            entered.enter_context(world.api.connection(ANYONE))
+            entered.enter_context(world.api.connection(UNRESTRICTED))
             await world.session("a")
         assert world.statistics.connections == world.statistics.sessions == 50
 
@@ -264,7 +264,7 @@ async def test_the_next_stream_begins_behind_what_was_handed_over() -> None:
     world.put("a")
     world.append("a", 4)
     wid = await world.session("a", limit=1)
-    with world.api.open(wid, {}, principal=ANYONE) as stream:
+    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         got = [await anext(stream) for _ in range(3)]
     assert tell(got) == [("a", [1]), ("a", [2]), ("a", [3])]
     # 3 was given to the door, which did not come back: nobody knows whether it was sent.
@@ -302,11 +302,11 @@ async def test_an_id_ahead_has_no_effect_but_that_of_the_frame_that_was_sent() -
     world.put("a")
     world.append("a", 4)
     wid = await world.session("a", limit=2)
-    with world.api.open(wid, {}, principal=ANYONE) as stream:
+    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         assert tell([await anext(stream)]) == [("a", [1, 2])]
     assert (await world.visit(wid, {"a": 3}))[0] == ("a", [1, 2])
     wid = await world.session("a", limit=2)
-    with world.api.open(wid, {}, principal=ANYONE) as stream:
+    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         await anext(stream)
     assert await world.visit(wid, {"a": 2}) == [("a", [3, 4]), ("a", "caught up")]
 
@@ -317,10 +317,10 @@ async def test_only_the_newest_stream_moves_the_session() -> None:
     world = Watching()
     world.put("a")
     wid = await world.session("a")
-    with world.api.open(wid, {}, principal=ANYONE) as lost:
+    with world.api.open(wid, {}, principal=UNRESTRICTED) as lost:
         await quiet(lost)
         world.append("a", 2)
-        with world.api.open(wid, {}, principal=ANYONE) as new:
+        with world.api.open(wid, {}, principal=UNRESTRICTED) as new:
             assert tell([await anext(new)]) == [("a", [1, 2])]
             assert tell(await quiet(lost)) == [("a", [1, 2]), ("a", "caught up")]
         assert tell(await quiet(lost)) == []
@@ -335,7 +335,7 @@ async def test_a_topic_that_was_deleted_meanwhile_is_told() -> None:
     wid = await world.session("a", "b")
     await world.visit(wid)
     world.append("a", 2)
-    with world.api.open(wid, {}, principal=ANYONE) as stream:
+    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         await anext(stream)
     world.drop("a")
     assert await world.visit(wid) == [("a", "deleted", 5), ("b", "caught up")]
@@ -352,7 +352,7 @@ async def test_a_topic_that_was_made_again_meanwhile_is_told() -> None:
     await world.visit(wid)
     world.recreate("a")
     world.append("a", 5)  # its head has passed the cursor: only the epoch tells
-    with world.api.open(wid, {}, principal=ANYONE) as stream:
+    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         assert (await anext(stream)).tombstone.reason == "recreated"  # type: ignore[union-attr]
     told = await world.visit(wid)  # nobody knows whether the tombstone was sent, so it comes again
     assert told[0][:2] == ("a", "recreated")
@@ -366,7 +366,7 @@ async def test_a_pattern_keeps_the_cursors_of_topics_that_joined() -> None:
     world.put("p-a", "other")
     world.append("p-a", 2)
     wid = await world.session("p-*", tail=True)
-    with world.api.open(wid, {}, principal=ANYONE) as stream:
+    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         assert tell(await quiet(stream)) == [("p-a", "caught up")]
         world.put("p-b")
         world.append("p-b", 2)
@@ -391,7 +391,7 @@ async def test_the_server_must_take_calls() -> None:
         raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
 
     world.api._admit = refuse  # type: ignore[assignment]
-    for call in (world.api.open(wid, {}, principal=ANYONE), world.api.stream(watch("a"), principal=ANYONE)):
+    for call in (world.api.open(wid, {}, principal=UNRESTRICTED), world.api.stream(watch("a"), principal=UNRESTRICTED)):
         with pytest.raises(TopicsError) as caught, call:
             pass
         assert code(caught) == "shutting_down"

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from support.watching import Watching, seqs
-from topics_service.api.auth import ANYONE
+from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.engine.watch.frames import Frame, RecordsFrame
 
 STREAMS = 500
@@ -26,7 +26,7 @@ class Reader:
     async def run(self) -> None:
         cursor: dict[str, int] = {}
         while not self.done:
-            with self.world.api.open(self.wid, cursor, principal=ANYONE) as stream:
+            with self.world.api.open(self.wid, cursor, principal=UNRESTRICTED) as stream:
                 for _ in range(self.rng.randrange(40)):
                     if self.done:
                         return

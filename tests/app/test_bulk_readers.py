@@ -1,4 +1,4 @@
-"""Bulk readers through the real doors: processes beside a server that answer as it does."""
+"""Bulk readers through the real listeners: processes beside a server that answer as it does."""
 
 import os
 import signal
@@ -11,12 +11,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.bulk import Client, check_whole, pids
-from support.door import column
+from support.grpc_on_engine import column
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import record_pb2, topic_pb2
-from topics.v1 import topics_service_pb2 as pb
-from topics_service.app.settings import SettingsError, load
+from topics_proto.v1 import record_pb2, topic_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_server.settings import SettingsError, load
 
 FORMATS = (pb.BULK_FORMAT_COLUMNS, pb.BULK_FORMAT_ARROW)
 LONG = b'"%b"' % (b"x" * 3000)

@@ -11,7 +11,7 @@ import pytest
 
 from support.http import Api
 from support.server import TOPICS, ServerProcess
-from topics_service.app.settings import Settings, shown_default
+from topics_server.settings import Settings, shown_default
 
 WEBHOOKS = Path(__file__).parents[3] / "shared" / "data" / "github-webhooks.ndjson"
 
@@ -93,7 +93,7 @@ def test_import_reads_lines_tags_them_and_compares(server: ServerProcess, tmp_pa
 def test_import_of_real_webhooks(server: ServerProcess) -> None:
     text = _topics("import", WEBHOOKS, "--topic", "gh", "--tag-field", "event", "--server", server.grpc_target)
     lines = [line for line in WEBHOOKS.read_bytes().splitlines() if line]
-    assert f"read back {len(lines):,} records, byte for byte the same" in text
+    assert f"read back {len(lines):,} records, byte for byte identical" in text
     with Api(server.base) as api:
         state = api.state("gh")
         assert (state["count"], state["bytes"]) == (len(lines), sum(map(len, lines)))
@@ -104,7 +104,7 @@ def test_import_of_real_webhooks(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "holds no records"), (b"{not json}\n", "invalid_request"), (b"\xff\xfe\n", "looks like UTF-16 text")],
+    [(b"", "no records in"), (b"{not json}\n", "invalid_request"), (b"\xff\xfe\n", "looks like UTF-16 text")],
 )
 def test_import_of_what_is_not_json_lines_fails(server: ServerProcess, content: bytes, message: str) -> None:
     text = _topics("import", "-", "--topic", "bad", "--server", server.grpc_target, code=1, stdin=content)
@@ -142,8 +142,8 @@ def test_create_makes_a_topic_and_adds_partitions(server: ServerProcess) -> None
     assert _topics("create", "wide", "--partitions", 3, *at) == "wide: created, 3 partitions\n"
     with Api(server.base) as api:
         api.put("narrow", cap_records=7).raise_for_status()
-        assert _topics("create", "narrow", *at) == "narrow: there already, 1 partition\n"
-        assert _topics("create", "narrow", "--partitions", 2, *at) == "narrow: 1 partition added, 2 in all\n"
+        assert _topics("create", "narrow", *at) == "narrow: already exists, 1 partition\n"
+        assert _topics("create", "narrow", "--partitions", 2, *at) == "narrow: 1 partition added, 2 in total\n"
         assert api.client.get("/v0/topics/narrow").json()["config"]["cap_records"] == 7
     assert "topic_exists_incompatible" in _topics("create", "wide", "--partitions", 2, *at, code=1)
     assert "at least 1" in _topics("create", "wide", "--partitions", 0, *at, code=2)

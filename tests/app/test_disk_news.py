@@ -11,9 +11,9 @@ import pytest
 from support.http import Api
 from support.server import TOPICS, ServerProcess
 from support.waiting import poll
-from topics.v1 import admin_service_pb2 as pb
-from topics.v1 import admin_service_pb2_grpc
-from topics_service.app.space import Crossings
+from topics_proto.v1 import admin_service_pb2 as pb
+from topics_proto.v1 import admin_service_pb2_grpc
+from topics_server.space import Crossings
 
 LIMIT = 1 << 60
 TICK = 0.02

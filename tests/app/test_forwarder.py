@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from topics_service.app import forwarder
-from topics_service.app.forwarder import Forwarder
+from topics_server import forwarder
+from topics_server.forwarder import Forwarder
 
 SLICE = 100e-6
 

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from topics_service.app.lag import LoopLag
+from topics_server.lag import LoopLag
 
 
 async def measured(*late_seconds: float) -> LoopLag:

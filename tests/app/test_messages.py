@@ -16,7 +16,7 @@ import pytest
 
 from support.http import Api
 from support.server import TOPICS, ServerProcess
-from topics_client.cli import COMMANDS, parser
+from topics_cli import COMMANDS, parser
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreOpenError
 
@@ -142,7 +142,7 @@ class Missing:
         if name.partition(".")[0] in missing:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Missing())
-from topics_client.cli import main
+from topics_cli import main
 sys.exit(main(sys.argv[1:]))
 """
     listed = subprocess.run([sys.executable, "-c", code, "serve", "--help"], capture_output=True, text=True, timeout=60)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from topics_service.app.settings import SettingsError, load
+from topics_server.settings import SettingsError, load
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "no-such-host.invalid", "0.0.0.0:80"])

@@ -2,8 +2,8 @@
 
 import pytest
 
+from topics_server.settings import load
 from topics_service.api.watch import WatchCaps
-from topics_service.app.settings import load
 from topics_service.engine.limits import Limits
 
 
@@ -26,7 +26,7 @@ def test_each_variable_sets_its_cap_and_zero_is_none(value: int) -> None:
 
 @pytest.mark.parametrize(("value", "least"), [("0", 1), ("1", 1), ("50", 50), ("5000", 1000), ("0.1s", 100)])
 def test_tests_may_lower_the_least_heartbeat(value: str, least: int) -> None:
-    assert load({"TOPICS_TEST_MIN_HEARTBEAT_MS": value}, {}).watch_caps.least_heartbeat_ms == least
+    assert load({"TOPICS_TEST_MIN_HEARTBEAT_MS": value}, {}).watch_caps.min_heartbeat_ms == least
 
 
 def test_what_bounds_a_request_is_at_least_one() -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.server import TOPICS, ServerProcess
 from support.waiting import poll
 from topics_client.environment import VARIABLES
-from topics_service.app.settings import UNUSED, Settings, SettingsError, load, unheeded
+from topics_server.settings import UNUSED, Settings, SettingsError, load, unheeded
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,9 +14,9 @@ from confluent_kafka import Producer
 from sdk.cli.runner import Cli
 
 from support.server import ServerProcess
-from topics.v1 import admin_service_pb2 as pb
-from topics.v1 import admin_service_pb2_grpc
 from topics_client import TopicConfig, TopicsClient
+from topics_proto.v1 import admin_service_pb2 as pb
+from topics_proto.v1 import admin_service_pb2_grpc
 
 Restored = Callable[[Path], ServerProcess]
 
@@ -161,7 +161,7 @@ def test_a_restore_writes_over_nothing(server: ServerProcess, cli: Cli, target: 
     refused = cli("backup", "restore", "--from", target, "--to", full, code=1)
     assert "is not empty" in refused.err
     assert [path.name for path in full.iterdir()] == ["precious"]
-    assert "is no directory" in cli("backup", "restore", "--from", target, "--to", full / "precious", code=1).err
+    assert "is not a directory" in cli("backup", "restore", "--from", target, "--to", full / "precious", code=1).err
     empty = tmp_path / "empty"
     empty.mkdir()
     assert cli("backup", "restore", "--from", target, "--to", empty, "--json").row["data_dir"] == str(empty)
@@ -175,9 +175,9 @@ def test_what_is_not_there(cli: Cli, target: Path, tmp_path: Path) -> None:
     assert "no backup" in cli("backup", "verify", "--from", target, code=5).err
     unknown = "20260101T000000000Z-abcdef"
     assert unknown in cli("backup", "verify", unknown, "--from", target, code=5).err
-    assert "no id" in cli("backup", "restore", "../x", "--from", target, "--to", tmp_path / "new", code=5).err
+    assert "not a backup id" in cli("backup", "restore", "../x", "--from", target, "--to", tmp_path / "new", code=5).err
     assert not (tmp_path / "new").exists()
-    assert "no data directory" in cli("backup", "create", "--data-dir", tmp_path / "no", "--to", target, code=1).err
+    assert "not a data directory" in cli("backup", "create", "--data-dir", tmp_path / "no", "--to", target, code=1).err
     assert "no checkpoint" in cli("backup", "release", "none", code=5).err
     cli("backup", "prune", "--from", target, code=2)
     cli("backup", "create", "--to", target, "--server", cli.url, "--data-dir", tmp_path, code=2)
@@ -227,7 +227,7 @@ def test_a_server_on_another_machine(target: Path) -> None:
         told = Cli(f"127.0.0.1:{port}")("backup", "create", "--to", target, code=1).err
     finally:
         served.stop(None).wait()
-    assert "can't read /not/here/theirs" in told
+    assert "can't read the server's checkpoint /not/here/theirs" in told
     assert "run this on the server's machine" in told
     assert elsewhere.released == "theirs"
     assert not target.exists()

@@ -9,10 +9,10 @@ import pytest
 from support.http import Api
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import admin_service_pb2 as pb
 from topics_client import TopicsClient
 from topics_client.connection import Connection
 from topics_client.errors import AuthError, InvalidRequestError, TopicsError
+from topics_proto.v1 import admin_service_pb2 as pb
 from topics_service.storage import checkpoint, keys
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family, StoreError
@@ -199,7 +199,7 @@ def test_writers_go_on_meanwhile(server: ServerProcess) -> None:
         assert meanwhile > 1
 
 
-def test_it_is_no_part_of_the_http_door(server: ServerProcess) -> None:
+def test_it_is_no_part_of_the_http_protocol(server: ServerProcess) -> None:
     with Api(server.base) as api:
         for method in ("GET", "POST", "PUT"):
             assert api.client.request(method, "/v0/checkpoints").status_code == 404

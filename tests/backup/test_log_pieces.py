@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from topics_service.app.backup import creation, inventory, log, moments, pointintime, shipping
-from topics_service.app.backup.errors import BackupError
-from topics_service.app.backup.log import PIECE_BYTES, Piece
-from topics_service.app.backup.manifest import LogPoint
-from topics_service.app.backup.target import Folder
-from topics_service.storage import checkpoint, keys, rocks, walarchive
+from topics_backup import creation, inventory, log, moments, pointintime, shipping
+from topics_backup.errors import BackupError
+from topics_backup.log import PIECE_BYTES, Piece
+from topics_backup.manifest import LogPoint
+from topics_backup.target import Folder
+from topics_service.storage import checkpoint, keys, rocks
 from topics_service.storage.familyids import family_ids
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
-from topics_service.storage.walbatches import MOMENT_KEY, batches, rows, written_ms
+from topics_service.storage.wal import archive
+from topics_service.storage.wal.batches import MOMENT_KEY, batches, rows, written_ms
 
 
 @dataclass
@@ -45,7 +46,7 @@ def put(store: RocksStore, family: Family, key: bytes, value: bytes) -> None:
 
 
 def read_log(directory: Path, number: int) -> bytes:
-    handle = walarchive.open_log(directory, number)
+    handle = archive.open_log(directory, number)
     try:
         return os.read(handle, 1 << 30)
     finally:
@@ -74,7 +75,7 @@ def test_every_row_is_read_back_in_order_across_files(tmp_path: Path, clock: Clo
     store.close()
 
     found, next_seq, moments = [], None, []
-    files = walarchive.log_files(tmp_path / "data")
+    files = archive.log_files(tmp_path / "data")
     assert len(files) >= 4
     for file in files:
         data = read_log(tmp_path / "data", file.number)
@@ -88,7 +89,7 @@ def test_every_row_is_read_back_in_order_across_files(tmp_path: Path, clock: Clo
     assert moments == sorted(set(moments))
     assert moments[-1] == clock.ms
     with pytest.raises(FileNotFoundError):
-        walarchive.open_log(tmp_path / "data", 999_999)
+        archive.open_log(tmp_path / "data", 999_999)
 
 
 @pytest.mark.parametrize("sizes", [(10,), (32_768 - 40,), (32_768 - 33, 5, 70_000), (100_000, 1)])
@@ -96,7 +97,7 @@ def test_a_log_that_is_cut_or_changed_anywhere_ends_behind_a_batch(tmp_path: Pat
     store = RocksStore(tmp_path / "data", keep_log=True)
     for size in sizes:
         put(store, Family.BLOCKS, b"key", bytes(size))
-    file = walarchive.log_files(tmp_path / "data")[-1]
+    file = archive.log_files(tmp_path / "data")[-1]
     data = read_log(tmp_path / "data", file.number)
     store.close()
     stops = [0, *(batch.stop for batch in batches(data))]
@@ -116,9 +117,7 @@ def test_a_time_in_a_value_is_not_taken_for_the_batchs_own(tmp_path: Path, clock
     put(store, Family.BLOCKS, b"key", forged)
     put(store, Family.BLOCKS, b"key", b"x" + forged)
     store.close()
-    (data,) = (
-        read_log(tmp_path / "data", file.number) for file in walarchive.log_files(tmp_path / "data") if file.size
-    )
+    (data,) = (read_log(tmp_path / "data", file.number) for file in archive.log_files(tmp_path / "data") if file.size)
     assert [written_ms(batch) for batch in batches(data)] == [clock.ms, None, None]  # the first holds the format
 
 
@@ -132,7 +131,7 @@ def test_what_is_larger_than_a_piece_is_one_and_the_rest_is_cut(tmp_path: Path, 
     (run,) = log.runs(target)
     assert done.pieces == len(run.pieces) == 3  # two thirds; the half; what is too large for one, and a little
     assert [piece.last_ms for piece in run.pieces] == sorted(piece.last_ms for piece in run.pieces)
-    (file,) = (file for file in walarchive.log_files(tmp_path / "data") if file.size)
+    (file,) = (file for file in archive.log_files(tmp_path / "data") if file.size)
     assert b"".join(log.content(target, piece) for piece in run.pieces) == read_log(tmp_path / "data", file.number)
     assert shipping.ship(target, tmp_path / "data").pieces == 0
     store.close()
@@ -173,7 +172,7 @@ def test_an_open_that_does_not_say_goes_on_as_before(tmp_path: Path) -> None:
         store = RocksStore(tmp_path, keep_log=keep)
         put(store, Family.BLOCKS, b"key", b"value")
         store.close()
-        assert (walarchive.line_of(tmp_path) is not None) == wanted
+        assert (archive.line_of(tmp_path) is not None) == wanted
         assert bool(list(tmp_path.glob("archive/*.log"))) == wanted
 
 
@@ -212,22 +211,22 @@ def test_a_long_log_is_compacted_before_anything_is_written(tmp_path: Path, monk
 
 
 def test_trim_removes_the_oldest(tmp_path: Path) -> None:
-    archive = tmp_path / "archive"
-    archive.mkdir()
+    folder = tmp_path / "archive"
+    folder.mkdir()
     for number in range(1, 6):
-        (archive / f"{number:06}.log").write_bytes(bytes(100))
-        os.utime(archive / f"{number:06}.log", (1, walarchive.time.time() - 100 * (6 - number)))
-    (archive / "other").touch()
+        (folder / f"{number:06}.log").write_bytes(bytes(100))
+        os.utime(folder / f"{number:06}.log", (1, archive.time.time() - 100 * (6 - number)))
+    (folder / "other").touch()
 
     def left() -> list[str]:
-        return sorted(path.name for path in archive.iterdir())
+        return sorted(path.name for path in folder.iterdir())
 
-    assert walarchive.trim(tmp_path, 1000, 1000)[:2] == (5, 500)
-    assert walarchive.trim(tmp_path, 450, 1000)[:2] == (4, 400)
-    assert walarchive.trim(tmp_path, 1000, 250)[:2] == (2, 200)
+    assert archive.trim(tmp_path, 1000, 1000)[:2] == (5, 500)
+    assert archive.trim(tmp_path, 450, 1000)[:2] == (4, 400)
+    assert archive.trim(tmp_path, 1000, 250)[:2] == (2, 200)
     assert left() == ["000004.log", "000005.log", "other"]
-    assert walarchive.trim(tmp_path, 1000, 0)[:2] == (0, 0)
-    assert walarchive.trim(tmp_path / "none", 1000, 0)[:2] == (0, 0)
+    assert archive.trim(tmp_path, 1000, 0)[:2] == (0, 0)
+    assert archive.trim(tmp_path / "none", 1000, 0)[:2] == (0, 0)
 
 
 def test_a_damaged_line_file_is_told(tmp_path: Path) -> None:
@@ -302,7 +301,7 @@ class Archived:
     def trim(self) -> None:
         """The server removes what it has of log."""
         self.switch()
-        walarchive.trim(self.path / "data", 0, 0)
+        archive.trim(self.path / "data", 0, 0)
 
     @property
     def pieces(self) -> list[Path]:
@@ -362,7 +361,7 @@ def test_pieces_that_are_there_twice_or_overlap_are_no_damage(archived: Archived
     assert first is not None
     assert second is not None
     both = log.content(archived.target, first) + log.content(archived.target, second)
-    joined = shipping._piece(walarchive.Line(first.line, 0), first.number, 0, both, 0)
+    joined = shipping._piece(archive.Line(first.line, 0), first.number, 0, both, 0)
     assert joined is not None
     archived.target.put(joined.key, both)
     assert archived.damage() == ""

@@ -17,7 +17,7 @@ from support.http import Api
 from support.server import ServerProcess
 from support.waiting import poll
 from topics_client import Gap, NewRecord, TopicConfig, TopicsClient
-from topics_service.storage import sealed
+from topics_service.storage import checksummed
 
 Restored = Callable[[Path], ServerProcess]
 ARCHIVE = {"TOPICS_WAL_ARCHIVE_SECONDS": 3600}
@@ -224,7 +224,7 @@ def test_an_archive_loop_beside_a_server_that_is_killed_and_started(
             own.kill()
             own.start()
     until = target / "log"
-    poll(lambda: any(sealed.read(path)["ms"] > ms for path in until.rglob("until.json")), 20)
+    poll(lambda: any(checksummed.read(path)["ms"] > ms for path in until.rglob("until.json")), 20)
     loop.send_signal(signal.SIGTERM)
     out, err = loop.communicate(timeout=20)
     assert (loop.returncode, err) == (0, b"")
@@ -336,7 +336,7 @@ def test_a_log_that_was_gone_before_it_was_archived(tmp_path: Path, target: Path
         poll(lambda: not list(kept.glob("*.log")), 10, "the archive's bound")
         command = ("backup", "archive", "--to", target, "--data-dir", server.data_dir)
         told = cli(*command)
-        assert "was gone before it was archived: make a backup" in told.err
+        assert "was removed before it was archived: create a backup" in told.err
         assert cli(*command).err == ""  # once is enough
         cli("backup", "create", "--to", target)
         ranges = [row for row in cli("backup", "list", "--from", target, "--json").rows if "line" in row]
@@ -443,7 +443,7 @@ def test_an_older_state_put_back_is_not_mixed_up(tmp_path: Path, own: ServerProc
         (("--at-seq", "news"), 2, "is not TOPIC:SEQ"),
         (("--at-seq", "news@x:1"), 2, "is not TOPIC:SEQ"),
         (("--at", "1h", "--at-seq", "news:1"), 2, "not allowed with"),
-        (("--at", "1h", "--fallback"), 2, "give no ID and no --fallback"),
+        (("--at", "1h", "--fallback"), 2, "ID and --fallback are not allowed"),
     ],
 )
 def test_what_can_not_be_asked(target: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, says: str) -> None:

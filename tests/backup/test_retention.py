@@ -7,13 +7,13 @@ import pytest
 from msgspec import structs
 from obstore.store import MemoryStore
 
-from topics_service.app.backup import creation, pruning, repository, restoring
-from topics_service.app.backup.errors import BackupError
-from topics_service.app.backup.inventory import Found
-from topics_service.app.backup.log import Piece, lines
-from topics_service.app.backup.manifest import BACKUPS, FILES, LogPoint, Manifest, encode
-from topics_service.app.backup.objects import Objects
-from topics_service.app.backup.target import Entry, Folder, Target
+from topics_backup import creation, pruning, repository, restoring
+from topics_backup.errors import BackupError
+from topics_backup.inventory import Found
+from topics_backup.log import Piece, lines
+from topics_backup.manifest import BACKUPS, FILES, LogPoint, Manifest, encode
+from topics_backup.objects import Objects
+from topics_backup.target import Entry, Folder, Target
 
 DAY = 86_400.0
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
-from topics_service.app.backup import objects
-from topics_service.app.backup import target as target_module
-from topics_service.app.backup.errors import AbsentError, BackupError
-from topics_service.app.backup.objects import Objects
-from topics_service.app.backup.target import Folder, Target, open_target
+from topics_backup import objects
+from topics_backup import target as target_module
+from topics_backup.errors import AbsentError, BackupError
+from topics_backup.objects import Objects
+from topics_backup.target import Folder, Target, open_target
 
 
 @pytest.fixture(params=["folder", "objects"])

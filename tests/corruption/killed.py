@@ -15,7 +15,7 @@ from topics_service.engine.model import AppendRequest, Batch, DiffRequest
 from topics_service.storage import manifest
 from topics_service.storage.boot import boot_id
 from topics_service.storage.rocks import RocksStore
-from topics_service.storage.walarchive import numbered
+from topics_service.storage.wal.archive import numbered
 
 MEMORY = 32 << 20  # write buffers of 8 MiB: a new log every few hundred writes
 SMALL = "disk", "fsync", "memory", "quiet"

@@ -10,7 +10,7 @@ from topics_client import Gap, Record
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.model import BulkRequest
-from topics_service.engine.repair import Action, Doubts, Salvage
+from topics_service.engine.repair import Action, Salvage, Uncertain
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
@@ -71,7 +71,7 @@ class Repaired(NamedTuple):
         return [f"{done.kind} {done.topic or ''}: {done.text}" for done in self.actions if done.kind != "gap"]
 
 
-def repaired(source: Source | MemoryStore, *, end: Doubts | None = None, bring_back: bool = False) -> Repaired:
+def repaired(source: Source | MemoryStore, *, end: Uncertain | None = None, bring_back: bool = False) -> Repaired:
     """Repair rows; an audit of what comes of it is clean, and to repair that changes nothing."""
     sink, actions = MemorySink(), list[Action]()
     rows = MemorySource(source) if isinstance(source, MemoryStore) else source

@@ -21,10 +21,10 @@ from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family
 
 _SMALL: dict[str, Any] = {
-    "topics_service.engine.upkeep.SEAL_BLOCKS": 3,
-    "topics_service.engine.upkeep._SMALL_RECORDS": 5,
-    "topics_service.engine.upkeep._FULL_RECORDS": 9,
-    "topics_service.engine.upkeep._RECLAIM_SEQS": 2,
+    "topics_service.engine.maintenance.SEAL_BLOCKS": 3,
+    "topics_service.engine.maintenance._SMALL_RECORDS": 5,
+    "topics_service.engine.maintenance._FULL_RECORDS": 9,
+    "topics_service.engine.maintenance._RECLAIM_SEQS": 2,
     "topics_service.engine.reader.NEAR": 3,
     "topics_service.engine.reader.WORK": 400,
     "topics_service.engine.log.CEILING_STEP": 8,

@@ -11,7 +11,7 @@ from engine_support import World, records
 
 from topics_service.engine.errors import TopicsError
 from topics_service.storage import keys
-from topics_service.storage.damaged import DamagedRowsError
+from topics_service.storage.corruption import DamagedRowsError
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family, StoreError
 
@@ -109,7 +109,7 @@ def test_retention_beside_damage(config: dict[str, int], whole_rows: bool) -> No
             if cut > 0.9:
                 for world in worlds:
                     with suppress(TopicsError):  # it tells of the records that it can't take apart
-                        world.upkeep()
+                        world.maintain()
             if step == 20:
                 lost = damage(damaged, source, whole_rows=whole_rows)
             if step >= 20:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from topics_service.app.verify import verify
+from topics_server.verify import verify
 from topics_service.engine import snapshot
 from topics_service.engine.deletes import Deletes, decode_chunk
 from topics_service.engine.router.router import decode_cursor

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import pytest
 from corruption.harness import cut, flip, zero
 
-from topics_service.app.verify import verify
+from topics_server.verify import verify
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.verify import Problem
 from topics_service.engine.writer import Writer
-from topics_service.storage import closing, keys, tablemend, tables
+from topics_service.storage import clean_shutdown, keys, tablemend, tables
 from topics_service.storage import repair as storage
 from topics_service.storage.damagedfiles import named_file
 from topics_service.storage.rocks import RocksStore
@@ -194,7 +194,7 @@ def test_rows_and_parts_of_a_table_that_are_damaged_both(sample: Sample, tmp_pat
 def test_a_changed_byte_in_any_file(sample: Sample, tmp_path: Path) -> None:
     """Also of the files around the tables, at random places of each: two dozen files, some milliseconds each."""
     source = random.Random(2)
-    closing.note_damage(sample.directory, "Corruption: in 000001.sst")
+    clean_shutdown.note_damage(sample.directory, "Corruption: in 000001.sst")
     for path in sorted(sample.directory.iterdir()):
         size = path.stat().st_size
         if path.name == "LOCK" or not size:
@@ -265,7 +265,7 @@ def test_writes_that_fail_for_a_damaged_table_name_it(
             writer.commit(batch)
         batch = store.batch()
         batch.put(Family.META, b"more", b"")
-    noted = closing.known_damage(store._path)
+    noted = clean_shutdown.known_damage(store._path)
     assert noted is not None
     assert name in noted
     assert "MANIFEST" not in noted

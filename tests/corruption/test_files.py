@@ -15,7 +15,7 @@ from corruption.harness import copied, cut, flip, outcome, verify, zero
 
 from support.server import ServerProcess, StartFailedError
 from topics_client import Record, TopicsClient, TopicsError
-from topics_service.app.verify import verify as check
+from topics_server.verify import verify as check
 from topics_service.engine.topic import decode_row
 from topics_service.engine.verify import Problem
 from topics_service.storage import keys

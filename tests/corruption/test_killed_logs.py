@@ -12,10 +12,10 @@ from corruption.harness import cut, flip, verify, zero
 from corruption.killed import Killed, check, copied, make_killed, started
 
 from support.server import ServerProcess, StartFailedError
-from topics_service.app.repair import Told, repair
-from topics_service.storage import walmark
+from topics_server.repair import Told, repair
 from topics_service.storage.store import StoreOpenError
-from topics_service.storage.walbatches import batches
+from topics_service.storage.wal import end_mark
+from topics_service.storage.wal.batches import batches
 
 ROUNDS = int(os.environ.get("TOPICS_HARMS", "60"))
 REPAIRS = max(4, ROUNDS // 15)
@@ -138,7 +138,7 @@ def test_the_server_and_verify_name_the_log_and_the_byte_and_a_repair_lets_it_st
 def test_a_power_cut_takes_the_end_that_was_not_synced_and_no_more(killed: Killed, tmp_path: Path) -> None:
     """In another boot the newest log may end anywhere behind what was synced: `disk` topics go on above their ceiling,
     and what was acknowledged after an fsync is there."""
-    mark = walmark.read(killed.path)
+    mark = end_mark.read(killed.path)
     assert mark is not None
     newest = killed.logs[-1]
     ends = [batch.stop for batch in batches(newest.read_bytes())]

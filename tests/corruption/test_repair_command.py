@@ -13,7 +13,7 @@ from sdk.cli.runner import Cli
 
 from support.server import ServerProcess, StartFailedError
 from topics_client import TopicsClient
-from topics_service.app.repair import Told, repair
+from topics_server.repair import Told, repair
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
 
@@ -21,7 +21,7 @@ QUIET = Told(note=lambda _: None, problem=lambda _: None, action=lambda _: None)
 KILLED_AT = """
 import os, sys
 from pathlib import Path
-from topics_service.app.repair import Told, repair
+from topics_server.repair import Told, repair
 told = Told(note=lambda _: None, problem=lambda _: None, action=lambda _: None)
 stepped = lambda name: os._exit(9) if name == sys.argv[3] else None
 repair(Path(sys.argv[1]), told, apply=True, copy_to=Path(sys.argv[2]), stepped=stepped)
@@ -56,12 +56,12 @@ def test_it_shows_what_it_would_do_and_does_it(damaged: Path, tmp_path: Path) ->
     assert "found: damaged: events seq 11..20: records can't be read" in ran.out
     assert "repair: gap: events seq 11..20: can't be read any more" in ran.out
     assert "would save 1 topic, 1 partition, 20 records" in ran.out
-    assert "nothing was changed: `--apply --copy-to DIR`" in ran.err
+    assert "nothing was changed: repair it with --apply --copy-to DIR" in ran.err
     ran = Cli()("repair", "--data-dir", directory, "--apply", "--no-copy", lines=0)
     assert "saved: 1 topic, 1 partition, 20 records" in ran.out
-    assert f"the files as they were are in {directory}/quarantine-" in ran.out
+    assert f"the original files are in {directory}/quarantine-" in ran.out
     assert verify(directory, "--deep").code == 0
-    assert f"nothing to do: {directory} is sound" in Cli()("repair", "--data-dir", directory, lines=0).out
+    assert f"nothing to do: {directory} is intact" in Cli()("repair", "--data-dir", directory, lines=0).out
     assert not (directory / "repair").exists()
 
 

@@ -20,7 +20,7 @@ from sdk.cli.runner import environment
 
 from support.server import TOPICS, ServerProcess
 from topics_client import Gap, Record, TopicsClient
-from topics_service.app.repair import doubts
+from topics_server.repair import uncertain
 from topics_service.storage import repair as storage
 from topics_service.storage.rocks import _name
 from topics_service.storage.store import Family, StoreOpenError
@@ -142,7 +142,7 @@ def records(content: list[Record | Gap]) -> dict[int, Record]:
 def saved(directory: Path, scratch: Path) -> Repaired:
     """What can be saved of it, in memory."""
     with storage.opened(directory, scratch) as opened:
-        return repaired(opened.source, end=doubts(directory, opened))
+        return repaired(opened.source, end=uncertain(directory, opened))
 
 
 @pytest.mark.parametrize(("state", "pattern", "what", "harm"), OTHERS, ids=lambda value: str(value)[:20])

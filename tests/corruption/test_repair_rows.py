@@ -19,7 +19,7 @@ from corruption.test_damaged_rows import (
     lose_topic,
 )
 
-from topics_service.engine.repair import Doubts
+from topics_service.engine.repair import Uncertain
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family
 
@@ -117,7 +117,7 @@ def test_what_a_lost_range_had_removed_does_not_come_back(
 ) -> None:
     """Of groups, positions and leases none is saved; other rows are removed so with their topic alone."""
     sound = repaired(copy_of(rows))
-    done = repaired(copy_of(rows), end=Doubts(revived=frozenset(revived)))
+    done = repaired(copy_of(rows), end=Uncertain(revived=frozenset(revived)))
     for family in Family:
         before, after = (list(store.scan(family, b"", LAST)) for store in (sound.store, done.store))
         if family in gone:

@@ -54,7 +54,7 @@ def test_what_is_no_data_directory_is_wrong_usage(name: str, tmp_path: Path) -> 
         (directory / "notes.txt").write_text("nothing of ours")
     before = sorted(tmp_path.rglob("*"))
     ran = Cli()("verify", "--data-dir", directory, code=2)
-    assert f"there is no data directory {directory}" in ran.err
+    assert f"no data directory {directory}" in ran.err
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -19,7 +19,7 @@ from support.push import PushStream
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import WebSocket
-from topics_service.api.auth import ANYONE
+from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.queues import QueuesApi
 from topics_service.engine.engine import Engine
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput
@@ -200,7 +200,7 @@ async def test_pushed_work_comes_when_a_clock_that_was_set_back_is_set_right_aga
     clock.ahead = YEARS
     assert len((await api.claim(ClaimRequest(topic="q", node="dies", max=1))).jobs) == 1
     clock.ahead = 0
-    with api.work(ClaimRequest(topic="q", node="lives", max=1), principal=ANYONE) as stream:
+    with api.work(ClaimRequest(topic="q", node="lives", max=1), principal=UNRESTRICTED) as stream:
         assert isinstance(await anext(stream), HeartbeatFrame)
         clock.ahead = YEARS
         async with asyncio.timeout(20):  # of the loop's time, which costs nothing

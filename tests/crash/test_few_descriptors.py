@@ -10,7 +10,7 @@ import pytest
 from support.http import Api, ok
 from support.server import ServerProcess
 from support.waiting import poll
-from topics_service.app.descriptors import LEAST
+from topics_server.descriptors import LEAST
 
 FLOOD = 200
 

@@ -16,9 +16,9 @@ from support.http import Api, fresh, ok, path
 from support.kafka_wire import Wire as KafkaWire
 from support.server import ServerProcess
 from support.ws import WebSocket
-from topics.v1 import topics_service_pb2, topics_service_pb2_grpc
-from topics.v1.record_pb2 import AppendRecord
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import topics_service_pb2, topics_service_pb2_grpc
+from topics_proto.v1.record_pb2 import AppendRecord
 
 CALLS = "fsync,fdatasync,sync_file_range,write,writev,pwrite64,sendto,sendmsg"
 
@@ -159,7 +159,7 @@ def test_disk_class_is_written_before_it_is_answered(traced: tuple[ServerProcess
 
 @pytest.mark.timeout(90)
 def test_every_kind_of_write(tmp_path: Path, make_server: Callable[..., ServerProcess]) -> None:
-    """Whatever changes an `fsync` topic, at whatever door: log written, log synced, and only then the answer."""
+    """Whatever changes an `fsync` topic, at any protocol: log written, log synced, and only then the answer."""
     trace = tmp_path / "trace"
     prefix = ["strace", "-f", "--seccomp-bpf", "-yy", "-s", "4096", "-e", f"trace={CALLS}", "-o", str(trace)]
     server = make_server(prefix=prefix, kafka=True).start()

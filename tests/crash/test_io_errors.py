@@ -14,8 +14,8 @@ from support.http import Api, ok, refused
 from support.kafka_wire import Wire
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import topics_service_pb2, topics_service_pb2_grpc
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import topics_service_pb2, topics_service_pb2_grpc
 
 SMALL = {"TOPICS_MEMORY_BYTES": 8 << 20}  # so that a few MiB fill a write buffer
 WRITERS = 6
@@ -99,7 +99,7 @@ def test_an_error_of_the_disk(make_server: Callable[..., ServerProcess], file: s
 
 @pytest.mark.timeout(60)
 def test_every_waiting_ack_fails(make_server: Callable[..., ServerProcess]) -> None:
-    """Many writes wait for one fsync, at every door, and it fails: all of them are told, and none is seen."""
+    """Many writes wait for one fsync, at every protocol, and it fails: all of them are told, and none is seen."""
     server = make_server(kafka=True).start()
     told: dict[str, object] = {}
 

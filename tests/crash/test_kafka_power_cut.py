@@ -37,8 +37,8 @@ from topics_kafka.protocol import ApiKey
 from topics_service.engine.batches import BatchRequest
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
-from topics_service.engine.group.positions import CommitItem
 from topics_service.engine.model import ConfigInput
+from topics_service.engine.offsets.positions import CommitItem
 from topics_service.storage import recordbatch
 from topics_service.storage.rocks import RocksStore
 
@@ -185,7 +185,7 @@ async def produce(broker: Broker, sent: Sent) -> tuple[int, int]:
 
 def producers_of(broker: Broker, place: Place):
     name, partition = place
-    return broker.engine.batches.producers.of(broker.engine.catalog.topics[name].partition(partition))
+    return broker.engine.batches.producers.for_log(broker.engine.catalog.topics[name].partition(partition))
 
 
 def newest_of(batches: Sequence[Sent], producer_id: int) -> list[Sent]:
@@ -281,7 +281,7 @@ class History:
         self.torn = 0  # a size that cuts off the end of the last batch
 
     def step(self) -> None:
-        self.rng.choice([*[self.write] * 10, self.retry, self.commit, self.commit, self.renew, self.sync, self.upkeep,
+        self.rng.choice([*[self.write] * 10, self.retry, self.commit, self.commit, self.renew, self.sync, self.maintain,
                          self.configure])()  # fmt: skip
 
     def write(self) -> None:
@@ -347,8 +347,8 @@ class History:
             if self.classes[name] != "ephemeral" and log.sent:
                 log.durable_end = log.sent[-1].end
 
-    def upkeep(self) -> None:
-        while self.engine.upkeep():
+    def maintain(self) -> None:
+        while self.engine.maintain():
             pass
         self.engine.sweep()
 

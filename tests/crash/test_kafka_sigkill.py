@@ -181,7 +181,7 @@ def kill_and_check(server: ServerProcess, seed: int, until: Callable[[int], bool
     server.start()
     with Api(server.base) as api, Wire(server.kafka_port) as wire:
         oracle.check(wire)
-        for name, partition in PLACES:  # and the other doors count alike
+        for name, partition in PLACES:  # and the other protocols count alike
             assert api.read(name, partition=partition, limit=1)["head_seq"] == oracle.end((name, partition))
     return kills
 

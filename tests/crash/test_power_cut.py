@@ -204,7 +204,7 @@ class History:
 
     def step(self) -> None:
         actions: list[Callable[[], None]] = [
-            *[self.append] * 8, self.delete, self.trim, self.sync, self.upkeep, self.put, self.drop
+            *[self.append] * 8, self.delete, self.trim, self.sync, self.maintain, self.put, self.drop
         ]  # fmt: skip
         self.rng.choice(actions)()
 
@@ -276,8 +276,8 @@ class History:
             model.acked = max(model.acked, last)
         self.pending = []
 
-    def upkeep(self) -> None:
-        while self.engine.upkeep():
+    def maintain(self) -> None:
+        while self.engine.maintain():
             pass
         self.engine.sweep()
 

@@ -17,8 +17,8 @@ from support.http import Api, ok, path
 from support.push import EndedError, PushStream
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import queue_service_pb2 as pb
-from topics.v1 import queue_service_pb2_grpc
+from topics_proto.v1 import queue_service_pb2 as pb
+from topics_proto.v1 import queue_service_pb2_grpc
 
 KILLS = 6
 SOAK_SECONDS = float(os.environ.get("TOPICS_SOAK_SECONDS", "0"))

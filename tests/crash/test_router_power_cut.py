@@ -10,7 +10,7 @@ from crash.test_power_cut import cut_copy, opened, read_all, wal
 from support.http import Api, ok
 from support.server import ServerProcess
 from topics_service.engine.engine import Engine
-from topics_service.storage import walmark
+from topics_service.storage.wal import end_mark
 
 ROUTERS = {"d-disk": "s", "d-fsync": "s", "d-ephemeral": "s", "d-chain": "d-disk"}
 
@@ -43,7 +43,7 @@ def test_every_cut_leaves_an_image(server: ServerProcess, tmp_path: Path) -> Non
     rng = random.Random(11)
     for cut in [start, start + 1, end - 1, end, *(rng.randrange(start, end) for _ in range(12))]:
         image = cut_copy(server.data_dir, tmp_path / "cut", cut)
-        (image / walmark.NAME).unlink()  # it knows of syncs for d-fsync behind the cut
+        (image / end_mark.NAME).unlink()  # it knows of syncs for d-fsync behind the cut
         with opened(image, "second boot") as engine:
             left = list(read_all(engine, "s").records.values())
             copied = list(read_all(engine, "d-disk").records.values())

@@ -18,7 +18,7 @@ from crash.oracle import Batch, Churned, Oracle, Subject
 from support.http import Api, fresh, ok, path
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import topics_service_pb2, topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2, topics_service_pb2_grpc
 
 KILLS = 6
 SOAK_SECONDS = float(os.environ.get("TOPICS_SOAK_SECONDS", "0"))
@@ -71,7 +71,7 @@ class GrpcWriter:
 
 
 class Load:
-    """Writers over both doors, and clients that delete; leaving the block kills the server under them."""
+    """Writers over both protocols, and clients that delete; leaving the block kills the server under them."""
 
     def __init__(self, server: ServerProcess, oracle: Oracle, seed: int) -> None:
         self._server, self._oracle, self._seed = server, oracle, seed

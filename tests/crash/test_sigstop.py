@@ -51,7 +51,7 @@ def pause(server: ServerProcess, rng: random.Random, seconds: float) -> int:
 
 
 class Writers:
-    """Appends over both doors, with the books of what was acknowledged, until told to stop."""
+    """Appends over both protocols, with the books of what was acknowledged, until told to stop."""
 
     def __init__(self, server: ServerProcess, oracle: Oracle) -> None:
         self._oracle, self._over = oracle, False

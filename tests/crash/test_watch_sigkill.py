@@ -21,8 +21,8 @@ from support.server import ServerProcess
 from support.watch_model import Lost
 from support.watch_oracle import Frame, Records, Tombstone
 from support.watch_wire import SseConnection, event_id, grpc_frame
-from topics.v1 import topics_service_pb2, topics_service_pb2_grpc, watch_service_pb2_grpc
-from topics.v1 import watch_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2, topics_service_pb2_grpc, watch_service_pb2_grpc
+from topics_proto.v1 import watch_service_pb2 as pb
 
 KILLS = 2
 SECONDS = 30.0
@@ -162,7 +162,7 @@ class GrpcWatcher(Watcher):
 
 
 class Writer:
-    """Appends to all topics over one door until the server is gone; `acked` is what was acknowledged, by topic."""
+    """Appends to all topics over one protocol until the server is gone; `acked` is what was acknowledged, by topic."""
 
     def __init__(self, number: int) -> None:
         self.rng = random.Random(f"writer {number}")

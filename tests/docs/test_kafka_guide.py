@@ -1,4 +1,4 @@
-"""The page about the Kafka door: its tour, run as it is printed, and its lists."""
+"""The page about the Kafka listener: its tour, run as it is printed, and its lists."""
 
 from pathlib import Path
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from topics.v1 import errors_pb2
-from topics_service.app.settings import Settings, shown_default
+from topics_proto.v1 import errors_pb2
+from topics_server.settings import Settings, shown_default
 from topics_service.engine.errors import Reason
 from topics_service.engine.model import TopicConfig
 

@@ -15,11 +15,12 @@ import pytest
 from google.api import annotations_pb2
 from markdown_it import MarkdownIt
 
+import topics_cli as cli
 import topics_client
 from support.guide import run_guide, with_addresses
 from support.missing import without
 from support.server import ServerProcess
-from topics.v1 import (
+from topics_proto.v1 import (
     admin_service_pb2,
     errors_pb2,
     group_service_pb2,
@@ -28,7 +29,6 @@ from topics.v1 import (
     topics_service_pb2,
     watch_service_pb2,
 )
-from topics_client import cli
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -18,6 +18,6 @@ def world() -> World:
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sealing, reclaiming and ceilings happen after a handful of records."""
-    monkeypatch.setattr("topics_service.engine.upkeep.SEAL_BLOCKS", 3)
-    monkeypatch.setattr("topics_service.engine.upkeep._RECLAIM_SEQS", 2)
+    monkeypatch.setattr("topics_service.engine.maintenance.SEAL_BLOCKS", 3)
+    monkeypatch.setattr("topics_service.engine.maintenance._RECLAIM_SEQS", 2)
     monkeypatch.setattr("topics_service.engine.log.CEILING_STEP", 8)

@@ -297,7 +297,7 @@ class EngineMachine(RuleBasedStateMachine):
             state = state.deleted(doomed)
             self._commit(topic, state, ticket)
         else:
-            assert ticket in (0, engine.untold(name)), "only for what has just expired"
+            assert ticket in (0, engine.expiry_ticket(name)), "only for what has just expired"
             self._expire(topic)
             state = topic.view
         found = (reply.earliest_seq, reply.head_seq, reply.count, reply.bytes)
@@ -351,9 +351,9 @@ class EngineMachine(RuleBasedStateMachine):
         self._published()
 
     @rule(slices=st.integers(1, 3))
-    def upkeep(self, slices: int) -> None:
+    def maintain(self, slices: int) -> None:
         for _ in range(slices):
-            self.world.engine.upkeep()
+            self.world.engine.maintain()
 
     @rule()
     def sweep(self) -> None:

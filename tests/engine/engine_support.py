@@ -197,18 +197,18 @@ class World:
             if page.caught_up:
                 return found
 
-    def upkeep(self) -> None:
+    def maintain(self) -> None:
         """All background work that is due."""
         for _ in range(100):
-            if not self.engine.upkeep():
+            if not self.engine.maintain():
                 return
-        raise AssertionError("upkeep never ends")
+        raise AssertionError("maintenance never ends")
 
     def seal(self, topic: str = "t") -> None:
         """Seal what is there, whatever the thresholds."""
         self.engine.catalog.topics[topic].log.unsealed_blocks = 1 << 30
         self.engine._touched[self.engine.catalog.topics[topic].log.log_id] = self.engine.catalog.topics[topic].log
-        self.upkeep()
+        self.maintain()
 
     def rows(self, family: Family) -> list[tuple[bytes, bytes]]:
         return list(self.store.scan(family, b"", b"\xff" * 40))

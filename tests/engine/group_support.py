@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from engine_support import World
 
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group.positions import CommitItem, Member, Membership, ResetRequest, Target
+from topics_service.engine.offsets.positions import CommitItem, Member, Membership, ResetRequest, Target
 
 
 class Coordinator:
@@ -58,7 +58,7 @@ class GroupWorld(World):
         return {(state.topic, state.partition): state.from_seq for state in moved}
 
     def names(self) -> list[str]:
-        return list(self.engine.groups.roster.by_name)
+        return list(self.engine.groups.index.by_name)
 
     def hold(self, topic: str = "t", partition: int = 0) -> int | None:
         return self.engine.catalog.topics[topic].logs[partition].hold

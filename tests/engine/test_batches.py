@@ -1,4 +1,4 @@
-"""Batches of Kafka clients in the engine: kept as they came, read by every door, evicted, deleted, found by time."""
+"""Batches of Kafka clients in the engine: kept as they came, read by all protocols, evicted, deleted, found by time."""
 
 import pytest
 from batch_support import BASE_TS, BatchWorld, make
@@ -32,7 +32,7 @@ def rows(page: DiffReply) -> list[tuple[int, bytes | None, bytes, bytes | None, 
     return [row(piece, i) for piece in page.slices for i in range(piece.start, piece.stop)]
 
 
-def test_what_kafka_wrote_is_read_by_other_doors(world: BatchWorld) -> None:
+def test_what_kafka_wrote_is_read_by_other_protocols(world: BatchWorld) -> None:
     reply = world.produce((b"k1", b'{"a":1}'), (None, b"\xffraw"), (b"\xff", None), headers=[("h", b"v")])
     assert (reply.first_seq, reply.count, reply.deduped) == (1, 3, False)
     assert rows(world.diff()) == [
@@ -58,7 +58,7 @@ def test_the_batch_is_kept_as_it_came_over_a_restart(world: BatchWorld, codec: i
     assert [data for _, data in world.walk()] == values
 
 
-def test_doors_take_turns_in_one_log(world: BatchWorld) -> None:
+def test_protocols_take_turns_in_one_log(world: BatchWorld) -> None:
     world.produce(b"1", b"2")
     world.append(b"3", b"4")
     world.produce(b"5")
@@ -74,7 +74,7 @@ def test_sealing_merges_small_batches_and_keeps_every_byte(world: BatchWorld) ->
     for i in range(0, 40, 2):
         world.produce((b"k%d" % (i % 4), b"%d" % i), (None, b"%d" % (i + 1)))
         if i == 20:
-            world.append(b'"other door"', tags=[b"k0"])
+            world.append(b'"other protocol"', tags=[b"k0"])
     before, bytes_before = world.walk(), world.state().bytes
     world.seal()
     assert len(world.rows(Family.BLOCKS)) == 3, "Kafka, columns, Kafka"
@@ -134,7 +134,7 @@ def test_dead_batches_are_reclaimed_with_their_marks_and_index_rows(world: Batch
         world.produce((b"l%d" % i, b"x" * 20_000))
     world.seal()
     world.delete(before=21)
-    world.upkeep()
+    world.maintain()
     assert len(world.rows(Family.BLOCKS)) == 4
     assert len(world.rows(Family.TAGS)) == 4
     assert world.fetched() == [21, 22, 23, 24]
@@ -258,7 +258,7 @@ def test_numbers_and_epochs_of_a_producer(world: BatchWorld) -> None:
         world.produce(b"a", producer=(7, 1, 100))
     world.produce(b"a", producer=(8, 0, 5))
     assert world.state().count == 3
-    found = world.engine.batches.producers.of(world.engine.catalog.visible("t").log)
+    found = world.engine.batches.producers.for_log(world.engine.catalog.visible("t").log)
     assert [(known.producer_id, known.epoch, known.batches[-1].last) for known in found] == [(7, 2, 0), (8, 0, 5)]
 
 
@@ -369,7 +369,7 @@ def test_log_append_time(world: BatchWorld) -> None:
     world.restart()
     assert world.produce(b"3").ts is not None, "it is kept over a restart"
     world.put()
-    assert world.produce(b"3").ts is not None, "a PUT of the other doors leaves what only Kafka knows"
+    assert world.produce(b"3").ts is not None, "a PUT of the other protocols leaves what only Kafka knows"
     assert world.engine.batches.offset_at("t", 0, BASE_TS + 1) == (1, world.clock.now)
 
 
@@ -450,7 +450,7 @@ def test_damage_in_one_log_does_not_keep_others_from_upkeep(world: BatchWorld) -
     world.store.write(batch)
     world.engine.blocks.drop_log(1)
     with pytest.raises(TopicsError) as damaged:
-        world.engine.upkeep()
+        world.engine.maintain()
     assert code(damaged) == "internal"
-    assert not world.engine.upkeep(), "it is left alone now"
+    assert not world.engine.maintain(), "it is left alone now"
     assert len([key for key, _ in world.rows(Family.BLOCKS) if key[7] == 2]) == 1, "the other one is sealed"

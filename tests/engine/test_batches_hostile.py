@@ -24,13 +24,13 @@ def world() -> Iterator[BatchWorld]:
     world = BatchWorld(cache_bytes=0)
     world.put("t")
     with (
-        patch("topics_service.engine.upkeep.SEAL_BLOCKS", 3),
-        patch("topics_service.engine.upkeep._SMALL_RECORDS", 1),
-        patch("topics_service.engine.upkeep._RECLAIM_SEQS", 1),
+        patch("topics_service.engine.maintenance.SEAL_BLOCKS", 3),
+        patch("topics_service.engine.maintenance._SMALL_RECORDS", 1),
+        patch("topics_service.engine.maintenance._RECLAIM_SEQS", 1),
     ):
         for _ in range(6):
             world.produce((b"a", b"1"), (b"b", b"2"))
-        while world.engine.upkeep():
+        while world.engine.maintain():
             pass
         key = keys.pair(world.engine.catalog.topics["t"].log.log_id, 3)
         row = world.store.get(Family.BLOCKS, key)
@@ -95,7 +95,7 @@ def test_a_mark_of_a_damaged_batch_that_is_dead_goes(world: BatchWorld) -> None:
 
 def test_space_behind_a_damaged_batch_is_given_back(world: BatchWorld) -> None:
     world.engine.delete_records(DeleteRequest(topic="t", before_seq=10))
-    while world.engine.upkeep():
+    while world.engine.maintain():
         pass
     log_id = world.engine.catalog.topics["t"].log.log_id
     assert [keys.read_u64(key, 8) for key, _ in world.store.scan(Family.BLOCKS, *keys.log_range(log_id))] == [9, 11]
@@ -107,11 +107,11 @@ def test_space_behind_a_damaged_batch_is_given_back(world: BatchWorld) -> None:
 def sealed(world: BatchWorld, body: bytes, times: int) -> list[KafkaBlock]:
     """The blocks after this batch was appended so often and sealed."""
     header = recordbatch.check(body, max_bytes=MIB)
-    with patch("topics_service.engine.upkeep.SEAL_BLOCKS", times):
+    with patch("topics_service.engine.maintenance.SEAL_BLOCKS", times):
         for _ in range(times):
             world.engine.batches.append(BatchRequest(topic="t", partition=0, header=header, body=body))
         world.engine.sync()
-        while world.engine.upkeep():
+        while world.engine.maintain():
             pass
     found, at, log = list[KafkaBlock](), 1, world.engine.catalog.topics["t"].log
     while at <= log.view.head:
@@ -173,7 +173,7 @@ def test_what_dies_before_it_is_sealed_is_never_read_for_its_tags() -> None:
     for _ in range(100):
         world.produce((b"a", b"1"), (b"b", b"2"))
     with patch.object(KafkaBlock, "columns", side_effect=AssertionError("decoded")):
-        while world.engine.upkeep():
+        while world.engine.maintain():
             pass
     log_id = world.engine.catalog.topics["t"].log.log_id
     assert len(list(world.store.scan(Family.BLOCKS, *keys.log_range(log_id)))) == 2

@@ -197,7 +197,7 @@ class BatchMachine(EngineMachine):
         for batch in batches:
             self.produce("a", batch, 0, producer, "", 0)
         self.sync()
-        self.upkeep(slices)
+        self.maintain(slices)
 
     @rule(match=filters, indexed=st.booleans())
     def delete_by_tag(self, match: TagMatch, indexed: bool) -> None:
@@ -210,7 +210,7 @@ class BatchMachine(EngineMachine):
         topic = self._visible("a")
         if topic is not None:
             self._delete("a", DeleteRequest(topic="a", before_seq=topic.view.earliest + before))
-        self.upkeep(slices)
+        self.maintain(slices)
 
     @rule(name=names, slices=st.integers(1, 4))
     def index(self, name: str, slices: int) -> None:
@@ -291,10 +291,10 @@ def small() -> Iterator[None]:
     """Everything that is bounded by size is so soon."""
     with (
         patch("engine_machine.Topic", BatchTopic),
-        patch("topics_service.engine.upkeep.SEAL_BLOCKS", 3),
-        patch("topics_service.engine.upkeep._SMALL_RECORDS", 5),
-        patch("topics_service.engine.upkeep._FULL_RECORDS", 9),
-        patch("topics_service.engine.upkeep._RECLAIM_SEQS", 2),
+        patch("topics_service.engine.maintenance.SEAL_BLOCKS", 3),
+        patch("topics_service.engine.maintenance._SMALL_RECORDS", 5),
+        patch("topics_service.engine.maintenance._FULL_RECORDS", 9),
+        patch("topics_service.engine.maintenance._RECLAIM_SEQS", 2),
         patch("topics_service.engine.reader.NEAR", 3),
         patch("topics_service.engine.reader.WORK", 400),
         patch("topics_service.engine.log.CEILING_STEP", STEP),

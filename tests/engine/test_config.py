@@ -1,4 +1,4 @@
-"""Config resolution, field by field (SPEC API 0.10)."""
+"""Config resolution, field by field (docs/contract.md, 3.2)."""
 
 from typing import Any
 

@@ -162,7 +162,7 @@ def test_after_a_failed_fsync_nothing_is_written_or_shown_any_more(world: World,
         with pytest.raises(TopicsError) as error:
             call()
         assert code(error) == "internal"
-    assert not world.engine.upkeep()
+    assert not world.engine.maintain()
     world.engine.sweep()
     world.engine.close()
     assert faulty.rows() == rows, "and the directory is not marked as closed"
@@ -234,12 +234,12 @@ def test_a_class_changes_in_place_with_the_data(first: str, second: str, small_s
     for i in range(5):
         world.append(b"a%d" % i, tags=[b"x" if i % 2 else b"y"])
     world.delete(3, eq=b"x")
-    world.upkeep()
+    world.maintain()
     world.put(durability=second)
     kept = [(1, b"a0"), (3, b"a2"), (4, b"a3"), (5, b"a4")]
     assert world.walk() == kept
     world.append(b"b", tags=[b"x"])
-    world.upkeep()
+    world.maintain()
     assert world.walk() == [*kept, (6, b"b")]
     world.put(durability=first)
     assert world.walk() == [*kept, (6, b"b")]

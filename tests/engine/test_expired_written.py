@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 from engine_support import CrashStore, FaultyStore, World, gap, seqs
 
-from topics_service.api.commit import GroupCommit
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchRequest
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group.positions import CommitItem, ResetRequest, Target
 from topics_service.engine.model import AppendRequest, Batch, BulkRequest, DiffRequest, ListTopicsRequest
+from topics_service.engine.offsets.positions import CommitItem, ResetRequest, Target
 from topics_service.engine.router.router import PutRouterRequest, RouterConfig
 from topics_service.engine.watch.frames import RecordsFrame, TombstoneFrame, WatchRequest, WatchTopic
 
@@ -227,8 +227,7 @@ async def test_an_fsync_topic_is_answered_for_after_the_fsync(call: Callable[[To
     store = world.store
     assert isinstance(store, CrashStore)
     engine = world.engine
-    commit = GroupCommit(store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
-    engine.writer.request_sync = commit.want
+    commit = GroupCommit.for_engine(engine)
     try:
         api = TopicsApi(engine, commit)
         world.clock.advance(AHEAD_MS)
@@ -238,7 +237,7 @@ async def test_an_fsync_topic_is_answered_for_after_the_fsync(call: Callable[[To
         before = sum(commit.statistics.latency.counts)
         async with asyncio.timeout(5):
             await call(api)
-        assert (sum(commit.statistics.latency.counts), engine.untold()) == (before, 0), "nothing new to tell"
+        assert (sum(commit.statistics.latency.counts), engine.expiry_ticket()) == (before, 0), "nothing new to tell"
     finally:
         commit.stop()
     world.clock.advance(-AHEAD_MS)

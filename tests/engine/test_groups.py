@@ -6,8 +6,10 @@ from group_support import Coordinator, GroupWorld
 from msgspec.structs import replace
 
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group import groups
-from topics_service.engine.group.positions import (
+from topics_service.engine.limits import Limits
+from topics_service.engine.model import ConfigInput, DiffRequest
+from topics_service.engine.offsets import groups
+from topics_service.engine.offsets.positions import (
     MAX_METADATA,
     CommitItem,
     ListGroupsRequest,
@@ -16,8 +18,6 @@ from topics_service.engine.group.positions import (
     position_key,
     row_key,
 )
-from topics_service.engine.limits import Limits
-from topics_service.engine.model import ConfigInput, DiffRequest
 from topics_service.storage import keys
 from topics_service.storage.store import Family, StoreOpenError
 
@@ -162,7 +162,7 @@ def test_positions_survive(world: GroupWorld, end: str) -> None:
     assert found is not None
     assert (found.from_seq, found.metadata, found.ts) == (3, "é", 1_000_000)
     world.commit("i", 1)
-    numbers = [group.number for group in world.engine.groups.roster.by_name.values()]
+    numbers = [group.number for group in world.engine.groups.index.by_name.values()]
     assert len(set(numbers)) == 3
 
 
@@ -201,7 +201,7 @@ def test_a_position_beyond_the_head_counts_as_the_head(world: GroupWorld) -> Non
         (state,) = world.engine.groups.positions("g")
         (other,) = world.engine.groups.positions("h")
         assert (other.from_seq, other.lag) == ((1 << 63) - 1, 0)
-        lags = [lag for *_, lag in world.engine.groups.roster.lags(9)]
+        lags = [lag for *_, lag in world.engine.groups.index.lags(9)]
         assert lags == [state.lag, 0]
         assert state == world.engine.groups.position_state("g", "t", 0)
         return [(state.from_seq, state.lag), (state.head_seq, lags[0])]
@@ -273,7 +273,7 @@ def test_positions_go_with_their_topic(world: GroupWorld) -> None:
     world.kill()
     assert world.position("g") is None, "another life of the topic"
     assert (world.positions("g"), world.names()) == ({("u", 0): 1}, ["g", "h"])
-    assert world.engine.groups.roster.positions == 1
+    assert world.engine.groups.index.positions == 1
 
 
 def test_more_partitions_leave_positions_alone(world: GroupWorld) -> None:
@@ -310,7 +310,7 @@ def test_only_topics_of_the_caller_are_told(world: GroupWorld) -> None:
     for topic in ("t", "own:a"):
         world.commit("own:g", 1, topic)
     assert [p.topic for p in world.engine.groups.describe("own:g", ("own:",)).positions] == ["own:a"]
-    assert list(world.engine.groups.roster.lags(9, ("own:",))) == [("own:g", "own:a", 0, 0)]
+    assert list(world.engine.groups.index.lags(9, ("own:",))) == [("own:g", "own:a", 0, 0)]
     assert [p.topic for p in world.engine.groups.positions("own:g", "t")] == ["t"]
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group.positions import CommitItem, Target
 from topics_service.engine.limits import Limits
+from topics_service.engine.offsets.positions import CommitItem, Target
 
 Positions = dict[tuple[str, str, int], int]  # by group, topic and epoch
 
@@ -111,7 +111,7 @@ class GroupsMachine(RuleBasedStateMachine):
     def wait(self, ms: int) -> None:
         self.world.clock.advance(ms)
         self.world.engine.sweep()
-        self.world.upkeep()
+        self.world.maintain()
         self._remember()
 
     # ----------------------------------------------------------------- groups
@@ -189,8 +189,8 @@ class GroupsMachine(RuleBasedStateMachine):
                 found[name, topic, self._epoch(topic) or 0] = seq
         assert found == self.positions
         assert set(self.world.names()) == self.names
-        assert engine.groups.roster.positions == len(found)
-        assert all(lag >= 0 for *_, lag in engine.groups.roster.lags(len(found)))
+        assert engine.groups.index.positions == len(found)
+        assert all(lag >= 0 for *_, lag in engine.groups.index.lags(len(found)))
         for topic in engine.catalog.topics.values():
             held = [self.positions.get((name, topic.name, topic.number), 0) for name in topic.config.retaining]
             assert topic.log.hold == min(held, default=None)

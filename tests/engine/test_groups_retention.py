@@ -8,9 +8,9 @@ from group_support import GroupWorld
 
 from topics_service.engine.config import resolve
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group.positions import CommitItem, Target
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import ConfigInput, TopicConfig
+from topics_service.engine.offsets.positions import CommitItem, Target
 from topics_service.engine.router.router import PutRouterRequest, RouterConfig
 from topics_service.storage.store import Family
 

@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 from engine_support import FakeClock
 
-from topics_service.engine import upkeep
+from topics_service.engine import maintenance
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.log import BLOCK_BYTES
@@ -113,11 +113,11 @@ def test_sealing_has_a_bound_of_bytes_in_memory() -> None:
     engine = Engine(MemoryStore(), FakeClock(), cache_bytes=1 << 20)
     engine.put_topic("t", ConfigInput())
     data = b'"%b"' % (b"x" * (200 * KIB))
-    for i in range(upkeep.SEAL_BLOCKS):
+    for i in range(maintenance.SEAL_BLOCKS):
         engine.append(AppendRequest(topic="t", batch=Batch(datas=[data], tags=[b"tag%d" % (i % 4)])))
     engine.sync()
     tracemalloc.start()
-    while engine.upkeep():
+    while engine.maintain():
         pass
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

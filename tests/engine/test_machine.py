@@ -12,8 +12,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 def run(examples: int, steps: int, *, derandomize: bool) -> None:
     with (
-        patch("topics_service.engine.upkeep.SEAL_BLOCKS", 3),
-        patch("topics_service.engine.upkeep._RECLAIM_SEQS", 2),
+        patch("topics_service.engine.maintenance.SEAL_BLOCKS", 3),
+        patch("topics_service.engine.maintenance._RECLAIM_SEQS", 2),
         patch("topics_service.engine.log.CEILING_STEP", STEP),
     ):
         run_state_machine_as_test(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.names import Place, check_topic_name, is_topic_name, rrl, slug
+from topics_service.engine.names import ResourcePrefix, check_topic_name, is_topic_name, rrl, slug
 
 
 @pytest.mark.parametrize("name", ["a", "Z", "0", "a" * 255, "render-queue:tenant.A_1", "a:", "0-", "A.B"])
@@ -36,8 +36,8 @@ def test_what_is_not_a_name(name: str) -> None:
 )
 def test_slugs(name: str, label: str) -> None:
     assert slug(name) == label
-    assert rrl(Place(), name) == f"topics/dev/local/topics/{label}"
-    assert rrl(Place(org="o", env="e", cluster="c"), name) == f"o/e/c/topics/{label}"
+    assert rrl(ResourcePrefix(), name) == f"topics/dev/local/topics/{label}"
+    assert rrl(ResourcePrefix(org="o", env="e", cluster="c"), name) == f"o/e/c/topics/{label}"
 
 
 @settings(deadline=None, derandomize=True)

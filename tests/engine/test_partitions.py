@@ -215,7 +215,7 @@ def test_records_expire_in_each_partition(world: World) -> None:
     fill(world, b"new")
     world.clock.advance(60)
     world.engine.sweep()
-    world.upkeep()
+    world.maintain()
     assert [kept(world, n) for n in PARTS] == [[(1, b"new")], [(1, b"new")], [(2, b"new")]]
     assert gap(world.diff(partition=2)) == (1, 1, "ttl")
     assert [each.count for each in world.state().partitions] == [1, 1, 1]
@@ -356,7 +356,7 @@ def test_a_deleted_topic_leaves_nothing_behind(world: World, durability: str) ->
         fill(world, b"%d" % n, tags=[b"t%d" % (n % 3)], idempotency_key=f"k{n}")
         if n % 10 == 3:
             delete(world, n % 3, match=TagMatch("Eq", b"t0"))
-        world.upkeep()
+        world.maintain()
     for each in world.state().partitions:
         assert each.head_seq == 30
     with pytest.raises(TopicsError) as error:
@@ -422,7 +422,7 @@ def test_everything_is_there_after_a_start(how: str, durability: str) -> None:
     put(world, durability=durability)
     for n in range(10):
         fill(world, b"%d" % n, tags=[b"even" if n % 2 == 0 else b"odd"])
-        world.upkeep()
+        world.maintain()
     put(world, 4, durability=durability)
     world.append(b"last", partition=3)
     delete(world, 1, match=TagMatch("Eq", b"odd"))
@@ -511,7 +511,7 @@ STEPS = st.lists(
         ),
         st.tuples(st.just("put"), CONFIGS),
         st.tuples(st.just("wait"), st.sampled_from((10, 101))),
-        st.tuples(st.sampled_from(("kill", "restart", "cut_power", "upkeep"))),
+        st.tuples(st.sampled_from(("kill", "restart", "cut_power", "maintain"))),
     ),
     max_size=30,
 )

@@ -1,4 +1,4 @@
-"""Effective priority: manual or recency, plus age (SPEC DESIGN 3)."""
+"""Effective priority: manual or recency, plus age (docs/contract.md, 3.7)."""
 
 import pytest
 from engine_support import World

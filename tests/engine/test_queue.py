@@ -1,4 +1,4 @@
-"""Claim, ack, nack, extend and expiry, rule by rule (SPEC API 10, contract.md section 10)."""
+"""Claim, ack, nack, extend and expiry, rule by rule (docs/contract.md, 10)."""
 
 from typing import Any
 
@@ -137,7 +137,7 @@ def test_a_reply_is_bounded_in_bytes() -> None:
 def test_jobs_of_many_blocks_and_sealed_ones_are_found(world: QueueWorld, small_steps: None) -> None:
     for i in range(10):
         world.work(b"job%d" % i)
-    world.upkeep()
+    world.maintain()
     jobs = world.claim(most=10)
     assert [job.block.record_data(job.position) for job in jobs] == [b"job%d" % i for i in range(10)]
 
@@ -259,7 +259,7 @@ def test_acks_at_the_front_free_the_log(world: QueueWorld, small_steps: None) ->
         world.work()
     for seq in world.take(most=19):
         world.ack(seq)
-    world.upkeep()
+    world.maintain()
     assert (world.state("q").earliest_seq, world.rows(Family.DELETES)) != (1, [])
     assert len(world.rows(Family.BLOCKS)) < 5
 

@@ -79,7 +79,7 @@ def test_a_delay_does_not_hold_up_a_job_that_nobody_gets_any_more(world: QueueWo
     assert world.counters() == (0, 0, 1)
 
 
-@pytest.mark.parametrize("by", ["claim", "upkeep"])
+@pytest.mark.parametrize("by", ["claim", "maintenance"])
 def test_a_lease_that_ends_counts_like_a_nack(world: QueueWorld, by: str) -> None:
     world.work()
     for _ in range(2):
@@ -89,7 +89,7 @@ def test_a_lease_that_ends_counts_like_a_nack(world: QueueWorld, by: str) -> Non
     if by == "claim":
         assert world.take() == []
     else:
-        world.upkeep()
+        world.maintain()
     assert (world.counters(), world.exhausted()) == ((0, 0, 1), [])
 
 
@@ -101,7 +101,7 @@ def test_a_timer_moves_what_nobody_asks_for(world: QueueWorld) -> None:
     world.extend(2, lease_ms=3000)
     for ms, moved in ((LEASE, []), (1, [1]), (1999, [1]), (1, [1, 2])):
         world.clock.advance(ms)
-        world.upkeep()
+        world.maintain()
         world.engine.sync()
         assert [int(json.loads(meta or b"")["$dead_letter_src_seq"]) for meta in world.metas("dlq")] == moved
     assert world.counters() == (0, 0, 2)
@@ -125,7 +125,7 @@ def test_a_restart_leaves_the_move_to_the_timer() -> None:
     world.claim(most=2)
     world.clock.advance(LEASE + 1)
     world.kill()
-    world.upkeep()
+    world.maintain()
     world.engine.sync()
     assert (world.seqs("dlq"), world.counters()) == ([1, 2], (0, 0, 2))
 
@@ -196,7 +196,7 @@ def test_a_move_is_bounded_and_the_next_claim_goes_on(world: QueueWorld, monkeyp
     monkeypatch.setattr(moves, "MOVE_BYTES", 10_000)
     assert world.take() == [7]
     assert (world.exhausted(), world.counters()) == ([6], (5, 1, 5))
-    world.upkeep()
+    world.maintain()
     assert (world.exhausted(), world.counters()) == ([], (5, 1, 6))
 
 
@@ -277,12 +277,12 @@ def test_a_full_letter_topic_keeps_the_job_and_is_asked_again(world: QueueWorld)
     assert (world.counters(), world.exhausted()) == ((0, 1, 0), [1, 2]), "neither ready nor lost"
     assert world.engine.queues.last_error("q") == 'topic "dlq" is full'
     world.ack(3)
-    looks: list[Callable[[], object]] = [world.take, world.upkeep]
+    looks: list[Callable[[], object]] = [world.take, world.maintain]
     for turn, wait in enumerate([1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000, 60_000]):
         failures = world.engine.queues.dead_letter_failures
         world.clock.advance(wait - 1)
         world.take()
-        world.upkeep()
+        world.maintain()
         assert world.engine.queues.dead_letter_failures == failures, "not before its time"
         world.clock.advance(1)
         looks[turn % 2]()
@@ -299,7 +299,7 @@ def test_a_full_letter_topic_keeps_the_job_and_is_asked_again(world: QueueWorld)
     burn(world, 4)
     world.delete(9, topic="dlq")
     world.clock.advance(1000)
-    world.upkeep()
+    world.maintain()
     assert world.counters() == (0, 0, 3), "after a success it begins anew"
 
 
@@ -312,7 +312,7 @@ def test_nothing_is_tried_for_a_nack_while_the_letter_topic_refuses(world: Queue
     burn(world, 2)
     assert (world.engine.queues.dead_letter_failures, world.exhausted()) == (1, [1, 2])
     world.clock.advance(1000)
-    world.upkeep()
+    world.maintain()
     assert world.counters() == (0, 0, 2)
 
 
@@ -428,7 +428,7 @@ def test_a_clock_set_back_does_not_prolong_the_wait(world: QueueWorld) -> None:
     world.put("dlq")
     world.clock.advance(-10_000_000)
     assert (world.counters(), world.exhausted()) == ((0, 0, 0), [1])
-    world.upkeep()
+    world.maintain()
     assert world.counters() == (0, 0, 1)
 
 
@@ -452,7 +452,7 @@ def test_a_lower_limit_counts_for_jobs_given_back_before(world: QueueWorld) -> N
     burn(world, 1, 2, times=3)
     world.queue(max_deliveries=3, dead_letter="dlq")
     assert (world.counters(), world.exhausted()) == ((0, 0, 0), [1, 2])
-    world.upkeep()
+    world.maintain()
     world.engine.sync()
     assert world.counters() == (0, 0, 2)
     assert json.loads(world.metas("dlq")[0] or b"")["$dead_letter_deliveries"] == "3"
@@ -477,11 +477,11 @@ def test_a_lower_limit_takes_hold_of_jobs_once_they_have_rested(world: QueueWorl
     world.nack(1, delay_ms=60_000)
     world.queue(max_deliveries=1, dead_letter="dlq")
     world.clock.advance(59_999)
-    world.upkeep()
+    world.maintain()
     assert (world.counters(), world.listed("delayed")) == ((0, 0, 0), [1])
     world.clock.advance(1)
     assert (world.counters(), world.exhausted()) == ((0, 0, 0), [1])
-    world.upkeep()
+    world.maintain()
     assert world.counters() == (0, 0, 1)
 
 

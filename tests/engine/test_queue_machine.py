@@ -170,7 +170,8 @@ class QueueMachine(RuleBasedStateMachine):
             replies, ticket = self.world.engine.queues.claim(requests)
         gated = model.config.durability == "fsync"
         if not buried:
-            expired = self.world.engine.untold("q") > self.synced  # what the claim has found too old is to be durable
+            # What the claim has found too old must be durable.
+            expired = self.world.engine.expiry_ticket("q") > self.synced
             assert (ticket > self.synced) == (expired or (gated and model.config.leases_durable and any(hands)))
         elif gated:
             assert ticket > self.synced, "the letters are there when the claim is answered"
@@ -397,12 +398,12 @@ class QueueMachine(RuleBasedStateMachine):
     def sync(self, upkeep: bool) -> None:
         if upkeep:
             self._bury()
-            self.world.upkeep()
+            self.world.maintain()
             self._remember()
         self.world.engine.sync()
 
     def _bury(self) -> None:
-        """Upkeep moves what is exhausted."""
+        """Maintenance moves what is exhausted."""
         self.model.refresh(self.now)
         self.world.engine.queues.counters("q")
         while self.world.engine.queues.bury():
@@ -495,8 +496,8 @@ class QueueMachine(RuleBasedStateMachine):
 
 def run(examples: int, steps: int, *, derandomize: bool) -> None:
     with (
-        patch("topics_service.engine.upkeep.SEAL_BLOCKS", 3),
-        patch("topics_service.engine.upkeep._RECLAIM_SEQS", 2),
+        patch("topics_service.engine.maintenance.SEAL_BLOCKS", 3),
+        patch("topics_service.engine.maintenance._RECLAIM_SEQS", 2),
         patch("topics_service.engine.queue.schedule.FOLD_ROWS", 3),
         patch("topics_service.engine.queue.alarms._SLACK", 4),
     ):

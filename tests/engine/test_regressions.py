@@ -5,7 +5,7 @@ import re
 import pytest
 from engine_support import CrashStore, FaultyStore, World, code, gap, seqs
 
-from topics_service.engine import upkeep
+from topics_service.engine import maintenance
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
@@ -70,7 +70,7 @@ def test_what_a_pending_write_still_counts_is_not_reclaimed_from_under_it(world:
     world.append(1, sync=False)
     world.clock.advance(1)
     assert world.seqs() == []  # the reader sees the five expire while the sixth waits
-    world.upkeep()
+    world.maintain()
     world.engine.sync()
     assert world.seqs() == [6]
     world.append(1)
@@ -107,7 +107,7 @@ def test_sealing_right_after_ephemeral_became_disk_keeps_the_tag_index(
     for _ in range(4):
         world.append(1, tags=[b"x"])
     world.put(durability="disk", sync=False)
-    world.upkeep()
+    world.maintain()
     world.engine.sync()
     assert world.seqs() == [1, 2, 3, 4]
     world.append(1)
@@ -140,7 +140,7 @@ def test_recovery_asks_nothing_of_deleted_records_that_were_reclaimed(
         world.append(1, tags=[b"x" if i == 1 else None])
     world.delete(eq=b"x")
     world.delete(5)
-    world.upkeep()
+    world.maintain()
     world.put(durability="ephemeral")
     world.append(1, 1)
     getattr(world, how)()
@@ -154,7 +154,7 @@ def test_reclaiming_in_memory_does_not_hide_dead_blocks_on_disk(world: World, sm
     world.put(durability="ephemeral", cap_records=1)
     for _ in range(10):
         world.append(1)
-    world.upkeep()
+    world.maintain()
     assert world.rows(Family.BLOCKS) == []
 
 
@@ -283,15 +283,15 @@ def test_dead_blocks_that_can_not_be_read_stop_the_upkeep_of_no_other_log(
         for _ in range(4):
             world.append(1, topic=topic)
         world.engine.delete_records(DeleteRequest(topic=topic, before_seq=5))
-    bad, reclaim = world.engine.catalog.topics["damaged"].logs[0], upkeep._reclaim
+    bad, reclaim = world.engine.catalog.topics["damaged"].logs[0], maintenance._reclaim
 
     def unreadable(log: Log, writer: Writer, memory: Store) -> bool:
         if log is bad:
             raise StoreError("Corruption: block checksum mismatch")
         return reclaim(log, writer, memory)
 
-    monkeypatch.setattr(upkeep, "_reclaim", unreadable)
+    monkeypatch.setattr(maintenance, "_reclaim", unreadable)
     with pytest.raises(TopicsError, match=r'topic "damaged".*Corruption'):
-        world.engine.upkeep()
+        world.engine.maintain()
     left = {key[:8] for key, _ in world.rows(Family.BLOCKS)}
     assert left == {keys.u64(bad.log_id)}, "the other log gave its space back"

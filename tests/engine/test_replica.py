@@ -150,7 +150,7 @@ def test_losses_are_tombstones(following: Following) -> None:
     reply, epoch = following.read(end_seq=8, limit=1)
     assert (seqs(reply), gap(reply)) == ([6], (1, 5, "cap"))
     world.append(b"1", b"1", sync=True)
-    world.upkeep()
+    world.maintain()
     reply, _ = following.read(from_seq=6, end_seq=8, epoch=epoch)
     assert (seqs(reply), gap(reply)) == ([7, 8], None), "the view stands still"
     following.replica.follow()

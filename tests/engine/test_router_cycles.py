@@ -100,7 +100,7 @@ def test_runs_of_hops() -> None:
 
 
 def test_one_write_goes_round_eight_times() -> None:
-    """contract.md 7: one write to A settles at five records in A and four in B."""
+    """docs/contract.md, 7.5: one write to A settles at five records in A and four in B."""
     world = RouterWorld()
     world.route("a", "b", allow_cycle=True)
     world.route("b", "a", allow_cycle=True)
@@ -186,7 +186,7 @@ def test_filters_and_stamps_in_a_cycle() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_memory_for_hops_is_bounded(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even when every record has other hops than its neighbours, and everything comes to an end nevertheless."""
-    monkeypatch.setattr(hops, "MOST_RUNS", 6)
+    monkeypatch.setattr(hops, "MAX_RUNS", 6)
     monkeypatch.setattr("topics_service.engine.router.copies.RECORDS", 3)
     rng = random.Random(seed)
     world = RouterWorld()
@@ -202,7 +202,7 @@ def test_memory_for_hops_is_bounded(seed: int, monkeypatch: pytest.MonkeyPatch) 
         assert all(len(runs._runs) <= 6 * (MAX_HOPS + 1) for runs in world.engine.routers._hops.values())
     for _ in range(200):
         world.clock.advance(2000)
-        world.engine.upkeep()
+        world.engine.maintain()
         world.forward()
     assert not world.engine.routers._blocked
     assert world.router("ab").lag_records == world.router("ba").lag_records == 0

@@ -353,14 +353,14 @@ class RouterMachine(RuleBasedStateMachine):
     @rule(topic=topics)
     def read_your_writes(self, topic: str) -> None:
         routers = self.world.engine.routers
-        for pursuit in routers.behind(topic):
-            while routers.pursue(pursuit):
+        for catch_up in routers.behind(topic):
+            while routers.advance(catch_up):
                 pass
-            assert pursuit.is_over or pursuit.router.fault is not None
+            assert catch_up.is_over or catch_up.router.fault is not None
 
     @rule()
-    def upkeep(self) -> None:
-        self.world.engine.upkeep()
+    def maintain(self) -> None:
+        self.world.engine.maintain()
         self._remember()
 
     @rule()
@@ -447,7 +447,7 @@ class RouterMachine(RuleBasedStateMachine):
         for _ in range(100):
             world.engine.sync()
             world.clock.advance(2001)
-            world.engine.upkeep()
+            world.engine.maintain()
             world.engine.sweep()
             for _ in range(50):
                 if not world.engine.routers.forward():
@@ -460,8 +460,8 @@ class RouterMachine(RuleBasedStateMachine):
 def run(examples: int, steps: int, *, derandomize: bool) -> None:
     with (
         patch("topics_service.engine.router.copies.RECORDS", 3),
-        patch("topics_service.engine.upkeep.SEAL_BLOCKS", 3),
-        patch("topics_service.engine.upkeep._RECLAIM_SEQS", 2),
+        patch("topics_service.engine.maintenance.SEAL_BLOCKS", 3),
+        patch("topics_service.engine.maintenance._RECLAIM_SEQS", 2),
         patch("topics_service.engine.log.CEILING_STEP", 8),
     ):
         run_state_machine_as_test(

@@ -158,10 +158,10 @@ def test_routers_into_an_append_of_a_sealed_topic(world: RouterWorld, small_step
     world.route("a", "b")
     for data in numbered(20):
         world.append(data, topic="a")
-        world.upkeep()
+        world.maintain()
         if int(data) % 4 == 0:
             world.forward()
-            world.upkeep()
+            world.maintain()
     world.forward()
     assert world.datas("b") == numbered(20)
 
@@ -309,13 +309,13 @@ def test_losses_in_a_row_are_one_gap(world: RouterWorld) -> None:
     for i in range(20):
         world.append(b"%d" % i, topic="a")
         world.clock.advance(2000)
-        world.engine.upkeep()
+        world.engine.maintain()
         world.forward()
     assert world.router("a->b").last_error == 'topic "b" is full'
     assert world.gaps("b") == [(2, 20, "source_trim")]
     assert len(world.rows(Family.GAPS)) == 1
     world.delete(2, topic="b")
-    world.engine.upkeep()
+    world.engine.maintain()
     world.forward()
     assert world.walk("b") == [(21, b"19")]
     assert world.router("a->b").forwarded_total == 21
@@ -333,7 +333,7 @@ def test_a_full_destination_holds_the_router_at_that_record(world: RouterWorld) 
     assert world.datas("b") == numbered(3)
     assert (state.forwarded_total, state.lag_records, state.last_error) == (3, 2, 'topic "b" is full')
     world.delete(3, topic="b")
-    world.engine.upkeep()
+    world.engine.maintain()
     world.forward()
     state = world.router("a->b")
     assert world.datas("b") == [b"2", b"3", b"4"]
@@ -357,7 +357,7 @@ def test_a_record_larger_than_the_whole_cap_is_never_skipped(world: RouterWorld)
     world.forward()
     assert world.router("a->b").last_error == "the write is larger than the topic's whole cap"
     world.put("b", cap_bytes=7, discard="reject")
-    world.engine.upkeep()
+    world.engine.maintain()
     world.forward()
     assert world.state("b").count == 2
 
@@ -380,10 +380,10 @@ def test_the_total_quota_holds_for_copies() -> None:
     world.forward()
     state = world.router("a->b")
     assert world.state("b").count == 1
-    assert state.last_error == "the server holds as many bytes as it may"
+    assert state.last_error == "the server has reached its limit of stored bytes"
     world.delete(2, topic="a")
     world.clock.advance(2000)
-    world.engine.upkeep()
+    world.engine.maintain()
     world.forward()
     assert world.router("a->b").last_error is None
     assert world.state("b").count == 2
@@ -410,10 +410,10 @@ def test_waits_between_tries_double_up_to_two_seconds(world: RouterWorld) -> Non
         assert fault is not None
         waits.append(fault.retry_at - world.clock.now)
         world.clock.advance(waits[-1] - 1)
-        world.engine.upkeep()
+        world.engine.maintain()
         assert not world.engine.routers._due, "not a moment too early"
         world.clock.advance(1)
-        world.engine.upkeep()
+        world.engine.maintain()
         world.forward()
     assert waits == [50, 100, 200, 400, 800, 1600, 2000, 2000]
 
@@ -435,7 +435,7 @@ def test_a_clock_that_steps_back_does_not_lengthen_the_wait(world: RouterWorld) 
     world.append(b"0", b"1", topic="a")
     world.forward()
     world.clock.advance(-3_600_000 // 4)
-    world.engine.upkeep()
+    world.engine.maintain()
     assert world.engine.routers._due
 
 
@@ -450,7 +450,7 @@ def test_many_blocked_routers_are_all_looked_at(world: RouterWorld) -> None:
     for i in range(count):
         world.delete(2, topic=f"b{i}")
     for _ in range(3):
-        world.engine.upkeep()
+        world.engine.maintain()
     world.forward()
     assert all(world.datas(f"b{i}") == [b"1"] for i in range(count))
     assert not world.engine.routers._blocked
@@ -590,7 +590,7 @@ def test_a_failing_write_leaves_the_router_where_it_was() -> None:
     assert (world.state("b").head_seq, world.router("a->b").lag_records) == (0, 1)
     store.stalled = False
     world.clock.advance(50)
-    world.engine.upkeep()
+    world.engine.maintain()
     world.forward()
     assert world.datas("b") == [b"1"]
 
@@ -602,12 +602,12 @@ def test_a_reader_waits_until_the_head_of_its_start(world: RouterWorld) -> None:
     world.route("a", "b")
     world.append(*numbered(2500), topic="a")
     routers = world.engine.routers
-    (pursuit,) = routers.behind("b")
+    (catch_up,) = routers.behind("b")
     assert routers.behind("a") == []
-    assert routers.pursue(pursuit)
+    assert routers.advance(catch_up)
     world.append(b"later", topic="a")
-    assert routers.pursue(pursuit)
-    assert not routers.pursue(pursuit)
+    assert routers.advance(catch_up)
+    assert not routers.advance(catch_up)
     world.engine.sync()
     assert world.datas("b")[:2500] == numbered(2500)
     world.forward()
@@ -619,13 +619,13 @@ def test_the_wait_ends_when_the_router_can_not_go_on(world: RouterWorld) -> None
     world.route("a", "b")
     world.append(b"1", b"2", topic="a")
     routers = world.engine.routers
-    (pursuit,) = routers.behind("b")
-    assert routers.pursue(pursuit)
+    (catch_up,) = routers.behind("b")
+    assert routers.advance(catch_up)
     world.engine.sync()
-    assert not routers.pursue(pursuit)
-    assert not routers.pursue(pursuit), "nor does it try again before its time"
+    assert not routers.advance(catch_up)
+    assert not routers.advance(catch_up), "nor does it try again before its time"
     world.delete(2, topic="b")
-    assert not routers.pursue(pursuit), "there is room now, and it is done"
+    assert not routers.advance(catch_up), "there is room now, and it is done"
     assert world.datas("b") == [b"2"]
 
 
@@ -633,13 +633,13 @@ def test_the_wait_ends_when_the_router_can_not_go_on(world: RouterWorld) -> None
 def test_the_wait_ends_when_the_router_goes(world: RouterWorld, end: str) -> None:
     world.route("a", "b")
     world.append(*numbered(2500), topic="a")
-    (pursuit,) = world.engine.routers.behind("b")
-    assert world.engine.routers.pursue(pursuit)
+    (catch_up,) = world.engine.routers.behind("b")
+    assert world.engine.routers.advance(catch_up)
     if end == "router":
         world.unroute("a->b")
     else:
         world.engine.delete_topic({"source": "a", "dest": "b"}[end])
-    assert not world.engine.routers.pursue(pursuit)
+    assert not world.engine.routers.advance(catch_up)
     world.forward()
 
 
@@ -647,9 +647,9 @@ def test_the_wait_ends_when_the_router_gets_another_source(world: RouterWorld) -
     world.append(b"x", topic="c")
     world.route("a", "b", "r")
     world.append(b"1", b"2", topic="a")
-    (pursuit,) = world.engine.routers.behind("b")
+    (catch_up,) = world.engine.routers.behind("b")
     world.route("c", "b", "r")
-    assert not world.engine.routers.pursue(pursuit)
+    assert not world.engine.routers.advance(catch_up)
 
 
 def test_a_reader_of_an_fsync_topic_waits_for_its_copies() -> None:
@@ -657,9 +657,9 @@ def test_a_reader_of_an_fsync_topic_waits_for_its_copies() -> None:
     world.put("b", durability="fsync")
     world.route("a", "b")
     world.append(b"1", topic="a")
-    (pursuit,) = world.engine.routers.behind("b")
-    assert not world.engine.routers.pursue(pursuit)
-    assert pursuit.router.ticket > world.engine.writer.synced
+    (catch_up,) = world.engine.routers.behind("b")
+    assert not world.engine.routers.advance(catch_up)
+    assert catch_up.router.ticket > world.engine.writer.synced
     assert world.engine.routers.behind("b"), "not before they are durable"
     world.engine.sync()
     assert world.engine.routers.behind("b") == []
@@ -694,7 +694,7 @@ def test_a_bug_in_a_slice_does_not_stop_the_others(world: RouterWorld, monkeypat
     assert world.router("a->b").last_error == "a bug"
     monkeypatch.undo()
     world.clock.advance(50)
-    world.engine.upkeep()
+    world.engine.maintain()
     world.forward()
     assert world.datas("b") == [b"1"]
 
@@ -707,7 +707,7 @@ def test_routers_wait_for_the_end_of_recovery() -> None:
     world.options["recover"] = False
     engine = world.start()
     assert not engine.routers.forward()
-    assert not engine.upkeep()
+    assert not engine.maintain()
     for _ in engine.recover("boot-1"):
         pass
     world.forward()
@@ -725,6 +725,6 @@ def test_the_composition_root_hears_of_work(world: RouterWorld) -> None:
 
 
 def test_a_router_of_an_absent_name(world: RouterWorld) -> None:
-    assert world.engine.routers.pursuit("none") is None
+    assert world.engine.routers.catch_up("none") is None
     with pytest.raises(TopicsError):
         world.router("none")

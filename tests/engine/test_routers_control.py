@@ -1,4 +1,4 @@
-"""Routers as they are made, changed, listed and removed: every rule of contract.md 7, in order."""
+"""Routers as they are made, changed, listed and removed: every rule of docs/contract.md, 7.1 to 7.3, in order."""
 
 from typing import Any
 
@@ -105,7 +105,7 @@ def test_a_destination_has_one_source(world: RouterWorld) -> None:
 
 
 def test_the_order_of_the_checks() -> None:
-    """contract.md 7: each request has every fault from its own on; the first one is told."""
+    """docs/contract.md, 7.2: each request has every fault from its own on; the first one is told."""
     world = RouterWorld(limits=Limits(max_routers=2, max_topics=3))
     world.route("a", "b")
     world.route("b", "c")
@@ -352,7 +352,7 @@ def test_a_stalled_store_loses_nothing() -> None:
     assert world.router("a->b").last_error == "the storage is catching up"
     store.stalled = False
     world.clock.advance(50)
-    world.engine.upkeep()
+    world.engine.maintain()
     world.forward()
     assert world.datas("b") == [b"1"]
     assert world.router("a->b").last_error is None

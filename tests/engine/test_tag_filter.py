@@ -120,7 +120,7 @@ def test_a_topic_that_was_ephemeral_for_a_while(world: World, small_steps: None)
         world.put(durability=durability)
         for _ in range(5):
             world.append(1, 1, tags=[b"x", b"y"])
-            world.upkeep()
+            world.maintain()
     assert walk(world, eq(b"x"), limit=3) == list(range(1, 41, 2))
     assert walk(world, glob(b""), limit=3) == list(range(1, 41))
 
@@ -198,7 +198,7 @@ def change(world: World, data: st.DataObject) -> None:
             sync=data.draw(st.booleans()),
         )
     elif what == "seal":
-        world.seal() if data.draw(st.booleans()) else world.upkeep()
+        world.seal() if data.draw(st.booleans()) else world.maintain()
     elif what == "delete":
         head = world.state().head_seq
         match = data.draw(st.sampled_from((None, *MATCHES)))
@@ -226,8 +226,8 @@ MATCHES = (eq(b"a"), eq(b"b"), eq(b""), eq(b"a\x00"), glob(b""), glob(b"a"), glo
 @given(data=st.data())
 def test_pages_against_a_reader_of_everything(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("topics_service.engine.upkeep.SEAL_BLOCKS", 3)
-        patch.setattr("topics_service.engine.upkeep._RECLAIM_SEQS", 2)
+        patch.setattr("topics_service.engine.maintenance.SEAL_BLOCKS", 3)
+        patch.setattr("topics_service.engine.maintenance._RECLAIM_SEQS", 2)
         patch.setattr("topics_service.engine.log.CEILING_STEP", 8)
         exact = data.draw(st.booleans())
         patch.setattr("topics_service.engine.reader.WORK", HUGE if exact else data.draw(st.integers(1, 40)))
@@ -290,7 +290,7 @@ def large() -> World:
         seqs_of = range(first, first + APPEND)
         tags = [b"tag:%d" % (i % 10) if i % RARE else b"rare:%d" % (i // RARE % 3) for i in seqs_of]
         world.append(*[1] * APPEND, tags=tags)
-        world.upkeep()
+        world.maintain()
     world.seal()
     assert view(world).sealed_to == RECORDS
     return world

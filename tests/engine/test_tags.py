@@ -109,7 +109,7 @@ def test_reclaim_prunes_the_rows_below_the_start(small_steps: None) -> None:
     world = filled(b"x", b"y", b"z", b"x", sealed=2)
     world.seal()
     world.delete(4)
-    world.upkeep()
+    world.maintain()
     rows = [(key[8:9], key[-1]) for key, _ in world.rows(Family.TAGS)]
     assert (b"y", 1) not in rows
     assert world.delete(eq=b"x").deleted == 1

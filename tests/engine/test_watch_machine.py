@@ -172,7 +172,7 @@ class WatchMachine(RuleBasedStateMachine):
         topic = self._visible(name)
         if topic is not None:
             with Transaction(self.engine.writer) as tx:
-                topic.log.burn(tx, topic.log.begin(topic.config, self.world.clock.now), count, topic.config)
+                topic.log.skip_seqs(tx, topic.log.begin(topic.config, self.world.clock.now), count, topic.config)
                 tx.commit()
             self._wrote(name)
 
@@ -199,9 +199,9 @@ class WatchMachine(RuleBasedStateMachine):
         self._join()
 
     @rule()
-    def upkeep(self) -> None:
+    def maintain(self) -> None:
         for _ in range(3):
-            self.engine.upkeep()
+            self.engine.maintain()
         self.engine.sweep()
 
     # ----------------------------------------------------------- the watchers
@@ -539,8 +539,8 @@ def _shorter(lost: Tombstone, end: int) -> Tombstone:
 
 def run(examples: int, steps: int, *, derandomize: bool) -> None:
     with (
-        patch("topics_service.engine.upkeep.SEAL_BLOCKS", 3),
-        patch("topics_service.engine.upkeep._RECLAIM_SEQS", 2),
+        patch("topics_service.engine.maintenance.SEAL_BLOCKS", 3),
+        patch("topics_service.engine.maintenance._RECLAIM_SEQS", 2),
         patch("topics_service.engine.log.CEILING_STEP", 8),
     ):
         run_state_machine_as_test(

@@ -16,8 +16,8 @@ from topics_service.engine.watch.frames import (
     TopicDeletedFrame,
     WatchTopic,
 )
-from topics_service.engine.watch.places import place_of, split_place
 from topics_service.engine.watch.scope import by_place
+from topics_service.engine.watch.topic_partition import format_topic_partition, parse_topic_partition
 
 
 def put(world: World, count: int = 3, topic: str = "t", **config: Any) -> None:
@@ -58,16 +58,16 @@ def resumed(world: World, before: Watcher, topics: Any) -> Watcher:
 
 @pytest.mark.parametrize(("topic", "partition", "place"), [("t", 0, "t"), ("t", 2, "t@2"), ("a.b:c", 4294967295, None)])
 def test_places(topic: str, partition: int, place: str | None) -> None:
-    made = place_of(topic, partition)
+    made = format_topic_partition(topic, partition)
     assert made == (place or made)
-    assert split_place(made) == (topic, partition)
+    assert parse_topic_partition(made) == (topic, partition)
 
 
 @pytest.mark.parametrize(
     "text", ["t", "t@", "t@0", "t@02", "t@x", "t@-1", "t@1@2", "@", "t@" + "9" * 30, "t@1*", "t@²"]
 )
 def test_what_has_another_form_is_a_name(text: str) -> None:
-    assert split_place(text) == (text, 0)
+    assert parse_topic_partition(text) == (text, 0)
 
 
 def test_a_topic_may_say_its_partition_in_two_ways() -> None:
@@ -111,7 +111,7 @@ def test_frames_name_no_partition_where_there_is_one(world: World) -> None:
 
 def test_many_partitions_of_equal_priority_take_turns(world: World) -> None:
     put(world, 9)
-    places = {place_of("t", n): 0 for n in range(9)}
+    places = {format_topic_partition("t", n): 0 for n in range(9)}
     for n in range(9):
         world.append(*[b"x"] * 10, partition=n)
     watcher = Watcher(world, places, limit=5)

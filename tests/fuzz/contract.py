@@ -1,4 +1,4 @@
-"""The HTTP door as `docs/openapi.yaml` has it, to hold real answers against."""
+"""The HTTP API as `docs/openapi.yaml` has it, to hold real answers against."""
 
 import json
 import re

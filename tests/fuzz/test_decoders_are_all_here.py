@@ -14,9 +14,13 @@ from fuzz.targets import TARGETS
 ROOT: Final = Path(__file__).parents[2]
 SOURCES: Final = {
     "topics_service": ROOT / "service",
+    "topics_server": ROOT / "service",
+    "topics_backup": ROOT / "service",
+    "topics_net": ROOT / "service",
     "topics_gateway": ROOT / "gateway_http",
     "topics_kafka": ROOT / "gateway_kafka",
     "topics_client": ROOT / "sdk" / "python",
+    "topics_cli": ROOT / "sdk" / "python",
 }
 NAMES: Final = (
     "decode",
@@ -40,13 +44,13 @@ TAKING_APART: Final = frozenset(
 _KAFKA: Final = "tests/kafka/protocol/test_malformed.py"
 _BATCHES: Final = "tests/kafka/records/test_fuzz.py"
 _WIRE: Final = "tests/fuzz/test_wire.py"
-_HTTP: Final = "tests/fuzz/test_http_door.py"
+_HTTP: Final = "tests/fuzz/test_http_api.py"
 _VERIFY: Final = "tests/corruption/test_damaged_rows.py"
 _TRUSTED: Final = "what its own server or file says"
 ELSEWHERE: Final = {
     # by module, or by module:function; the place of the tests, or the reason why none are needed
-    "topics_service.api.hosts": "tests/security/test_browsers.py",
-    "topics_service.storage.sealed": "tests/corruption/test_small_files.py",
+    "topics_service.api.access.hosts": "tests/security/test_browsers.py",
+    "topics_service.storage.checksummed": "tests/corruption/test_small_files.py",
     "topics_service.storage.tablelist": "tests/corruption/test_damaged_tables.py",
     "topics_service.storage.tablemend": "tests/corruption/test_damaged_tables.py",
     "topics_service.storage.tables": "tests/corruption/test_damaged_tables.py",
@@ -61,14 +65,15 @@ ELSEWHERE: Final = {
     "topics_service.engine.queue.schedule": _VERIFY,
     "topics_service.storage.holding:is_held": "what the kernel says of a lock",
     "topics_service.storage.repair_swap:finish": "what `pending` has read",
-    "topics_service.app.backup.log": "tests/backup",
+    "topics_backup.log": "tests/backup",
     "topics_service.engine.replica:_decoded": "the decoders it is given have targets of their own",
     "topics_service.api.grpc": _WIRE,
-    "topics_service.app.bulk_reader": "what the server writes to its own child",
-    "topics_service.app.backup.repository": "manifests, by `manifest of a backup`",
+    "topics_server.bulk_reader": "what the server writes to its own child",
+    "topics_backup.repository": "manifests, by `manifest of a backup`",
     "topics_gateway.transport": _WIRE,
     "topics_gateway": _HTTP,
     "topics_client": _TRUSTED,
+    "topics_cli": _TRUSTED,
 }
 
 

@@ -1,16 +1,16 @@
 """What the server really answers is what `docs/openapi.yaml` says: a day in the life of every route, and the cases of
-both doors. The strange requests are in `test_http_door.py`."""
+both protocols. The strange requests are in `test_http_api.py`."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from doors.cases import CASES
-from doors.conftest import SMALL
-from doors.test_both_doors import HttpDoor
-from doors.test_both_doors import _run as run_case
 from fuzz.contract import METHODS, answers, check_answer, check_event, find, operations
+from protocols.cases import CASES
+from protocols.conftest import SMALL
+from protocols.test_both_protocols import HttpClient
+from protocols.test_both_protocols import _run as run_case
 
 from support.http import JSON, Api, ok
 from support.push import EventStream
@@ -256,16 +256,16 @@ def test_whoever_has_no_key_is_answered_as_described(keyed: ServerProcess) -> No
 
 
 @pytest.mark.parametrize("small", [False, True])
-def test_the_cases_of_both_doors_are_answered_as_described(
+def test_the_cases_of_both_protocols_are_answered_as_described(
     small: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     seen = Seen()
     with ServerProcess(tmp_path_factory.mktemp("cases"), env=SMALL if small else {}) as running:
-        door = HttpDoor(running.base)
-        door._api.client.event_hooks["response"].append(seen.hook)
+        client = HttpClient(running.base)
+        client._api.client.event_hooks["response"].append(seen.hook)
         try:
             for i, case in enumerate(case for case in CASES if case.small == small):
-                run_case(case, door, i)
+                run_case(case, client, i)
         finally:
-            door.close()
+            client.close()
     assert {status for _, _, status in seen} >= {200, 201, 400, 404}

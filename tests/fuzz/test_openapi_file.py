@@ -13,8 +13,8 @@ import schemathesis
 from fuzz.contract import DOCUMENT, FILE, answers, operations, resolved, words
 
 from topics_gateway import group_endpoints, queue_endpoints, record_endpoints, router_endpoints, watch_endpoints
+from topics_gateway.append_schema import BODY_MEMBERS, RECORD_MEMBERS
 from topics_gateway.routes import annotated_routes
-from topics_gateway.writeshape import BODY_MEMBERS, RECORD_MEMBERS
 from topics_service.engine.model import ConfigInput
 
 ROOT = Path(__file__).parents[2]
@@ -97,11 +97,11 @@ def test_every_refusal_tells_its_codes() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(READ))
-def test_a_body_has_the_members_that_the_door_reads(name: str) -> None:
+def test_a_body_has_the_members_that_the_protocol_reads(name: str) -> None:
     assert set(SCHEMAS[name]["properties"]) == READ[name]
 
 
-def test_every_body_is_compared_with_what_the_door_reads() -> None:
+def test_every_body_is_compared_with_what_the_protocol_reads() -> None:
     bodies = {
         operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
         for _, _, operation in operations()
@@ -151,7 +151,7 @@ def test_defaults_are_valid() -> None:
 
 
 def test_its_texts_are_in_the_words_of_json() -> None:
-    files = map(importlib.import_module, [f"topics.v1.{name}_pb2" for name in PROTOS])
+    files = map(importlib.import_module, [f"topics_proto.v1.{name}_pb2" for name in PROTOS])
     enums = {
         value for file in files for enum in file.DESCRIPTOR.enum_types_by_name.values() for value in enum.values_by_name
     }

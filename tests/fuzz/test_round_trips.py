@@ -8,18 +8,18 @@ from fuzz.targets.rows import DAMAGE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics_client.cli.lines import json_value
+from topics_backup import manifest
+from topics_cli.lines import json_value
+from topics_gateway.append_decoder import read_append
 from topics_gateway.watch_events import cursor_id, read_cursor_id
-from topics_gateway.writebody import read_append
+from topics_server import keys
 from topics_service.api.cursor import read_cursor, write_cursor
-from topics_service.app import keys
-from topics_service.app.backup import manifest
 from topics_service.engine import producers, snapshot
 from topics_service.engine.deletes import Deletes, decode_chunk
-from topics_service.engine.group.positions import GroupRow, Position, decode_position
-from topics_service.engine.group.positions import decode_row as decode_group
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import TagMatch, TopicConfig
+from topics_service.engine.offsets.positions import GroupRow, Position, decode_position
+from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.queue import leases
 from topics_service.engine.router.router import RouterConfig, RouterRow
 from topics_service.engine.router.router import decode_row as decode_router

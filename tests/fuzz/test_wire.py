@@ -21,7 +21,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from support.http import Api, request
 from support.server import ServerProcess
 from support.ws import frame, upgrade
-from topics.v1 import (
+from topics_proto.v1 import (
     admin_service_pb2,
     errors_pb2,
     group_service_pb2,

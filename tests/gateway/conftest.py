@@ -1,4 +1,4 @@
-"""The door in front of the real engine on a store in memory, called as an ASGI app."""
+"""The gateway with the real engine on a store in memory, called as an ASGI app."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message, Send
 
 from topics_gateway import GatewaySettings, create_app
-from topics_service.api.commit import GroupCommit
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
@@ -25,9 +25,7 @@ async def engine() -> Engine:
 
 @pytest.fixture
 async def api(engine: Engine) -> AsyncIterator[TopicsApi]:
-    writer = engine.writer
-    commit = GroupCommit(writer.store.sync, lambda: writer.written, engine.synced, engine.sync_failed)
-    writer.request_sync = commit.want
+    commit = GroupCommit.for_engine(engine)
     yield TopicsApi(engine, commit)
     commit.stop()
 

@@ -11,7 +11,7 @@ import pytest
 
 from topics_gateway import GatewaySettings
 from topics_gateway.body import inflate
-from topics_gateway.reply import names_gzip
+from topics_gateway.response import names_gzip
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 

@@ -8,12 +8,12 @@ import httpx
 import pytest
 
 from topics_gateway import GatewaySettings, create_app
-from topics_gateway.call import Call
-from topics_gateway.reply import Reply
+from topics_gateway.body_timeout import BodyTimeouts
+from topics_gateway.request import Request
+from topics_gateway.response import Response
 from topics_gateway.routes import Route, RouteTable, annotated_routes, split_path
-from topics_gateway.stalls import StallWatch
-from topics_service.api.access import NO_GROUP_ROUTE, NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE, Gate
-from topics_service.api.auth import KeyRing
+from topics_service.api.access.auth import KeyRing
+from topics_service.api.access.authorizer import NO_GROUP_ROUTE, NO_ROUTE, NO_ROUTER_ROUTE, NO_TOPIC_ROUTE, Authorizer
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 
@@ -65,13 +65,13 @@ async def refusal(route: Route) -> tuple[str, Reason]:
 
 
 async def test_rpcs_without_a_handler_are_not_found(api: TopicsApi, settings: GatewaySettings) -> None:
-    async def handler(call: Call) -> Reply:
+    async def handler(request: Request) -> Response:
         raise AssertionError
 
     table = RouteTable({DIFF: handler})
 
     def find(method: str, path: str) -> Any:
-        return table.find(Call({"method": method, "raw_path": path.encode(), "headers": []}, None, StallWatch(60)))  # type: ignore[arg-type]
+        return table.find(Request({"method": method, "raw_path": path.encode(), "headers": []}, None, BodyTimeouts(60)))  # type: ignore[arg-type]
 
     assert find("POST", "/v0/topics/t/diff") == (DIFF, handler)
     assert await refusal(find("PUT", "/v0/topics/t/diff")) == (NO_TOPIC_ROUTE, Reason.METHOD_NOT_ALLOWED)
@@ -158,7 +158,7 @@ async def test_a_bug_after_the_reply_began_breaks_it_off(drive: Callable[..., An
 
 
 async def test_the_gate_comes_before_everything(api: TopicsApi, settings: GatewaySettings) -> None:
-    transport = httpx.ASGITransport(create_app(api, settings, Gate(KeyRing([]))))
+    transport = httpx.ASGITransport(create_app(api, settings, Authorizer(KeyRing([]))))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for method, path in (("GET", "/nothing"), ("PATCH", "/v0/topics"), ("POST", "/v0/topics/t"), ("GET", "/%ff")):
             check_envelope(await client.request(method, path, content=b"x"), 401, "unauthorized")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from topics_gateway.call import Call, ClientGoneError
-from topics_gateway.reply import EventStream
+from topics_gateway.body_timeout import BodyTimeouts
+from topics_gateway.request import ClientGoneError, Request
+from topics_gateway.response import EventStream
 from topics_gateway.sse import error, event, heartbeat, query_token, require_event_stream, serve
-from topics_gateway.stalls import StallWatch
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
 
@@ -65,7 +65,7 @@ class Client:
         self._received = 0
         fields = [(name.encode(), value.encode()) for name, value in headers.items()]
         scope = {"type": "http", "method": method, "http_version": "1.1", "headers": fields, "query_string": b""}
-        self.call = Call(scope, self._receive, StallWatch(60))
+        self.request = Request(scope, self._receive, BodyTimeouts(60))
 
     async def _receive(self) -> Any:
         self._received += 1
@@ -82,7 +82,7 @@ class Client:
 
     def follow(self, source: Source, opening: bytes = b"") -> "asyncio.Task[int]":
         stream = EventStream(source.open(), lambda _: lambda frame: b"<%b>" % frame if frame else b"", opening)
-        return asyncio.create_task(serve(stream, self.call, self.send))
+        return asyncio.create_task(serve(stream, self.request, self.send))
 
     @property
     def body(self) -> bytes:
@@ -192,7 +192,7 @@ async def test_nothing_is_asked_for_once_the_transport_has_dropped_a_part() -> N
     task = client.follow(source)
     while client.room.is_set():
         await asyncio.sleep(0)
-    client.call.scope["state"]["gone"] = True
+    client.request.scope["state"]["gone"] = True
     client.room.set()
     for _ in range(20):
         await asyncio.sleep(0)
@@ -203,10 +203,10 @@ async def test_nothing_is_asked_for_once_the_transport_has_dropped_a_part() -> N
     assert (source.state, source.asked) == ("closed", 1)
 
 
-async def test_the_transport_is_given_last_words() -> None:
+async def test_the_transport_is_given_a_timeout_event() -> None:
     client = Client()
     await client.follow(Source())
-    assert client.call.scope["state"]["last_words"].startswith(b'event: error\ndata: {"code":408,')
+    assert client.request.scope["state"]["timeout_event"].startswith(b'event: error\ndata: {"code":408,')
 
 
 # ------------------------------------------------------------------------- the parts
@@ -253,11 +253,11 @@ def test_query_token(query: bytes, token: bytes | None) -> None:
      ("application/json", False), ("text/*", False), ("x", False)],
 )  # fmt: skip
 async def test_accept(accept: str | None, passes: bool) -> None:
-    call = Client(**({} if accept is None else {"accept": accept})).call
-    check: Callable[[Call], None] = require_event_stream
+    request = Client(**({} if accept is None else {"accept": accept})).request
+    check: Callable[[Request], None] = require_event_stream
     if passes:
-        check(call)
+        check(request)
     else:
         with pytest.raises(TopicsError) as refusal:
-            check(call)
+            check(request)
         assert refusal.value.reason is Reason.NOT_ACCEPTABLE

@@ -34,7 +34,7 @@ class Stream:
         self.frames: list[tuple[Frame, dict[str, int]]] = []
 
     over = property(lambda self: not self.frames)
-    place = property(lambda self: self.cursors)
+    resume_cursors = property(lambda self: self.cursors)
 
     def poll(self, *, handed_over: bool = True) -> Frame | None:
         if not self.frames:
@@ -45,8 +45,8 @@ class Stream:
 
 
 async def events(shared: WatchEvents, stream: Any, *frames: tuple[Frame, dict[str, int]]) -> list[bytes]:
-    """What the stream's client gets for these frames, at each of which the cursors move."""
-    source = shared.of(stream)
+    """The events that the stream's client receives for these frames, at each of which the cursors move."""
+    source = shared.for_stream(stream)
     got = []
     for frame in frames:
         stream.frames = [frame]
@@ -147,13 +147,13 @@ async def test_what_is_due_at_the_same_time_comes_together_up_to_a_bound() -> No
     shared = WatchEvents(RenderCache(1 << 20))
     stream: Any = Stream({"t": 0})
     stream.frames = [records(block(1)), caught_up(1), records(block(2, 30, size=1000)), caught_up(31)]
-    source = shared.of(stream)
+    source = shared.for_stream(stream)
     assert (await anext(source)).count(b"event: ") == 3
     assert (await anext(source)).count(b"event: ") == 1
     with pytest.raises(StopAsyncIteration):
         await anext(source)
     stream.frames = [records(block(1)), caught_up(1)]
-    source = shared.of(stream, together=False)
+    source = shared.for_stream(stream, together=False)
     assert (await anext(source)).count(b"event: ") == 1
     assert (await anext(source)).count(b"event: ") == 1
 
@@ -189,7 +189,7 @@ async def test_the_rest() -> None:
 
 
 def test_ids() -> None:
-    # From SPEC API 7.5.
+    # From docs/contract.md, 8.4.
     assert cursor_id({"jobs": 4098}) == b"eyJqb2JzIjo0MDk4fQ"
     assert read_cursor_id(b"eyJqb2JzIjo1MjEwLCJldmVudHMiOjg4MTMwfQ") == {"jobs": 5210, "events": 88130}
     assert read_cursor_id(cursor_id({"b": 1, "a": (1 << 64) - 1})) == {"a": (1 << 64) - 1, "b": 1}

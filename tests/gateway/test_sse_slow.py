@@ -1,4 +1,4 @@
-"""Watch streams through the whole door and a real socket, where a test needs a hand inside the server."""
+"""Watch streams through the whole gateway and a real socket, for tests that reach into the server."""
 
 import asyncio
 import contextlib
@@ -101,7 +101,7 @@ def unchunk(data: bytes) -> str:
         body, data = body + data[:length], data[length + 2 :]
 
 
-async def test_a_client_that_takes_nothing_is_told_and_resumes_without_loss(service: Service) -> None:
+async def test_a_client_that_takes_nothing_gets_an_error_and_resumes_without_loss(service: Service) -> None:
     url = await service.session("t", limit=50)
     await service.write("t", 1000)
     async with connected(service, get(url)) as sock:
@@ -180,7 +180,7 @@ async def h2_until(client: h2.connection.H2Connection, sock: socket.socket, kind
         await loop.sock_sendall(sock, client.data_to_send())
 
 
-async def test_a_removed_session_is_told(service: Service) -> None:
+async def test_a_removed_session_is_reported(service: Service) -> None:
     """As when its key is revoked."""
     url = await service.session("t")
     async with service.client.stream("GET", url) as response:

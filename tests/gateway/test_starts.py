@@ -1,4 +1,4 @@
-"""Where a diff starts besides a cursor: `from_ts` and `last`, additive on HTTP."""
+"""Starts of a diff other than a cursor: `from_ts` and `last`, additive on HTTP."""
 
 import json
 from typing import Any

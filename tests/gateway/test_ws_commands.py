@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from topics_gateway import duplicates, writebody
+from topics_gateway import append_decoder, duplicate_keys
 from topics_gateway.socket_commands import MalformedError, Ping, Subscribe, Unsubscribe, Write, read_command
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
@@ -35,7 +35,7 @@ def compact(**members: Any) -> bytes:
 )
 @pytest.mark.parametrize("topic", ["t", "tenant:é", "x" * 300])
 def test_a_compact_publish_is_not_parsed_again(more: Any, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writebody, "refuse_duplicates", lambda *_: pytest.fail("it was looked at twice"))
+    monkeypatch.setattr(append_decoder, "refuse_duplicates", lambda *_: pytest.fail("it was looked at twice"))
     command = read_command(compact(topic=topic, records=RECORDS, **more))
     assert isinstance(command, Write)
     request = command.read(Limits())
@@ -65,7 +65,7 @@ def test_no_member_comes_twice(member: str) -> None:
     assert isinstance(command, Write)
     with pytest.raises(TopicsError, match="duplicate member"):
         command.read(Limits())
-    assert duplicates  # the module that finds them
+    assert duplicate_keys  # the module that finds them
 
 
 def test_request_ids_are_kept_as_text() -> None:

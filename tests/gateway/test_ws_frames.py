@@ -5,7 +5,7 @@ from typing import Any
 
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.socket_frames import SocketFrames
-from topics_service.api.auth import ANYONE
+from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason
 from topics_service.engine.model import AppendRequest, Batch, DiffRequest, Tombstone
@@ -22,8 +22,8 @@ ALL = Parts(tags=True, metas=True)
 
 
 async def records(api: TopicsApi, topic: str, *datas: bytes, since: int = 0) -> RecordsFrame:
-    """What a watch gives after a write."""
-    await api.append(AppendRequest(topic=topic, batch=Batch(datas=list(datas))), principal=ANYONE)
+    """The frames of a watch after a write."""
+    await api.append(AppendRequest(topic=topic, batch=Batch(datas=list(datas))), principal=UNRESTRICTED)
     page = await api.diff(DiffRequest(topic=topic, from_seq=since))
     head = page.head_seq
     return RecordsFrame(topic=topic, slices=page.slices, from_seq=since, to_seq=head, head_seq=head)

@@ -17,7 +17,7 @@ class Wire:
 
 async def full(box: Outbox) -> bool:
     try:
-        await asyncio.wait_for(box.room(), 0.02)
+        await asyncio.wait_for(box.wait_for_space(), 0.02)
     except TimeoutError:
         return True
     return False
@@ -52,7 +52,7 @@ async def test_many_replies_fill_it() -> None:
         assert not await full(box) or i > 250
         box.put(Reply(b"%d" % i, 1))
     assert await full(box)
-    waiting = asyncio.create_task(box.room())
+    waiting = asyncio.create_task(box.wait_for_space())
     wire.open.set()
     await waiting
     box.close()
@@ -68,7 +68,7 @@ async def test_large_replies_fill_it() -> None:
     box.put(Reply(b"y", 50 << 20))  # one is taken, whatever its size
     assert await full(box)
     wire.open.set()
-    await box.room()
+    await box.wait_for_space()
     assert wire.sent == [b"x", b"y"]
     assert not sending.done()
     box.close()

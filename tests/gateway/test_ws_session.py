@@ -11,7 +11,7 @@ import pytest
 from topics_gateway.render import RenderCache
 from topics_gateway.socket_frames import SocketFrames
 from topics_gateway.socket_session import SocketSession
-from topics_service.api.auth import ANYONE
+from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.engine import Engine
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput
@@ -65,7 +65,7 @@ async def session(api: TopicsApi) -> AsyncIterator[tuple[Client, "asyncio.Task[N
     client = Client()
     frames = SocketFrames(RenderCache(1 << 20))
     running = asyncio.create_task(
-        SocketSession(api, api.limits, ANYONE, frames, client.receive, client.send, utf8=True).run()
+        SocketSession(api, api.limits, UNRESTRICTED, frames, client.receive, client.send, utf8=True).run()
     )
     yield client, running
     client.reads.set()
@@ -80,7 +80,7 @@ async def session(api: TopicsApi) -> AsyncIterator[tuple[Client, "asyncio.Task[N
 
 async def append(api: TopicsApi, topic: str, *datas: bytes, **config: Any) -> None:
     request = AppendRequest(topic=topic, batch=Batch(datas=list(datas)), config=ConfigInput(**config))
-    await api.append(request, principal=ANYONE)
+    await api.append(request, principal=UNRESTRICTED)
 
 
 async def test_one_frame_is_read_ahead_and_not_one_for_each_subscription(api: TopicsApi) -> None:
@@ -134,7 +134,7 @@ async def test_an_idle_socket_keeps_nothing(api: TopicsApi) -> None:
 
 
 def _holds(task: "asyncio.Task[Any]", size: int) -> bool:
-    """Whether a waiting coroutine has a large text, or a frame of records, among its locals."""
+    """Return True if a waiting coroutine has a large text, or a frame of records, among its locals."""
     awaiting: Any = task.get_coro()
     while awaiting is not None and hasattr(awaiting, "cr_frame"):
         for value in awaiting.cr_frame.f_locals.values() if awaiting.cr_frame is not None else ():
@@ -207,7 +207,7 @@ async def test_drain(api: TopicsApi) -> None:
         assert client.closed == {"type": "websocket.close", "code": 1012, "reason": "the server is shutting down"}
     client = Client()
     frames = SocketFrames(RenderCache(1 << 20))
-    await SocketSession(api, api.limits, ANYONE, frames, client.receive, client.send, utf8=True).run()
+    await SocketSession(api, api.limits, UNRESTRICTED, frames, client.receive, client.send, utf8=True).run()
     assert client.ops() == ["error"]
 
 

@@ -15,12 +15,11 @@ import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
 
+import topics_cli as cli
 from support.lake_runs import LocalRunner, follow, settings
 from support.spark import Server
-from topics.v1 import topics_service_pb2 as pb
-from topics_client import cli
-from topics_client.cli import lakehouse
-from topics_client.cli.lakehouse import actions as lakehouse_actions
+from topics_cli import lakehouse
+from topics_cli.lakehouse import actions as lakehouse_actions
 from topics_client.connection import Connection
 from topics_client.installation import install_line
 from topics_client.retry import Retry
@@ -30,6 +29,7 @@ from topics_lakehouse.config import Config, load
 from topics_lakehouse.display import shown
 from topics_lakehouse.follower import Status
 from topics_lakehouse.pipeline import Pipeline
+from topics_proto.v1 import topics_service_pb2 as pb
 
 Fill = Callable[..., int]
 Run = Callable[..., tuple[int, str, str]]
@@ -162,7 +162,7 @@ def test_wrong_usage(run: Run) -> None:
     assert run("query", "--hot-limit", "0", "SELECT 1")[0] == 2
     code, _, err = run("status")
     assert code == 2
-    assert "there is no lakehouse.toml here" in err
+    assert "no lakehouse.toml in the working directory" in err
 
 
 def test_status_says_what_is_wrong(run: Run, orders: str) -> None:
@@ -327,7 +327,7 @@ def test_bars_are_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom topics_client import cli\n"
+        "import sys\nimport topics_cli as cli\n"
         "try:\n    cli.main(['lakehouse', 'query', '--help'])\nexcept SystemExit:\n    pass\n"
         "heavy = {'pyspark', 'pyarrow', 'pyiceberg', 'duckdb', 'rich', 'grpc', 'topics_lakehouse'}\n"
         "print(sorted(heavy & set(sys.modules)))"
@@ -357,9 +357,9 @@ def test_a_missing_package_is_named_with_the_extra(
 def _hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     class Finder:
         def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-            if fullname == "topics_client.cli.lakehouse.actions":
+            if fullname == "topics_cli.lakehouse.actions":
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-    monkeypatch.delitem(sys.modules, "topics_client.cli.lakehouse.actions", raising=False)
+    monkeypatch.delitem(sys.modules, "topics_cli.lakehouse.actions", raising=False)
     monkeypatch.delattr(lakehouse, "actions", raising=False)

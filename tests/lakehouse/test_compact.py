@@ -42,7 +42,7 @@ def test_large_files_are_left_alone_and_end_a_run() -> None:
 
 
 def test_a_group_waits_until_it_is_worth_it() -> None:
-    how = Compaction(100, least_files=4)
+    how = Compaction(100, min_files=4)
     assert _plan([5] * 3, how) == []
     assert _plan([5] * 4, how) == [[0, 1, 2, 3]]
     assert _plan([20, 20, 20], how) == [[0, 1, 2]]  # enough for a file that is never touched again
@@ -77,7 +77,7 @@ def test_runs_come_to_an_end_and_a_growing_table_is_rewritten_a_few_times(seed: 
         size = rng.randint(1, 20) if rng.random() < 0.95 else rng.randint(100, 1500)
         sizes.append(size)
         appended += size
-        while groups := _plan(sizes, Compaction(1000, least_files=8)):
+        while groups := _plan(sizes, Compaction(1000, min_files=8)):
             for group in reversed(groups):
                 total = sum(sizes[i] for i in group)
                 rewritten += total
@@ -128,7 +128,7 @@ def test_work_is_bounded_and_the_next_run_goes_on(table: Table) -> None:
     for i in range(12):
         append(table, 100 * i + 1, 100 * i + 100)
     before, size = content(table), live_files(table)[0].bytes
-    how = Compaction(target_bytes=2 * size + size // 2, most_bytes=1, thorough=True)
+    how = Compaction(target_bytes=2 * size + size // 2, max_bytes=1, thorough=True)
     done = compact(table, how)
     assert (done.files_before, done.files_after) == (2, 1)
     for _ in range(20):

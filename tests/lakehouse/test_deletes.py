@@ -15,10 +15,6 @@ from pyiceberg.table import Table
 from support.lake_runs import follow, settings
 from support.lake_tables import seqs_of
 from support.spark import Server, put_topic, rows
-from topics.v1 import queue_service_pb2 as queue_pb
-from topics.v1 import topic_pb2
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.record_pb2 import TagMatch
 from topics_client.connection import Connection
 from topics_client.errors import NotFoundError
 from topics_lakehouse import deletes
@@ -29,6 +25,10 @@ from topics_lakehouse.dead import find_dead
 from topics_lakehouse.deletes import NotThereYetError, Step, Synced, remove_rows, sync_deletes
 from topics_lakehouse.rewrite import Rewritten
 from topics_lakehouse.seqs import SeqSet
+from topics_proto.v1 import queue_service_pb2 as queue_pb
+from topics_proto.v1 import topic_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.record_pb2 import TagMatch
 
 Fill = Callable[..., int]
 

@@ -44,7 +44,7 @@ def test_a_hundred_commits_leave_a_bounded_table(table: Table) -> None:
     for i in range(100):
         append(table, 10 * i + 1, 10 * i + 10)
         if i % 10 == 9:
-            compact(table, Compaction(target_bytes=1 << 20, least_files=4))
+            compact(table, Compaction(target_bytes=1 << 20, min_files=4))
             maintain(table, NO_GRACE, now=_later())
     table.refresh()
     snapshot = table.current_snapshot()

@@ -18,7 +18,6 @@ from support.lake_runs import LocalRunner, follow, settings
 from support.lake_truth import Lake
 from support.spark import Server, fill, put_topic, rows
 from support.waiting import poll
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.address import Address
 from topics_client.connection import Connection
 from topics_client.errors import AuthError, TopicsError
@@ -29,6 +28,7 @@ from topics_lakehouse.files import FileTask, TaskResult
 from topics_lakehouse.follower import FAILED, LIVE, WAITING, Status
 from topics_lakehouse.pipeline import Pipeline
 from topics_lakehouse.runner import RunnerGoneError
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 @contextmanager
@@ -363,7 +363,7 @@ def test_a_commit_that_waited_too_long_is_made_anew(
     put_topic(connection, "overdue")
     fill(connection, "overdue", 100)
     config = settings(server, tmp_path, "overdue")
-    monkeypatch.setattr(follower, "LEAST_GRACE", 0.0)
+    monkeypatch.setattr(follower, "MIN_GRACE", 0.0)
     landing = SqlCatalog.commit_table
     calls = []
 

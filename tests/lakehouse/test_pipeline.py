@@ -10,12 +10,12 @@ from pyiceberg.types import LongType, StringType
 from support.lake_runs import LocalRunner, follow, settings
 from support.lake_truth import Lake
 from support.spark import Server, fill, put_topic, rows
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_lakehouse.catalog import GAPS, POSITIONS, TOPIC, identifier, table_state
 from topics_lakehouse.config import Config
 from topics_lakehouse.follower import ABSENT, FAILED, LIVE, Status
 from topics_lakehouse.pipeline import Pipeline
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 def _failed(config: Config) -> Status:

@@ -7,10 +7,10 @@ import pytest
 from support.lake_runs import LocalRunner, follow, settings
 from support.lake_truth import Lake
 from support.spark import Server, fill, put_topic, rows
-from topics.v1 import group_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import ConflictError, NotFoundError, TopicsError
 from topics_lakehouse.pipeline import Pipeline
+from topics_proto.v1 import group_service_pb2 as pb
 
 
 def _positions(connection: Connection, group: str) -> dict[tuple[str, int], int]:
@@ -77,7 +77,7 @@ def test_what_the_group_fails_with_stops_nothing(
         assert pipeline.once()
         fill(connection, "unheard", 30)
         assert pipeline.once()
-    assert caplog.text.count("group deaf was not told of the table's progress: throttled") == 1
+    assert caplog.text.count("can't commit progress to group deaf: throttled") == 1
     pipeline.round()
     assert _positions(connection, "deaf") == {("unheard", 0): 60}
     pipeline.close()

@@ -18,7 +18,6 @@ from pyiceberg.types import LongType, StringType
 from support.lake_runs import follow, settings
 from support.lake_tables import batch, seqs_of
 from support.spark import Server, put_topic, rows
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import NotFoundError, UnavailableError
 from topics_lakehouse import duck, query
@@ -29,6 +28,7 @@ from topics_lakehouse.hot import HotTailError
 from topics_lakehouse.maintain import Maintenance, maintain
 from topics_lakehouse.query import Lakehouse, QueryError
 from topics_lakehouse.rewrite import LiveFile, live_files
+from topics_proto.v1 import topics_service_pb2 as pb
 
 Fill = Callable[..., int]
 SCHEMA = "id bigint, amount double"
@@ -121,7 +121,7 @@ def test_no_record_is_missed_or_seen_twice_while_a_pipeline_runs(
     def run() -> None:
         while not stop.is_set():
             follow(config)
-            compact(_table(config, topic), Compaction(least_files=3))
+            compact(_table(config, topic), Compaction(min_files=3))
             maintain(_table(config, topic), Maintenance(keep_snapshots=3))
 
     thread = threading.Thread(target=run)

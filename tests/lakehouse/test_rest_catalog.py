@@ -11,13 +11,13 @@ from support.lake_truth import Lake
 from support.spark import Server, fill, put_topic, rows
 from support.waiting import poll
 from support.weed import Weed
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_lakehouse.catalog import table_state
 from topics_lakehouse.config import Config, load
 from topics_lakehouse.follower import LIVE, WAITING
 from topics_lakehouse.pipeline import Pipeline
 from topics_lakehouse.upkeep import Upkeep
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 @pytest.fixture(scope="module")

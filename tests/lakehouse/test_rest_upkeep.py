@@ -12,8 +12,6 @@ from support.lake_runs import follow
 from support.lake_tables import content, seqs_of
 from support.spark import Server, fill, put_topic, rows
 from support.weed import Weed
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.record_pb2 import TagMatch
 from topics_client.connection import Connection
 from topics_lakehouse.catalog import identifier, open_catalog
 from topics_lakehouse.compact import Compaction, compact
@@ -21,6 +19,8 @@ from topics_lakehouse.config import Config, load
 from topics_lakehouse.deletes import sync_deletes
 from topics_lakehouse.maintain import Maintenance, maintain, referenced
 from topics_lakehouse.query import Lakehouse
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.record_pb2 import TagMatch
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from pyiceberg.table.update import RemoveSnapshotRefUpdate
 from support.lake_runs import LocalRunner, follow, settings
 from support.lake_truth import Lake
 from support.spark import Server, put_topic, rows
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_lakehouse import follower
 from topics_lakehouse.catalog import COMMIT, POSITIONS, RANGES, ROWS, SNAPSHOT, CatalogDownError, open_catalog
@@ -25,6 +24,7 @@ from topics_lakehouse.pipeline import Pipeline
 from topics_lakehouse.query import Lakehouse
 from topics_lakehouse.rewrite import merge_manifests
 from topics_lakehouse.status import status
+from topics_proto.v1 import topics_service_pb2 as pb
 
 Fill = Callable[..., int]
 SCHEMA = "id bigint"

@@ -7,13 +7,13 @@ from pathlib import Path
 from support.lake_runs import follow, settings
 from support.lake_tables import make_table
 from support.spark import Server, put_topic
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.retry import Retry
 from topics_lakehouse.catalog import identifier, open_catalog
 from topics_lakehouse.compact import Compaction, compact
 from topics_lakehouse.config import Config
 from topics_lakehouse.status import TopicStatus, status
+from topics_proto.v1 import topics_service_pb2 as pb
 
 Fill = Callable[..., int]
 

@@ -24,7 +24,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="session")
 def traced(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with keys and all doors, that traces."""
+    """A server with keys and all protocols, that traces."""
     env = tracing(
         collector.endpoint,
         OTEL_EXPORTER_OTLP_HEADERS="api-key=collector-sekret",

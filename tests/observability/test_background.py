@@ -15,26 +15,26 @@ from support.kafka_wire import Wire
 from support.server import ServerProcess
 from support.waiting import poll
 from topics_kafka.protocol import ApiKey
-from topics_service.api import background
+from topics_net import background
 from topics_service.api.request_ids import begin, current_request
-from topics_service.api.together import Together
+from topics_service.api.scheduling.batcher import WriteBatcher
 
 ROOT = Path(__file__).parents[2]
 PLANS = {"call_soon", "call_later", "call_at", "call_soon_threadsafe", "create_task", "ensure_future"}
 OWN = {
     # Part of the request that starts it, and ended with it.
-    "gateway_http/topics_gateway/call.py": 2,
+    "gateway_http/topics_gateway/request.py": 2,
     "gateway_http/topics_gateway/socket_session.py": 3,
     "service/topics_service/api/checkpoints.py": 1,
     "service/topics_service/api/grpc/append_stream.py": 1,
-    "service/topics_service/app/door_calls.py": 1,
+    "service/topics_server/interceptors.py": 1,
     # Started by the server itself, or by a thread that has no request.
     "gateway_http/topics_gateway/transport/server.py": 1,
-    "service/topics_service/api/commit.py": 1,
-    "service/topics_service/api/handshake.py": 1,
-    "service/topics_service/app/bulk_reader.py": 1,
-    "service/topics_service/app/bulk_readers.py": 3,
-    "service/topics_service/app/server.py": 1,
+    "service/topics_service/api/scheduling/commit.py": 1,
+    "service/topics_net/tls_listener.py": 1,
+    "service/topics_server/bulk_reader.py": 1,
+    "service/topics_server/bulk_readers.py": 3,
+    "service/topics_server/server.py": 1,
 }
 SIGNALS = 40
 
@@ -88,8 +88,8 @@ def test_a_kafka_connection_is_not_its_last_request(audited: ServerProcess) -> N
             "error_code"
         ]
         wire.socket.sendall(b"\xff" * 8)
-        poll(lambda: "is announced" in audited.log, 10, "the line")
-    (told,) = [line for line in audited.log.splitlines() if "is announced" in line]
+        poll(lambda: "invalid frame length" in audited.log, 10, "the line")
+    (told,) = [line for line in audited.log.splitlines() if "invalid frame length" in line]
     assert "request=" not in told
 
 
@@ -124,11 +124,11 @@ async def test_what_serves_several_is_nobodys() -> None:
         found.append((list(requests), request and request.text))
         return list(requests)
 
-    turns = Together(serve, 2)
+    batcher = WriteBatcher(serve, 2)
 
     async def ask(name: str) -> None:
         begin(name)
-        if (answer := turns.join("k", name)) is not None:
+        if (answer := batcher.join("k", name)) is not None:
             await answer
 
     await asyncio.gather(*map(ask, "abcdef"))
@@ -138,7 +138,7 @@ async def test_what_serves_several_is_nobodys() -> None:
 def test_nothing_else_plans_work() -> None:
     """A call of the loop's own methods is counted above with its reason, or passes a context."""
     found: dict[str, int] = {}
-    for folder in ("service/topics_service", "gateway_http/topics_gateway", "gateway_kafka/topics_kafka"):
+    for folder in ("service", "gateway_http/topics_gateway", "gateway_kafka/topics_kafka"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text()
             if path.name == "background.py" or not any(name in text for name in PLANS):

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.http import Api
 from support.kafka_wire import Wire
 from support.server import ServerProcess
-from topics.v1 import admin_service_pb2, admin_service_pb2_grpc
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 HERE = Path(__file__).parents[2] / "docs" / "grafana"
 DASHBOARD = json.loads((HERE / "topics.json").read_text())

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.http import Api
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import admin_service_pb2, admin_service_pb2_grpc
+from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 
 class Scrape:

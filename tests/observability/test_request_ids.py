@@ -14,14 +14,14 @@ from support.collector import Collector
 from support.kafka_wire import Wire
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import admin_service_pb2, admin_service_pb2_grpc
 from topics_gateway import GatewaySettings, create_app
 from topics_kafka.protocol import ErrorCode
-from topics_service.api.commit import GroupCommit
+from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
+from topics_server.logs import JsonFormatter, TextFormatter, within_request
+from topics_server.settings import SettingsError, load
 from topics_service.api.request_ids import KafkaRequestId, RequestId, begin, begin_call, current_request
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
-from topics_service.app.logs import JsonFormatter, TextFormatter, within_request
-from topics_service.app.settings import SettingsError, load
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.storage.memory import MemoryStore
@@ -89,10 +89,9 @@ def test_http_answers_with_the_id_it_was_given(traced: ServerProcess, secret: st
 
 @pytest.fixture
 async def broken() -> Any:
-    """The HTTP door in front of an api with a bug."""
+    """The HTTP API in front of an api with a bug."""
     engine = Engine(MemoryStore(), SystemClock())
-    writer = engine.writer
-    commit = GroupCommit(writer.store.sync, lambda: writer.written, engine.synced, engine.sync_failed)
+    commit = GroupCommit.for_engine(engine)
     api = TopicsApi(engine, commit)
 
     async def get_topic(*_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""Spans of a real server, as a collector gets them: of every door, with their parents, and without secrets."""
+"""Spans of a real server, as a collector gets them: of every protocol, with their parents, and without secrets."""
 
 import json
 import re
@@ -16,13 +16,13 @@ from support.http import Api
 from support.kafka_wire import Wire
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import admin_service_pb2, admin_service_pb2_grpc, topics_service_pb2_grpc
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.record_pb2 import AppendRecord
-from topics.v1.topic_pb2 import TopicConfig
 from topics_client.installation import install_line
 from topics_kafka.protocol import ApiKey
-from topics_service.app.tracing import Tracing, TracingError, start
+from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc, topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.record_pb2 import AppendRecord
+from topics_proto.v1.topic_pb2 import TopicConfig
+from topics_server.tracing import Tracing, TracingError, start
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"
@@ -330,6 +330,6 @@ def test_off_means_that_nothing_is_imported(tmp_path: Path) -> None:
         with ServerProcess(tmp_path / "server", env=env) as server, Api(server.base) as api:
             api.append(api.make(), 1)
             assert server.stop() == 0
-        assert " topics_service.app.tracing\n" in server.log
+        assert " topics_server.tracing\n" in server.log
         assert "opentelemetry" not in server.log
         assert collector.bodies == []

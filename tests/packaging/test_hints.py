@@ -1,5 +1,6 @@
 """What is said where a module is missing: the extra that brings it, or that the installation is not whole."""
 
+import importlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from topics_client import installation
-from topics_client.installation import DISTRIBUTION, MissingError, install_line, needs
+from topics_client.installation import DISTRIBUTION, MissingError, install_line, needs, require_hooks
 
 ROOT = Path(__file__).parents[2]
 TEXT = ("README.md", "docs/**/*.md", "examples/*.py", "service/deploy/*", "sdk/generated/*/README.md")
@@ -50,6 +51,32 @@ def test_all_that_a_wheel_holds_is_known_as_our_own() -> None:
     places = map(Path, pth.read_text().splitlines())
     packages = {init.parent.name for place in places for init in place.glob("*/__init__.py")}
     assert packages - {"topics_openapi"} == installation._OURS
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "owner", "hook"),
+    [
+        ("topics_lakehouse.commit", "pyiceberg.table.update.snapshot", "_MergeAppendFiles", "_validate_concurrency"),
+        ("topics_lakehouse.rewrite", "pyiceberg.table.update.snapshot", "_OverwriteFiles", "_validate_concurrency"),
+        ("topics_gateway.transport.h2rules", "h2.connection", "H2ConnectionStateMachine", "_transitions"),
+        ("topics_gateway.transport.h2rules", "h2.frame_buffer", "FrameBuffer", "_validate_frame_length"),
+    ],
+)
+def test_a_renamed_hook_of_a_library_stops_the_import(
+    monkeypatch: pytest.MonkeyPatch, module: str, library: str, owner: str, hook: str
+) -> None:
+    importlib.import_module(module)
+    for kind in getattr(importlib.import_module(library), owner).__mro__:
+        if hook in vars(kind):
+            monkeypatch.delattr(kind, hook)
+    monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(ImportError, match=rf"{owner}\.{hook}: install the version that topics-engine pins"):
+        importlib.import_module(module)
+
+
+def test_hooks_that_a_library_has_are_accepted() -> None:
+    require_hooks(Path, "exists", "is_dir")
+    require_hooks(Path("."), "exists")
 
 
 def from_url(monkeypatch: pytest.MonkeyPatch, direct_url: dict[str, object] | None) -> str:

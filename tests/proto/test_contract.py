@@ -15,7 +15,7 @@ from google.api import annotations_pb2
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import FileDescriptor, MethodDescriptor
 
-from topics.v1 import errors_pb2
+from topics_proto.v1 import errors_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTO = ROOT / "proto"
@@ -92,7 +92,7 @@ HTTP_STATUS = {
 
 
 def generated(name: str) -> FileDescriptor:
-    module = name.removesuffix(".proto").replace("/", ".") + "_pb2"
+    module = "topics_proto." + name.removeprefix("topics/").removesuffix(".proto").replace("/", ".") + "_pb2"
     descriptor = importlib.import_module(module).DESCRIPTOR
     assert isinstance(descriptor, FileDescriptor)
     return descriptor

@@ -18,8 +18,6 @@ from support.sdk import Clients
 from support.server import ServerProcess
 from support.tls_proxy import certificate, tls_proxy
 from support.waiting import poll
-from topics.v1.errors_pb2 import ErrorReason
-from topics.v1.errors_pb2 import rule as rules
 from topics_client import (
     AuthError,
     ConflictError,
@@ -36,6 +34,8 @@ from topics_client import (
 )
 from topics_client.errors import code_of, error_of
 from topics_client.models import JobState
+from topics_proto.v1.errors_pb2 import ErrorReason
+from topics_proto.v1.errors_pb2 import rule as rules
 
 _ONCE = Retry(seconds=0)
 
@@ -175,7 +175,7 @@ def test_nothing_of_grpc_reaches_the_user(shared: ServerProcess) -> None:
         ("s3cret://h", "…://…: the scheme of a server's URL is topics or, with TLS, topics\\+tls$"),
     ],
 )
-def test_a_scheme_of_another_door_is_told_what_to_write(clients: Clients, url: str, told: str) -> None:
+def test_a_scheme_of_another_protocol_is_told_what_to_write(clients: Clients, url: str, told: str) -> None:
     with pytest.raises(ValueError, match=told) as refused:
         clients(url)
     assert "s3cret" not in str(refused.value)

@@ -158,7 +158,7 @@ def test_a_router_copies_and_is_told_of(client: TopicsClient, name: str) -> None
     assert (gone.value.reason, gone.value.detail) == ("router_not_found", {"router": router})
     with pytest.raises(NotFoundError):
         client.put_router(router, RouterConfig(source, f"{name}.none"), create_dest=False)
-    with pytest.raises(InvalidRequestError, match="exclude"):
+    with pytest.raises(InvalidRequestError, match="mutually exclusive"):
         client.put_router(router, RouterConfig(source, dest, tag="a", tag_prefix="a"))
     assert client.put_router(router, RouterConfig(source, dest, tag="t", allow_cycle=True, preserve_tag=False)) is True
     assert client.get_router(router).config == RouterConfig(source, dest, tag="t", allow_cycle=True, preserve_tag=False)

@@ -67,7 +67,7 @@ def test_what_a_watch_cannot_be(client: TopicsClient, name: str) -> None:
     for wrong in wrongs:
         with pytest.raises(InvalidRequestError):
             client.watch(wrong)
-    with pytest.raises(InvalidRequestError, match="exclude"):
+    with pytest.raises(InvalidRequestError, match="mutually exclusive"):
         client.watch(name, tag="a", tag_prefix="b")
     with pytest.raises(NotFoundError) as none:
         next(iter(client.watch(name)))

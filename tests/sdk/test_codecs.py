@@ -1,4 +1,4 @@
-"""Values of users' own types in and out of topics, by every door of the SDK."""
+"""Values of users' own types in and out of topics, by every protocol of the SDK."""
 
 import pickle
 import subprocess

@@ -8,7 +8,6 @@ import grpc
 import pytest
 
 from support.server import ServerProcess
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.address import Address
 from topics_client.connection import Connection
 from topics_client.errors import (
@@ -20,6 +19,7 @@ from topics_client.errors import (
     UnavailableError,
 )
 from topics_client.retry import Retry
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _KEYS = "admin-key,reader:read"
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.v1 import record_pb2, topic_pb2
-from topics.v1.record_pb2 import RECORD_KIND_BINARY, RECORD_KIND_JSON, PackedColumn, RecordColumns
 from topics_client import InvalidRequestError, Record
 from topics_client.decoding import records_of_columns, records_of_rows
 from topics_client.encoding import column_batch
 from topics_client.enums import number_of, text_of
+from topics_proto.v1 import record_pb2, topic_pb2
+from topics_proto.v1.record_pb2 import RECORD_KIND_BINARY, RECORD_KIND_JSON, PackedColumn, RecordColumns
 
 
 def _packed(values: Sequence[bytes | None]) -> PackedColumn:

@@ -17,14 +17,14 @@ import grpc
 import pytest
 
 from support.missing import without
-from topics.v1 import topics_service_pb2 as pb
+from topics_cli import main
 from topics_client import AsyncTopicsClient, ConnectError, TopicsClient, UnavailableError
 from topics_client.address import Address
-from topics_client.cli import main
 from topics_client.connection import Connection
 from topics_client.errors import InvalidRequestError, may_be_done
 from topics_client.retry import Retry
 from topics_client.worker.errors import passes
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 

@@ -11,8 +11,6 @@ import pytest
 
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.topic_pb2 import DISCARD_POLICY_REJECT, TopicConfig
 from topics_client.address import Address
 from topics_client.connection import Connection
 from topics_client.decoding import records_of_columns
@@ -25,8 +23,10 @@ from topics_client.errors import (
     UnavailableError,
 )
 from topics_client.models import RawJson, Record
+from topics_client.producer.api import AsyncProducer, Producer, ProducerOptions
 from topics_client.producer.delivery import Delivery
-from topics_client.producer.faces import AsyncProducer, Producer, ProducerOptions
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.topic_pb2 import DISCARD_POLICY_REJECT, TopicConfig
 
 _KEYS = "admin-key,reader:read,writer:write"
 
@@ -275,7 +275,7 @@ def test_an_error_of_the_caller_is_not_hidden_by_one_of_the_producer(
     with pytest.raises(KeyError):
         append()
     assert deliveries[0].result(0) == 1, "leaving the block has delivered it"
-    assert "was closed with a failure: partition_not_found" in caplog.text
+    assert "closing a producer failed: partition_not_found" in caplog.text
 
 
 def test_callbacks_come_in_order_and_may_fail(producer: Producer, caplog: pytest.LogCaptureFixture) -> None:
@@ -294,7 +294,7 @@ def test_callbacks_come_in_order_and_may_fail(producer: Producer, caplog: pytest
     producer.flush(30)
     assert sorted(seqs) == seqs == list(range(1, 51))
     assert "topics-producer" in threads
-    assert "a callback of a delivery failed" in caplog.text
+    assert "a delivery callback failed" in caplog.text
     assert "a bug of the caller" in caplog.text
     assert "and another" in caplog.text
 
@@ -410,7 +410,7 @@ def test_a_bug_in_its_thread_leaves_nobody_waiting(
         raise ZeroDivisionError
 
     monkeypatch.setattr(producer._core._batches, "take", fail)
-    with pytest.raises(TopicsError, match="internal: 1 record for t, not stored: the thread of the producer failed"):
+    with pytest.raises(TopicsError, match="internal: 1 record for t, not stored: the producer's thread failed"):
         producer.flush(20)
     assert lingering.done()
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):

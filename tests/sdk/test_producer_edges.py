@@ -14,14 +14,14 @@ import pytest
 from support.fake_topics import FakeTopics, hang, lose, stored
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.address import Address
 from topics_client.connection import Connection
 from topics_client.decoding import records_of_columns
 from topics_client.errors import TopicsError, UnavailableError
+from topics_client.producer.api import AsyncProducer, Producer
 from topics_client.producer.delivery import Delivery
-from topics_client.producer.faces import AsyncProducer, Producer
 from topics_client.retry import Retry
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _QUICK = Retry(seconds=60, first_pause=0.02, longest_pause=0.1)
 
@@ -233,7 +233,7 @@ def test_an_answer_about_other_records_is_no_delivery() -> None:
             error = delivery.exception(10)
             assert error is not None
             assert (error.reason, error.detail["outcome"]) == ("internal", "unknown")
-            assert "the server tells of 1 records in place of 2" in error.message
+            assert "the server acknowledged 1 records instead of 2" in error.message
         assert producer.append("t", 3).result(10) == 7
 
 

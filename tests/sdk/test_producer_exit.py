@@ -10,16 +10,16 @@ from collections.abc import Iterator
 import pytest
 
 from support.server import ServerProcess
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.address import Address
 from topics_client.connection import Connection
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _HEAD = """
 import os, sys, threading, time
-from topics_client.producer import ending
+from topics_client.producer import shutdown
 from topics_client.address import Address
 from topics_client.connection import Connection
-from topics_client.producer.faces import Producer
+from topics_client.producer.api import Producer
 from topics_client.retry import Retry
 connection = Connection(Address.parse())
 """
@@ -80,7 +80,7 @@ for i in range(1000): producer.append("{topic}", i)
 def test_one_that_hangs_takes_no_time_from_the_others(server: ServerProcess) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         script = f"""
-ending.SECONDS = 2
+shutdown.SECONDS = 2
 other = Connection(Address.parse("{server.grpc_target}"))
 producers = [Producer(each, linger_ms=60_000) for each in (connection, other, connection)]
 for producer in producers: producer.append("beside", 1)
@@ -93,7 +93,7 @@ for producer in producers: producer.append("beside", 1)
 def test_a_closed_producer_holds_nothing_up(server: ServerProcess) -> None:
     script = """
 with Producer(connection) as producer: producer.append("closed", 1)
-assert not ending._open
+assert not shutdown._open
 """
     assert _run(script, server.grpc_target) == ("", "")
 
@@ -101,7 +101,7 @@ assert not ending._open
 def test_what_can_not_be_delivered_at_the_end_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         script = """
-ending.SECONDS = 0.5
+shutdown.SECONDS = 0.5
 producer = Producer(connection)
 for i in range(7): producer.append("t", i)
 """
@@ -123,7 +123,7 @@ def test_an_interrupt_is_not_held_up_for_long(where: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         script = f"""
 import signal
-ending.SECONDS = 0.5
+shutdown.SECONDS = 0.5
 producer = Producer(connection)
 delivery = producer.append("t", 1)
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -10,15 +10,15 @@ import pytest
 
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.topic_pb2 import TopicConfig
 from topics_client.address import Address
 from topics_client.connection import Connection
 from topics_client.decoding import records_of_columns
 from topics_client.errors import UnavailableError
+from topics_client.producer.api import Producer
 from topics_client.producer.delivery import Delivery
-from topics_client.producer.faces import Producer
 from topics_client.retry import Retry
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.topic_pb2 import TopicConfig
 
 _QUICK = Retry(seconds=60, first_pause=0.02, longest_pause=0.2)
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics.v1 import record_pb2
-from topics.v1.errors_pb2 import ERROR_REASON_INTERNAL, ERROR_REASON_SHUTTING_DOWN, ERROR_REASON_THROTTLED
-from topics.v1.record_pb2 import Tombstone
-from topics.v1.stream_pb2 import Frame, StreamError, Subscribed, TopicPosition
-from topics.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
-from topics.v1.watch_service_pb2 import WatchRequest, WatchResponse, WatchSubscription
 from topics_client import Advice, CaughtUp, Gap, GapError, NotFoundError, Record, TopicDeleted, TopicsError
 from topics_client.reading import Reading
 from topics_client.watching import Watching, subscribe
+from topics_proto.v1 import record_pb2
+from topics_proto.v1.errors_pb2 import ERROR_REASON_INTERNAL, ERROR_REASON_SHUTTING_DOWN, ERROR_REASON_THROTTLED
+from topics_proto.v1.record_pb2 import Tombstone
+from topics_proto.v1.stream_pb2 import Frame, StreamError, Subscribed, TopicPosition
+from topics_proto.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
+from topics_proto.v1.watch_service_pb2 import WatchRequest, WatchResponse, WatchSubscription
 
 
 @dataclass

@@ -16,15 +16,15 @@ from sdk.worker_queues import add, running, state
 from support.rough_proxy import RoughProxy
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.topic_pb2 import TOPIC_TYPE_QUEUE, TopicConfig
 from topics_client.address import Address
 from topics_client.connection import Connection
 from topics_client.decoding import records_of_columns
 from topics_client.models import Job
+from topics_client.producer.api import AsyncProducer, Producer
 from topics_client.producer.delivery import Delivery
-from topics_client.producer.faces import AsyncProducer, Producer
 from topics_client.retry import Retry
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.topic_pb2 import TOPIC_TYPE_QUEUE, TopicConfig
 
 _SECONDS = float(os.environ.get("TOPICS_SOAK_SECONDS", "4"))
 _SEED = int(os.environ.get("TOPICS_SOAK_SEED", "0"))

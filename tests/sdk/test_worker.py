@@ -13,17 +13,17 @@ from sdk.worker_queues import SOON, acked, add, jobs_in, make_queue, running, st
 
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1.job_pb2 import JOB_STATE_DELAYED, JOB_STATE_IN_FLIGHT
-from topics.v1.topic_pb2 import DISCARD_POLICY_REJECT, TopicConfig
-from topics.v1.topics_service_pb2 import PutTopicRequest
 from topics_client import TopicsClient
 from topics_client.address import Address
 from topics_client.aio_connection import AsyncConnection
 from topics_client.connection import Connection
 from topics_client.errors import AuthError, ConflictError, NotFoundError
 from topics_client.models import Job
-from topics_client.worker.faces import AsyncWorker, Backoff, Release, RetryLater, Worker
+from topics_client.worker.api import AsyncWorker, Backoff, Release, RetryLater, Worker
 from topics_client.worker.reasons import reason_of
+from topics_proto.v1.job_pb2 import JOB_STATE_DELAYED, JOB_STATE_IN_FLIGHT
+from topics_proto.v1.topic_pb2 import DISCARD_POLICY_REJECT, TopicConfig
+from topics_proto.v1.topics_service_pb2 import PutTopicRequest
 
 _KEYS = "admin-key,reader:read"
 
@@ -230,7 +230,7 @@ def test_a_failure_is_logged_with_its_traceback(connection: Connection, caplog: 
     backoff = Backoff(first_seconds=60, longest_seconds=60)
     with caplog.at_level(logging.INFO, "topics_client.worker"):
         Worker(connection, "logged", handle, until_empty=True, backoff=backoff).run()
-    assert "logged: nothing is ready; jobs that rest before a retry are left: 1" in caplog.text
+    assert "logged: nothing is ready; jobs waiting for a retry: 1" in caplog.text
     (record,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert record.name == "topics_client.worker"
     assert "logged: job 1 failed (delivery 1)" in record.getMessage()
@@ -258,18 +258,18 @@ def test_no_retry_is_promised_that_never_comes(
         worker = Worker(connection, queue, handle, until_empty=True, backoff=SOON)
         worker.run()
     told = [each.getMessage() for each in caplog.records if "seq" in each.msg or each.levelno == logging.WARNING]
-    assert [line.split(" and rests for ")[0] for line in told] == [
+    assert [line.split(", retry in ")[0] for line in told] == [
         f"{queue}: job 1 failed (delivery 1)",
-        f"{queue}: job 1 failed and is given up after 2 deliveries",
+        f"{queue}: job 1 failed for the last time, after 2 deliveries",
         f"{queue}: dead-lettered: seq 1"
         if has_room
-        else f"{queue}: given up, but the dead-letter topic does not take them yet: seq 1",
+        else f"{queue}: out of deliveries, but not yet accepted by the dead-letter topic: seq 1",
     ]
     assert ["last: False" in caplog.text, "last: True" in caplog.text] == [True, True]
     counts, after = state(connection, queue).queue, worker.statistics()
     assert (after.retried, after.given_up) == (1, 1), "it has waited for the retry"
     assert (counts.ready, counts.delayed, counts.dead_lettered, counts.exhausted) == (0, 0, has_room, not has_room)
-    left = f"{queue}: nothing is ready; jobs that the dead-letter topic does not take are left: 1"
+    left = f"{queue}: nothing is ready; jobs not accepted by the dead-letter topic: 1"
     assert (left in caplog.text) == (not has_room)
 
 
@@ -348,7 +348,7 @@ def test_a_coroutine_that_nobody_awaits_is_a_failure(connection: Connection, cap
 
     with running(connection, "unawaited", lambda job: handle(job)):
         poll(lambda: state(connection, "unawaited").queue.dead_lettered == 1)
-    assert "give the worker the async function itself" in caplog.text
+    assert "pass the async function itself to the worker" in caplog.text
 
 
 # ------------------------------------------------------------------ leases
@@ -425,7 +425,7 @@ def test_what_a_handler_returns_after_its_lease_was_lost_counts_for_nothing(
         held = jobs_in(connection, "taken-away", JOB_STATE_IN_FLIGHT)
         assert {view.node for view in held} == {worker.node}
         # Somebody else's nack in its name: without the lease_ids the name decides.
-        from topics.v1 import queue_service_pb2 as qpb
+        from topics_proto.v1 import queue_service_pb2 as qpb
 
         nack = qpb.NackRequest(topic="taken-away", node=worker.node, seqs=[1, 2], delay_ms=700)
         assert connection.unary(connection.queues.Nack, nack, repeatable=False).nacked == 2
@@ -435,7 +435,7 @@ def test_what_a_handler_returns_after_its_lease_was_lost_counts_for_nothing(
     assert done == {(1, 1): True, (2, 1): True}
     after = worker.statistics()
     assert (after.taken, after.acked, after.lost) == (4, 2, 2)
-    assert sum("are lost while their handlers run" in message for message in caplog.messages) in (1, 2)
+    assert sum("with running handlers; other workers" in message for message in caplog.messages) in (1, 2)
 
 
 # ------------------------------------------------------------------ errors
@@ -447,7 +447,7 @@ def test_what_trying_again_can_not_help_ends_the_run(server: ServerProcess, conn
     with pytest.raises(NotFoundError, match="topic_not_found"):
         Worker(connection, "nowhere", log.append).run()
     add(connection, "a-log", [])
-    from topics.v1 import topics_service_pb2 as pb
+    from topics_proto.v1 import topics_service_pb2 as pb
 
     connection.unary(connection.topics.PutTopic, pb.PutTopicRequest(topic="a-log"))
     with pytest.raises(ConflictError, match="not_a_queue"):
@@ -468,7 +468,7 @@ async def test_an_async_run_ends_by_the_same_errors(server: ServerProcess, conne
 
 
 def test_a_queue_that_is_deleted_under_it_ends_the_run(connection: Connection) -> None:
-    from topics.v1 import topics_service_pb2 as pb
+    from topics_proto.v1 import topics_service_pb2 as pb
 
     make_queue(connection, "deleted", 2, lease_ms=300)
     begun = threading.Event()
@@ -542,7 +542,7 @@ def test_until_empty_waits_for_what_runs_here_and_not_for_what_others_hold(
         with caplog.at_level(logging.INFO, "topics_client.worker"):
             Worker(connection, "others", handle, until_empty=True, concurrency=1).run()
         assert len(done) == 2
-        assert "others: nothing is ready; jobs that other workers hold are left: 1" in caplog.text
+        assert "others: nothing is ready; jobs leased by other workers: 1" in caplog.text
         assert state(connection, "others").queue.in_flight == 1
         gate.set()
 

@@ -17,15 +17,15 @@ from sdk.worker_queues import SOON, acked, add, make_queue, running, state
 
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1.queue_service_pb2 import AckRequest, StopWorkRequest, StopWorkResponse
 from topics_client.address import Address
 from topics_client.aio_connection import AsyncConnection
 from topics_client.connection import Connection
 from topics_client.models import Job
 from topics_client.worker import core
-from topics_client.worker.faces import AsyncWorker, RetryLater, Worker
+from topics_client.worker.ack_sender import Backoff
+from topics_client.worker.api import AsyncWorker, RetryLater, Worker
 from topics_client.worker.leases import Leases
-from topics_client.worker.settling import Backoff
+from topics_proto.v1.queue_service_pb2 import AckRequest, StopWorkRequest, StopWorkResponse
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_a_server_without_stop_work_is_lived_with(connection: Connection) -> Non
 def test_draining_beside_a_server_that_hangs_ends(
     server: ServerProcess, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "_LEAST_FLUSH_SECONDS", 1.0)
+    monkeypatch.setattr(core, "_MIN_FLUSH_SECONDS", 1.0)
     make_queue(connection, "hung", 10)
     gate = threading.Event()
     worker = Worker(connection, "hung", lambda job: gate.wait(20), concurrency=4, drain_seconds=1)
@@ -210,13 +210,13 @@ def test_jobs_on_their_way_while_acks_are_answered_late_cost_no_delivery(
         monkeypatch.setattr(slow, "unary", answered_late)
         for _ in range(8):
             with running(slow, "late-acks", lambda job: time.sleep(0.002), concurrency=8) as worker:
-                took = worker._core._feed._took
+                took = worker._core._receiver._took
 
                 def later(jobs: list[Job], took: Any = took) -> None:
                     time.sleep(0.02)
                     took(jobs)
 
-                worker._core._feed._took = later
+                worker._core._receiver._took = later
                 acked(worker, 16)
             done += worker.statistics().acked
             assert worker.statistics().lost == 0
@@ -245,7 +245,7 @@ def test_a_stream_that_opens_while_it_stops_brings_nothing_round_and_round(
         monkeypatch.setattr(own, "stream", late)
         with running(own, "too-late", lambda job: gate.wait(20), concurrency=4) as worker:
             poll(lambda: worker.statistics().running == 1)
-            cancel = worker._core._feed._cancel
+            cancel = worker._core._receiver._cancel
             assert cancel is not None
             cancel()
             poll(lambda: streams == 2)
@@ -253,7 +253,7 @@ def test_a_stream_that_opens_while_it_stops_brings_nothing_round_and_round(
             worker.stop()
             poll(lambda: worker._core._is_stopped)
             go.set()
-            poll(lambda: worker._core._feed.is_open)
+            poll(lambda: worker._core._receiver.is_open)
             time.sleep(0.5)
             assert worker.statistics().released <= 8
             assert state(connection, "too-late").queue.in_flight == 0

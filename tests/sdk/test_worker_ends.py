@@ -19,13 +19,13 @@ from sdk.worker_queues import SOON, acked, add, jobs_in, make_queue, running, st
 
 from support.server import DIE_WITH_US, ServerProcess
 from support.waiting import poll
-from topics.v1.job_pb2 import JOB_STATE_IN_FLIGHT, JOB_STATE_READY
 from topics_client.address import Address
 from topics_client.aio_connection import AsyncConnection
 from topics_client.connection import Connection
 from topics_client.errors import TopicsError
 from topics_client.models import Job
-from topics_client.worker.faces import AsyncWorker, Worker
+from topics_client.worker.api import AsyncWorker, Worker
+from topics_proto.v1.job_pb2 import JOB_STATE_IN_FLIGHT, JOB_STATE_READY
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_handlers_that_are_not_done_in_time_are_told_and_their_jobs_given_back(
     after = worker.statistics()
     assert (after.taken, after.acked, after.released, after.lost) == (3, 1, 2, 0)
     poll(lambda: state(connection, "late").queue.ready == 2)  # long before their leases end
-    assert "2 handlers were not done in time, their jobs are given back: seq 2, 3" in caplog.text
+    assert "2 handlers did not finish in time, releasing their jobs: seq 2, 3" in caplog.text
     gate.set()
     poll(lambda: worker.statistics().running == 0)
     assert worker.statistics().acked == 1
@@ -316,7 +316,7 @@ import asyncio, json, logging, os, sys, time, threading
 from topics_client.address import Address
 from topics_client.aio_connection import AsyncConnection
 from topics_client.connection import Connection
-from topics_client.worker.faces import AsyncWorker, Worker
+from topics_client.worker.api import AsyncWorker, Worker
 
 target, queue, kind = sys.argv[1:4]
 options = json.loads(sys.argv[4])
@@ -440,7 +440,7 @@ def test_a_second_signal_ends_the_process_at_once(
     with WorkerProcess(tmp_path, server.grpc_target, queue, kind, concurrency=2) as worker:
         poll(lambda: worker.said.count("begins 60") == 2, 15, worker.logged)
         worker.process.send_signal(signum)
-        poll(lambda: "stopping, 2 handlers run" in worker.logged, 5, worker.logged)
+        poll(lambda: "stopping, 2 handlers have" in worker.logged, 5, worker.logged)
         worker.process.send_signal(signum)
         began = time.monotonic()
         assert worker.process.wait(15) == code, worker.logged

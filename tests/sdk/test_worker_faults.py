@@ -17,12 +17,12 @@ from sdk.worker_queues import acked, add, make_queue, running, state
 
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1.topic_pb2 import DURABILITY_FSYNC
 from topics_client.address import Address
 from topics_client.connection import Connection
 from topics_client.models import Job
-from topics_client.worker import core, feed
-from topics_client.worker.faces import Worker
+from topics_client.worker import core, receiver
+from topics_client.worker.api import Worker
+from topics_proto.v1.topic_pb2 import DURABILITY_FSYNC
 
 
 class House:
@@ -96,7 +96,7 @@ def test_a_server_killed_again_and_again_costs_no_job(
     lost = sum(worker.statistics().lost for worker in workers)
     assert 600 - lost <= done <= 600  # of an ack whose answer was lost nobody knows
     assert handled.total() <= 600 + lost
-    assert 3 <= _warnings(caplog, "killed: no jobs come") <= 2 * 3 + 2
+    assert 3 <= _warnings(caplog, "killed: can't receive jobs") <= 2 * 3 + 2
 
 
 def test_a_job_whose_lease_outlives_the_server_is_acked_by_its_one_run(house: House, connection: Connection) -> None:
@@ -171,7 +171,7 @@ def test_a_broken_stream_loses_its_jobs_to_others_and_the_handlers_are_told(
     with running(connection, "broken", handle, concurrency=4) as worker:
         poll(lambda: worker.statistics().running == 4)
         with running(connection, "broken", again.append) as other:
-            cancel = worker._core._feed._cancel
+            cancel = worker._core._receiver._cancel
             assert cancel is not None
             cancel()
             acked(other, 4)
@@ -184,7 +184,7 @@ def test_a_broken_stream_loses_its_jobs_to_others_and_the_handlers_are_told(
     after = worker.statistics()
     assert (after.acked, after.lost) == (1, 4)
     assert state(connection, "broken").count == 0
-    assert _warnings(caplog, "broken: no jobs come") == 1
+    assert _warnings(caplog, "broken: can't receive jobs") == 1
 
 
 def test_a_worker_waits_for_its_server_and_says_so_once(
@@ -194,24 +194,24 @@ def test_a_worker_waits_for_its_server_and_says_so_once(
     make_queue(connection, "waited-for", 3, durability=DURABILITY_FSYNC)
     house.server.kill()
     with running(connection, "waited-for", lambda job: None) as worker:
-        poll(lambda: _warnings(caplog, "waited-for: no jobs come (unavailable: "))
+        poll(lambda: _warnings(caplog, "waited-for: can't receive jobs (unavailable: "))
         time.sleep(1)  # several attempts
         house.restart()
         acked(worker, 3)
-    assert _warnings(caplog, "waited-for: no jobs come") == 1
+    assert _warnings(caplog, "waited-for: can't receive jobs") == 1
     assert house.target in caplog.text
-    assert sum("waited-for: jobs come again" in message for message in caplog.messages) == 1
+    assert sum("waited-for: receiving jobs again" in message for message in caplog.messages) == 1
 
 
 def test_a_server_that_hangs_is_a_break(
     house: House, connection: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(feed, "_HEARTBEAT_SECONDS", 0.3)
+    monkeypatch.setattr(receiver, "_HEARTBEAT_SECONDS", 0.3)
     make_queue(connection, "hangs")
     with running(connection, "hangs", lambda job: None) as worker:
-        poll(lambda: worker._core._feed.is_open)
+        poll(lambda: worker._core._receiver.is_open)
         house.server.signal(signal.SIGSTOP)
-        poll(lambda: _warnings(caplog, "hangs: no jobs come (unavailable: no answer for 0.9 s)"), 10)
+        poll(lambda: _warnings(caplog, "hangs: can't receive jobs (unavailable: no answer for 0.9 s)"), 10)
         house.server.signal(signal.SIGCONT)
         add(connection, "hangs", range(20))
         acked(worker, 20)
@@ -225,7 +225,7 @@ def test_a_worker_ends_though_its_server_is_gone(
     caplog: pytest.LogCaptureFixture,
     seconds: float,
 ) -> None:
-    monkeypatch.setattr(core, "_LEAST_FLUSH_SECONDS", 1.0)
+    monkeypatch.setattr(core, "_MIN_FLUSH_SECONDS", 1.0)
     make_queue(connection, "alone", 2)
     gate, options = threading.Event(), dict[str, Any](concurrency=2, drain_seconds=seconds)
 
@@ -255,6 +255,6 @@ def test_a_worker_ends_though_its_server_is_gone(
     assert (after.taken, after.acked) == (2, 1)
     if seconds:
         assert (after.lost, after.released) == (1, 0)
-        assert _warnings(caplog, "alone: no ack reached the server for 1 job, which") == 1
+        assert _warnings(caplog, "alone: could not ack 1 job, which") == 1
     else:
         assert (after.lost, after.released) == (0, 1)

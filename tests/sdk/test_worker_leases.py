@@ -3,9 +3,9 @@
 import pytest
 
 from topics_client.models import Job
+from topics_client.worker.ack_sender import Backoff, Release, RetryLater, calls, outcome_of
 from topics_client.worker.leases import Held, Leases
 from topics_client.worker.outbox import ACKED, RELEASED, RELEASED_AT_LAST, Outbox, Outcome
-from topics_client.worker.settling import Backoff, Release, RetryLater, calls, outcome_of
 
 
 class Clock:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from support.waiting import poll
-from topics.v1 import queue_service_pb2 as qpb
-from topics.v1 import topic_pb2
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.models import Job
-from topics_client.worker.faces import Backoff, Worker
+from topics_client.worker.api import Backoff, Worker
+from topics_proto.v1 import queue_service_pb2 as qpb
+from topics_proto.v1 import topic_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 
 SOON = Backoff(first_seconds=0.01, longest_seconds=0.02)
 

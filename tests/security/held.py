@@ -5,14 +5,14 @@ from typing import Any
 
 import grpc
 import httpx
-from doors.conftest import with_key
+from protocols.conftest import with_key
 
 from support.grpc_watch import subscription
 from support.http import ok
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import WebSocket
-from topics.v1 import watch_service_pb2, watch_service_pb2_grpc
+from topics_proto.v1 import watch_service_pb2, watch_service_pb2_grpc
 
 
 def bearer(key: str) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""The audit log: every change by every door, once, with who and how; and its file."""
+"""The audit log: every change by every protocol, once, with who and how; and its file."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from doors.conftest import Grpc, with_key
+from protocols.conftest import Grpc, with_key
 from security.held import bearer
 from security.secure_server import audit_lines, refusal
 
@@ -18,14 +18,14 @@ from support.kafka_wire import Wire
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import WebSocket
-from topics.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2
-from topics.v1 import topics_service_pb2 as pb
 from topics_kafka.protocol import ApiKey
-from topics_service.api.access import KAFKA_RULES, RULES
+from topics_kafka.registry import APIS, AUDIT_ACTIONS
+from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_server.keys import fingerprint
+from topics_service.api.access.auth import Scope
+from topics_service.api.access.authorizer import RULES
 from topics_service.api.audit import ACTIONS
-from topics_service.api.auth import Scope
-from topics_service.app.door_calls import KAFKA_ACTIONS
-from topics_service.app.keys import fingerprint
 
 OPS, READER = "sekret-ops", "sekret-reader"
 OPS_ID, READER_ID = fingerprint(OPS.encode()), fingerprint(READER.encode())
@@ -79,7 +79,7 @@ def done(action: str, door: str = "http", **facts: Any) -> dict[str, Any]:
     return {"action": action, "outcome": "done", "door": door, "key": OPS_ID, **facts}
 
 
-# ------------------------------------------------------------------ every door
+# ------------------------------------------------------------------ every protocol
 
 
 def test_every_change_over_http(audited: Audited, ops: Api) -> None:
@@ -285,4 +285,4 @@ def test_every_rpc_that_takes_admin_or_delete_is_audited() -> None:
     dangerous = {Scope.ADMIN, Scope.DELETE}
     wanted = {rpc for rpc, rule in RULES.items() if rule.scopes & dangerous and rpc.startswith("topics.v1.")}
     assert wanted <= set(ACTIONS)
-    assert {api for api, rule in KAFKA_RULES.items() if rule.scopes & dangerous} == set(KAFKA_ACTIONS)
+    assert {key for key, api in APIS.items() if api.rule.scopes & dangerous} == set(AUDIT_ACTIONS)

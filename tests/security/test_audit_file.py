@@ -13,14 +13,14 @@ import pytest
 from support.http import Api, ok
 from support.server import ServerProcess
 from support.waiting import poll
+from topics_server.audit import AuditFile
 from topics_service.api.audit import AuditLog
-from topics_service.app.audit import AuditFile
 
 
 def test_lines_wait_for_a_full_disk_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits is bounded; what was dropped is counted in the log once it is written again."""
-    monkeypatch.setattr("topics_service.app.audit._MOST_LINES", 3)
-    monkeypatch.setattr("topics_service.app.audit._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("topics_server.audit._MOST_LINES", 3)
+    monkeypatch.setattr("topics_server.audit._RETRY_SECONDS", 0.01)
     full, tries, real = [True], [0], os.write
 
     def write(fd: int, data: bytes) -> int:
@@ -29,7 +29,7 @@ def test_lines_wait_for_a_full_disk_but_not_for_ever(tmp_path: Path, monkeypatch
             raise OSError(28, "No space left on device")
         return real(fd, data)
 
-    monkeypatch.setattr("topics_service.app.audit.os.write", write)
+    monkeypatch.setattr("topics_server.audit.os.write", write)
     log = AuditFile(str(tmp_path / "audit"))
     for n in range(10):
         log.write(b"line %d\n" % n)
@@ -50,7 +50,7 @@ def test_a_full_disk_as_the_kernel_has_it(tmp_path: Path) -> None:
     """A process that may write no more than 1000 bytes, then some more: also a line of which a part went is whole."""
     script = """
 import json, resource, sys, time
-from topics_service.app import audit
+from topics_server import audit
 audit._RETRY_SECONDS, audit._MOST_LINES = 0.01, 15
 path, hard = sys.argv[1], resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))

@@ -13,15 +13,15 @@ import pytest
 from security.authority import Authority
 from security.secure_server import TlsServer, reload
 
-from support.door import rows
+from support.grpc_on_engine import rows
 from support.kafka_wire import Wire
 from support.waiting import poll
-from topics.v1 import admin_service_pb2 as admin_pb
-from topics.v1 import admin_service_pb2_grpc, topics_service_pb2_grpc
-from topics.v1 import topics_service_pb2 as pb
 from topics_client import Retry, TopicsClient
 from topics_client.errors import ConnectError
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import admin_service_pb2 as admin_pb
+from topics_proto.v1 import admin_service_pb2_grpc, topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 class MutualServer(TlsServer):
@@ -106,7 +106,7 @@ def _grpc(server: MutualServer, target: str, own: Path | None) -> None:
         topics_service_pb2_grpc.TopicsServiceStub(one).ListTopics(pb.ListTopicsRequest(), timeout=5)
 
 
-def test_every_door_asks(server: MutualServer, mine: Authority, theirs: Authority) -> None:
+def test_every_protocol_asks(server: MutualServer, mine: Authority, theirs: Authority) -> None:
     assert doors(server, mine.client("another")) == {"http": True, "kafka": True, "grpc": True}
     nobody = {"http": False, "kafka": False, "grpc": False}
     assert doors(server, None) == nobody

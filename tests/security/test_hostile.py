@@ -12,8 +12,8 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from doors.conftest import with_key
 from hpack import Encoder
+from protocols.conftest import with_key
 from security.held import bearer
 
 from support.http import JSON, Api, Wire, ok, path, refused, request
@@ -36,7 +36,7 @@ from support.http2 import (
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import WebSocket
-from topics_service.app.keys import from_text
+from topics_server.keys import from_text
 
 MIB = 1 << 20
 CONNECTIONS = 150
@@ -348,7 +348,7 @@ def test_every_key_is_compared_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> 
         seen.append(len(known))
         return known == given
 
-    monkeypatch.setattr("topics_service.api.auth.compare_digest", counting)
+    monkeypatch.setattr("topics_service.api.access.auth.compare_digest", counting)
     for asked in (b"key-0", b"key-19", b"key-", b"", b"x" * 1000):
         seen.clear()
         assert (keys.find(asked) is not None) is (asked in (b"key-0", b"key-19"))

@@ -93,7 +93,7 @@ def test_who_speaks_no_tls_is_counted_and_the_first_is_logged(server: TlsServer)
         Wire(server.kafka_port, tls=ssl.create_default_context())
     poll(lambda: metrics(server).get("handshake") == 2, 10, "both are counted")
     assert metrics(server)["open"] == 0
-    lines = [line for line in server.log.splitlines() if "no TLS handshake" in line]
+    lines = [line for line in server.log.splitlines() if "TLS handshake failed" in line]
     assert len(lines) == 1, server.log
     assert "closing the connection from 127.0.0.1:" in lines[0]
 

@@ -1,4 +1,4 @@
-"""What one key may hold at each door: beyond it is refused, other keys go on, and all of it comes back."""
+"""What one key may hold at each protocol: beyond it is refused, other keys go on, and all of it comes back."""
 
 import gzip
 import json
@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 import pytest
-from doors.conftest import with_key
 from hpack import Encoder
+from protocols.conftest import with_key
 from security.held import bearer
 from security.secure_server import reload
 
@@ -23,13 +23,13 @@ from support.kafka_wire import Wire as KafkaWire
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import TEXT, RefusedError, WebSocket, frame
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1 import topics_service_pb2_grpc
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2_grpc
+from topics_server.keys import KeysError, fingerprint, from_text
+from topics_server.settings import load
+from topics_service.api.access.quota import BYTES, CONNECTIONS, IN_FLIGHT, STREAMS, Held, KeyLimits, Quotas
 from topics_service.api.budget import MemoryBudget, Share
-from topics_service.api.quota import BYTES, CONNECTIONS, IN_FLIGHT, STREAMS, Held, KeyLimits, Quotas
-from topics_service.app.keys import KeysError, fingerprint, from_text
-from topics_service.app.settings import load
 from topics_service.engine.errors import TopicsError
 
 MOST_BYTES = 300_000
@@ -109,7 +109,7 @@ def test_connections(server: ServerProcess) -> None:
         kafka = KafkaWire(server.kafka_port)
         held.callback(kafka.socket.close)
         answer = kafka.authenticate("small")
-        assert (answer["error_code"], "as many connections" in answer["error_message"]) == (58, True)
+        assert (answer["error_code"], "connection limit" in answer["error_message"]) == (58, True)
         with pytest.raises(ClosedError):
             kafka.read_frame()
         http2(server, expect=429)
@@ -364,8 +364,8 @@ def test_limits_in_entries() -> None:
     assert keys.limits == {a: {"in_flight": 3, "connections": 0}, b: {"nbytes": 5}}
     assert {p.key_id: p.prefixes for p in keys.principals} == {a: ("x", "y"), b: None, c: None}
     quotas = Quotas(KeyLimits(connections=9, in_flight=9), keys.limits)
-    assert quotas.of(a).limits == KeyLimits(connections=0, in_flight=3)
-    assert quotas.of(c).limits == KeyLimits(connections=9, in_flight=9)
+    assert quotas.for_key(a).limits == KeyLimits(connections=0, in_flight=3)
+    assert quotas.for_key(c).limits == KeyLimits(connections=9, in_flight=9)
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_the_settings_are_the_common_limits() -> None:
 
 
 def test_one_request_may_be_larger_than_the_limit() -> None:
-    usage = Quotas(KeyLimits(nbytes=100_000)).of("k")
+    usage = Quotas(KeyLimits(nbytes=100_000)).for_key("k")
     first, second = Held(usage, None), Held(usage, None)
     for size in (60_000, 90_000, 200_000, 500_000):
         first.grow(size)

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from doors.conftest import Grpc, with_key
+from protocols.conftest import Grpc, with_key
 from security.held import Held, bearer
 from security.secure_server import audit_lines, reload
 
@@ -23,7 +23,8 @@ from support.missing import without
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import RefusedError, WebSocket
-from topics.v1 import (
+from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
     queue_service_pb2,
@@ -31,9 +32,8 @@ from topics.v1 import (
     record_pb2,
     topics_service_pb2_grpc,
 )
-from topics.v1 import topics_service_pb2 as pb
-from topics_kafka.protocol import ApiKey
-from topics_service.app.keys import fingerprint
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_server.keys import fingerprint
 
 OPS, SHOP = "ops-sekret", "shop-sekret"
 FIRST = f"# operators\n{OPS}\n\n  {SHOP}:read+write:orders.|carts.  \n"
@@ -272,7 +272,7 @@ def test_without_anything_to_read_again_a_hangup_is_the_end(tmp_path: Path) -> N
         assert server.wait(10) == -signal.SIGHUP
 
 
-def test_no_door_logs_a_key_even_when_it_debugs(server: ServerProcess) -> None:
+def test_no_protocol_logs_a_key_even_when_it_debugs(server: ServerProcess) -> None:
     for key in (OPS, "sekret-nobody"):
         for http2 in (False, True):  # hpack would log each header
             headers = {"authorization": f"Bearer {key}"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from security.secure_server import refusal
 
-from topics_service.app.keys import KeysError, fingerprint, from_file, from_text
+from topics_server.keys import KeysError, fingerprint, from_file, from_text
 
 OPS, SHOP = "ops-sekret", "shop-sekret"
 

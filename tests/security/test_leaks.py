@@ -5,15 +5,15 @@ from typing import Any
 
 import grpc
 import pytest
-from doors.conftest import with_key
+from protocols.conftest import with_key
 from security.held import bearer
 
 from support.http import Api, ok, path, refused
 from support.kafka_wire import Wire
 from support.server import ServerProcess
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1 import topics_service_pb2_grpc
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2_grpc
 
 SECRET = "zzz-hidden"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.server import TOPICS, ServerProcess
-from topics_service.app.backup.restoring import restore
-from topics_service.app.backup.target import Folder
+from topics_backup.restoring import restore
+from topics_backup.target import Folder
 from topics_service.storage.private import make_private, open_to
 
 

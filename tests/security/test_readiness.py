@@ -109,8 +109,7 @@ def test_another_certificate_than_the_configured_one_is_told(server: TlsServer, 
     done = run([INSTALLED, "wait-ready", "--timeout", "300ms"], server, TOPICS_TLS_CERT_FILE=other)
     assert done.returncode == 3
     assert (
-        f"https://127.0.0.1:{server.http_port}: the server shows another certificate than that in {other}"
-        in done.stderr
+        f"https://127.0.0.1:{server.http_port}: the server presents a different certificate than {other}" in done.stderr
     )
     done = run([INSTALLED, "wait-ready"], server, TOPICS_TLS_CERT_FILE=tmp_path / "none.pem")
     assert (done.returncode, done.stdout) == (2, "")
@@ -122,7 +121,7 @@ def test_a_client_certificate_of_nobody_is_not_enough(mutual: MutualServer, tmp_
     done = run([INSTALLED, "wait-ready", "--timeout", "300ms", "--cert", str(stranger)], mutual)
     assert done.returncode == 3
     assert "not ready after 0.3 s: https://127.0.0.1:" in done.stderr
-    assert re.search("it may not accept the certificate of --cert|does not accept the TLS handshake", done.stderr)
+    assert re.search("it may not accept the certificate of --cert|the TLS handshake failed", done.stderr)
 
 
 def test_what_is_wrong_at_a_port_is_said(server: TlsServer, mutual: MutualServer, plain: ServerProcess) -> None:
@@ -136,16 +135,16 @@ def test_what_is_wrong_at_a_port_is_said(server: TlsServer, mutual: MutualServer
     with socket.create_server(("127.0.0.1", 0)) as free:
         closed = free.getsockname()[1]
         free.close()
-        assert told(f"https://127.0.0.1:{plain.http_port}") == "there is no TLS at that port: ask it as http://"
+        assert told(f"https://127.0.0.1:{plain.http_port}") == "that port does not use TLS: give http://"
         assert (
             told(f"http://{plain.grpc_target}")
-            == "there is no HTTP at that port: give the server's HTTP port, 4000 by default"
+            == "that port does not speak HTTP: give the server's HTTP port, 4000 by default"
         )
-        assert told(f"http://127.0.0.1:{port}").endswith("if that port has TLS, ask it as https://")
-        assert "self-signed certificate): name its CA with --ca FILE" in told(f"https://127.0.0.1:{port}")
+        assert told(f"http://127.0.0.1:{port}").endswith("if that port uses TLS, give https://")
+        assert "self-signed certificate): give its CA with --ca FILE" in told(f"https://127.0.0.1:{port}")
         assert "not valid for '127.0.0.1'" in told(f"https://127.0.0.1:{port}", "--ca", str(server.cert))
         wanted = told(f"https://localhost:{mutual.http_port}", "--ca", str(mutual.cert))
-        assert wanted.endswith("give one that it accepts with --cert FILE")
+        assert wanted.endswith("give an accepted one with --cert FILE")
         assert told(f"http://127.0.0.1:{closed}") == "Connection refused"
     assert (
         run(

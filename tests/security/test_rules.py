@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
-from doors.conftest import RPCS
+from protocols.conftest import RPCS
 
-from topics_service.api.access import KAFKA_RULES, PROBES, RULES
-from topics_service.api.auth import Scope
+from topics_kafka.registry import APIS
+from topics_service.api.access.auth import Scope
+from topics_service.api.access.authorizer import PROBES, RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 SCOPES = {
@@ -26,7 +27,7 @@ def test_every_rpc_has_a_rule_and_no_other_has() -> None:
 def test_only_probes_take_no_scope() -> None:
     assert {name for name, rule in RULES.items() if not rule.scopes and name.startswith("topics.v1.")} == PROBES
     early = {3, 10, 17, 18, 36, 60}  # Metadata, FindCoordinator, SASL, ApiVersions, DescribeCluster
-    assert {api for api, rule in KAFKA_RULES.items() if not rule.scopes} == early
+    assert {key for key, api in APIS.items() if not api.rule.scopes} == early
 
 
 def test_what_names_a_topic_router_or_group_is_checked_for_its_prefix() -> None:
@@ -45,7 +46,7 @@ def test_what_is_about_every_topic_takes_a_key_of_every_topic() -> None:
 
 
 def test_the_page_says_the_same() -> None:
-    section = PAGE.read_text().partition("## What a scope allows")[2].partition("\n## ")[0]
+    section = PAGE.read_text().partition("## Scopes of calls")[2].partition("\n## ")[0]
     rows = {cells[1].strip(): cells[3] for line in section.splitlines() if len(cells := line.split("|")) > 3}
     for scope, needs in SCOPES.items():
         told = set(re.findall(r"`(\w+)`", rows[scope]))

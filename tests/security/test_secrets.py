@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from doors.conftest import with_key
+from protocols.conftest import with_key
 from security.held import bearer
 from security.secure_server import TlsServer, reload
 
@@ -17,10 +17,10 @@ from support.kafka_wire import Wire as KafkaWire
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import RefusedError, WebSocket
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1 import topics_service_pb2_grpc
 from topics_kafka.protocol import ApiKey
-from topics_service.app.keys import fingerprint
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2_grpc
+from topics_server.keys import fingerprint
 
 KEY, WRONG = "sekret-right-4711", "sekret-wrong-0815"
 BASIC = base64.b64encode(f"user:{KEY}".encode()).decode()

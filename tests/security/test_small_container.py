@@ -11,7 +11,7 @@ import pytest
 
 from support.server import ServerProcess
 from support.waiting import poll
-from topics_service.app.memory import Plan, limit, plan
+from topics_server.memory import Plan, limit, plan
 
 _LIMIT = 160 << 20
 _HIERARCHIES = (

@@ -1,4 +1,4 @@
-"""TLS on every door of a real server: by which clients, what is refused, and how it starts and stops."""
+"""TLS on every protocol of a real server: by which clients, what is refused, and how it starts and stops."""
 
 import os
 import shutil

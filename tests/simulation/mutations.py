@@ -7,10 +7,10 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from topics_service.engine import idempotency, recovery, retention, upkeep
+from topics_service.engine import idempotency, maintenance, recovery, retention
 from topics_service.engine.deletes import Deletes
-from topics_service.engine.group.groups import Groups
 from topics_service.engine.log import Log
+from topics_service.engine.offsets.groups import Groups
 from topics_service.engine.queue import moves
 from topics_service.engine.queue.jobs import SettleReply, SettleRequest
 from topics_service.engine.queue.leases import Delivery
@@ -58,7 +58,7 @@ def _acked_at_once(self: Log, change: Any, ticket: int) -> int:
     return _written(self, change, ticket)
 
 
-def _not_burnt(self: Forwarding, router: Router, lost_to: int) -> tuple[int, int]:
+def _not_skipped(self: Forwarding, router: Router, lost_to: int) -> tuple[int, int]:
     self._pass_over(router, lost_to)
     return 0, 0
 
@@ -117,7 +117,7 @@ _BUGS: dict[str, Planted] = {
     "an unclean end taken for a clean one": lambda: patch.object(recovery, "_CLEAN", b"boot-1"),
     "the cursor of a router not written": lambda: patch.object(MemoryBatch, "put", _cursor_lost),
     "copies that exactly_once forgets": _rows_lost(Family.ROUTER_COPIES),
-    "a loss that is not forwarded": lambda: patch.object(Forwarding, "_burn", _not_burnt),
+    "a loss that is not forwarded": lambda: patch.object(Forwarding, "_skip_lost", _not_skipped),
     "a gap not written": _rows_lost(Family.GAPS),
     "a lease given to two": lambda: patch.object(Queue, "granted", _granted_to_all),
     "a lease that ends too early": lambda: patch.object(Queue, "sweep", lambda self, now: _sweep(self, now + 50)),
@@ -137,7 +137,7 @@ _BUGS: dict[str, Planted] = {
         retention, "expire", lambda s, blocks, ttl, now, hold=None: _expire(s, blocks, ttl, now + 1, hold)
     ),
     "a watch that hides losses": lambda: patch.object(Watch, "_step", _hides_losses),
-    "a seal that loses records": lambda: patch.object(upkeep, "merge_columns", lambda blocks: _merge(blocks[:2])),
+    "a seal that loses records": lambda: patch.object(maintenance, "merge_columns", lambda blocks: _merge(blocks[:2])),
     "an fsync that is taken to cover what came after it began": lambda: patch.object(
         Writer, "on_synced", lambda self, _ticket: _synced(self, self.written)
     ),

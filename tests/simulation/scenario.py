@@ -30,10 +30,10 @@ MAY_BE_AWAY = frozenset({Deleter, Reaper, Routing, Committer, Redriver, Boss, Wa
 STEPS = 400
 CHECK_EVERY = 25
 SMALL: dict[str, Any] = {  # so that what takes thousands of records elsewhere happens after a handful
-    "topics_service.engine.upkeep.SEAL_BLOCKS": 3,
-    "topics_service.engine.upkeep._SMALL_RECORDS": 5,
-    "topics_service.engine.upkeep._FULL_RECORDS": 9,
-    "topics_service.engine.upkeep._RECLAIM_SEQS": 2,
+    "topics_service.engine.maintenance.SEAL_BLOCKS": 3,
+    "topics_service.engine.maintenance._SMALL_RECORDS": 5,
+    "topics_service.engine.maintenance._FULL_RECORDS": 9,
+    "topics_service.engine.maintenance._RECLAIM_SEQS": 2,
     "topics_service.engine.reader.NEAR": 3,
     "topics_service.engine.reader.WORK": 400,
     "topics_service.engine.log.CEILING_STEP": CEILING_STEP,
@@ -158,7 +158,7 @@ class Scenario:
             world.clock.advance(2001)
             world.latest = max(world.latest, world.now)
             world.look()
-            world.engine.upkeep()
+            world.engine.maintain()
             behind = [router for router in routers._routers.values() if router.lag and not _is_full(router)]
             if not behind and not routers._grown:
                 return

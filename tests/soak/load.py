@@ -1,4 +1,4 @@
-"""Clients of every kind at every door of one server, who come, work, and leave in good or bad manner."""
+"""Clients of every kind at every protocol of one server, who come, work, and leave in good or bad manner."""
 
 import asyncio
 import contextlib
@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Self
 
 import grpc
-from doors.test_watch_leaks import RECORDS, Crowd, fill
+from protocols.test_watch_leaks import RECORDS, Crowd, fill
 
 from support.http import Api, ok
 from support.server import ServerProcess
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1 import topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2_grpc
 
 CLASSES = ("disk", "fsync", "memory", "ephemeral")
 SESSION_SECONDS = 3.0  # one is made so often, and the server keeps each for five minutes

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from support.waiting import poll
-from topics_service.api.slow import SlowClients, undrained
-from topics_service.storage import tidy
+from topics_net.send_timeout import SendTimeouts, undrained
+from topics_service.storage import tombstone_compaction
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
 
@@ -45,8 +45,8 @@ class Sender:
 
 async def test_a_closed_socket_does_not_end_the_watch_over_slow_clients() -> None:
     """It raised ValueError in the timer, and from then on nobody who stopped reading was ever given up."""
-    slow, sender = SlowClients(0.3), Sender()
-    slow.enter(sender)
+    timeouts, sender = SendTimeouts(0.3), Sender()
+    timeouts.enter(sender)
     async with asyncio.timeout(10):
         await sender.given_up.wait()
 
@@ -74,10 +74,10 @@ def test_tables_of_deletions_do_not_pile_up(store: RocksStore) -> None:
     store.write(batch)
     for each in (Family.BLOCKS, Family.GAPS):
         store._families[each].flush(True)
-    poll(lambda: len(tables()) >= tidy.FEW, 10, "RocksDB moves them to the lowest level")
-    janitor = tidy.Tidy(store)
+    poll(lambda: len(tables()) >= tombstone_compaction.FEW, 10, "RocksDB moves them to the lowest level")
+    janitor = tombstone_compaction.TombstoneCompaction(store)
     poll(lambda: janitor.run() == 0, 10)
-    assert len(tables()) < tidy.FEW
+    assert len(tables()) < tombstone_compaction.FEW
     assert store.get(Family.BLOCKS, b"%08d" % 3) == b"kept"
     assert store.get(Family.GAPS, b"%08d" % (TOPICS + 1)) == b"kept"
     janitor.stop()
@@ -87,7 +87,7 @@ def test_tables_of_deletions_do_not_pile_up(store: RocksStore) -> None:
 
 def test_deletions_over_much_data_are_left_to_rocksdb(store: RocksStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """To compact them would write all of that anew, every half minute."""
-    monkeypatch.setattr(tidy, "_MOST_BESIDE_BYTES", 10_000)
+    monkeypatch.setattr(tombstone_compaction, "_MAX_NEIGHBOUR_BYTES", 10_000)
     family = store._families[Family.GAPS]
     for number in range(TOPICS):
         batch = store.batch()
@@ -95,11 +95,11 @@ def test_deletions_over_much_data_are_left_to_rocksdb(store: RocksStore, monkeyp
         batch.put(Family.BLOCKS, b"%08d" % number, b"kept")
         store.write(batch)
         family.flush(True)
-    dead = [table for table in store._db.live_files() if tidy._is_dead(table)]
+    dead = [table for table in store._db.live_files() if tombstone_compaction._is_dead(table)]
     wide = {"level": 5, "num_entries": 9, "num_deletions": 0, "size": 10_000, "start_key": b"0", "end_key": b"9"}
-    assert len(dead) >= tidy.FEW
-    assert len(list(tidy._dead_ranges(dead))) == len(dead), "neighbours are small"
-    assert list(tidy._dead_ranges([*dead, wide])) == []
+    assert len(dead) >= tombstone_compaction.FEW
+    assert len(list(tombstone_compaction._dead_ranges(dead))) == len(dead), "neighbours are small"
+    assert list(tombstone_compaction._dead_ranges([*dead, wide])) == []
     store.close()
 
 

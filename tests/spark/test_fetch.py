@@ -12,11 +12,11 @@ import pytest
 
 from pyspark_topics import fetch
 from pyspark_topics.fetch import Fetcher, Gap, Parts, PutBackError, SeqRange
-from topics.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2, topics_service_pb2_grpc
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.address import Address
 from topics_client.errors import AuthError, NotFoundError, TopicsError, UnavailableError
 from topics_client.retry import Retry
+from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2, topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
 
 _SCHEMA = pa.schema([pa.field("seq", pa.int64(), nullable=False)])
 _RANGE = SeqRange("orders", "top_1", 0, 1, 9)

@@ -19,10 +19,10 @@ from pyspark_topics.options import OptionError
 from support.spark import Row, Server, put_topic
 from support.spark_read import Read
 from support.waiting import poll
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import AuthError, InvalidRequestError, NotFoundError
 from topics_client.installation import install_line
+from topics_proto.v1 import topics_service_pb2 as pb
 
 Fill = Callable[..., int]
 Rows = Callable[..., list[Row]]

@@ -12,8 +12,8 @@ from pyspark_topics.lag import lag
 from support.spark import Server, put_topic
 from support.stream_queries import Stream
 from support.waiting import poll
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
+from topics_proto.v1 import topics_service_pb2 as pb
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

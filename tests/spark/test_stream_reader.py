@@ -14,9 +14,9 @@ from pyspark_topics.offsets import OffsetError
 from pyspark_topics.options import OptionError
 from support.spark import Server, put_topic
 from support.stream_reader import everything, read, reader, seqs, step, through_spark
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import InvalidRequestError, NotFoundError, UnavailableError
+from topics_proto.v1 import topics_service_pb2 as pb
 
 Fill = Callable[..., int]
 

@@ -20,8 +20,6 @@ from pyspark_topics.write_topics import ShortWindowError
 from support.spark import Row, Server, put_topic
 from support.spark import rows as stored_rows
 from support.waiting import poll
-from topics.v1 import topic_pb2
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.connection import Connection
 from topics_client.errors import (
     AuthError,
@@ -31,6 +29,8 @@ from topics_client.errors import (
     TopicsError,
     UnavailableError,
 )
+from topics_proto.v1 import topic_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 
 TYPES: Mapping[str, types.DataType] = {"partition": types.IntegerType()}
 TEXTS = pa.array([json.dumps({"n": i, "text": "x" * (i % 50)}) for i in range(2000)])

@@ -13,7 +13,7 @@ from pyspark_topics.options import OptionError
 from pyspark_topics.write_chunks import Chunk, chunks
 from pyspark_topics.write_columns import Layout, RowError, Target
 from pyspark_topics.write_options import WriteOptions
-from topics.v1 import record_pb2
+from topics_proto.v1 import record_pb2
 
 JSON, BINARY = record_pb2.RECORD_KIND_JSON, record_pb2.RECORD_KIND_BINARY
 
@@ -55,7 +55,7 @@ def made(
     batch = pa.record_batch(columns)
     ends = [*cuts, batch.num_rows]
     batches = [batch.slice(a, b - a) for a, b in zip([0, *cuts], ends, strict=True)]
-    return list(chunks(batches, layout(ddl, **options), most_records=records, most_bytes=size))
+    return list(chunks(batches, layout(ddl, **options), max_records=records, max_bytes=size))
 
 
 def values(column: record_pb2.Column, count: int) -> list[bytes | None]:
@@ -136,7 +136,7 @@ def test_seq_and_ts_of_a_read_are_passed_over() -> None:
 
 def test_no_rows() -> None:
     assert made("data string", {"data": pa.array([], pa.string())}, topic="t") == []
-    assert list(chunks([], layout("data string", topic="t"), most_records=5, most_bytes=5)) == []
+    assert list(chunks([], layout("data string", topic="t"), max_records=5, max_bytes=5)) == []
 
 
 def random_rows(rng: random.Random, count: int) -> dict[str, pa.Array]:
@@ -200,7 +200,7 @@ def test_rows_are_taken_in_as_they_are_needed() -> None:
             taken += 1
             yield pa.record_batch({"data": ["1"] * 10})
 
-    cut = chunks(batches(), layout("data string", topic="t"), most_records=20, most_bytes=1 << 20)
+    cut = chunks(batches(), layout("data string", topic="t"), max_records=20, max_bytes=1 << 20)
     next(cut)
     assert taken <= 3
 
@@ -259,7 +259,7 @@ def test_options() -> None:
     assert options.config().idempotency_window_ms == 7_200_000
     assert "k@" not in repr(options)
     plain = WriteOptions.parse({})
-    assert (plain.new_window_ms, plain.least_window_ms) == (7 * 86_400_000, 3_600_000)
+    assert (plain.new_window_ms, plain.min_window_ms) == (7 * 86_400_000, 3_600_000)
 
 
 @pytest.mark.parametrize(

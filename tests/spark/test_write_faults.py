@@ -15,8 +15,8 @@ from spark.write_faults_jobs import FILES, LINES, ROWS
 from support.spark import Server, environment, need_java
 from support.spark import rows as stored_rows
 from support.waiting import poll
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.errors import NotFoundError
+from topics_proto.v1 import topics_service_pb2 as pb
 
 pytestmark = pytest.mark.timeout(240)
 JOBS = Path(__file__).with_name("write_faults_jobs.py")

@@ -13,9 +13,9 @@ from pyspark_topics.inventory import find_topic
 from support.spark import Row, Server, put_topic
 from support.spark import rows as stored_rows
 from support.waiting import poll
-from topics.v1 import topics_service_pb2
 from topics_client.connection import Connection
 from topics_client.errors import NotFoundError
+from topics_proto.v1 import topics_service_pb2
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

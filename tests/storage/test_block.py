@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics_service.storage.block import Block, CorruptBlockError, build, decode, encode, merge
-from topics_service.storage.texts import Column
+from topics_service.storage.varbinary import Column
 
 cells = st.none() | st.binary(max_size=4)
 derandomized = settings(deadline=None, derandomize=True)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics_service.storage.block import Block, build, decode, encode
-from topics_service.storage.texts import Column, Packed
+from topics_service.storage.varbinary import Column, VarBinary
 
 part = st.none() | st.binary(max_size=5)
 rows = st.lists(st.tuples(st.binary(max_size=4), part, part, part), min_size=1, max_size=8)
@@ -20,7 +20,7 @@ def _column(values: list[bytes | None]) -> Column | None:
 
 def _unpacked(block: Block) -> list[Column | None]:
     found = [block.packed(name) for name in PARTS]
-    return [packed.values() if isinstance(packed, Packed) else packed for packed in found]
+    return [packed.values() if isinstance(packed, VarBinary) else packed for packed in found]
 
 
 @settings(max_examples=200, deadline=None)
@@ -49,7 +49,7 @@ def test_packed_texts(given_rows: list[tuple[bytes, ...]], binary: bool, start: 
             assert column is None
         else:
             assert column is not None
-            assert isinstance(values, Packed), "nobody has looked at them"
+            assert isinstance(values, VarBinary), "nobody has looked at them"
             absent = [i for i in range(start, stop) if column[i] is None]
             assert list(values.absent_between(start, stop)) == absent
     moved = found.moved(1, 9, 5, 3)

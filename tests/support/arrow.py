@@ -5,8 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from topics.v1 import record_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import record_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 def schema_of(*, tags: bool = False, meta: bool = True, data: bool = True) -> pa.Schema:

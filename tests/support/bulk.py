@@ -8,12 +8,12 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from support.door import rows
+from support.grpc_on_engine import rows
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import admin_service_pb2 as admin_pb
-from topics.v1 import admin_service_pb2_grpc, record_pb2, topics_service_pb2_grpc
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import admin_service_pb2 as admin_pb
+from topics_proto.v1 import admin_service_pb2_grpc, record_pb2, topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 class Client:

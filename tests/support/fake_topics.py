@@ -7,9 +7,9 @@ from typing import Any, NoReturn, Self
 
 import grpc
 
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.topic_pb2 import TopicConfig, TopicState
-from topics.v1.topics_service_pb2_grpc import TopicsServiceServicer, add_TopicsServiceServicer_to_server
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.topic_pb2 import TopicConfig, TopicState
+from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceServicer, add_TopicsServiceServicer_to_server
 
 Answer = Callable[[pb.AppendRequest, int, Any], pb.AppendResponse]
 

@@ -8,8 +8,8 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from topics.v1 import stream_pb2
-from topics.v1 import watch_service_pb2 as pb
+from topics_proto.v1 import stream_pb2
+from topics_proto.v1 import watch_service_pb2 as pb
 
 SECONDS = 10.0
 

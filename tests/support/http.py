@@ -1,4 +1,4 @@
-"""A small client of the HTTP door, and exchanges below it for what a client library will not send."""
+"""A small client of the HTTP API, and exchanges below it for what a client library will not send."""
 
 import contextlib
 import itertools
@@ -154,7 +154,7 @@ class RawReply(NamedTuple):
 
 
 class Wire:
-    """A TCP connection to the HTTP door, for bytes that no client library sends."""
+    """A TCP connection to the HTTP API, for bytes that no client library sends."""
 
     def __init__(self, port: int, seconds: float = 10) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=seconds)

@@ -4,7 +4,7 @@ from typing import Any
 
 from support.kafka_members import subscription
 from topics_kafka.coordination import Coordination
-from topics_kafka.handlers import Context, Door, groups, groups_admin, offsets
+from topics_kafka.handlers import Context, ServerContext, groups, groups_admin, offsets
 from topics_kafka.protocol import (
     SUPPORTED,
     ApiKey,
@@ -14,11 +14,12 @@ from topics_kafka.protocol import (
     encode_request,
     encode_response,
 )
+from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import uuid_of
-from topics_service.api.access import Gate
-from topics_service.api.auth import ALL_SCOPES, ANYONE, Principal, Scope
-from topics_service.api.commit import GroupCommit
+from topics_service.api.access.auth import ALL_SCOPES, UNRESTRICTED, Principal, Scope
+from topics_service.api.access.authorizer import Authorizer
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
@@ -38,13 +39,14 @@ class Broker:
 
     def start(self) -> None:
         self.engine = engine = Engine(self.store, SystemClock())
-        commit = GroupCommit(engine.writer.store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
+        commit = GroupCommit.for_engine(engine)
         self.commits.append(commit)
         self.api = TopicsApi(engine, commit)
-        self.door = Door(
+        self.server = ServerContext(
+            apis=APIS,
             api=self.api,
             engine=engine,
-            gate=Gate(),
+            authorizer=Authorizer(),
             settings=self.settings,
             statistics=KafkaStatistics(),
             cluster_id="cluster",
@@ -52,28 +54,28 @@ class Broker:
             port=9092,
         )
         self.handlers = {
-            **groups.handlers(self.door),
-            **groups_admin.handlers(self.door),
-            **offsets.handlers(self.door),
+            **groups.handlers(self.server),
+            **groups_admin.handlers(self.server),
+            **offsets.handlers(self.server),
         }
-        self.coordination = Coordination.of(self.door)
+        self.coordination = Coordination.for_server(self.server)
         self.context = self.connect()
 
     def restart(self) -> None:
         self.coordination.close()
         self.start()
 
-    def connect(self, principal: Principal = ANYONE) -> Context:
-        return Context(door=self.door, peer="127.0.0.1:5000", principal=principal, authenticated=True)
+    def connect(self, principal: Principal = UNRESTRICTED) -> Context:
+        return Context(server=self.server, peer="127.0.0.1:5000", principal=principal, authenticated=True)
 
     async def put(self, topic: str, partitions: int = 1, records: int = 0) -> None:
         """A topic with so many partitions, and records in each."""
         config = ConfigInput(durability="disk")
-        await self.api.put_topic(topic, config, principal=ANYONE, partition_count=partitions)
+        await self.api.put_topic(topic, config, principal=UNRESTRICTED, partition_count=partitions)
         for partition in range(partitions if records else 0):
             batch = Batch(datas=[b"1"] * records)
             request = AppendRequest(topic=topic, batch=batch, partition=partition)
-            await self.api.append(request, principal=ANYONE)
+            await self.api.append(request, principal=UNRESTRICTED)
 
     def topic_id(self, topic: str) -> Any:
         return uuid_of(self.engine.catalog.topics[topic].identity.topic_id)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from topics_service.engine.group.coordinator import Coordinator
-from topics_service.engine.group.members import (
+from topics_service.engine.membership.coordinator import Coordinator
+from topics_service.engine.membership.members import (
     Beat,
     BeatReply,
     GroupError,

@@ -13,11 +13,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from support.preloaded import Forked, Preloaded
 from support.waiting import poll
 
 TOPICS = Path(sys.executable).parent / "topics"
 START_SECONDS = 30.0
 DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+
+PRELOADED = Preloaded()
+FORKED = {
+    "backup", "clients", "corruption", "docs", "fuzz", "gateway", "kafka", "lakehouse", "observability", "protocols",
+    "sdk", "security", "spark",
+}  # fmt: skip
+"""Folders of tests whose servers are forked from a process that has imported everything."""
+EXECED = {
+    "observability/test_tracing.py",
+    "security/test_key_reload.py",
+    "security/test_private.py",
+    "security/test_secrets.py",
+    "security/test_small_container.py",
+}
+"""Files in these folders whose tests are about the process itself: its environment, umask, a signal while it starts."""
+
+TESTS = Path(__file__).parents[1]
+assert all((TESTS / name).exists() for name in FORKED | EXECED), "a name above has changed"
 
 
 class StartFailedError(AssertionError):
@@ -47,7 +66,7 @@ class ServerProcess:
         self._env = {name: str(value) for name, value in env.items()}
         self._prefix = list(prefix)
         self._kafka = kafka
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self.http_port = 0
         self.grpc_target = ""
         self.kafka_port = 0
@@ -60,7 +79,7 @@ class ServerProcess:
 
     @property
     def base(self) -> str:
-        """The URL of the HTTP door."""
+        """The URL of the HTTP API."""
         return f"http://127.0.0.1:{self.http_port}"
 
     @property
@@ -69,7 +88,7 @@ class ServerProcess:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
     def start(self) -> "ServerProcess":
-        """Start and wait until both doors are open and everything is recovered."""
+        """Start and wait until both protocols are open and everything is recovered."""
         files = self.spawn()
 
         def ready() -> bool:
@@ -115,16 +134,27 @@ class ServerProcess:
         }
         if self._kafka:
             env |= {"TOPICS_KAFKA_PORT": "0", "TOPICS_KAFKA_PORT_FILE": str(files[2])}
+        env |= self._env
         with self.log_file.open("ab") as out:
+            if self._may_be_forked():
+                self._process = PRELOADED.start(env, out)
+                return tuple(files)
             self._process = subprocess.Popen(
                 [*DIE_WITH_US, *self._prefix, str(TOPICS), "serve"],
-                env=env | self._env,
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
             )
         return tuple(files)
+
+    def _may_be_forked(self) -> bool:
+        """True where an `exec` would prove nothing: no other program in front, no variable that an import reads."""
+        _, _, path = os.environ.get("PYTEST_CURRENT_TEST", "").partition("tests/")
+        if path.partition("/")[0] not in FORKED or path.partition("::")[0] in EXECED or self._prefix:
+            return False
+        return all(name.startswith("TOPICS_") for name in self._env)
 
     def alive(self) -> bool:
         """Whether the process runs."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from support.missing import without
 from support.server import ServerProcess
-from topics.v1 import record_pb2, topic_pb2, topics_service_pb2
 from topics_client.address import Address
 from topics_client.connection import Connection
+from topics_proto.v1 import record_pb2, topic_pb2, topics_service_pb2
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +36,7 @@ appender.console.layout.pattern = %p %c{1}: %m%n%ex
 
 
 class Row(NamedTuple):
-    """A record as the gRPC door gives it."""
+    """A record as the gRPC API gives it."""
 
     partition: int
     seq: int

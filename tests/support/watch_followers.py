@@ -1,4 +1,4 @@
-"""Clients of all three doors that follow topics, break off and come back, and check each frame with the oracle."""
+"""Clients of all three protocols that follow topics, break off and come back, and check each frame with the oracle."""
 
 import asyncio
 import contextlib
@@ -41,8 +41,8 @@ from support.watch_wire import (
     http,
     json_frame,
 )
-from topics.v1 import stream_pb2, watch_service_pb2_grpc
-from topics.v1 import watch_service_pb2 as pb
+from topics_proto.v1 import stream_pb2, watch_service_pb2_grpc
+from topics_proto.v1 import watch_service_pb2 as pb
 
 _KEPT = 40  # frames for a failure to show, and places to come back to
 _ids = itertools.count(1)
@@ -97,7 +97,7 @@ class Stream:
 
 
 class Follower(ABC):
-    """One client of one door; `run` follows until it is cancelled, `shake` lets it break off and come back."""
+    """One client of one protocol; `run` follows until it is cancelled, `shake` lets it break off and come back."""
 
     masks = True
 
@@ -204,7 +204,7 @@ class _Session(NamedTuple):
 class SessionFollower(Follower):
     """A watch session. It comes back by its session, by the last id, by an old one, or makes a new one of the last.
 
-    Its streams are server-sent events and, as both doors know the session, now and then gRPC's OpenWatch.
+    Its streams are server-sent events and, as both protocols know the session, now and then gRPC's OpenWatch.
     """
 
     HOW = ("last", "last", "old", "drained", "zombie", "renew")

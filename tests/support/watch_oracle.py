@@ -11,7 +11,7 @@ from support.watch_model import Lost, Mark, Reading, Rec, Subject, Version
 
 
 class Records(NamedTuple):
-    """Frames as all doors tell them."""
+    """Frames as all protocols tell them."""
 
     from_seq: int
     to_seq: int

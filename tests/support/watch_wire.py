@@ -13,8 +13,8 @@ import msgspec
 
 from support.watch_model import Lost, Rec
 from support.watch_oracle import CaughtUp, Deleted, Frame, Records, Tombstone
-from topics.v1 import record_pb2
-from topics.v1 import watch_service_pb2 as pb
+from topics_proto.v1 import record_pb2
+from topics_proto.v1 import watch_service_pb2 as pb
 
 Raw = dict[str, msgspec.Raw]
 Told = tuple[str, Frame | None, dict[str, int]]  # topic, frame and where all topics stand after it

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from topics_service.api.auth import ALL_SCOPES, ANYONE, Principal
+from topics_service.api.access.auth import ALL_SCOPES, UNRESTRICTED, Principal
 from topics_service.api.watch import WatchApi, WatchCaps
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.engine import Engine
@@ -76,13 +76,13 @@ class Watching:
         self.drop(topic)
         self.put(topic)
 
-    async def session(self, *topics: str, principal: Principal = ANYONE, **request: Any) -> str:
+    async def session(self, *topics: str, principal: Principal = UNRESTRICTED, **request: Any) -> str:
         """The wid of a new session."""
         return (await self.api.create(watch(*topics, **request), principal=principal)).wid
 
     async def visit(self, wid: str, cursor: Mapping[str, int] | None = None) -> list[Any]:
         """Open a stream, read what there is, and leave."""
-        with self.api.open(wid, cursor or {}, principal=ANYONE) as stream:
+        with self.api.open(wid, cursor or {}, principal=UNRESTRICTED) as stream:
             return tell(await quiet(stream))
 
 

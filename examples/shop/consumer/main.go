@@ -31,7 +31,7 @@ type Receipt struct {
 	Total    int    `json:"total"`
 }
 
-// Totals is what each customer owes, and up to which receipt that is known. Lost are receipts that nobody can count any
+// Totals is the debt of each customer, up to a receipt. Lost are receipts that can't be counted any
 // more.
 type Totals struct {
 	Customers map[string]int `json:"customers"`
@@ -46,8 +46,8 @@ type consumer struct {
 
 func main() {
 	listen := flag.String("listen", "127.0.0.1:8080", "where the page is served")
-	grpc := flag.String("grpc", "127.0.0.1:4001", "the gRPC door of the server")
-	door := flag.String("http", "http://127.0.0.1:4000", "its HTTP door")
+	grpc := flag.String("grpc", "127.0.0.1:4001", "the gRPC address of the server")
+	api := flag.String("http", "http://127.0.0.1:4000", "its HTTP address")
 	page := flag.String("page", "../page/dist", "the files of the page")
 	flag.Parse()
 	log.SetFlags(0)
@@ -59,7 +59,7 @@ func main() {
 	topics, err := client.New(*grpc, client.Options{Key: key})
 	must(err)
 	defer topics.Close()
-	behind, err := url.Parse(*door)
+	behind, err := url.Parse(*api)
 	must(err)
 	listener, err := net.Listen("tcp", *listen)
 	must(err)
@@ -122,11 +122,11 @@ func (c *consumer) lose(gap *client.Gap) {
 }
 
 // routes are the page, the totals, and what the page needs of the server to watch.
-func (c *consumer) routes(page string, door *url.URL, key string) http.Handler {
+func (c *consumer) routes(page string, api *url.URL, key string) http.Handler {
 	proxy := &httputil.ReverseProxy{
 		FlushInterval: -1, // events go out as they come
 		Rewrite: func(request *httputil.ProxyRequest) {
-			request.SetURL(door)
+			request.SetURL(api)
 			request.Out.Header.Del("Origin") // the page is of this origin, which the server does not know
 			request.Out.Header.Set("Authorization", "Bearer "+key)
 		},

@@ -14,7 +14,7 @@ from topics_client import Job, TopicsClient, TopicsError
 
 @dataclass(frozen=True)
 class Order:
-    """What a customer wants; the price of one piece is in cents."""
+    """An order of a customer; the price of one piece is in cents."""
 
     id: str
     customer: str
@@ -32,7 +32,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a customer owes, in cents."""
+    """The debt of a customer, in cents."""
 
     order: str
     customer: str
@@ -45,7 +45,7 @@ def receipt_for(order: Order) -> Receipt:
 
 
 def main() -> int:
-    """0 when it is told to end, 1 when the server refuses."""
+    """Return 0 at a signal, 1 when the server refuses."""
     logging.basicConfig(level=logging.INFO, format="worker: %(message)s")
     with TopicsClient() as topics:  # TOPICS_URL, TOPICS_API_KEY
 

@@ -25,7 +25,8 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
-from topics_gateway.transport.envelope import error_body, internal_error, respond
+from topics_gateway.transport.connection_resources import ConnectionResources
+from topics_gateway.transport.error_responses import error_body, internal_error, respond
 from topics_gateway.transport.h2rules import (
     IDLE_BURST,
     IDLE_PER_SECOND,
@@ -35,13 +36,12 @@ from topics_gateway.transport.h2rules import (
     check_request,
     check_trailers,
 )
-from topics_gateway.transport.heads import BadHeadError
+from topics_gateway.transport.header_validation import BadHeadError
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import Linger
 from topics_gateway.transport.registry import Registry, logger
-from topics_gateway.transport.tenancy import Tenancy
-from topics_service.api import background
-from topics_service.api.slow import prepare, undrained
+from topics_net import background
+from topics_net.send_timeout import prepare, undrained
 
 # Four times the default: a DATA frame costs Python about the same whatever its size.
 MAX_FRAME_BYTES: Final = 65536
@@ -83,7 +83,7 @@ class Http2Protocol(asyncio.Protocol):
         self.client: tuple[str, int] | None = None
         self.server: tuple[str, int | None] | None = None
         self.scheme = "http"
-        self.tenancy = Tenancy()
+        self.resources = ConnectionResources()
         self.write_paused = False
         self.blocked: set[Stream] = set()
         self._timer = timer
@@ -211,7 +211,7 @@ class Http2Protocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
-        self.tenancy.close()
+        self.resources.close()
         self.registry.forget(self)
 
     # Events
@@ -361,7 +361,7 @@ class Http2Protocol(asyncio.Protocol):
         if self.transport.is_closing():
             return
         if linger:
-            self.tenancy.close()
+            self.resources.close()
             Linger(self.registry, self.transport)
             self.registry.forget(self)
         else:
@@ -447,7 +447,7 @@ class Stream:
             "raw_path": raw_path,
             "query_string": query,
             "headers": fields,
-            "state": {"tenancy": self._protocol.tenancy},
+            "state": {"connection_resources": self._protocol.resources},
         }
         if fault:
             self._protocol.count_idle()
@@ -465,13 +465,13 @@ class Stream:
         return refuse
 
     def _awaits_100(self) -> bool:
-        """The client sends no body before it is told to: `_receive` would tell it."""
+        """Return True while the client waits for `100 Continue`, which `_receive` sends."""
         return self._expects_continue
 
-    # What the connection tells
+    # Events of the connection
 
     def feed(self, data: bytes, size: int) -> bool:
-        """Take body bytes that count `size` in the windows; False if nobody will read them."""
+        """Take body bytes that count `size` in the windows; return False if they will not be read."""
         if self._disconnected or self._complete:
             return False
         self._unacknowledged += size
@@ -566,7 +566,7 @@ class Stream:
         finally:
             if self._waits:
                 self._waits = False
-                self._protocol.registry.slow.leave(self)
+                self._protocol.registry.send_timeouts.leave(self)
 
     async def _put(self, message: Message) -> None:
         """Send a part of the response; waits for the client's windows and while the transport's buffer is full.
@@ -666,14 +666,14 @@ class Stream:
         """Wait for `wake_sender`; the caller looks again, for others may have taken the room."""
         if not self._waits:
             self._waits = True
-            self._protocol.registry.slow.enter(self)
+            self._protocol.registry.send_timeouts.enter(self)
         future = self._protocol.loop.create_future()
         self._senders.append(future)
         self._protocol.blocked.add(self)
         await future
 
     def undrained(self) -> object:
-        """What is still to leave: a value that changes whenever bytes of this stream, or any that block it, leave."""
+        """The unsent bytes: a value that changes whenever bytes of this stream, or any that block it, leave."""
         return self._sent, undrained(self._protocol.transport) if self._protocol.write_paused else None
 
     def give_up(self) -> None:
@@ -688,7 +688,7 @@ class Stream:
         self._protocol.reset(self.id, code)
 
     def _discard_body(self) -> None:
-        """Give the bytes that nobody will read back to the connection's window."""
+        """Return the bytes that will not be read to the connection's window."""
         self._chunks = []
         size, self._unacknowledged = self._unacknowledged, 0
         self._protocol.taken(self.id, size)

@@ -1,4 +1,4 @@
-"""Where our HTTP/2 differs from that of the h2 library, and what it and WebSockets bear of frames that say nothing."""
+"""Differences of this HTTP/2 from the h2 library, and the limit on empty frames of HTTP/2 and WebSockets."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,7 +10,8 @@ from h2.frame_buffer import FrameBuffer
 from h2.utilities import HeaderValidationFlags, validate_headers
 from hyperframe.frame import DataFrame, Frame, HeadersFrame, RstStreamFrame, WindowUpdateFrame
 
-from topics_gateway.transport.heads import TOKEN, BadHeadError, check_host, check_same_host, single_fields
+from topics_client.installation import require_hooks
+from topics_gateway.transport.header_validation import TOKEN, BadHeadError, check_host, check_same_host, single_fields
 
 # What a client may send at once and per second that is work for us and none for it: resets (CVE-2023-44487) and what
 # makes us reset (CVE-2025-8671), PING, SETTINGS (CVE-2019-9512, 9515), empty DATA (9518), PRIORITY, unknown frames,
@@ -21,12 +22,18 @@ IDLE_PER_SECOND: Final = 100.0
 # What may be answered with one WINDOW_UPDATE: clients send two for each DATA frame, that of the stream and that of the
 # connection, or fewer.
 _BYTES_A_WINDOW_UPDATE: Final = 32
-_MOST_WINDOW_UPDATES: Final = 10_000
+_MAX_WINDOW_UPDATES: Final = 10_000
 
 _REQUEST: Final = HeaderValidationFlags(
     is_client=False, is_trailer=False, is_response_header=False, is_push_promise=False
 )
 _TRAILERS: Final = _REQUEST._replace(is_trailer=True)
+
+require_hooks(H2ConnectionStateMachine, "_transitions")
+require_hooks(FrameBuffer, "__next__", "_validate_frame_length")
+require_hooks(FrameBuffer(server=True), "_data", "_headers_buffer")
+require_hooks(H2Connection, "_prepare_for_sending", "_receive_frame")
+require_hooks(H2Connection(), "incoming_buffer", "state_machine")  # replaced in h2c.py
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -89,7 +96,7 @@ class CountingConnection(H2Connection):
         for frame in frames:
             if isinstance(frame, DataFrame):
                 called_for = self._window_updates + len(frame.data) // _BYTES_A_WINDOW_UPDATE
-                self._window_updates = min(_MOST_WINDOW_UPDATES, called_for)
+                self._window_updates = min(_MAX_WINDOW_UPDATES, called_for)
             elif self._receiving and isinstance(frame, RstStreamFrame):
                 self.idle += 1
         super()._prepare_for_sending(frames)

@@ -18,15 +18,15 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from topics_gateway.transport.envelope import JSON, error_body, internal_error, respond
-from topics_gateway.transport.heads import TOKEN, BadHeadError, check_host, check_same_host, single_fields
+from topics_gateway.transport.connection_resources import ConnectionResources
+from topics_gateway.transport.error_responses import JSON, error_body, internal_error, respond
+from topics_gateway.transport.header_validation import TOKEN, BadHeadError, check_host, check_same_host, single_fields
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import LINGER_SECONDS, Linger
 from topics_gateway.transport.registry import Registry, logger
-from topics_gateway.transport.tenancy import Tenancy
 from topics_gateway.transport.upgrade import VERSION, UnsupportedVersionError
-from topics_service.api import background
-from topics_service.api.slow import prepare, undrained
+from topics_net import background
+from topics_net.send_timeout import prepare, undrained
 
 # Requests that a client sent ahead of its answers: beyond this the connection is not read any further.
 PIPELINE_LIMIT: Final = 64
@@ -58,15 +58,15 @@ class Http1Protocol(HttpToolsProtocol):
     """
 
     def __init__(self, config: Config, registry: Registry, timer: IdleTimer) -> None:
-        self._tenancy = Tenancy()
-        super().__init__(config, registry, {"tenancy": self._tenancy}, asyncio.get_running_loop())
+        self._resources = ConnectionResources()
+        super().__init__(config, registry, {"connection_resources": self._resources}, asyncio.get_running_loop())
         self.logger = logger
         self.registry = registry
         self._timer = timer
         self._max_head = registry.limits.max_header_bytes
         # The cycle whose application runs now; `self.cycle` is the newest one, which may wait in the pipeline.
         self._running: Cycle | None = None
-        self._deaf = False
+        self._closing = False
         self._backlog = bytearray()  # received, not parsed yet
         self._slice = FIRST_BYTES
         self._going_on = False
@@ -95,12 +95,12 @@ class Http1Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
-        self._tenancy.close()
+        self._resources.close()
         self.registry.forget(self)
 
     def _release(self) -> None:
         """Tell the running request that its client is gone and break the reference cycles."""
-        self._deaf = True
+        self._closing = True
         self._timer.cancel()
         running, self._running = self._running, None
         if running is not None:
@@ -112,7 +112,7 @@ class Http1Protocol(HttpToolsProtocol):
         self.parser = None  # type: ignore[assignment]  # as uvicorn does
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._closing:
             return
         if not self._backlog and len(data) <= self._slice:
             self._feed(data)
@@ -136,7 +136,7 @@ class Http1Protocol(HttpToolsProtocol):
             data = bytes(self._backlog[: self._slice])
             del self._backlog[: self._slice]
             self._feed(data)
-            if self._deaf:
+            if self._closing:
                 self._backlog.clear()
                 return
             calls += self._calls
@@ -167,7 +167,7 @@ class Http1Protocol(HttpToolsProtocol):
             if end < 4:
                 end = self._end_of_piece(data, at, size)
             self._parse(data[at:end], data, end)
-            if self._deaf:
+            if self._closing:
                 return
             at = end
         if fed >= BUSY_BYTES:
@@ -350,7 +350,7 @@ class Http1Protocol(HttpToolsProtocol):
             self._reject(400, f"malformed WebSocket upgrade: {error}")
             return
         self._timer.cancel()
-        self._deaf = True  # what is left of the backlog is in `rest`
+        self._closing = True  # what is left of the backlog is in `rest`
         self._backlog.clear()
         self.flow.resume_reading()
         self.registry.forget(self)
@@ -437,7 +437,7 @@ class Http1Protocol(HttpToolsProtocol):
         if cycle is None or self.transport.is_closing():
             return
         if not cycle.keep_alive:
-            if cycle.more_body or self._deaf:
+            if cycle.more_body or self._closing:
                 self._linger()
             else:
                 self.transport.close()
@@ -467,7 +467,7 @@ class Http1Protocol(HttpToolsProtocol):
 
         `head` says that it is a HEAD request, whose answer has no body; `headers` are lines for the answer.
         """
-        self._deaf = True
+        self._closing = True
         last: RequestResponseCycle | None = self.cycle
         if self._in_body and last is not None:
             if last.response_complete:
@@ -505,7 +505,7 @@ class Http1Protocol(HttpToolsProtocol):
     def _linger(self) -> None:
         transport = self.transport
         self._release()
-        self._tenancy.close()
+        self._resources.close()
         Linger(self.registry, transport)
         self.registry.forget(self)
 
@@ -553,7 +553,7 @@ class Cycle(RequestResponseCycle):
         self.head = b""
 
     def awaits_100(self) -> bool:
-        """The client sends no body before it is told to: `receive` would tell it."""
+        """Return True while the client waits for `100 Continue`, which `receive` sends."""
         return self.waiting_for_100_continue
 
     def disconnect(self) -> None:
@@ -620,23 +620,23 @@ class Cycle(RequestResponseCycle):
             self._send_head(message["status"], message.get("headers", ()))
 
     async def _room(self) -> None:
-        slow = self._registry.slow
-        slow.enter(self)
+        send_timeouts = self._registry.send_timeouts
+        send_timeouts.enter(self)
         try:
             await self.flow.drain()
         finally:
-            slow.leave(self)
+            send_timeouts.leave(self)
 
     def undrained(self) -> object:
-        """What is still to leave: a value that changes whenever bytes leave."""
+        """The unsent bytes: a value that changes whenever bytes leave."""
         return undrained(self.transport)
 
     def give_up(self) -> None:
-        """Close the connection, whose client takes nothing; it may still take the last words for a moment."""
+        """Close the connection, whose client takes nothing; it may still take the timeout event for a moment."""
         transport = self.transport
-        words = self.scope["state"].get("last_words", b"") if self.response_started and not self.bodyless else b""
-        if words and self.expected_content_length == 0:
-            transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(words), words) if self.chunked_encoding else words)
+        event = self.scope["state"].get("timeout_event", b"") if self.response_started and not self.bodyless else b""
+        if event and self.expected_content_length == 0:
+            transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event) if self.chunked_encoding else event)
             transport.close()
             background.call_later(LINGER_SECONDS, transport.abort)
         else:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from topics_service.api import background
+from topics_net import background
 
 
 class IdleTimer:

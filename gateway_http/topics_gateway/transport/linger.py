@@ -4,7 +4,7 @@ import asyncio
 from typing import Final
 
 from topics_gateway.transport.registry import Registry
-from topics_service.api import background
+from topics_net import background
 
 LINGER_SECONDS: Final = 2.0
 DRAINING_LINGER_SECONDS: Final = 0.5

@@ -1,4 +1,4 @@
-"""What one server has open: its connections and the tasks that run the application."""
+"""The open connections of a server, and the tasks that run the application."""
 
 import asyncio
 import contextlib
@@ -11,15 +11,15 @@ from typing import Any, Final, Protocol
 from uvicorn.server import ServerState
 
 from topics_client.units import counted
-from topics_service.api.quiet import QuietLog
-from topics_service.api.slow import SlowClients
+from topics_net.rate_limited_logger import RateLimitedLogger
+from topics_net.send_timeout import SendTimeouts
 
 logger: Final = logging.getLogger("topics.http")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one connection may take.
+    """The limits of a connection.
 
     `max_header_bytes` bounds a request head (names and values, and on HTTP/2 the compressed block too).
     `header_timeout` (seconds) bounds the wait for a complete request head, on a new and on an idle connection.
@@ -27,8 +27,8 @@ class Limits:
     `stream_window` and `connection_window` (bytes) bound the request body bytes that the application has not read
     yet, of one HTTP/2 stream and of all streams of one connection.
     `unread` (bytes) bounds those of all HTTP/2 connections together, beyond 64 KiB of each.
-    `send_timeout` (seconds) bounds the time in which a client that a response waits for takes not one byte.
-    `max_connections` bounds how many there are of all this; 0 does not.
+    `send_timeout` (seconds) bounds the time for which a client takes no byte of a response that waits for it.
+    `max_connections` bounds the number of connections; 0 is no limit.
     """
 
     max_header_bytes: int = 65536
@@ -51,18 +51,18 @@ class Holdable(Protocol):
 class Unread:
     """Body bytes that have arrived on HTTP/2 connections and that the application has not read yet."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._held: set[Holdable] = set()
         self.nbytes = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many as may be."""
-        return self.nbytes > self._most
+        """True while the limit is exceeded."""
+        return self.nbytes > self._max_bytes
 
     def hold(self, connection: Holdable) -> None:
-        """Tell the connection once there is room."""
+        """Call `go_on` of the connection once there is room."""
         self._held.add(connection)
 
     def leave(self, connection: Holdable) -> None:
@@ -70,7 +70,7 @@ class Unread:
         self._held.discard(connection)
 
     def take(self, size: int) -> None:
-        """The application has read so many, or nobody will."""
+        """Subtract bytes that the application has read or will not read."""
         self.nbytes -= size
         if self._held and not self.is_full:
             for connection in list(self._held):
@@ -88,25 +88,25 @@ class Registry(ServerState):
         super().__init__()
         self.limits = limits
         self.connections: set[Any] = set()
-        self.slow = SlowClients(limits.send_timeout)
+        self.send_timeouts = SendTimeouts(limits.send_timeout)
         self.draining = False
         self.unread = Unread(limits.unread)
-        self._log = QuietLog(logger)
+        self._log = RateLimitedLogger(logger)
         self._emptied = asyncio.Event()
         self._date = b""
         self._date_second = 0
 
     def is_full(self) -> bool:
-        """Whether there are as many connections as may be."""
-        most = self.limits.max_connections
-        return bool(most) and len(self.connections) >= most
+        """Return True if the number of connections has reached its limit."""
+        limit = self.limits.max_connections
+        return bool(limit) and len(self.connections) >= limit
 
     def refuse(self) -> None:
-        """A connection was not taken for that."""
-        self._log.warning("refusing connections: there are %d, as many as may be", self.limits.max_connections)
+        """Log that a connection was refused for this reason."""
+        self._log.warning("refusing connections: there are %d, which is the limit", self.limits.max_connections)
 
     def has_room(self) -> bool:
-        """Whether one more connection may be taken; a refusal is logged."""
+        """Return True if one more connection is accepted; a refusal is logged."""
         if self.is_full():
             self.refuse()
             return False
@@ -117,8 +117,8 @@ class Registry(ServerState):
         self.connections.add(connection)
 
     def handshake_failed(self, peer: str, cause: str) -> None:
-        """Somebody came who does not speak TLS, or not in time."""
-        logger.debug("no TLS with %s: %s", peer, cause)
+        """Log a TLS handshake that failed or timed out."""
+        logger.debug("TLS handshake with %s failed: %s", peer, cause)
 
     def forget(self, connection: object) -> None:
         """Remove a connection whose socket is closed, or which handed its socket to another protocol."""
@@ -140,7 +140,7 @@ class Registry(ServerState):
         Returns when no task and no connection is left, or two seconds after the limit if a task resists its
         cancellation (logged). Cancelling the drain closes everything at once.
         """
-        self.draining = self.slow.draining = True
+        self.draining = self.send_timeouts.draining = True
         try:
             for connection in list(self.connections):
                 connection.shutdown()
@@ -165,7 +165,7 @@ class Registry(ServerState):
                 await self._empty()
         except TimeoutError:
             if self.tasks:
-                logger.error("still running although cancelled: %s", counted(len(self.tasks), "request"))
+                logger.error("still running after cancellation: %s", counted(len(self.tasks), "request"))
 
     def _cancel_tasks(self) -> None:
         for task in self.tasks:

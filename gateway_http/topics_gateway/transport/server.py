@@ -13,12 +13,12 @@ from uvicorn.config import Config
 from topics_gateway.transport.h2c import Http2Protocol
 from topics_gateway.transport.http1 import Http1Protocol
 from topics_gateway.transport.idle import IdleTimer
+from topics_gateway.transport.protocol_detection import ProtocolDetector
 from topics_gateway.transport.registry import Limits, Registry, logger
-from topics_gateway.transport.sniff import Sniffer
-from topics_service.api.handshake import TlsListener
+from topics_net.tls_listener import TlsListener
 
 _HANDSHAKE_SECONDS: Final = 15.0
-_GOODBYE_SECONDS: Final = 2.0  # that TLS waits for the other side to say it
+_TLS_SHUTDOWN_TIMEOUT: Final = 2.0  # seconds to wait for the close_notify of the peer
 
 
 def websocket_protocol() -> type[asyncio.Protocol] | Literal["none"]:
@@ -49,7 +49,7 @@ class HttpServer:
       HTTP/2 stream and connection; `unread` those of all connections together, beyond 64 KiB of each: then they are not
       read. On HTTP/1.1 reading stops at 64 KiB.
     - `send_timeout` (seconds): a response that goes on is ended when its client takes not one byte of it for this
-      long (on HTTP/1.1 after `scope["state"]["last_words"]`, bytes that the application may leave there for it).
+      long (on HTTP/1.1 after `scope["state"]["timeout_event"]`, bytes that the application may leave there for it).
     - `max_connections`: further ones are closed at once, since each takes a file descriptor; 0 is unlimited.
     - `websockets` False ignores upgrades: the application sees a plain GET.
     - `ws_ping_interval`, `ws_ping_timeout` (seconds): a WebSocket client that says nothing for the first is pinged, and
@@ -62,8 +62,8 @@ class HttpServer:
     read it), and after the response is complete; `send` of a part that is not the last returns once there is room
     for the next, and drops everything once the client is gone, which `scope["state"]` then says with `gone`; an
     exception becomes 500 with the JSON error body if nothing was sent, otherwise a broken response (closed
-    connection, RST_STREAM). Heads that are malformed or ambiguous (`heads`) never reach it, those with any method that
-    is a token do. For a client that waits for `100 Continue`, which `receive` sends, `scope["state"]["awaits_100"]` is
+    connection, RST_STREAM). Malformed and ambiguous heads (`header_validation`) never reach it; any method that is a
+    token does. For a client that waits for `100 Continue`, which `receive` sends, `scope["state"]["awaits_100"]` is
     a call that says whether it still does; an answer without a `receive` closes an HTTP/1.1 connection then.
     """
 
@@ -94,14 +94,14 @@ class HttpServer:
         self._drain_seconds = drain_seconds
         self._backlog = backlog
         self._limits = Limits(
-            max_header_bytes,
-            header_timeout,
-            max_streams,
-            stream_window,
-            connection_window,
-            unread,
-            send_timeout,
-            max_connections,
+            max_header_bytes=max_header_bytes,
+            header_timeout=header_timeout,
+            max_streams=max_streams,
+            stream_window=stream_window,
+            connection_window=connection_window,
+            unread=unread,
+            send_timeout=send_timeout,
+            max_connections=max_connections,
         )
         self._ws: dict[str, Any] = {
             "ws": websocket_protocol() if websockets else "none",
@@ -165,7 +165,7 @@ class HttpServer:
             return Http2Protocol(app, registry, timer)
 
         def sniffer() -> asyncio.Protocol:
-            return Sniffer(registry, http1, http2)
+            return ProtocolDetector(registry, http1, http2)
 
         if self._tls is None:
             self._server = await asyncio.get_running_loop().create_server(
@@ -180,7 +180,7 @@ class HttpServer:
                 logger,
                 backlog=self._backlog,
                 ssl_handshake_timeout=min(_HANDSHAKE_SECONDS, self._limits.header_timeout),
-                ssl_shutdown_timeout=_GOODBYE_SECONDS,
+                ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT,
             )
 
     async def stop(self, drain_seconds: float | None = None) -> None:

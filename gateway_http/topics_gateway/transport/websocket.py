@@ -17,13 +17,13 @@ from websockets.http11 import Request
 from websockets.protocol import OPEN, SERVER, Protocol
 from websockets.server import ServerProtocol
 
-from topics_gateway.transport.envelope import JSON, internal_error
+from topics_gateway.transport.error_responses import JSON, internal_error
 from topics_gateway.transport.h2rules import IDLE_BURST, IDLE_PER_SECOND
 from topics_gateway.transport.linger import Linger, end_side
 from topics_gateway.transport.registry import Registry, logger
 from topics_gateway.transport.upgrade import VERSION, BadUpgradeError, UnsupportedVersionError
-from topics_service.api import background
-from topics_service.api.slow import prepare, undrained
+from topics_net import background
+from topics_net.send_timeout import prepare, undrained
 
 Message = dict[str, Any]
 
@@ -113,7 +113,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._parts = bytearray()  # of the message that is not complete
         self._is_text = False
         self._holds: Callable[[int], bool] | None = None
-        self._is_large = False  # what arrives or waits, so that `holds` was told of it
+        self._is_large = False  # what arrives or waits, so that `holds` was called
         self._messages: deque[Message] = deque([{"type": "websocket.connect"}])
         self._arrival = asyncio.Event()  # of a message
         self._disconnect: Message | None = None
@@ -142,7 +142,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._frames is not None:
             self._frames.parser.close()  # a reference cycle that holds the input
         self._ahead = b""
-        self._scope["state"]["tenancy"].close()
+        self._scope["state"]["connection_resources"].close()
         self._registry.forget(self)
 
     # Input
@@ -200,7 +200,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._fail(1008, "too many frames that say nothing")
 
     def _tell_size(self, frames: Frames) -> None:
-        """What has arrived of a message that is not complete is held for the application, however it is cut."""
+        """Report the size of an incomplete message to the application, however it is fragmented."""
         arrived = len(self._parts) + len(frames.reader.buffer)
         if arrived > _SLICE and not self._closing and self._holds is not None:
             self._is_large = True
@@ -284,7 +284,7 @@ class WebSocketProtocol(asyncio.Protocol):
             await self._wait_for_room()
 
     def _write_text(self, data: bytes) -> None:
-        """What `Protocol.send_text` does, without three copies of what many clients may be sent."""
+        """Do as `Protocol.send_text`, without three copies of a text that many clients may receive."""
         size = len(data)
         if size < 126:
             head = struct.pack("!BB", 0x81, size)
@@ -319,12 +319,12 @@ class WebSocketProtocol(asyncio.Protocol):
         return True
 
     async def _wait_for_room(self) -> None:
-        slow = self._registry.slow
-        slow.enter(self)
+        send_timeouts = self._registry.send_timeouts
+        send_timeouts.enter(self)
         try:
             await self._room.wait()
         finally:
-            slow.leave(self)
+            send_timeouts.leave(self)
         if self._closing:
             raise ConnectionAbortedError("the WebSocket is closed")
 
@@ -340,7 +340,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._late_pong = b""
 
     def undrained(self) -> object:
-        """What is still to leave: a value that changes whenever bytes leave."""
+        """The unsent bytes: a value that changes whenever bytes leave."""
         return undrained(self.transport)
 
     def give_up(self) -> None:
@@ -387,7 +387,7 @@ class WebSocketProtocol(asyncio.Protocol):
         lines.append(b"content-length: %d\r\n\r\n" % len(body))
         self.transport.write(b"".join(lines) + body)
         self._leave(1006)
-        self._scope["state"]["tenancy"].close()
+        self._scope["state"]["connection_resources"].close()
         Linger(self._registry, self.transport)
         self._registry.forget(self)
 
@@ -447,7 +447,7 @@ class WebSocketProtocol(asyncio.Protocol):
     def _ping(self) -> None:
         frames = self._frames
         if self._heard or not self._room.is_set() or frames is None:
-            self._heard = False  # it need not be asked, or SlowClients looks after it
+            self._heard = False  # it need not be asked, or SendTimeouts looks after it
             self._ping_later()
             return
         frames.send_ping(b"")

@@ -1,31 +1,32 @@
-"""What the handlers of Kafka's APIs share: the door they belong to, and the connection they answer.
+"""Types that the handlers of Kafka's APIs share: a row of the registry, the context of the server and of a connection.
 
-A module of handlers has `handlers(door) -> HandlerTable`, which `topics_kafka.apis` collects. A handler
-gets the connection's context, the request's version and its decoded body, and gives one of:
+A module of handlers has `handlers(server) -> HandlerTable`, which rows of `topics_kafka.registry` name. A handler
+is called with the connection's context, the request's version and its decoded body, and returns one of:
 
-- a message: the response body, sent at once. A member that the version does not have is left out of it, an absent one
-  takes the schema's default;
-- None: no response is sent, ever (Produce with acks=0);
-- an awaitable of either: sent when it is done, cancelled when the connection is gone. Requests of a connection are
-  answered in order and one at a time, except Produce: the next one is taken in while those before it wait.
+- a message: the response body, sent at once. Members missing in the version are omitted, absent ones get the schema's
+  default;
+- None: no response is ever sent (Produce with acks=0);
+- an awaitable of either: sent when it is done, cancelled when the connection is lost. Requests of a connection are
+  answered in order and one at a time, except Produce: the next one is accepted while earlier ones wait.
 
-Handlers put what is refused into the response, with `errors.error_of`. An exception that leaves a handler is a bug:
-it is logged and counted, and closes the connection.
+Handlers report refusals in the response, with `errors.error_of`. An exception that leaves a handler is a bug: it is
+logged and counted, and closes the connection.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 from uuid import UUID
 
+from topics_kafka.loop_budget import LoopBudget
 from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import TopicIds
-from topics_kafka.turns import Turns
-from topics_service.api.access import KAFKA_RULES, Gate
-from topics_service.api.auth import NOBODY, Principal, Scope
+from topics_net.rate_limited_logger import RateLimitedLogger
+from topics_service.api.access.auth import ANONYMOUS, Principal, Scope
+from topics_service.api.access.authorizer import Authorizer, Rule
 from topics_service.api.budget import Share
-from topics_service.api.quiet import QuietLog
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.engine import Engine
@@ -35,51 +36,109 @@ from topics_service.statistics import KafkaStatistics
 
 Answer = Message | None | Awaitable[Message | None]
 Handler = Callable[["Context", int, Message], Answer]
+HandlerTable = Mapping[int, Handler]
+
+
+class AuditAction(NamedTuple):
+    """The entry of an API in the audit log: `target` is the member that names the topic or group."""
+
+    action: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One Kafka API.
+
+    `versions` are the first and the last that are served. `rule` says what a caller needs; its names are those of
+    topics, or of groups in the APIs of groups. `handlers` creates the handlers of the API's module, `audit` is the
+    entry of a change in the audit log. `errors` are paths to the arrays, one inside the other, whose members have
+    error codes; the versions of one API may name them differently.
+    """
+
+    key: ApiKey
+    versions: tuple[int, int]
+    rule: Rule
+    handlers: Callable[["ServerContext"], HandlerTable]
+    audit: AuditAction | None = None
+    errors: tuple[tuple[str, ...], ...] = ()
+    advertised_since: int | None = None
+    """The first version that ApiVersions lists, if that is not the first that is served."""
+    before_authentication: bool = False
+    name: str = field(init=False)
+    """The name in metrics and log lines: that of Kafka's documentation."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.key.name.title().replace("_", ""))
+
+    @property
+    def advertised(self) -> tuple[int, int]:
+        """The first and the last version that ApiVersions lists."""
+        first, last = self.versions
+        return first if self.advertised_since is None else self.advertised_since, last
+
+    def error_codes(self, response: Message) -> Iterator[int]:
+        """The error codes other than 0 in a response: its own, and those of its topics, partitions and so on."""
+        code = response.get("error_code")
+        if code:
+            yield code
+        for path in self.errors:
+            yield from _error_codes_in(response, path)
+
+
+def _error_codes_in(message: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[int]:
+    for entry in message.get(path[0]) or ():
+        code = entry.get("error_code")
+        if code:
+            yield code
+        if len(path) > 1:
+            yield from _error_codes_in(entry, path[1:])
 
 
 @dataclass(slots=True, kw_only=True)
-class Door:
-    """One Kafka listener: what all its connections share. What writes goes through `api`, which asks whether the server
-    takes work; `engine` is there for what is only looked at.
+class ServerContext:
+    """State that all connections of a Kafka listener share.
 
-    `host` and `port` are what clients are told to connect to, `cluster_id` never changes for a data directory.
+    Writes go through `api`, which checks whether the server accepts work; `engine` is for reading metadata. `host` and
+    `port` are the advertised address. `cluster_id` never changes for a data directory.
     """
 
+    apis: Mapping[int, Api]
     api: TopicsApi
     engine: Engine
-    gate: Gate
+    authorizer: Authorizer
     settings: KafkaSettings
     statistics: KafkaStatistics
     cluster_id: str
     host: str = "127.0.0.1"
     port: int = 9092
-    log: QuietLog = field(default_factory=lambda: QuietLog(logging.getLogger("topics.kafka")))
+    log: RateLimitedLogger = field(default_factory=lambda: RateLimitedLogger(logging.getLogger("topics.kafka")))
     ids: TopicIds = field(init=False)
-    turns: Turns = field(default_factory=Turns)
+    loop_budget: LoopBudget = field(default_factory=LoopBudget)
     shares: dict[str, Share] = field(default_factory=dict)
     waiting: int = 0
-    """Partitions that fetches wait for, each counted as often as it is named."""
+    """Number of partitions that fetches wait for; one that is named repeatedly counts each time."""
 
     def __post_init__(self) -> None:
         self.ids = TopicIds(self.catalog)
 
     def share(self, principal: Principal) -> Share | None:
-        """What the requests of a key may hold of the memory for those of all: at most half of that."""
+        """The share of frame memory for requests of one key: at most half."""
         if not principal.key_id:
             return None
         share = self.shares.get(principal.key_id)
         if share is None:
-            usage, half = self.gate.quotas.of(principal.key_id), self.settings.frame_bytes // 2
+            usage, half = self.authorizer.quotas.for_key(principal.key_id), self.settings.frame_bytes // 2
             share = self.shares[principal.key_id] = Share(lambda: min(usage.limits.nbytes, half))
         return share
 
     @property
     def catalog(self) -> Catalog:
-        """The topics there are."""
+        """The catalog of topics."""
         return self.engine.catalog
 
     def find(self, name: str | None, topic_id: UUID | None = None) -> Topic | None:
-        """The topic as readers see it, by name or, where that is empty, by id; None if there is none."""
+        """The topic visible to readers by name or, if that is empty, by id; None if there is none."""
         if not name:
             return None if topic_id is None else self.ids.find(topic_id)
         try:
@@ -90,17 +149,17 @@ class Door:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Context:
-    """One connection, as its handlers see it.
+    """State of one connection, for its handlers.
 
-    `client_id` is that of the request at hand, `zone` what it says as `zone_id=`, and `software` the name and version
-    that the client gave in ApiVersions, empty without. `peer` is its address. `mechanism` is that of SASL once the
-    client chose one; with `raw_tokens` its next frame is a token without a request around it. A handler that sets
-    `closing` has the connection closed behind its response; while a Produce is `appending`, the next one waits.
+    `client_id` is that of the current request, `zone` its `zone_id=` if any. `software` is the client's name and
+    version from ApiVersions, empty if unknown. `peer` is its address. `mechanism` is the SASL mechanism that the client
+    chose; with `raw_tokens` its next frame is a token without a request around it. If a handler sets `closing`, the
+    connection is closed after the response; while a Produce is `appending`, the next one waits.
     """
 
-    door: Door
+    server: ServerContext
     peer: str = ""
-    principal: Principal = NOBODY
+    principal: Principal = ANONYMOUS
     client_id: str | None = None
     software: str = ""
     authenticated: bool = False
@@ -114,17 +173,25 @@ class Context:
 
     @property
     def zone(self) -> str | None:
-        """The availability zone that the client is in, if it says so."""
+        """The availability zone of the client, if it is known."""
         return zone_of(self.client_id)
 
-    def allows(self, scope: Scope) -> bool:
-        """Whether the caller has `scope`."""
+    def has_scope(self, scope: Scope) -> bool:
+        """Return whether the caller has `scope`."""
         return self.principal.allows(scope)
 
-    def may(self, api: ApiKey, name: str | None = None) -> bool:
-        """Whether the caller has the scopes of `api`, and may touch the topic or group `name` where one is given."""
-        scopes = KAFKA_RULES[api].scopes
+    def is_allowed(self, api: ApiKey, name: str | None = None) -> bool:
+        """Return whether the caller has the scopes of `api` and access to the topic or group `name`, if given."""
+        scopes = self.server.apis[api].rule.scopes
         return scopes <= self.principal.scopes and (name is None or self.principal.allows_name(name))
+
+
+def advertised_versions(apis: Mapping[int, Api]) -> list[Message]:
+    """The entries of ApiVersions, by API key."""
+    return [
+        {"api_key": key, "min_version": api.advertised[0], "max_version": api.advertised[1]}
+        for key, api in sorted(apis.items())
+    ]
 
 
 def zone_of(client_id: str | None) -> str | None:
@@ -134,6 +201,3 @@ def zone_of(client_id: str | None) -> str | None:
         if equals and key.strip() == "zone_id":
             return value.strip() or None
     return None
-
-
-HandlerTable = Mapping[int, Handler]

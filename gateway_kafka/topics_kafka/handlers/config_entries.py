@@ -1,4 +1,4 @@
-"""Configs as responses show them."""
+"""Config entries of responses."""
 
 from collections.abc import Container, Mapping
 from functools import lru_cache
@@ -11,10 +11,10 @@ from topics_kafka.settings import KafkaSettings
 def entries(
     given: Mapping[str, str], settings: KafkaSettings, names: Container[str] | None = None, *, synonyms: bool = True
 ) -> list[dict[str, Any]]:
-    """The configs of a topic with these overrides, all or those of `names`. Shared by many topics: never change one."""
-    most = settings.max_batch_bytes
+    """The configs of a topic with these overrides, all or those in `names`. Cached for many topics: do not modify."""
+    max_batch_bytes = settings.max_batch_bytes
     shown = (config for name, config in CONFIGS.items() if names is None or name in names)
-    return [_entry(config, given.get(config.name), most, synonyms) for config in shown]
+    return [_entry(config, given.get(config.name), max_batch_bytes, synonyms) for config in shown]
 
 
 @lru_cache(maxsize=1024)
@@ -41,7 +41,7 @@ def _entry(config: Config, given: str | None, max_batch_bytes: int, with_synonym
 def broker_entries(
     settings: KafkaSettings, host: str, port: int, names: Container[str] | None = None, *, synonyms: bool = True
 ) -> list[dict[str, Any]]:
-    """What the server was told, by Kafka's names; nothing of it can be changed while it runs."""
+    """The settings of the server under Kafka's names. All are read-only."""
     shown = [
         ("advertised.listeners", f"{host}:{port}", ConfigType.STRING),
         ("auto.create.topics.enable", str(settings.auto_create).lower(), ConfigType.BOOLEAN),

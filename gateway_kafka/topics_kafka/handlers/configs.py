@@ -7,7 +7,7 @@ from typing import Final
 
 from topics_kafka import configs
 from topics_kafka.configs import CONFIGS, ConfigType, InvalidConfigError, Overrides
-from topics_kafka.handlers import Context, Door, HandlerTable
+from topics_kafka.handlers import Context, HandlerTable, ServerContext
 from topics_kafka.handlers.config_entries import broker_entries, entries
 from topics_kafka.handlers.errors import RefusedError, admin_error_of
 from topics_kafka.handlers.waves import in_waves
@@ -22,7 +22,7 @@ Change = Callable[[Overrides, Message], Overrides]
 
 
 class Operation(IntEnum):
-    """What IncrementalAlterConfigs does with one config."""
+    """Operations of IncrementalAlterConfigs."""
 
     SET = 0
     DELETE = 1
@@ -30,24 +30,24 @@ class Operation(IntEnum):
     SUBTRACT = 3
 
 
-def handlers(door: Door) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """The APIs of configs."""
-    made = ConfigHandlers(door)
+    config_handlers = ConfigHandlers(server)
     return {
-        ApiKey.DESCRIBE_CONFIGS: made.describe,
-        ApiKey.ALTER_CONFIGS: made.alter,
-        ApiKey.INCREMENTAL_ALTER_CONFIGS: made.alter_some,
+        ApiKey.DESCRIBE_CONFIGS: config_handlers.describe,
+        ApiKey.ALTER_CONFIGS: config_handlers.alter,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS: config_handlers.alter_some,
     }
 
 
 class ConfigHandlers:
-    """Topics have configs that can be changed; those of the broker are only shown."""
+    """Handlers of configs: those of topics can be changed, those of the broker are read-only."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
 
     def describe(self, context: Context, version: int, request: Message) -> Message:
-        """The configs of topics and of the broker, with where each value comes from."""
+        """Describe the configs of topics and of the broker, with the origin of each value."""
         results = []
         synonyms = request["include_synonyms"]
         asked = {(each["resource_type"], each["resource_name"]): each for each in request["resources"]}
@@ -64,24 +64,24 @@ class ConfigHandlers:
     def _described(
         self, context: Context, kind: int, name: str, names: list[str] | None, synonyms: bool
     ) -> list[Message]:
-        settings = self._door.settings
+        settings = self._server.settings
         if kind == _TOPIC:
             topic = self._topic(context, ApiKey.DESCRIBE_CONFIGS, name)
             return entries(configs.overrides(topic), settings, names, synonyms=synonyms)
         if kind != _BROKER:
             raise RefusedError(ErrorCode.INVALID_REQUEST, f"there are no resources of type {kind}")
-        if not context.may(ApiKey.DESCRIBE_CONFIGS):
+        if not context.is_allowed(ApiKey.DESCRIBE_CONFIGS):
             raise RefusedError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the API key may not see the broker's configs")
         if name not in ("", str(settings.node_id)):
             raise RefusedError(ErrorCode.INVALID_REQUEST, f"the broker is {settings.node_id}")
-        return broker_entries(settings, self._door.host, self._door.port, names, synonyms=synonyms)
+        return broker_entries(settings, self._server.host, self._server.port, names, synonyms=synonyms)
 
     async def alter(self, context: Context, version: int, request: Message) -> Message:
-        """Replace all overrides of topics: a config that is not named goes back to its default."""
+        """Replace all overrides of topics: a config that is not named is reset to its default."""
         return await self._alter(context, ApiKey.ALTER_CONFIGS, request, _replace)
 
     async def alter_some(self, context: Context, version: int, request: Message) -> Message:
-        """Change those overrides of topics that are named."""
+        """Change only the overrides of topics that are named."""
         return await self._alter(context, ApiKey.INCREMENTAL_ALTER_CONFIGS, request, _patch)
 
     async def _alter(self, context: Context, api: ApiKey, request: Message, change: Change) -> Message:
@@ -103,9 +103,9 @@ class ConfigHandlers:
             if twice:
                 raise RefusedError(ErrorCode.INVALID_REQUEST, "the resource is in the request more than once")
             topic = self._alterable(context, api, kind, name)
-            config, beside = configs.to_topic(change(configs.overrides(topic), resource), topic.config)
+            config, kafka_configs = configs.to_topic(change(configs.overrides(topic), resource), topic.config)
             if not only_check:
-                await self._door.api.put_topic(name, config, principal=context.principal, kafka_configs=beside)
+                await self._server.api.put_topic(name, config, principal=context.principal, kafka_configs=kafka_configs)
         except RefusedError as error:
             return {**shown, **error.result}
         except InvalidConfigError as error:
@@ -118,15 +118,15 @@ class ConfigHandlers:
         if kind == _TOPIC:
             return self._topic(context, api, name)
         if kind == _BROKER:
-            if not context.may(api):
+            if not context.is_allowed(api):
                 raise RefusedError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the API key may not change the broker")
             raise RefusedError(ErrorCode.INVALID_REQUEST, "the broker's configs are settings of the server")
         raise RefusedError(ErrorCode.INVALID_REQUEST, f"there are no resources of type {kind}")
 
     def _topic(self, context: Context, api: ApiKey, name: str) -> Topic:
-        if not context.may(api, name):
+        if not context.is_allowed(api, name):
             raise RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not do this with this topic")
-        topic = self._door.find(name)
+        topic = self._server.find(name)
         if topic is None:
             raise RefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
         return topic
@@ -158,7 +158,7 @@ def _patch(old: Overrides, resource: Message) -> Overrides:
 
 
 def _listed(old: Overrides, name: str, value: str, operation: Operation) -> str:
-    """The value of a list config with some items more or fewer."""
+    """The value of a list config after items are appended or subtracted."""
     config = CONFIGS.get(name)
     if config is None or config.type is not ConfigType.LIST:
         raise InvalidConfigError(f"{name} is not a list: items can't be added or taken away")

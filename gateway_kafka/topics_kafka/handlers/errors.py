@@ -1,4 +1,4 @@
-"""From the errors of the topics service to Kafka's error codes."""
+"""Translation of the server's errors to Kafka's error codes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -6,12 +6,12 @@ from typing import Final
 from topics_kafka.protocol import ErrorCode
 from topics_service.engine.errors import Reason, TopicsError
 
-# By the reason's code, so that one that is new here is simply unknown.
+# Keyed by the reason's code: a reason that is missing here becomes UNKNOWN_SERVER_ERROR.
 #
-# `throttled` and `topic_full` must make producers wait and send again, which is what Kafka has for backpressure.
-# NOT_ENOUGH_REPLICAS is the one code that every client retries and takes for "was not written": librdkafka counts a
-# record behind REQUEST_TIMED_OUT as possibly written, and most clients do not retry THROTTLING_QUOTA_EXCEEDED on
-# Produce. How long they retry is theirs to say (delivery.timeout.ms).
+# `throttled` and `topic_full` must make producers wait and retry: Kafka's form of backpressure. NOT_ENOUGH_REPLICAS is
+# the only code that every client retries and treats as "not written": librdkafka counts a record that got
+# REQUEST_TIMED_OUT as possibly written, and most clients do not retry THROTTLING_QUOTA_EXCEEDED on Produce. The time
+# for which they retry is their own setting (delivery.timeout.ms).
 _CODES: Final[Mapping[str, ErrorCode]] = {
     "invalid_request": ErrorCode.INVALID_REQUEST,
     "batch_too_large": ErrorCode.MESSAGE_TOO_LARGE,
@@ -45,19 +45,19 @@ _ADMIN_CODES: Final[Mapping[str, ErrorCode]] = {
 
 
 def error_of(error: TopicsError) -> ErrorCode:
-    """The code of a partition's or topic's error in Produce, Fetch and the like. Retriable where a retry may help."""
+    """The code for a topic or partition in Produce, Fetch and similar APIs. Retriable if a retry may help."""
     return _CODES.get(error.reason.code, ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
 def group_error_of(error: TopicsError) -> ErrorCode:
-    """The code of an error in the APIs of groups."""
+    """The code in the group APIs."""
     return _GROUP_CODES.get(error.reason.code) or error_of(error)
 
 
 def admin_error_of(error: TopicsError) -> ErrorCode:
-    """The code of an error in the APIs that make, change and remove topics.
+    """The code in the APIs that create, change and delete topics.
 
-    A limit of the server that no retry lifts is POLICY_VIOLATION.
+    A limit of the server that a retry can't lift is POLICY_VIOLATION.
     """
     if error.reason is Reason.THROTTLED and (error.detail or {}).get("limit") == "max_topics":
         return ErrorCode.POLICY_VIOLATION
@@ -65,9 +65,9 @@ def admin_error_of(error: TopicsError) -> ErrorCode:
 
 
 class RefusedError(Exception):
-    """One topic, or whatever a request lists, is refused: its error code, and why.
+    """One entry of a request, such as a topic, is refused with an error code and a message.
 
-    Of a record batch, `records` are the positions of those at fault, with what is wrong.
+    For a record batch, `records` are the positions and errors of the invalid records.
     """
 
     def __init__(self, code: ErrorCode, message: str, records: Sequence[tuple[int, str]] = ()) -> None:
@@ -75,4 +75,4 @@ class RefusedError(Exception):
         self.code = code
         self.records = records
         self.result = {"error_code": code, "error_message": message}
-        """The members of a response that tell it."""
+        """The members of a response that report it."""

@@ -1,6 +1,6 @@
-"""Fetch: batches of many partitions after their cursors, at once or when there are some.
+"""Fetch: batches of many partitions from given offsets, at once or by long polling.
 
-Kafka's fetch sessions are not kept: every request names all its partitions and gets all of them.
+Kafka's fetch sessions are not supported: every request names all its partitions, and every response has all of them.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, Final
 
-from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.handlers.producer_ids import epoch_error
+from topics_kafka.loop_budget import SLICE_SECONDS
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.rendered import BatchCache, aligned
-from topics_kafka.turns import TURN_SECONDS
-from topics_service.api import background
+from topics_net import background
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchReply, FetchRequest
 from topics_service.engine.engine import Parked
@@ -26,37 +26,37 @@ from topics_service.engine.errors import TopicsError
 from topics_service.storage import recordbatch
 from topics_service.storage.kafkablock import KafkaBlock
 
-MOST_MADE_BYTES: Final = 8 << 20
-"""Batches that are made for one response, beside those that are there: they are memory of this response alone."""
+MAX_RENDERED_BYTES: Final = 8 << 20
+"""Limit of the batches rendered for one response: their memory is not shared with other responses."""
 WAITING_WEIGHT: Final = 1 << 10
-"""Bytes, of a partition that a fetch waits for."""
+"""Bytes that a partition costs while a fetch waits for it."""
 FEW: Final = 100
-"""Partitions of a fetch that may wait in any case."""
+"""Number of partitions for which a fetch may always wait."""
 
 
-def handlers(door: Door) -> HandlerTable:
-    """Fetch. What it makes of records that other doors wrote is kept for all its readers."""
-    cache = BatchCache(door.settings.render_cache_bytes)
-    door.api.metrics.caches["kafka_batches"] = cache
+def handlers(server: ServerContext) -> HandlerTable:
+    """Fetch. Batches rendered from records of other protocols are cached for all readers."""
+    cache = BatchCache(server.settings.render_cache_bytes)
+    server.api.metrics.caches["kafka_batches"] = cache
     return {ApiKey.FETCH: partial(_fetch, cache)}
 
 
 def _fetch(cache: BatchCache, context: Context, version: int, body: Message) -> Answer:
     if body.get("session_id") and body["session_epoch"] > 0:
-        # It goes on with a session that somebody else gave, and would name only what has changed.
+        # An incremental request of a session that another broker created: it names only changed partitions.
         return {"error_code": ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "session_id": 0, "responses": []}
     return Fetch(cache, context, body).serve()
 
 
 class _Pause(Enum):
-    """Why a fetch stops for now."""
+    """Reasons for which a fetch pauses."""
 
-    TURN = auto()  # it may go on at once, if it is not for too long already
-    NEWS = auto()  # there is nothing to do before it is woken
+    SLICE = auto()  # continue at once, unless the slice is over
+    NEWS = auto()  # there is nothing to do until a partition has news
 
 
 class _Target:
-    """A partition of a request: where it is read from, what was found, and its part of the response."""
+    """A partition of a request: its offset, the records found, and its part of the response."""
 
     __slots__ = ("answer", "by_id", "cursor", "limit", "name", "number", "offset", "reply", "topic_id")
 
@@ -69,41 +69,41 @@ class _Target:
         self.limit: int = partition["partition_max_bytes"]
         self.answer: dict[str, Any] = {"partition_index": self.number}
         self.reply: FetchReply | None = None
-        self.cursor = 0  # behind what was found
+        self.cursor = 0  # after the records found
 
 
 class Fetch:
-    """One request. It is a state machine on the loop's callbacks: a fetch that waits costs no task.
+    """One request, as a state machine on callbacks of the event loop: a waiting fetch needs no task.
 
-    `serve` answers at once, or with a future; cancelling that ends the wait.
+    `serve` returns the response or a future; cancelling the future ends the wait.
     """
 
     def __init__(self, cache: BatchCache, context: Context, body: Message) -> None:
-        door = self._door = context.door
-        self._api: TopicsApi = door.api
+        server = self._server = context.server
+        self._api: TopicsApi = server.api
         self._cache = cache
         self._context = context
-        self._statistics = door.statistics
-        self._max_bytes = min(body["max_bytes"], door.settings.fetch_max_bytes)
+        self._statistics = server.statistics
+        self._max_bytes = min(body["max_bytes"], server.settings.fetch_max_bytes)
         self._wanted = min(body["min_bytes"], self._max_bytes)
         self._wait_seconds = body["max_wait"] / 1000
-        self._nbytes = 0  # found so far
-        self._due = False  # there is something that the client must know now
+        self._nbytes = 0  # bytes found so far
+        self._due = False  # the response must not be delayed
         self._targets: list[_Target] = []
         self._response: Message = {"error_code": 0, "session_id": 0, "responses": self._topics(body)}
         self._steps = self._run()
         self._future: asyncio.Future[Message | None] | None = None
         self._sleeping = False
-        self._over = False  # the time is up, or the server drains
-        self._holds = 0  # partitions that it waits for, as the door counts them
+        self._over = False  # the wait has timed out, or the server is draining
+        self._holds = 0  # its part of `ServerContext.waiting`
         self._woken: dict[_Target, None] = {}
         self._parked: list[Parked] = []
         self._drain: ExitStack | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._within = copy_context()  # whoever writes wakes it
+        self._within = copy_context()  # callbacks would otherwise run in the context of the writer
 
     def serve(self) -> Answer:
-        """The response, or a future of it."""
+        """Return the response or a future of it."""
         try:
             if self._advance():
                 return self._response
@@ -117,20 +117,20 @@ class Fetch:
     # ---------------------------------------------------------------- driving
 
     def _advance(self) -> bool:
-        """Go on for a turn; True once the response is complete."""
-        turn_ends = time.perf_counter() + TURN_SECONDS
+        """Run for one slice. Return True once the response is complete."""
+        slice_ends = time.perf_counter() + SLICE_SECONDS
         for pause in self._steps:
             if pause is _Pause.NEWS:
                 self._sleeping = True
                 return False
-            if time.perf_counter() >= turn_ends:
+            if time.perf_counter() >= slice_ends:
                 asyncio.get_running_loop().call_soon(self._go_on, context=self._within)
                 return False
         return True
 
     def _go_on(self) -> None:
         future = self._future
-        assert future is not None, "it has had its first turn"
+        assert future is not None, "it has had its first slice"
         if future.done():
             return
         try:
@@ -144,7 +144,7 @@ class Fetch:
         self._steps.close()
 
     def _wake(self, target: _Target | None) -> None:
-        """The target has news; None: the time is up."""
+        """Continue: the target has news or, if None, the wait is over."""
         if target is None:
             self._over = True
         else:
@@ -154,33 +154,33 @@ class Fetch:
             asyncio.get_running_loop().call_soon(self._go_on, context=self._within)
 
     def set(self) -> None:
-        """The server drains."""
+        """End the wait: the server is draining."""
         self._wake(None)
 
-    # ------------------------------------------------------------ what it does
+    # ------------------------------------------------------------------ steps
 
     def _run(self) -> Generator[_Pause, None, None]:
         if self._wait_seconds > 0:
             self._hold()
         for target in self._targets:
             if self._wait_seconds > 0 and not self._is_enough():
-                self._park(target)  # before it is read: nothing is missed if others have their turn in between
+                self._park(target)  # before it is read, so that no news is missed if others run in between
             self._read(target)
-            yield _Pause.TURN
+            yield _Pause.SLICE
         if self._targets and not self._is_enough() and self._wait_seconds > 0:
             yield from self._wait()
         self._leave()
         yield from self._render()
 
     def _topics(self, body: Message) -> list[dict[str, Any]]:
-        """The responses of all topics, to be filled in; and the targets of those that can be read."""
+        """Create the responses of all topics, to be filled in, and the targets of those that can be read."""
         responses: list[dict[str, Any]] = []
         for asked in body["topics"]:
             name, topic_id = asked.get("topic"), asked.get("topic_id")
-            topic = self._context.door.find(name, topic_id)
+            topic = self._context.server.find(name, topic_id)
             known = name or (None if topic is None else topic.name)
             code = ErrorCode.NONE
-            if not self._context.may(ApiKey.FETCH, known):
+            if not self._context.is_allowed(ApiKey.FETCH, known):
                 code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             elif topic is None:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID
@@ -201,7 +201,7 @@ class Fetch:
         return self._due or self._nbytes >= self._wanted
 
     def _read(self, target: _Target) -> None:
-        """Read what is there, and fill in the answer but for its records."""
+        """Read the available records, and fill in the answer except for the records."""
         budget = min(target.limit, self._max_bytes - self._nbytes)
         if self._nbytes and budget <= 0:
             self._look(target)
@@ -221,18 +221,18 @@ class Fetch:
             self._fail(target, ErrorCode.OFFSET_OUT_OF_RANGE)
             return
         self._describe(target, reply.head_seq, reply.earliest_seq)
-        if self._nbytes and reply.nbytes > budget:  # only the first batch of a response may be too large
+        if self._nbytes and reply.nbytes > budget:  # only the first batch of a response may exceed the limit
             self._due = True
             return
         target.reply = reply
         target.cursor = reply.next_from_seq
         self._nbytes += reply.nbytes
-        # There is more than fits, which more waiting does not help; or nothing is left before the head.
+        # Waiting does not help: there is more than fits, or nothing is left before the head.
         if reply.is_hole or reply.next_from_seq < reply.head_seq:
             self._due = True
 
     def _look(self, target: _Target) -> None:
-        """There is no room for records: say how far the partition goes."""
+        """Describe the partition without records: the response is full."""
         target.reply = None
         try:
             earliest, head = self._api.extent(target.name, target.number)
@@ -276,10 +276,10 @@ class Fetch:
     # ---------------------------------------------------------------- waiting
 
     def _wait(self) -> Iterator[_Pause]:
-        """Until there is enough, the time is up, or the server drains. Only partitions with news are looked at."""
+        """Wait until there is enough, the time is up or the server drains. Only partitions with news are read."""
         self._timer = background.call_later(self._wait_seconds, self._wake, None)
         self._drain = ExitStack()
-        self._drain.enter_context(self._api.told_of_drain(self))
+        self._drain.enter_context(self._api.notify_on_drain(self))
         old = False
         while not self._is_enough():
             if not self._woken:
@@ -290,15 +290,15 @@ class Fetch:
             woken, self._woken = self._woken, {}
             for target in woken:
                 self._read_on(target)
-                yield _Pause.TURN
+                yield _Pause.SLICE
         self._leave()
         if old and not self._api.draining:
-            # What was found before the wait may be deleted by now.
+            # Records found before the wait may have been deleted.
             found = [target for target in self._targets if target.reply is not None and target.reply.parts]
             self._nbytes = 0
             for target in found:
                 self._read(target)
-                yield _Pause.TURN
+                yield _Pause.SLICE
 
     def _park(self, target: _Target) -> None:
         try:
@@ -307,17 +307,17 @@ class Fetch:
             self._fail(target, self._code(target, error))
 
     def _hold(self) -> None:
-        """Wait only if there is memory for it: one partition may be named many times, and each costs as a whole one."""
-        door, count = self._door, len(self._targets)
-        if count <= FEW or (door.waiting + count) * WAITING_WEIGHT <= door.settings.frame_bytes:
+        """Wait only if there is memory for it: a partition can be named many times, and each of them costs memory."""
+        server, count = self._server, len(self._targets)
+        if count <= FEW or (server.waiting + count) * WAITING_WEIGHT <= server.settings.frame_bytes:
             self._holds = count
-            door.waiting += count
+            server.waiting += count
         else:
             self._wait_seconds = 0
 
     def _leave(self) -> None:
-        """Nothing is waited for any more."""
-        self._door.waiting -= self._holds
+        """Stop waiting."""
+        self._server.waiting -= self._holds
         self._holds = 0
         for parked in self._parked:
             parked.leave()
@@ -328,7 +328,7 @@ class Fetch:
             self._drain.close()
 
     def _read_on(self, target: _Target) -> None:
-        """Read a partition that has news; where something was found before, only count what came since."""
+        """Read a partition that has news. If records were found before, only count the new ones."""
         found = target.reply
         if found is None or not found.parts or self._api.draining:
             self._read(target)
@@ -354,8 +354,8 @@ class Fetch:
 
     def _render(self) -> Iterator[_Pause]:
         """Fill in the records."""
-        most_made = self._cache.made_bytes + MOST_MADE_BYTES
-        turns = 0
+        max_rendered = self._cache.rendered_bytes + MAX_RENDERED_BYTES
+        parts = 0
         for target in self._targets:
             reply = target.reply
             if reply is None or not (reply.parts or reply.is_hole):
@@ -370,19 +370,19 @@ class Fetch:
                 else:
                     cut = aligned(part)
                     whole = cut is part
-                    for batch in self._cache.made(cut):
+                    for batch in self._cache.render(cut):
                         pieces.append(batch)
-                        yield _Pause.TURN
-                        if self._cache.made_bytes > most_made:
+                        yield _Pause.SLICE
+                        if self._cache.rendered_bytes > max_rendered:
                             break
-                if self._cache.made_bytes > most_made:
+                if self._cache.rendered_bytes > max_rendered:
                     whole = False
                 if not whole:
                     break
-                if not (turns := turns + 1) % 16:
-                    yield _Pause.TURN
+                if not (parts := parts + 1) % 16:
+                    yield _Pause.SLICE
             if reply.is_hole and whole:
                 last_ts = reply.parts[-1].block.last_ts if reply.parts else 0
                 pieces.append(recordbatch.control(reply.head_seq - 1, last_ts))
-            if self._cache.made_bytes > most_made:
+            if self._cache.rendered_bytes > max_rendered:
                 return

@@ -1,14 +1,14 @@
-"""The members of consumer groups: how they find the coordinator, join, get their partitions, stay and leave."""
+"""APIs of group members: they find the coordinator, join, get their partitions, send heartbeats and leave."""
 
 from typing import Any, Final
 from uuid import UUID
 
 from topics_kafka.coordination import Coordination
-from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group.members import (
+from topics_service.engine.membership.members import (
     Beat,
     BeatReply,
     Client,
@@ -26,9 +26,9 @@ _TRANSACTION: Final = 1
 _MAX_CLIENT_ID_CHARS: Final = 255
 
 
-def handlers(door: Door) -> HandlerTable:
-    """The APIs of members."""
-    members = MemberHandlers(door, Coordination.of(door))
+def handlers(server: ServerContext) -> HandlerTable:
+    """The APIs of group members."""
+    members = MemberHandlers(server, Coordination.for_server(server))
     return {
         ApiKey.FIND_COORDINATOR: members.find_coordinator,
         ApiKey.JOIN_GROUP: members.join,
@@ -40,43 +40,43 @@ def handlers(door: Door) -> HandlerTable:
 
 
 def client_of(context: Context) -> Client:
-    """Who speaks, as admins are shown it; the host as Kafka writes it."""
+    """The client as shown to admins, with the host in Kafka's notation."""
     return Client((context.client_id or "")[:_MAX_CLIENT_ID_CHARS], "/" + context.peer.rpartition(":")[0].strip("[]"))
 
 
 class MemberHandlers:
-    """Every answer waits until what it says of the group is durable."""
+    """Handlers of members. An answer is sent once the state of the group that it reports is durable."""
 
-    def __init__(self, door: Door, coordination: Coordination) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext, coordination: Coordination) -> None:
+        self._server = server
         self._coordination = coordination
 
     def find_coordinator(self, context: Context, version: int, request: Message) -> Answer:
-        """The one broker coordinates every group; transactions too, which InitProducerId then refuses."""
+        """Name the only broker as the coordinator, also of transactions, which InitProducerId refuses."""
         kind = request.get("key_type", _GROUP)
         if version >= 4:
-            found = [self._place(context, kind, key) for key in request["coordinator_keys"]]
+            found = [self._coordinator(context, kind, key) for key in request["coordinator_keys"]]
             return {"coordinators": found}
-        return self._place(context, kind, request["key"])
+        return self._coordinator(context, kind, request["key"])
 
-    def _place(self, context: Context, kind: int, key: str) -> Message:
-        nowhere = {"key": key, "node_id": -1, "host": "", "port": -1}
+    def _coordinator(self, context: Context, kind: int, key: str) -> Message:
+        no_coordinator = {"key": key, "node_id": -1, "host": "", "port": -1}
         if kind not in (_GROUP, _TRANSACTION):
             message = "only groups and transactions have coordinators"
-            return {**nowhere, "error_code": ErrorCode.INVALID_REQUEST, "error_message": message}
-        if kind == _GROUP and not context.may(ApiKey.FIND_COORDINATOR, key):
+            return {**no_coordinator, "error_code": ErrorCode.INVALID_REQUEST, "error_message": message}
+        if kind == _GROUP and not context.is_allowed(ApiKey.FIND_COORDINATOR, key):
             message = "the API key may not touch this group"
-            return {**nowhere, "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "error_message": message}
-        door = self._door
-        place = {"node_id": door.settings.node_id, "host": door.host, "port": door.port}
-        return {"key": key, **place, "error_code": ErrorCode.NONE}
+            return {**no_coordinator, "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "error_message": message}
+        server = self._server
+        coordinator = {"node_id": server.settings.node_id, "host": server.host, "port": server.port}
+        return {"key": key, **coordinator, "error_code": ErrorCode.NONE}
 
     # --- classic groups
 
     async def join(self, context: Context, version: int, request: Message) -> Message:
-        """Join, and wait until all others have."""
+        """Join, and wait until all members have joined."""
         name, member_id = request["group_id"], request["member_id"]
-        if not context.may(ApiKey.JOIN_GROUP, name):
+        if not context.is_allowed(ApiKey.JOIN_GROUP, name):
             return _not_joined(version, ErrorCode.GROUP_AUTHORIZATION_FAILED, member_id)
         asked = JoinRequest(
             group=name,
@@ -99,9 +99,9 @@ class MemberHandlers:
         return _joined(reply)
 
     async def sync(self, context: Context, version: int, request: Message) -> Message:
-        """Bring the assignments, as the leader, and wait for one's own."""
+        """Submit the assignments, as the leader, and wait for the own one."""
         name = request["group_id"]
-        if not context.may(ApiKey.SYNC_GROUP, name):
+        if not context.is_allowed(ApiKey.SYNC_GROUP, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "assignment": b""}
         if version >= 5 and name and not (request["protocol_type"] and request["protocol_name"]):
             return {"error_code": ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "assignment": b""}
@@ -126,9 +126,9 @@ class MemberHandlers:
         }
 
     def heartbeat(self, context: Context, _version: int, request: Message) -> Answer:
-        """Stay a member."""
+        """Keep the session of a member alive."""
         name = request["group_id"]
-        if not context.may(ApiKey.HEARTBEAT, name):
+        if not context.is_allowed(ApiKey.HEARTBEAT, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
         instance_id = request.get("group_instance_id")
         try:
@@ -138,9 +138,9 @@ class MemberHandlers:
         return {"error_code": error}
 
     def leave(self, context: Context, version: int, request: Message) -> Answer:
-        """Leave; from version 3 on an admin may have many members leave."""
+        """Leave the group; from version 3 on an admin may remove many members."""
         name = request["group_id"]
-        if not context.may(ApiKey.LEAVE_GROUP, name):
+        if not context.is_allowed(ApiKey.LEAVE_GROUP, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "members": []}
         asked = request["members"] if version >= 3 else [{"member_id": request["member_id"]}]
         leaving = [Leaving(each["member_id"], each.get("group_instance_id")) for each in asked]
@@ -161,9 +161,9 @@ class MemberHandlers:
     # --- `consumer` groups
 
     def consumer_heartbeat(self, context: Context, version: int, request: Message) -> Answer:
-        """Join, stay or leave, and hear which partitions are one's own."""
+        """Join, stay or leave, and return the assigned partitions."""
         name, names = request["group_id"], request["subscribed_topic_names"]
-        if not context.may(ApiKey.CONSUMER_GROUP_HEARTBEAT, name):
+        if not context.is_allowed(ApiKey.CONSUMER_GROUP_HEARTBEAT, name):
             return _refused(ErrorCode.GROUP_AUTHORIZATION_FAILED, "the API key may not touch this group")
         hidden = [topic for topic in names or () if not context.principal.allows_name(topic)]
         if hidden:
@@ -191,12 +191,12 @@ class MemberHandlers:
         return self._later(_beaten(reply), ticket)
 
     def _later(self, response: Message, ticket: int) -> Answer:
-        """The response, now or when what it tells is durable."""
+        """Return the response, at once or when the state that it reports is durable."""
         return self._after(response, ticket) if ticket else response
 
     async def _after(self, response: Message, ticket: int) -> Message:
         try:
-            await self._door.api.settled(ticket)
+            await self._server.api.settled(ticket)
         except TopicsError as error:
             return {**response, "error_code": group_error_of(error)}
         return response

@@ -1,25 +1,25 @@
-"""Consumer groups as admins see them: DescribeGroups, ConsumerGroupDescribe, ListGroups and DeleteGroups."""
+"""Group administration: DescribeGroups, ConsumerGroupDescribe, ListGroups and DeleteGroups."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from topics_kafka.coordination import Coordination
-from topics_kafka.handlers import Context, Door, HandlerTable, operations
+from topics_kafka.handlers import Context, HandlerTable, ServerContext, operations
 from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.topicids import uuid_of
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.group.members import GroupView, MemberView
+from topics_service.engine.membership.members import GroupView, MemberView
 
 _EMPTY: Final = "Empty"
 _DEAD: Final = "Dead"
 _CONSUMER_MEMBER: Final = 1
 
 
-def handlers(door: Door) -> HandlerTable:
-    """The APIs of admins."""
-    groups = GroupAdminHandlers(door, Coordination.of(door))
+def handlers(server: ServerContext) -> HandlerTable:
+    """The APIs of group administration."""
+    groups = GroupAdminHandlers(server, Coordination.for_server(server))
     return {
         ApiKey.DESCRIBE_GROUPS: groups.describe,
         ApiKey.CONSUMER_GROUP_DESCRIBE: groups.describe_consumer,
@@ -29,19 +29,19 @@ def handlers(door: Door) -> HandlerTable:
 
 
 class GroupAdminHandlers:
-    """A group without members that has positions is a classic one, whoever committed them.
+    """Handlers of group administration. A group with positions but without members is shown as a classic one.
 
-    A group that a request names many times is described once, or small requests would have huge responses.
+    A group that is named repeatedly is described once: a small request must not have a huge response.
     """
 
-    def __init__(self, door: Door, coordination: Coordination) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext, coordination: Coordination) -> None:
+        self._server = server
         self._coordination = coordination
 
     # --- describe
 
     def describe(self, context: Context, version: int, request: Message) -> Message:
-        """Classic groups. One that there is none of is `Dead`; from version 6 on it is an error too."""
+        """Describe classic groups. An unknown group is `Dead`, and from version 6 on also an error."""
         return {"groups": [self._classic(context, version, request, name) for name in dict.fromkeys(request["groups"])]}
 
     def _classic(self, context: Context, version: int, request: Message, name: str) -> Message:
@@ -56,7 +56,7 @@ class GroupAdminHandlers:
             described |= {"group_state": view.state, "protocol_type": view.protocol_type}
             described["protocol_data"] = view.protocol
             described["members"] = [_classic_member(member) for member in view.members]
-        elif view is None and self._door.engine.groups.find(name) is not None:
+        elif view is None and self._server.engine.groups.find(name) is not None:
             described["group_state"] = _EMPTY
         else:
             described["group_state"] = _DEAD
@@ -66,7 +66,7 @@ class GroupAdminHandlers:
         return described
 
     def describe_consumer(self, context: Context, _version: int, request: Message) -> Message:
-        """`consumer` groups."""
+        """Describe `consumer` groups."""
         return {"groups": [self._consumer(context, request, name) for name in dict.fromkeys(request["group_ids"])]}
 
     def _consumer(self, context: Context, request: Message, name: str) -> Message:
@@ -93,7 +93,7 @@ class GroupAdminHandlers:
         }
 
     def _view(self, context: Context, api: ApiKey, name: str) -> GroupView | None:
-        if not context.may(api, name):
+        if not context.is_allowed(api, name):
             raise TopicsError(Reason.FORBIDDEN, "the API key may not touch this group")
         self._coordination.check()
         return self._coordination.coordinator.describe(name)
@@ -114,10 +114,10 @@ class GroupAdminHandlers:
         }
 
     def _partitions(self, context: Context, parts: Mapping[str, Sequence[int]] | None) -> list[Message]:
-        """Partitions with the names and ids of their topics, as far as these are the caller's to know."""
+        """Partitions with the names and ids of the topics that the caller may access."""
         found = []
         for name, partitions in (parts or {}).items():
-            topic = self._door.find(name)
+            topic = self._server.find(name)
             if topic is not None and context.principal.allows_name(name):
                 topic_id = uuid_of(topic.identity.topic_id)
                 found.append({"topic_id": topic_id, "topic_name": name, "partitions": list(partitions)})
@@ -126,8 +126,8 @@ class GroupAdminHandlers:
     # --- list and delete
 
     def list(self, context: Context, _version: int, request: Message) -> Message:
-        """The groups that the caller may touch, of the states and types that are asked for; none named means all."""
-        if not context.may(ApiKey.LIST_GROUPS):
+        """List the groups that the caller may access, filtered by state and type if any are given."""
+        if not context.is_allowed(ApiKey.LIST_GROUPS):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "groups": []}
         try:
             self._coordination.check()
@@ -137,7 +137,7 @@ class GroupAdminHandlers:
         types = {each.casefold() for each in request.get("types_filter") or ()}
         known = {name: rest for name, *rest in self._coordination.coordinator.summaries()}
         groups = []
-        for name in self._door.engine.groups.roster.by_name:
+        for name in self._server.engine.groups.index.by_name:
             if not context.principal.allows_name(name):
                 continue
             kind, state, protocol_type = known.get(name, ("classic", _EMPTY, ""))
@@ -148,18 +148,18 @@ class GroupAdminHandlers:
         return {"error_code": ErrorCode.NONE, "groups": groups}
 
     async def delete(self, context: Context, _version: int, request: Message) -> Message:
-        """Remove groups without members, and their positions."""
+        """Delete groups without members, and their positions."""
         work = [self._delete(context, name) for name in dict.fromkeys(request["groups_names"])]
         return {"results": await asyncio.gather(*work)}
 
     async def _delete(self, context: Context, name: str) -> Message:
-        if not context.may(ApiKey.DELETE_GROUPS, name):
+        if not context.is_allowed(ApiKey.DELETE_GROUPS, name):
             error = ErrorCode.GROUP_AUTHORIZATION_FAILED
         elif not self._coordination.is_empty(name):
             error = ErrorCode.NON_EMPTY_GROUP
         else:
             try:
-                reply = await self._door.api.groups.delete(name, principal=context.principal)
+                reply = await self._server.api.groups.delete(name, principal=context.principal)
             except TopicsError as refusal:
                 error = group_error_of(refusal)
             else:

@@ -1,15 +1,15 @@
-"""ListOffsets: where a partition begins and ends, and which record is the first one since a time."""
+"""ListOffsets: the first and last offset of a partition, and the first record since a time."""
 
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.handlers.producer_ids import LEADER_EPOCH, epoch_error
+from topics_kafka.loop_budget import run_in_slices
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_kafka.turns import in_turns
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError
 
@@ -23,33 +23,33 @@ EARLIEST_PENDING_UPLOAD: Final = -6
 _SINCE: Final[Mapping[int, int]] = {
     LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11,
 }  # fmt: skip
-"""The times that mean something else, and the versions that have them."""
+"""Special timestamps, and the first version that has each."""
 
 _NONE: Final = -1
 
 
-def handlers(door: Door) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """ListOffsets."""
-    return {ApiKey.LIST_OFFSETS: partial(_list_offsets, door.api)}
+    return {ApiKey.LIST_OFFSETS: partial(_list_offsets, server.api)}
 
 
 def _list_offsets(api: TopicsApi, context: Context, version: int, body: Message) -> Answer:
-    work = _answer(api, context, version, body)  # each time that is looked up can cost a batch to decode
-    routers = context.door.engine.routers
+    work = _answer(api, context, version, body)  # each lookup by time may decode a batch
+    routers = context.server.engine.routers
     behind = {
         name
         for name in (asked["name"] for asked in body["topics"])
-        if routers.behind(name) and context.may(ApiKey.LIST_OFFSETS, name)
+        if routers.behind(name) and context.is_allowed(ApiKey.LIST_OFFSETS, name)
     }
-    return _once_forwarded(api, behind, work) if behind else in_turns(work)
+    return _once_forwarded(api, behind, work) if behind else run_in_slices(work)
 
 
 async def _once_forwarded(api: TopicsApi, names: Iterable[str], work: Generator[None, None, Message]) -> Message:
-    """As every read of a router's destination, it tells of what the source held when it began."""
-    with suppress(TopicsError):  # the topics tell
+    """Answer once everything that the sources held is forwarded, like every read of a router's destination."""
+    with suppress(TopicsError):  # reported for each topic
         for name in names:
             await api.routers.forwarded(name)
-    answer = in_turns(work)
+    answer = run_in_slices(work)
     return answer if isinstance(answer, dict) else await answer
 
 
@@ -57,7 +57,7 @@ def _answer(api: TopicsApi, context: Context, version: int, body: Message) -> Ge
     topics: list[dict[str, Any]] = []
     for asked in body["topics"]:
         name = asked["name"]
-        allowed = context.may(ApiKey.LIST_OFFSETS, name)
+        allowed = context.is_allowed(ApiKey.LIST_OFFSETS, name)
         partitions: list[dict[str, Any]] = []
         for partition in asked["partitions"]:
             number, ts = partition["partition_index"], partition["timestamp"]
@@ -83,14 +83,14 @@ def _answer(api: TopicsApi, context: Context, version: int, body: Message) -> Ge
 
 
 def _offset(api: TopicsApi, topic: str, partition: int, ts: int) -> tuple[int, int]:
-    """An offset and the time of its record, -1 for what there is not."""
+    """An offset and the time of its record; -1 if there is none."""
     if ts >= 0:
         found = api.offset_at(topic, partition, ts)
     elif ts == MAX_TIMESTAMP:
         found = api.newest_time(topic, partition)
     else:
         earliest, head = api.extent(topic, partition)
-        if ts in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):  # no record is anywhere but here
+        if ts in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):  # there is no tiered storage
             return _NONE, _NONE
         return (head if ts == LATEST else earliest - 1), _NONE
     if found is None:

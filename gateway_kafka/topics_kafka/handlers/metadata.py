@@ -1,16 +1,16 @@
-"""Metadata and DescribeCluster: which topics there are, and where. Metadata may create what it is asked for."""
+"""Metadata and DescribeCluster: topics, partitions and the broker. Metadata may create missing topics."""
 
 from collections.abc import Awaitable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
-from topics_kafka.handlers import Context, Door, HandlerTable, operations
+from topics_kafka.handlers import Context, HandlerTable, ServerContext, operations
 from topics_kafka.handlers.waves import in_waves
 from topics_kafka.names import is_kafka_name
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.topicids import uuid_of
-from topics_service.api.auth import Scope
+from topics_service.api.access.auth import Scope
 from topics_service.engine import names
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import ConfigInput
@@ -20,23 +20,23 @@ LEADER_EPOCH: Final = 0
 _BROKERS: Final = 1  # endpoint type
 
 
-def handlers(door: Door) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """Metadata and DescribeCluster."""
-    places = MetadataHandlers(door)
-    return {ApiKey.METADATA: places.metadata, ApiKey.DESCRIBE_CLUSTER: places.describe_cluster}
+    metadata_handlers = MetadataHandlers(server)
+    return {ApiKey.METADATA: metadata_handlers.metadata, ApiKey.DESCRIBE_CLUSTER: metadata_handlers.describe_cluster}
 
 
 class MetadataHandlers:
-    """There is one broker: it leads every partition and coordinates every group, in whatever zone the client is."""
+    """Metadata handlers. The only broker leads all partitions and coordinates all groups, for clients in any zone."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
 
     def metadata(self, context: Context, version: int, request: Message) -> Message | Awaitable[Message]:
-        """The topics that are asked for, or all that the caller may touch.
+        """Describe the requested topics, or all that the caller may access.
 
-        A topic that is missing is created where the request allows it (before version 4 every request does), with one
-        partition, by a caller with the scope `write`; else it is UNKNOWN_TOPIC_OR_PARTITION.
+        A missing topic is created with one partition if the request allows it (before version 4 every request does)
+        and the caller has the scope `write`; otherwise it is UNKNOWN_TOPIC_OR_PARTITION.
         """
         asked = request["topics"]
         if asked is None or (version == 0 and not asked):
@@ -48,22 +48,22 @@ class MetadataHandlers:
         return self._response(context, request, self._asked(context, version, request, {}))
 
     def describe_cluster(self, context: Context, version: int, request: Message) -> Message:
-        """The one broker."""
+        """Describe the only broker."""
         if version >= 1 and request["endpoint_type"] != _BROKERS:
             return {"error_code": ErrorCode.INVALID_REQUEST, "error_message": "there are no separate controllers"}
-        door = self._door
+        server = self._server
         asked = request["include_cluster_authorized_operations"]
         return {
             "error_code": ErrorCode.NONE,
             "endpoint_type": _BROKERS,
-            "cluster_id": door.cluster_id,
-            "controller_id": door.settings.node_id,
-            "brokers": [{"broker_id": door.settings.node_id, "host": door.host, "port": door.port}],
+            "cluster_id": server.cluster_id,
+            "controller_id": server.settings.node_id,
+            "brokers": [{"broker_id": server.settings.node_id, "host": server.host, "port": server.port}],
             "cluster_authorized_operations": operations.on_cluster(context) if asked else operations.NOT_ASKED,
         }
 
     def _all(self, context: Context) -> Iterable[Topic]:
-        catalog = self._door.catalog
+        catalog = self._server.catalog
         for name in catalog.under(names.narrow("", context.principal.prefixes)):
             topic = catalog.topics[name]
             if not catalog.unsynced(topic):
@@ -71,9 +71,9 @@ class MetadataHandlers:
 
     def _may_create(self, context: Context, request: Message) -> bool:
         return (
-            self._door.settings.auto_create
+            self._server.settings.auto_create
             and request.get("allow_auto_topic_creation", True)
-            and context.allows(Scope.WRITE)
+            and context.has_scope(Scope.WRITE)
         )
 
     def _missing(self, context: Context, asked: list[Message]) -> list[str]:
@@ -81,7 +81,10 @@ class MetadataHandlers:
         return [
             name
             for name in asked_for
-            if name and is_kafka_name(name) and context.may(ApiKey.METADATA, name) and self._door.find(name) is None
+            if name
+            and is_kafka_name(name)
+            and context.is_allowed(ApiKey.METADATA, name)
+            and self._server.find(name) is None
         ]
 
     async def _create(self, context: Context, version: int, request: Message, missing: list[str]) -> Message:
@@ -90,12 +93,12 @@ class MetadataHandlers:
         return self._response(context, request, self._asked(context, version, request, failed))
 
     async def _create_one(self, context: Context, name: str) -> ErrorCode:
-        door = self._door
+        server = self._server
         try:
-            if door.engine.has_topic(name):  # somebody else makes it at this moment: with a config, perhaps
-                await door.api.settled(door.engine.creation_ticket(name))
+            if server.engine.has_topic(name):  # another request is creating it, perhaps with a config
+                await server.api.settled(server.engine.creation_ticket(name))
             else:
-                await door.api.put_topic(name, ConfigInput(), principal=context.principal)
+                await server.api.put_topic(name, ConfigInput(), principal=context.principal)
         except TopicsError as error:
             limited = error.reason is Reason.THROTTLED and "limit" in (error.detail or {})
             return ErrorCode.POLICY_VIOLATION if limited else ErrorCode.LEADER_NOT_AVAILABLE
@@ -114,9 +117,9 @@ class MetadataHandlers:
         return list(found.values())
 
     def _by_name(self, context: Context, name: str, failed: Mapping[str, ErrorCode], request: Message) -> Message:
-        if not context.may(ApiKey.METADATA, name):
+        if not context.is_allowed(ApiKey.METADATA, name):
             return {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED, "name": name}
-        topic = self._door.find(name)
+        topic = self._server.find(name)
         if topic is not None:
             return self._described(context, topic, request)
         if not is_kafka_name(name):
@@ -124,8 +127,8 @@ class MetadataHandlers:
         return {"error_code": failed.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "name": name}
 
     def _by_id(self, context: Context, version: int, topic_id: UUID | None, request: Message) -> Message:
-        topic = self._door.find(None, topic_id)
-        if topic is not None and context.may(ApiKey.METADATA, topic.name):
+        topic = self._server.find(None, topic_id)
+        if topic is not None and context.is_allowed(ApiKey.METADATA, topic.name):
             return self._described(context, topic, request)
         code = ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return {"error_code": code, "name": None if version >= 12 else "", "topic_id": topic_id}
@@ -136,17 +139,17 @@ class MetadataHandlers:
             "error_code": ErrorCode.NONE,
             "name": topic.name,
             "topic_id": uuid_of(topic.identity.topic_id),
-            "partitions": _partitions(self._door.settings.node_id, topic.identity.partition_count),
+            "partitions": _partitions(self._server.settings.node_id, topic.identity.partition_count),
             "topic_authorized_operations": operations.on_topics(context) if asked else operations.NOT_ASKED,
         }
 
     def _response(self, context: Context, request: Message, topics: list[Message]) -> Message:
-        door = self._door
+        server = self._server
         asked = request.get("include_cluster_authorized_operations", False)
         return {
-            "brokers": [{"node_id": door.settings.node_id, "host": door.host, "port": door.port}],
-            "cluster_id": door.cluster_id,
-            "controller_id": door.settings.node_id,
+            "brokers": [{"node_id": server.settings.node_id, "host": server.host, "port": server.port}],
+            "cluster_id": server.cluster_id,
+            "controller_id": server.settings.node_id,
             "topics": topics,
             "cluster_authorized_operations": operations.on_cluster(context) if asked else operations.NOT_ASKED,
         }
@@ -154,7 +157,7 @@ class MetadataHandlers:
 
 @lru_cache(maxsize=64)
 def _partitions(node_id: int, count: int) -> list[dict[str, Any]]:
-    """The partitions of a topic that has so many. Shared: never changed."""
+    """The partitions of a topic with `count` partitions. Cached: do not modify."""
     return [
         {
             "error_code": ErrorCode.NONE,

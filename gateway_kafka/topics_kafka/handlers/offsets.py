@@ -1,4 +1,4 @@
-"""Where groups stand: OffsetCommit, OffsetFetch and OffsetDelete. An offset is the cursor of the other doors."""
+"""Committed positions: OffsetCommit, OffsetFetch and OffsetDelete. An offset is the `position` of HTTP and gRPC."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -6,22 +6,22 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from topics_kafka.coordination import Coordination
-from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.topicids import uuid_of
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.group.members import GroupError
-from topics_service.engine.group.positions import CommitItem, Position, Target
+from topics_service.engine.membership.members import GroupError
+from topics_service.engine.offsets.positions import CommitItem, Position, Target
 from topics_service.engine.topic import Topic
 
 _NONE: Final = -1
-_EPOCHS_SINCE: Final = 9  # the version of OffsetCommit whose clients know member epochs
+_EPOCHS_SINCE: Final = 9  # the first version of OffsetCommit with member epochs
 
 
-def handlers(door: Door) -> HandlerTable:
-    """The APIs of positions."""
-    offsets = OffsetHandlers(door, Coordination.of(door))
+def handlers(server: ServerContext) -> HandlerTable:
+    """The APIs of committed positions."""
+    offsets = OffsetHandlers(server, Coordination.for_server(server))
     return {
         ApiKey.OFFSET_COMMIT: offsets.commit,
         ApiKey.OFFSET_FETCH: offsets.fetch,
@@ -30,7 +30,7 @@ def handlers(door: Door) -> HandlerTable:
 
 
 class _Asked(NamedTuple):
-    """A topic of a request, as it was named; `topic` is None where `error` says why."""
+    """A topic of a request, as it was named. `topic` is None if there is an `error`."""
 
     named: Message
     topic: Topic | None
@@ -38,26 +38,26 @@ class _Asked(NamedTuple):
 
 
 class OffsetHandlers:
-    """Commits are as durable as their topics before they are acknowledged."""
+    """Handlers of positions. A commit is acknowledged once it is as durable as its topics."""
 
-    def __init__(self, door: Door, coordination: Coordination) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext, coordination: Coordination) -> None:
+        self._server = server
         self._coordination = coordination
-        self._groups = door.engine.groups
+        self._groups = server.engine.groups
 
     def _topic(self, context: Context, api: ApiKey, asked: Message) -> _Asked:
-        """The topic that is asked for, by its name or its id, if the caller may know of it."""
+        """The requested topic, by name or id, if the caller may access it."""
         by_id = "topic_id" in asked
         topic_id: UUID | None = asked.get("topic_id")
         name: str = asked.get("name") or ""
         named: Message = {"topic_id": topic_id} if by_id else {"name": name}
         unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if not by_id and not context.may(api, name):
+        if not by_id and not context.is_allowed(api, name):
             return _Asked(named, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        topic = self._door.find(name, topic_id)
+        topic = self._server.find(name, topic_id)
         if topic is None:
             return _Asked(named, None, unknown)
-        if not context.may(api, topic.name):
+        if not context.is_allowed(api, topic.name):
             return _Asked(named, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         return _Asked(named, topic, ErrorCode.NONE)
 
@@ -67,7 +67,7 @@ class OffsetHandlers:
         """Set positions; each partition succeeds or fails alone."""
         name = request["group_id"]
         asked = [self._topic(context, ApiKey.OFFSET_COMMIT, each) for each in request["topics"]]
-        if not context.may(ApiKey.OFFSET_COMMIT, name):
+        if not context.is_allowed(ApiKey.OFFSET_COMMIT, name):
             return _committed(request, asked, ErrorCode.GROUP_AUTHORIZATION_FAILED)
         try:
             self._coordination.check(name)
@@ -90,7 +90,7 @@ class OffsetHandlers:
             ]
             topics.append({**named, "partitions": partitions})
         response = {"topics": topics}
-        return response if self._door.api.is_durable(ticket) else self._durable(request, asked, response, ticket)
+        return response if self._server.api.is_durable(ticket) else self._durable(request, asked, response, ticket)
 
     def _check(self, version: int, name: str, request: Message, asked: list[_Asked]) -> GroupError:
         member_id, instance_id = request.get("member_id", ""), request.get("group_instance_id")
@@ -109,7 +109,7 @@ class OffsetHandlers:
 
     async def _durable(self, request: Message, asked: list[_Asked], response: Message, ticket: int) -> Message:
         try:
-            await self._door.api.settled(ticket)
+            await self._server.api.settled(ticket)
         except TopicsError as error:
             return _committed(request, asked, group_error_of(error))
         return response
@@ -117,7 +117,7 @@ class OffsetHandlers:
     # --- fetch
 
     def fetch(self, context: Context, version: int, request: Message) -> Answer:
-        """Tell positions, of some partitions or of all that the group has; each once, however often it is asked for."""
+        """Return positions of some partitions or of all that the group has; each once, even if named repeatedly."""
         if version >= 8:
             asked = {group["group_id"]: group for group in request["groups"]}
             if len(asked) != len(request["groups"]):
@@ -136,7 +136,7 @@ class OffsetHandlers:
     def _fetched(self, context: Context, version: int, request: Message) -> Message:
         name = request["group_id"]
         nothing: Message = {"group_id": name, "topics": []}
-        if not context.may(ApiKey.OFFSET_FETCH, name):
+        if not context.is_allowed(ApiKey.OFFSET_FETCH, name):
             return {**nothing, "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
         try:
             self._coordination.check(name)
@@ -155,7 +155,7 @@ class OffsetHandlers:
         group = self._groups.find(name)
         found: list[Message] = []
         for topic, positions in () if group is None else group.positions.items():
-            if not context.may(ApiKey.OFFSET_FETCH, topic.name) or self._door.find(topic.name) is not topic:
+            if not context.is_allowed(ApiKey.OFFSET_FETCH, topic.name) or self._server.find(topic.name) is not topic:
                 continue
             by_id = version >= 10
             named = {"topic_id": uuid_of(topic.identity.topic_id)} if by_id else {"name": topic.name}
@@ -166,14 +166,14 @@ class OffsetHandlers:
     def _some(self, context: Context, name: str, topics: list[Message]) -> list[Message]:
         group = self._groups.find(name)
         found: list[Message] = []
-        told: set[tuple[Any, int]] = set()
+        answered: set[tuple[Any, int]] = set()
         for asked in topics:
             named, topic, error = self._topic(context, ApiKey.OFFSET_FETCH, asked)
             (key,) = named.values()
-            numbers = [p for p in dict.fromkeys(asked["partition_indexes"]) if (key, p) not in told]
-            told.update((key, p) for p in numbers)
+            numbers = [p for p in dict.fromkeys(asked["partition_indexes"]) if (key, p) not in answered]
+            answered.update((key, p) for p in numbers)
             if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                error = ErrorCode.NONE  # Kafka keeps positions, and so knows none, whatever topics there are
+                error = ErrorCode.NONE  # as in Kafka, which looks up positions without checking the topics
             partitions = [
                 _position(p, error, None if topic is None or group is None else group.position(topic, p))
                 for p in numbers
@@ -184,9 +184,9 @@ class OffsetHandlers:
     # --- delete
 
     async def delete(self, context: Context, _version: int, request: Message) -> Message:
-        """Forget positions in topics that no member subscribes to."""
+        """Delete positions in topics that no member subscribes to."""
         name = request["group_id"]
-        if not context.may(ApiKey.OFFSET_DELETE, name):
+        if not context.is_allowed(ApiKey.OFFSET_DELETE, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "topics": []}
         if not name:
             return {"error_code": ErrorCode.INVALID_GROUP_ID, "topics": []}
@@ -214,14 +214,14 @@ class OffsetHandlers:
                     targets.append(Target(each["name"], known))
             if targets:
                 _, ticket = self._groups.delete_positions(name, targets, in_use=True)
-                await self._door.api.settled(ticket)
+                await self._server.api.settled(ticket)
         except TopicsError as refusal:
             return {"error_code": group_error_of(refusal), "topics": []}
         return {"error_code": ErrorCode.NONE, "topics": topics}
 
 
 def _items(request: Message, asked: list[_Asked]) -> Iterable[CommitItem]:
-    """What to commit, in the order of the request, without topics that can't be."""
+    """The positions to commit, in the order of the request, without topics that have an error."""
     for each, (_, topic, _) in zip(request["topics"], asked, strict=True):
         if topic is not None:
             for partition in each["partitions"]:
@@ -235,7 +235,7 @@ def _items(request: Message, asked: list[_Asked]) -> Iterable[CommitItem]:
 
 
 def _outcome(error: TopicsError | None) -> int:
-    """The code of one partition of a commit."""
+    """The error code of one partition of a commit."""
     if error is None:
         return ErrorCode.NONE
     detail = error.detail or {}
@@ -247,7 +247,7 @@ def _outcome(error: TopicsError | None) -> int:
 
 
 def _committed(request: Message, asked: list[_Asked], error: int) -> Message:
-    """Nothing was committed: the one error for all partitions, but of topics with an error of their own."""
+    """A response without a commit: `error` for all partitions, except of topics with an error of their own."""
     topics = []
     for each, (named, _, own) in zip(request["topics"], asked, strict=True):
         partitions = [{"partition_index": p["partition_index"], "error_code": own or error} for p in each["partitions"]]

@@ -1,10 +1,10 @@
-"""What a caller may do, as the bit sets of Kafka's ACL operations."""
+"""Authorized operations of a caller, as bit sets of Kafka's ACL operations."""
 
 from collections.abc import Mapping
 from typing import Final
 
 from topics_kafka.handlers import Context
-from topics_service.api.auth import Scope
+from topics_service.api.access.auth import Scope
 
 NOT_ASKED: Final = -(1 << 31)
 
@@ -26,20 +26,20 @@ _OF_GROUP: Final = {Scope.READ: (_READ,), Scope.DELETE: (_DELETE,)}
 
 
 def on_topics(context: Context) -> int:
-    """What the caller may do with a topic that it may touch."""
+    """Operations allowed on a topic that the caller may access."""
     return _bits(context, _OF_TOPIC)
 
 
 def on_groups(context: Context) -> int:
-    """What the caller may do with a group that it may touch."""
+    """Operations allowed on a group that the caller may access."""
     return _bits(context, _OF_GROUP)
 
 
 def on_cluster(context: Context) -> int:
-    """What the caller may do with the cluster as a whole."""
+    """Operations allowed on the cluster."""
     return _bits(context, _OF_CLUSTER)
 
 
 def _bits(context: Context, operations: Mapping[Scope, tuple[int, ...]]) -> int:
-    allowed = {_DESCRIBE}.union(*(operations[scope] for scope in operations if context.allows(scope)))
+    allowed = {_DESCRIBE}.union(*(operations[scope] for scope in operations if context.has_scope(scope)))
     return sum(1 << operation for operation in allowed)

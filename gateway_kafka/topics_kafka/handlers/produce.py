@@ -1,4 +1,4 @@
-"""Produce: one record batch for each partition, appended as it came, in the order of the requests."""
+"""Produce: one record batch per partition, appended unchanged, in the order of the requests."""
 
 import math
 import time
@@ -6,11 +6,10 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from topics_kafka.configs import DEFAULT_AFTER_MS, MAX_MESSAGE_BYTES, TIMESTAMP_AFTER_MAX, TIMESTAMP_BEFORE_MAX
-from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import RefusedError, error_of
-from topics_kafka.outcomes import error_codes
+from topics_kafka.loop_budget import BUDGET_SECONDS
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_kafka.turns import SHARED_SECONDS
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import LOG_APPEND_TIME, TIMESTAMP_TYPE, BatchRequest
 from topics_service.engine.clock import Clock, SystemClock
@@ -22,7 +21,7 @@ from topics_service.storage.recordbatch import Header, InvalidBatchError
 
 _ACKS: Final = (-1, 0, 1)
 _NO_TIMESTAMP: Final = -1
-_MOST_RECORD_ERRORS: Final = 100
+_MAX_RECORD_ERRORS: Final = 100
 _BATCH_CODES: Final[Mapping[str, ErrorCode]] = {
     "corrupt": ErrorCode.CORRUPT_MESSAGE,
     "magic": ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
@@ -36,38 +35,38 @@ _SEQUENCE_CODES: Final[Mapping[str, ErrorCode]] = {
 }
 
 Buffer = bytes | bytearray | memoryview
-_Waiting = tuple[dict[str, Any], int]  # the answer of a partition, and the ticket that it waits for
+_Waiting = tuple[dict[str, Any], int]  # the answer of a partition, and its ticket
 
 
-def handlers(door: Door) -> HandlerTable:
-    """Produce. A call appends before it returns, unless that takes long: then the context says that it is `appending`.
+def handlers(server: ServerContext) -> HandlerTable:
+    """Produce. A call appends before it returns or, if that takes long, sets `Context.appending` until it has.
 
-    What it returns waits for durability too.
+    The answer then waits for durability.
     """
-    return {ApiKey.PRODUCE: Produce(door)}
+    return {ApiKey.PRODUCE: Produce(server)}
 
 
 class Produce:
-    """The handler; `clock` says what is too far in the future."""
+    """The handler. Timestamps too far from the time of `clock` are refused."""
 
-    def __init__(self, door: Door, clock: Clock | None = None) -> None:
-        self._door = door
-        self._api = door.api
+    def __init__(self, server: ServerContext, clock: Clock | None = None) -> None:
+        self._server = server
+        self._api = server.api
         self._clock = clock or SystemClock()
 
     def __call__(self, context: Context, _version: int, body: Message) -> Answer:
-        """Append what may be appended; with acks=0 there is no answer, but an error closes the connection."""
+        """Append the valid batches. With acks=0 there is no answer, but an error closes the connection."""
         response: Message = {"responses": [], "throttle_time": 0}
         waiting: list[_Waiting] = []
         steps = self._steps(context, body, response, waiting)
-        ends = time.perf_counter() + SHARED_SECONDS
+        ends = time.perf_counter() + BUDGET_SECONDS
         for _ in steps:
             if time.perf_counter() >= ends:
                 context.appending = True
-                return self._rest(context, body, response, waiting, steps)
+                return self._finish(context, body, response, waiting, steps)
         return self._answer(context, body, response, waiting)
 
-    async def _rest(
+    async def _finish(
         self,
         context: Context,
         body: Message,
@@ -75,13 +74,13 @@ class Produce:
         waiting: list[_Waiting],
         steps: Generator[None, None, None],
     ) -> Message | None:
-        """What a request of many large batches has left, in turns."""
-        turns, over = self._door.turns, False
+        """Finish a request of many large batches, in slices."""
+        budget, over = self._server.loop_budget, False
         while not over:
-            await turns.come()
+            await budget.wait_turn()
             over = True
             for _ in steps:
-                if not turns.may():
+                if not budget.has_time():
                     over = False
                     break
         context.appending = False
@@ -97,7 +96,7 @@ class Produce:
     def _steps(
         self, context: Context, body: Message, response: Message, waiting: list[_Waiting]
     ) -> Generator[None, None, None]:
-        """Append the batches, with a stop before each but the first, and fill in the response."""
+        """Append the batches and fill in the response. Yields before each batch but the first."""
         refused = _refused(body)
         first = True
         for data in body["topic_data"]:
@@ -111,7 +110,7 @@ class Produce:
                 number = partition["index"]
                 ticket = 0
                 try:
-                    topic = self._door.find(name, topic_id)  # it may be gone since the last stop
+                    topic = self._server.find(name, topic_id)  # it may have been deleted during the last pause
                     wrong = refused or _wrong(context, name, topic)
                     if wrong is not None:
                         raise wrong
@@ -131,19 +130,21 @@ class Produce:
                     waiting.append((answer, ticket))
 
     def _append(self, topic: Topic, number: int, records: Buffer | None) -> tuple[dict[str, Any], int]:
-        topic.partition(number)  # before what is wrong with the batch
+        topic.partition(number)  # takes precedence over errors of the batch
         configs = topic.kafka_configs
         limit = configs.get(MAX_MESSAGE_BYTES)
         if not records:
             raise RefusedError(ErrorCode.INVALID_RECORD, "there is no record batch for the partition")
-        most = self._door.settings.max_batch_bytes if limit is None else int(limit)
-        if len(records) > most:
-            raise RefusedError(ErrorCode.MESSAGE_TOO_LARGE, f"{len(records)} bytes, at most {most} are taken")
-        self._api.check_write()  # before the work
+        max_bytes = self._server.settings.max_batch_bytes if limit is None else int(limit)
+        if len(records) > max_bytes:
+            raise RefusedError(ErrorCode.MESSAGE_TOO_LARGE, f"{len(records)} bytes exceed the limit of {max_bytes}")
+        self._api.check_write()  # before the expensive part
         batch = bytes(records)
-        header = recordbatch.check(batch, max_bytes=most, max_inflated=max(recordbatch.MAX_INFLATED, 4 * most))
+        header = recordbatch.check(
+            batch, max_bytes=max_bytes, max_inflated=max(recordbatch.MAX_INFLATED, 4 * max_bytes)
+        )
         if header.is_log_append_time:
-            raise RefusedError(ErrorCode.INVALID_TIMESTAMP, "only the broker may give records its own time")
+            raise RefusedError(ErrorCode.INVALID_TIMESTAMP, "only the broker may set log append time")
         if configs.get(TIMESTAMP_TYPE) != LOG_APPEND_TIME:
             self._check_times(configs, header, batch)
         request = BatchRequest(topic=topic.name, partition=number, header=header, body=batch)
@@ -158,7 +159,7 @@ class Produce:
         return answer, ticket
 
     def _check_times(self, configs: Mapping[str, str], header: Header, batch: bytes) -> None:
-        """Refuse records that are further from now than the topic allows, as Kafka does for CreateTime."""
+        """Refuse records whose time differs more from now than the topic allows, as Kafka does for CreateTime."""
         now = self._clock.now_ms()
         newest = now + int(configs.get(TIMESTAMP_AFTER_MAX, DEFAULT_AFTER_MS))
         before = configs.get(TIMESTAMP_BEFORE_MAX)
@@ -171,19 +172,19 @@ class Produce:
             return
         raise RefusedError(
             ErrorCode.INVALID_TIMESTAMP,
-            f"{len(wrong)} records, or the batch, are not of a time that the topic takes",
-            [(i, f"the timestamp {times[i]} is out of range") for i in wrong[:_MOST_RECORD_ERRORS]],
+            f"the timestamps of {len(wrong)} records, or of the batch, are outside the range that the topic accepts",
+            [(i, f"the timestamp {times[i]} is out of range") for i in wrong[:_MAX_RECORD_ERRORS]],
         )
 
     def _count_unanswered(self, context: Context, response: Message) -> None:
-        """The client asked not to be told: its errors are counted, and it can only notice that it is cut off."""
-        for code in error_codes(ApiKey.PRODUCE, response):
+        """Count errors of a request with acks=0. The only sign for the client is that the connection closes."""
+        for code in self._server.apis[ApiKey.PRODUCE].error_codes(response):
             context.closing = True
-            self._door.statistics.errors["Produce", ErrorCode(code).name] += 1
+            self._server.statistics.errors["Produce", ErrorCode(code).name] += 1
 
 
 def _refused(body: Message) -> RefusedError | None:
-    """What is wrong with the request as a whole."""
+    """The error of the request as a whole, if any."""
     if body["transactional_id"] is not None:
         return RefusedError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not supported")
     if body["acks"] not in _ACKS:
@@ -192,9 +193,9 @@ def _refused(body: Message) -> RefusedError | None:
 
 
 def _wrong(context: Context, name: str | None, topic: Topic | None) -> RefusedError | None:
-    """Why nothing can be written to the topic; `name` is as the client gave it, with an id there is none."""
+    """The error of the topic, if any. `name` is the one that the client sent; None if it sent an id."""
     known = name or (None if topic is None else topic.name)
-    if not context.may(ApiKey.PRODUCE, known):
+    if not context.is_allowed(ApiKey.PRODUCE, known):
         return RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not write to the topic")
     if topic is None:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID
@@ -213,7 +214,7 @@ def _failed(number: int, code: ErrorCode, message: str, records: Sequence[tuple[
 
 
 async def _durable(api: TopicsApi, response: Message, waiting: Sequence[_Waiting]) -> Message:
-    """The response, once everything in it is durable; what can't be made so has an error instead."""
+    """Return the response once everything in it is durable. A partition that can't be made durable has an error."""
     try:
         await api.settled(max(ticket for _, ticket in waiting))
     except TopicsError as error:

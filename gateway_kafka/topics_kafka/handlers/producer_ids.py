@@ -1,41 +1,41 @@
-"""InitProducerId, DescribeProducers and OffsetForLeaderEpoch: what idempotent producers and careful consumers ask."""
+"""InitProducerId, DescribeProducers and OffsetForLeaderEpoch, for idempotent producers and truncation detection."""
 
 from collections.abc import Generator
 from functools import partial
 from typing import Any, Final
 
-from topics_kafka.handlers import Answer, Context, Door, HandlerTable
+from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
+from topics_kafka.loop_budget import run_in_slices
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_kafka.turns import in_turns
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError
 
 LEADER_EPOCH: Final = 0
-"""Of every partition, for ever: there is one server."""
+"""The epoch of every partition: with a single server the leader never changes."""
 
 
-def handlers(door: Door) -> HandlerTable:
-    """The three APIs."""
+def handlers(server: ServerContext) -> HandlerTable:
+    """The APIs of producer ids and leader epochs."""
     return {
-        ApiKey.INIT_PRODUCER_ID: partial(_init_producer_id, door.api),
-        ApiKey.DESCRIBE_PRODUCERS: partial(_describe_producers, door.api),
-        ApiKey.OFFSET_FOR_LEADER_EPOCH: partial(_offset_for_leader_epoch, door.api),
+        ApiKey.INIT_PRODUCER_ID: partial(_init_producer_id, server.api),
+        ApiKey.DESCRIBE_PRODUCERS: partial(_describe_producers, server.api),
+        ApiKey.OFFSET_FOR_LEADER_EPOCH: partial(_offset_for_leader_epoch, server.api),
     }
 
 
 def epoch_error(epoch: int) -> ErrorCode:
-    """What to answer a client that takes `epoch` for the partition's leader epoch; -1 is one that does not say."""
+    """The error for a client that assumes leader epoch `epoch`; -1 if it assumes none."""
     return ErrorCode.UNKNOWN_LEADER_EPOCH if epoch > LEADER_EPOCH else ErrorCode.NONE
 
 
 def _init_producer_id(api: TopicsApi, context: Context, _version: int, body: Message) -> Answer:
-    """Always an id that nobody has had, with epoch 0: what the client says that it had does not matter."""
+    """Allocate a new id with epoch 0, whatever id the client had before."""
     transactional_id = body["transactional_id"]
     if transactional_id is not None:
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if transactional_id else ErrorCode.INVALID_REQUEST
         return _no_id(code)
-    if not context.may(ApiKey.INIT_PRODUCER_ID):
+    if not context.is_allowed(ApiKey.INIT_PRODUCER_ID):
         return _no_id(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     try:
         producer_id, ticket = api.new_producer_id()
@@ -58,11 +58,11 @@ def _no_id(code: ErrorCode) -> Message:
 
 
 def _describe_producers(api: TopicsApi, context: Context, _version: int, body: Message) -> Answer:
-    return in_turns(_described(api, context, body))
+    return run_in_slices(_described(api, context, body))
 
 
 def _described(api: TopicsApi, context: Context, body: Message) -> Generator[None, None, Message]:
-    """The producers of each partition; one that is asked for again is not listed again."""
+    """Describe the producers of each partition. One that is named repeatedly is described once."""
     topics: list[dict[str, Any]] = []
     seen: set[tuple[str, int]] = set()
     for asked in body["topics"]:
@@ -75,7 +75,7 @@ def _described(api: TopicsApi, context: Context, body: Message) -> Generator[Non
             seen.add((name, number))
             answer: dict[str, Any] = {"partition_index": number, "error_code": 0, "active_producers": []}
             partitions.append(answer)
-            if not context.may(ApiKey.DESCRIBE_PRODUCERS, name):
+            if not context.is_allowed(ApiKey.DESCRIBE_PRODUCERS, name):
                 answer["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
                 answer["error_message"] = "the API key may not read the topic"
                 continue
@@ -100,7 +100,7 @@ def _described(api: TopicsApi, context: Context, body: Message) -> Generator[Non
 
 
 def _offset_for_leader_epoch(api: TopicsApi, context: Context, _version: int, body: Message) -> Answer:
-    """Where the records of an epoch end: there is one epoch, which ends at the head."""
+    """Return the end of an epoch: there is one, which ends at the head."""
     topics: list[dict[str, Any]] = []
     for asked in body["topics"]:
         name = asked["topic"]
@@ -108,7 +108,7 @@ def _offset_for_leader_epoch(api: TopicsApi, context: Context, _version: int, bo
         for partition in asked["partitions"]:
             answer = {"partition": partition["partition"], "error_code": epoch_error(partition["current_leader_epoch"])}
             partitions.append(answer)
-            if not context.may(ApiKey.OFFSET_FOR_LEADER_EPOCH, name):
+            if not context.is_allowed(ApiKey.OFFSET_FOR_LEADER_EPOCH, name):
                 answer["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
                 continue
             try:

@@ -1,9 +1,9 @@
-"""DeleteRecords and DescribeLogDirs: what a partition holds, and less of it."""
+"""DeleteRecords and DescribeLogDirs."""
 
 from collections.abc import Iterable
 from typing import Any, Final
 
-from topics_kafka.handlers import Context, Door, HandlerTable
+from topics_kafka.handlers import Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.handlers.waves import in_waves
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
@@ -17,20 +17,20 @@ _UNKNOWN: Final = -1
 _LOG_DIR: Final = "data"
 
 
-def handlers(door: Door) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """DeleteRecords and DescribeLogDirs."""
-    made = RecordsAdminHandlers(door)
-    return {ApiKey.DELETE_RECORDS: made.delete_records, ApiKey.DESCRIBE_LOG_DIRS: made.describe_log_dirs}
+    records = RecordsAdminHandlers(server)
+    return {ApiKey.DELETE_RECORDS: records.delete_records, ApiKey.DESCRIBE_LOG_DIRS: records.describe_log_dirs}
 
 
 class RecordsAdminHandlers:
-    """A partition's records, as an administrator sees them. Offset N is seq N + 1."""
+    """Handlers for the records of partitions. Offset N is seq N + 1."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
 
     async def delete_records(self, context: Context, version: int, request: Message) -> Message:
-        """Delete what is below an offset; -1 is the high watermark. Beyond that it is OFFSET_OUT_OF_RANGE."""
+        """Delete the records below an offset; -1 is the high watermark, and beyond it is OFFSET_OUT_OF_RANGE."""
         topics = []
         for entry in request["topics"]:
             asked = {each["partition_index"]: each["offset"] for each in entry["partitions"]}
@@ -43,9 +43,9 @@ class RecordsAdminHandlers:
         return {"topics": topics}
 
     async def _delete(self, context: Context, name: str, partition: int, offset: int) -> tuple[int, ErrorCode]:
-        """The first offset that is left, and what went wrong."""
-        api = self._door.api
-        if not context.may(ApiKey.DELETE_RECORDS, name):
+        """Return the first offset that is left, and an error code."""
+        api = self._server.api
+        if not context.is_allowed(ApiKey.DELETE_RECORDS, name):
             return _UNKNOWN, ErrorCode.TOPIC_AUTHORIZATION_FAILED
         try:
             state = await api.get_topic(name, touch=False, partition=partition)
@@ -60,8 +60,8 @@ class RecordsAdminHandlers:
         return reply.earliest_seq - 1, ErrorCode.NONE
 
     def describe_log_dirs(self, context: Context, version: int, request: Message) -> Message:
-        """How many bytes of records each partition holds; there is one directory for all."""
-        if not context.may(ApiKey.DESCRIBE_LOG_DIRS):
+        """Return the bytes of records in each partition. All are in one directory."""
+        if not context.is_allowed(ApiKey.DESCRIBE_LOG_DIRS):
             return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "results": []}
         topics = [
             {"name": topic.name, "partitions": [_sized(topic, partition) for partition in partitions]}
@@ -70,16 +70,18 @@ class RecordsAdminHandlers:
         return {"results": [{"error_code": ErrorCode.NONE, "log_dir": _LOG_DIR, "topics": topics}]}
 
     def _asked(self, context: Context, asked: list[Message] | None) -> Iterable[tuple[Topic, Iterable[int]]]:
-        """The topics and partitions that are there, of those that are asked for and that the caller may touch."""
-        door = self._door
+        """The existing topics and partitions among those that are requested and that the caller may access."""
+        server = self._server
         if asked is None:
-            for name in door.catalog.under(names.narrow("", context.principal.prefixes)):
-                topic = door.find(name)
+            for name in server.catalog.under(names.narrow("", context.principal.prefixes)):
+                topic = server.find(name)
                 if topic is not None:
                     yield topic, range(len(topic.logs))
             return
         for entry in asked:
-            topic = door.find(entry["topic"]) if context.may(ApiKey.DESCRIBE_LOG_DIRS, entry["topic"]) else None
+            topic = (
+                server.find(entry["topic"]) if context.is_allowed(ApiKey.DESCRIBE_LOG_DIRS, entry["topic"]) else None
+            )
             if topic is not None:
                 yield topic, [index for index in dict.fromkeys(entry["partitions"]) if 0 <= index < len(topic.logs)]
 

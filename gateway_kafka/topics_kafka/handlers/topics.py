@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from topics_kafka import configs
 from topics_kafka.configs import InvalidConfigError
-from topics_kafka.handlers import Context, Door, HandlerTable
+from topics_kafka.handlers import Context, HandlerTable, ServerContext
 from topics_kafka.handlers.config_entries import entries
 from topics_kafka.handlers.errors import RefusedError, admin_error_of
 from topics_kafka.handlers.waves import in_waves
@@ -18,9 +18,9 @@ from topics_service.engine.topic import Topic
 _UNSET: Final = -1
 
 
-def handlers(door: Door) -> HandlerTable:
-    """The APIs that make, grow and remove topics."""
-    topics = TopicHandlers(door)
+def handlers(server: ServerContext) -> HandlerTable:
+    """The APIs that create, grow and delete topics."""
+    topics = TopicHandlers(server)
     return {
         ApiKey.CREATE_TOPICS: topics.create,
         ApiKey.DELETE_TOPICS: topics.delete,
@@ -29,15 +29,15 @@ def handlers(door: Door) -> HandlerTable:
 
 
 class TopicHandlers:
-    """Each topic of a request succeeds or fails alone; all of them are durable before the response."""
+    """Handlers of topics. Each topic succeeds or fails alone; all changes are durable before the response."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
 
     # --------------------------------------------------------------- create
 
     async def create(self, context: Context, version: int, request: Message) -> Message:
-        """Make topics; their timeout does not matter, nothing here waits for other brokers."""
+        """Create topics. The timeout of the request is ignored: there are no other brokers to wait for."""
         names = Counter(entry["name"] for entry in request["topics"])
         entries_by_name = {entry["name"]: entry for entry in request["topics"]}
         work = (
@@ -52,10 +52,10 @@ class TopicHandlers:
             if twice:
                 raise RefusedError(ErrorCode.INVALID_REQUEST, "the topic is in the request more than once")
             count, given = self._checked(context, entry)
-            config, beside = configs.to_topic(given)
+            config, kafka_configs = configs.to_topic(given)
             if not only_check:
-                await self._door.api.put_topic(
-                    name, config, principal=context.principal, partition_count=count, kafka_configs=beside
+                await self._server.api.put_topic(
+                    name, config, principal=context.principal, partition_count=count, kafka_configs=kafka_configs
                 )
         except RefusedError as error:
             return {"name": name, **error.result}
@@ -63,40 +63,42 @@ class TopicHandlers:
             return {"name": name, "error_code": ErrorCode.INVALID_CONFIG, "error_message": str(error)}
         except TopicsError as error:
             return {"name": name, "error_code": admin_error_of(error), "error_message": error.message}
-        made = {
+        answer = {
             "name": name,
             "error_code": ErrorCode.NONE,
             "num_partitions": count,
             "replication_factor": 1,
-            "configs": entries(given, self._door.settings),
+            "configs": entries(given, self._server.settings),
         }
-        if not context.may(ApiKey.DESCRIBE_CONFIGS, name):
-            made.update(topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, configs=None)
-            made.update(num_partitions=_UNSET, replication_factor=_UNSET)
-        topic = self._door.find(name)
+        if not context.is_allowed(ApiKey.DESCRIBE_CONFIGS, name):
+            answer.update(topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, configs=None)
+            answer.update(num_partitions=_UNSET, replication_factor=_UNSET)
+        topic = self._server.find(name)
         if topic is not None:
-            made["topic_id"] = uuid_of(topic.identity.topic_id)
-        return made
+            answer["topic_id"] = uuid_of(topic.identity.topic_id)
+        return answer
 
     def _checked(self, context: Context, entry: Message) -> tuple[int, configs.Overrides]:
-        """The number of partitions and the configs of a topic to be made. Raises what speaks against it."""
+        """The number of partitions and the configs of a topic to be created. Raises RefusedError."""
         name = entry["name"]
-        if not context.may(ApiKey.CREATE_TOPICS, name):
+        if not context.is_allowed(ApiKey.CREATE_TOPICS, name):
             raise RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not create this topic")
         if not is_kafka_name(name):
             raise RefusedError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
                 "a topic name is 1 to 249 characters from A-Z a-z 0-9 . _ - and starts with a letter or digit",
             )
-        engine = self._door.engine
+        engine = self._server.engine
         if engine.has_topic(name):
             raise RefusedError(ErrorCode.TOPIC_ALREADY_EXISTS, f'topic "{name}" exists')
         count = self._count(entry)
-        most = engine.limits.max_partitions
-        if not 1 <= count <= most:
-            raise RefusedError(ErrorCode.INVALID_PARTITIONS, f"the number of partitions must be from 1 to {most}")
+        max_partitions = engine.limits.max_partitions
+        if not 1 <= count <= max_partitions:
+            raise RefusedError(
+                ErrorCode.INVALID_PARTITIONS, f"the number of partitions must be from 1 to {max_partitions}"
+            )
         given = configs.created({config["name"]: config["value"] for config in entry["configs"]})
-        engine.catalog.check_room(count)
+        engine.catalog.check_capacity(count)
         return count, given
 
     def _count(self, entry: Message) -> int:
@@ -104,7 +106,7 @@ class TopicHandlers:
         if not assignments:
             if copies not in (_UNSET, 1):
                 raise RefusedError(ErrorCode.INVALID_REPLICATION_FACTOR, "there is one broker, so one replica")
-            return int(self._door.settings.num_partitions if count == _UNSET else count)
+            return int(self._server.settings.num_partitions if count == _UNSET else count)
         if count != _UNSET or copies != _UNSET:
             raise RefusedError(
                 ErrorCode.INVALID_REQUEST,
@@ -118,14 +120,14 @@ class TopicHandlers:
         return len(assignments)
 
     def _check_assignments(self, assignments: list[dict[str, Any]]) -> None:
-        me = self._door.settings.node_id
+        me = self._server.settings.node_id
         if any(each["broker_ids"] != [me] for each in assignments):
             raise RefusedError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"every partition is on broker {me}, the only one")
 
     # --------------------------------------------------------------- delete
 
     async def delete(self, context: Context, version: int, request: Message) -> Message:
-        """Remove topics, by name or (from version 6 on) by id."""
+        """Delete topics by name or, from version 6 on, by id."""
         asked = request["topics"] if version >= 6 else [{"name": name} for name in request["topic_names"]]
         targets = [(entry["name"], entry.get("topic_id")) for entry in asked]
         counts = Counter(targets)
@@ -141,8 +143,8 @@ class TopicHandlers:
                 raise RefusedError(ErrorCode.INVALID_REQUEST, "a topic is named either by its name or by its id")
             topic = self._found(context, name, topic_id)
             shown = {"name": topic.name, "topic_id": uuid_of(topic.identity.topic_id)}
-            reply = await self._door.api.delete_topic(topic.name)
-            if not reply.deleted:  # somebody else was faster
+            reply = await self._server.api.delete_topic(topic.name)
+            if not reply.deleted:  # another request deleted it first
                 raise _unknown(topic_id)
         except RefusedError as error:
             return {**shown, **error.result}
@@ -152,19 +154,19 @@ class TopicHandlers:
 
     def _found(self, context: Context, name: str | None, topic_id: Any) -> Topic:
         forbidden = RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not delete this topic")
-        if name is not None and not context.may(ApiKey.DELETE_TOPICS, name):
+        if name is not None and not context.is_allowed(ApiKey.DELETE_TOPICS, name):
             raise forbidden
-        topic = self._door.find(name, topic_id)
+        topic = self._server.find(name, topic_id)
         if topic is None:
             raise _unknown(topic_id)
-        if not context.may(ApiKey.DELETE_TOPICS, topic.name):
+        if not context.is_allowed(ApiKey.DELETE_TOPICS, topic.name):
             raise forbidden
         return topic
 
     # ----------------------------------------------------------- partitions
 
     async def create_partitions(self, context: Context, version: int, request: Message) -> Message:
-        """Give topics more partitions. What was written stays where it is."""
+        """Add partitions to topics. Existing records stay in their partitions."""
         names = Counter(entry["name"] for entry in request["topics"])
         by_name = {entry["name"]: entry for entry in request["topics"]}
         work = (
@@ -181,7 +183,7 @@ class TopicHandlers:
             topic = self._growable(context, entry)
             if not only_check:
                 config, _ = configs.to_topic(configs.overrides(topic), topic.config)
-                await self._door.api.put_topic(
+                await self._server.api.put_topic(
                     name, config, principal=context.principal, partition_count=entry["count"]
                 )
         except RefusedError as error:
@@ -192,12 +194,12 @@ class TopicHandlers:
 
     def _growable(self, context: Context, entry: Message) -> Topic:
         name, count, assignments = entry["name"], entry["count"], entry["assignments"]
-        if not context.may(ApiKey.CREATE_PARTITIONS, name):
+        if not context.is_allowed(ApiKey.CREATE_PARTITIONS, name):
             raise RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not change this topic")
-        topic = self._door.find(name)
+        topic = self._server.find(name)
         if topic is None:
             raise _unknown(None)
-        engine, now = self._door.engine, topic.identity.partition_count
+        engine, now = self._server.engine, topic.identity.partition_count
         if count <= now:
             raise RefusedError(
                 ErrorCode.INVALID_PARTITIONS, f"the topic has {now} partitions already; there can only be more"
@@ -215,7 +217,7 @@ class TopicHandlers:
                     f"there must be {count - now} assignments, one for each new one",
                 )
             self._check_assignments(assignments)
-        engine.catalog.check_room(count - now)
+        engine.catalog.check_capacity(count - now)
         return topic
 
 

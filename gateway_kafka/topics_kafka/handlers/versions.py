@@ -1,24 +1,21 @@
-"""ApiVersions: what is served, and who asks."""
+"""ApiVersions: the served APIs, and the software of the client."""
 
 import re
 from typing import Final
 
-from topics_kafka.handlers import Context, Door, HandlerTable
-from topics_kafka.protocol import ADVERTISED, ApiKey, ErrorCode, Message
+from topics_kafka.handlers import Context, HandlerTable, ServerContext, advertised_versions
+from topics_kafka.protocol import ApiKey, ErrorCode, Message
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
-_SOFTWARE_CHARS: Final = 100  # that are kept
+_SOFTWARE_CHARS: Final = 100  # longer texts are cut off
 
 
-def handlers(_: Door) -> HandlerTable:
+def handlers(server: ServerContext) -> HandlerTable:
     """ApiVersions."""
-    versions = [
-        {"api_key": int(api), "min_version": least, "max_version": most}
-        for api, (least, most) in sorted(ADVERTISED.items())
-    ]
+    versions = advertised_versions(server.apis)
 
     def api_versions(context: Context, version: int, request: Message) -> Message:
-        """The APIs with their versions. From version 3 on the client says what it is."""
+        """Return the APIs with their versions. From version 3 on the request names the client software."""
         if version >= 3:
             name, release = request["client_software_name"], request["client_software_version"]
             if not (_SOFTWARE.fullmatch(name) and _SOFTWARE.fullmatch(release)):

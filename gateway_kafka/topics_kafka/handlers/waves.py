@@ -1,4 +1,4 @@
-"""Much work of one request, in parts between which others have their turn."""
+"""Many small writes of one request, in groups that share their fsync."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -11,7 +11,7 @@ _TOGETHER: Final = 64
 
 
 async def in_waves(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The outcomes of `work`, in order: 64 at a time, which share their fsync. What raises ends the rest."""
+    """Run `work`, 64 at a time, which share an fsync. Returns the results in order; an exception ends the rest."""
     coroutines = iter(work)
     found: list[T] = []
     while wave := list(islice(coroutines, _TOGETHER)):

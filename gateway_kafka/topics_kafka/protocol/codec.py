@@ -1,7 +1,7 @@
-"""Bytes of frames to messages and back, for every served API and version.
+"""Decoding and encoding of frames, for every served API and version.
 
 A message is a dict with kio's field names: times are int ms, error codes ints, arrays lists, uuids `uuid.UUID` or None
-for the one that is all zeros. A frame is what follows the 4 bytes of length. Codecs are compiled at first use.
+for the all-zero one. A frame does not include the 4 bytes of length in front of it. Codecs are compiled at first use.
 """
 
 import struct
@@ -14,7 +14,7 @@ from topics_kafka.protocol.errors import MalformedError
 from topics_kafka.protocol.schema import SCHEMA
 
 SMALL_FRAME: Final = 2048
-"""Bytes up to which a frame is copied: bytes are read faster than other buffers."""
+"""Frames up to this size are copied: `bytes` are read faster than other buffers."""
 
 _peek: Final = struct.Struct(">hhi").unpack_from
 _head: Final = struct.Struct(">hhih")
@@ -23,7 +23,7 @@ _correlation_and_tags: Final = struct.Struct(">ix")
 
 
 class _Request(NamedTuple):
-    """How requests of one version are read and written."""
+    """The codec of requests in one version."""
 
     flexible: bool
     decode: Decoder
@@ -31,7 +31,7 @@ class _Request(NamedTuple):
 
 
 class _Response(NamedTuple):
-    """How responses of one version are read and written."""
+    """The codec of responses in one version."""
 
     header: struct.Struct
     flexible_header: bool
@@ -44,30 +44,30 @@ _responses: dict[tuple[int, int], _Response] = {}
 
 
 def _request(key: int, version: int) -> _Request:
-    made = _requests.get((key, version))
-    if made is None:
+    codec = _requests.get((key, version))
+    if codec is None:
         api = SCHEMA.api(key, version)
         if api is None:
             raise MalformedError(f"version {version} of API {key} is not served")
         flexible = api.flexible(version)
         title, fields = f"{api.name} request v{version}", api.request(version)
-        made = _Request(flexible, decoder(title, fields, flexible), encoder(title, fields, flexible))
-        _requests[key, version] = made
-    return made
+        codec = _Request(flexible, decoder(title, fields, flexible), encoder(title, fields, flexible))
+        _requests[key, version] = codec
+    return codec
 
 
 def _response(key: int, version: int) -> _Response:
-    made = _responses.get((key, version))
-    if made is None:
+    codec = _responses.get((key, version))
+    if codec is None:
         api = SCHEMA.api(key, version)
         if api is None:
             raise MalformedError(f"version {version} of API {key} is not served")
         flexible, flexible_header = api.flexible(version), api.flexible_response_header(version)
         title, fields = f"{api.name} response v{version}", api.response(version)
         header = _correlation_and_tags if flexible_header else _correlation
-        made = _Response(header, flexible_header, decoder(title, fields, flexible), encoder(title, fields, flexible))
-        _responses[key, version] = made
-    return made
+        codec = _Response(header, flexible_header, decoder(title, fields, flexible), encoder(title, fields, flexible))
+        _responses[key, version] = codec
+    return codec
 
 
 def request_header(frame: Buffer) -> tuple[int, int, int]:
@@ -83,7 +83,7 @@ def decode_request(frame: Buffer) -> tuple[Message, Message]:
     """The header (request_api_key, request_api_version, correlation_id, client_id) and the body of a request.
 
     Bytes after the body and unknown tagged fields are ignored. Values of `bytes` and `records` are views of the frame.
-    Raises MalformedError, and nothing else, for all that can't be decoded, also for a version that is not served.
+    Raises MalformedError, and nothing else, for anything that can't be decoded, including unsupported versions.
     """
     try:
         buffer = frame if len(frame) > SMALL_FRAME or isinstance(frame, bytes) else bytes(frame)
@@ -146,7 +146,7 @@ def encode_request(
 
 
 def decode_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Message]:
-    """(correlation id, body) of a response. For tools and tests; raises MalformedError as `decode_request` does."""
+    """The (correlation id, body) of a response. For tools and tests; raises MalformedError like `decode_request`."""
     response = _response(api_key, version)
     try:
         buffer = memoryview(frame) if isinstance(frame, bytearray) else frame

@@ -1,9 +1,9 @@
-"""Makes the decoder of one message: a function of straight-line Python that reads a frame into a dict.
+"""Generates the decoder of one message: a function of straight-line Python that reads a frame into a dict.
 
 A decoder reads neighbouring fields of constant size at once, with the length of the string or array that follows them.
-It allocates nothing on the word of a length: every length is compared with what is left of the frame, and the elements
-of all arrays of a message count against `MAX_ELEMENTS`. It may raise any ordinary exception on bad bytes: the codec
-turns them into `MalformedError`.
+It never allocates memory because of a length alone: every length is compared with the rest of the frame, and the
+elements of all arrays of a message count against `MAX_ELEMENTS`. It may raise any ordinary exception on malformed
+bytes: the codec turns them into `MalformedError`.
 """
 
 import struct
@@ -21,12 +21,12 @@ Decoder = Callable[["bytes | memoryview", int, int], Message]
 """(buffer, position of the message, end of the buffer) -> the message. Bytes after the message are ignored."""
 
 MAX_ELEMENTS: Final = 65_536
-"""What the arrays of one message may hold together: 2 bytes on the wire can be 250 in memory, and a number hundreds in
-the answer."""
+"""Maximum number of elements in all arrays of a message: 2 bytes on the wire can take 250 in memory, and one number can
+add hundreds to the answer."""
 
 
 def varint(buffer: bytes | memoryview, position: int, value: int) -> tuple[int, int]:
-    """The rest of an unsigned varint whose first byte was `value`: (number, position after it). 5 bytes at most."""
+    """Read the rest of an unsigned varint whose first byte was `value`. Returns (number, position)."""
     value &= 0x7F
     for shift in (7, 14, 21, 28):
         byte = buffer[position]
@@ -60,16 +60,16 @@ def skip_tags(buffer: bytes | memoryview, position: int, end: int, count: int) -
 
 @lru_cache(maxsize=4096)
 def uuid_of(raw: bytes) -> UUID | None:
-    """A uuid, None for the one that is all zeros. Cached: topic ids repeat, and making one is slow."""
+    """A UUID, or None for the all-zero one. Cached, since topic ids repeat and creating a UUID is slow."""
     return UUID(bytes=raw) if raw.strip(b"\0") else None
 
 
-def least_size(field: Field, flexible: bool) -> int:
-    """The least number of bytes that a field can take."""
+def min_size(field: Field, flexible: bool) -> int:
+    """The minimum number of bytes that a field takes."""
     if field.fixed:
         return struct.calcsize(">" + field.fixed)
     if field.struct and not field.array and not field.nullable:
-        members = sum(least_size(member, flexible) for member in field.fields if member.tag is None)
+        members = sum(min_size(member, flexible) for member in field.fields if member.tag is None)
         return members + (1 if flexible else 0)
     if flexible or (field.struct and not field.array):
         return 1
@@ -89,20 +89,20 @@ HELPERS: Final = {
 class DecoderSource:
     """Writes the decoder of one message.
 
-    In the source, `b` is the buffer, `p` the position, `e` its end, `left` how many elements may still come; `n` is the
-    length just read, `q` the end of what it spans. A field is a variable named after it and the depth of its struct.
+    In the source, `b` is the buffer, `p` the position, `e` the end, `left` the number of elements still allowed; `n` is
+    the length just read, `q` the end of its span. A field is a variable named after it and the depth of its struct.
     """
 
     def __init__(self, title: str, fields: tuple[Field, ...], flexible: bool) -> None:
         self.source = Source(title, HELPERS)
         self.flexible = flexible
         self._run: list[tuple[str, str]] = []
-        with self.source.block("def made(b,p,e):"):
+        with self.source.block("def compiled(b,p,e):"):
             self.source.line(f"left={MAX_ELEMENTS}")
             self.source.line(f"return {self._struct(fields, 0)}")
 
     def _read(self, variable: str, code: str) -> None:
-        """Puts a value of constant size into the run that is read at once."""
+        """Add a value of constant size to the run that is read at once."""
         self._run.append((variable, code))
 
     def _flush(self) -> None:
@@ -118,7 +118,7 @@ class DecoderSource:
         self._run.clear()
 
     def _length(self, code: str) -> None:
-        """Reads a length into `n`: -1 is null."""
+        """Read a length into `n`: -1 is null."""
         self._read("n", "B" if self.flexible else code)
         self._flush()
         if self.flexible:
@@ -126,7 +126,7 @@ class DecoderSource:
             self.source.line("n-=1")
 
     def _struct(self, fields: tuple[Field, ...], depth: int) -> str:
-        """Reads a struct; the result is the expression that makes its dict."""
+        """Read a struct. Returns the expression that creates its dict."""
         for field in fields:
             if field.tag is None:
                 self._field(field, depth)
@@ -185,7 +185,7 @@ class DecoderSource:
             self._sequence(field, variable)
 
     def _sequence(self, field: Field, variable: str) -> None:
-        """A string or bytes."""
+        """Read a string or bytes."""
         line = self.source.line
         self._length("h" if field.type == "string" else "i")
         value = "str(b[p:q],'utf-8')" if field.type == "string" else "view(b)[p:q]"
@@ -225,7 +225,7 @@ class DecoderSource:
 
     def _elements(self, field: Field, variable: str, depth: int) -> None:
         line = self.source.line
-        smallest = least_size(field.element, self.flexible)
+        smallest = min_size(field.element, self.flexible)
         line(f"if n*{smallest}>e-p or n>left:raise Malformed('the length of {field.name}')")
         line("left-=n")
         code = FIXED.get(field.type)
@@ -244,4 +244,4 @@ class DecoderSource:
 
 def decoder(title: str, fields: tuple[Field, ...], flexible: bool) -> Decoder:
     """The decoder of a message with these fields."""
-    return DecoderSource(title, fields, flexible).source.made()
+    return DecoderSource(title, fields, flexible).source.build()

@@ -1,7 +1,7 @@
-"""Makes the encoder of one message: a function of straight-line Python that writes a dict as pieces of a frame.
+"""Generates the encoder of one message: a function of straight-line Python that writes a dict as pieces of a frame.
 
-Fields that the dict lacks have their defaults, members that a version lacks are ignored: one dict serves all versions.
-An encoder raises ValueError for None in a field that can't be null, and struct.error for a number out of its range.
+Fields missing in the dict get their defaults, members missing in a version are ignored: one dict serves all versions.
+An encoder raises ValueError for None in a field that can't be null, and struct.error for a number out of range.
 """
 
 import struct
@@ -13,16 +13,16 @@ from topics_kafka.protocol.source import SMALL, Source
 
 Buffer = bytes | bytearray | memoryview
 Encoder = Callable[[Mapping[str, Any], list[Buffer], list[int]], None]
-"""(message, pieces, cuts): appends to the pieces, and to the cuts the indexes of pieces worth a buffer of their own."""
+"""(message, pieces, cuts): appends pieces, and to cuts the indexes of pieces that stay separate buffers."""
 
 MANY: Final = 4096
-"""Pieces that are joined while more are written: a small one takes ten times its bytes in memory."""
+"""Number of pieces at which they are joined early: a small piece takes ten times its bytes in memory."""
 LARGE: Final = 8192
-"""Bytes from which a piece of records is handed on as it is, uncopied."""
+"""Size in bytes from which records are passed on uncopied."""
 
 
 def written_varint(value: int) -> bytes:
-    """An unsigned varint."""
+    """Encode an unsigned varint."""
     if 0x80 <= value < 0x4000:
         return bytes((value & 0x7F | 0x80, value >> 7))
     out = bytearray()
@@ -38,7 +38,7 @@ def size_of(records: Buffer | Sequence[Buffer]) -> int:
 
 
 def put(records: Buffer | Sequence[Buffer], pieces: list[Buffer], cuts: list[int]) -> None:
-    """Appends records, given as one buffer or as several."""
+    """Append records, given as one buffer or as several."""
     for piece in records if isinstance(records, list | tuple) else (records,):
         if len(piece) >= LARGE:
             cuts.append(len(pieces))
@@ -46,14 +46,14 @@ def put(records: Buffer | Sequence[Buffer], pieces: list[Buffer], cuts: list[int
 
 
 def compacted(pieces: list[Buffer], cuts: list[int], start: int) -> int:
-    """Joins the pieces from `start` on, but for those before the last cut; returns how many pieces there are now."""
+    """Join the pieces from `start` on that follow the last cut. Returns the new number of pieces."""
     start = max(start, cuts[-1] + 1) if cuts else start
     pieces[start:] = [b"".join(pieces[start:])]
     return len(pieces)
 
 
 def gathered(pieces: list[Buffer], cuts: list[int]) -> list[bytes | memoryview]:
-    """The pieces with small neighbours joined."""
+    """Join small neighbouring pieces."""
     if not cuts:
         return [b"".join(pieces)]
     out: list[bytes | memoryview] = []
@@ -84,8 +84,8 @@ class EncoderSource:
     """Writes the encoder of one message.
 
     In the source, `d0` is the message and `g0` its `get`, `d1` a struct in it and so on; `o0` are the pieces and `w0`
-    their `append`, `o1` those of a tagged field; `s` of the pieces are joined already. `x` is the value to write next,
-    `n` its length as the wire has it.
+    their `append`, `o1` those of a tagged field; `s` is the number of joined pieces. `x` is the value to write next,
+    `n` its length on the wire.
     """
 
     def __init__(self, title: str, fields: tuple[Field, ...], flexible: bool) -> None:
@@ -93,7 +93,7 @@ class EncoderSource:
         self.flexible = flexible
         self._run: list[tuple[str, str]] = []
         self._write = "w0"
-        with self.source.block("def made(d0,o0,cuts):"):
+        with self.source.block("def compiled(d0,o0,cuts):"):
             self.source.line("w0=o0.append;s=0")
             self._struct(fields, 0)
             self._flush()
@@ -112,7 +112,7 @@ class EncoderSource:
         return f"{self.source.format('pack', codes)}({','.join(expression for expression, _ in run if expression)})"
 
     def _length(self, code: str) -> None:
-        """Writes `n`, and the run before it."""
+        """Write the run, and `n` after it."""
         if not self.flexible:
             self._run.append(("n", code))
             self._flush()
@@ -146,7 +146,7 @@ class EncoderSource:
         return f"g{depth}({field.name!r})" if default == "None" else f"g{depth}({field.name!r},{default})"
 
     def _tags(self, tagged: list[Field], depth: int) -> None:
-        """Writes the tagged fields that differ from their defaults."""
+        """Write the tagged fields that differ from their defaults."""
         line, block = self.source.line, self.source.block
         self._flush()
         write = self._write
@@ -165,7 +165,7 @@ class EncoderSource:
         line(f"else:{write}(byte[0])")
 
     def _tag(self, field: Field, depth: int, value: str) -> None:
-        """One tagged field, written aside: its size comes before it."""
+        """Write one tagged field to a separate list: its size precedes it."""
         outer, inner = self._write, f"w{depth + 1}"
         self.source.line(f"o{depth + 1}=[];{inner}=o{depth + 1}.append")
         self._write = inner
@@ -189,7 +189,7 @@ class EncoderSource:
             self._sequence(field)
 
     def _sequence(self, field: Field) -> None:
-        """`x`, a string or bytes."""
+        """Write `x`, a string or bytes."""
         line = self.source.line
         more = "+1" if self.flexible else ""
         prepared = {
@@ -203,7 +203,7 @@ class EncoderSource:
         line("if x:put(x,o0,cuts)" if field.type == "records" else f"if x:{self._write}(x)")
 
     def _null(self, field: Field, replacement: str) -> None:
-        """What happens when `x` is None: it is written as null, or can't be."""
+        """Handle None in `x`: write null, or raise if the field is not nullable."""
         if field.nullable:
             self.source.line(f"if x is None:n={0 if self.flexible else -1};{replacement}")
         else:
@@ -247,4 +247,4 @@ class EncoderSource:
 
 def encoder(title: str, fields: tuple[Field, ...], flexible: bool) -> Encoder:
     """The encoder of a message with these fields."""
-    return EncoderSource(title, fields, flexible).source.made()
+    return EncoderSource(title, fields, flexible).source.build()

@@ -1,14 +1,14 @@
-"""What can go wrong on the wire: requests that can't be read, and the error codes of answers."""
+"""Errors of the wire protocol: malformed requests and Kafka's error codes."""
 
 from enum import IntEnum
 
 
 class MalformedError(Exception):
-    """Bytes that are no message of the protocol, or of no version that is served. The connection can't go on."""
+    """Malformed bytes, or a message of an unsupported version. The connection must be closed."""
 
 
 class ErrorCode(IntEnum):
-    """Kafka's error codes, those that this listener answers with or that clients act on."""
+    """Kafka's error codes: those that this listener sends or that clients react to."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0

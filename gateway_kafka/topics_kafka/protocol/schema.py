@@ -1,4 +1,4 @@
-"""The wire schema of the served APIs, as `schema.json` holds it: which fields a message has in which version."""
+"""The wire schema of the served APIs, from `schema.json`: the fields of each message and their versions."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ FIXED = {"bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uu
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a message or of a struct in it, with the versions that it is in."""
+    """A field of a message or of a struct in it, with its versions."""
 
     name: str
     type: str
@@ -23,7 +23,7 @@ class Field:
     nullable: bool
     tag: int | None
     default: Any
-    """What an absent value is: an int, a str, a list (always empty) or None. A struct has none: its members have."""
+    """The value of an absent field: an int, a str, an empty list or None. A struct has none, but its members do."""
     fields: tuple["Field", ...]
 
     @property
@@ -42,7 +42,7 @@ class Field:
 
     @property
     def literal(self) -> str:
-        """The default as Python source. A list or a dict is a new one each time the source runs."""
+        """The default as Python source. It creates a new list or dict each time."""
         if self.struct and not self.array and not self.nullable:
             return "{" + ",".join(f"{field.name!r}:{field.literal}" for field in self.fields) + "}"
         return repr(self.default)
@@ -56,7 +56,7 @@ class Api:
     name: str
     versions: range
     flexible_since: int | None
-    """The first version with compact lengths and tagged fields, None when no version has them."""
+    """The first version with compact lengths and tagged fields; None if no version has them."""
     request_fields: tuple[Field, ...]
     response_fields: tuple[Field, ...]
 
@@ -64,7 +64,10 @@ class Api:
         return self.flexible_since is not None and version >= self.flexible_since
 
     def flexible_response_header(self, version: int) -> bool:
-        """ApiVersions is the exception: a client must be able to read its answer before it knows the server."""
+        """Return whether the header of a response of that version is flexible.
+
+        Never for ApiVersions: clients must be able to read its answer before they know the server.
+        """
         return self.flexible(version) and self.key != 18
 
     def request(self, version: int) -> tuple[Field, ...]:
@@ -113,7 +116,7 @@ class Schema:
         return apis
 
     def api(self, key: int, version: int) -> Api | None:
-        """The API if that version of it is served."""
+        """The API, or None if that version is not served."""
         api = self.apis.get(key)
         return api if api is not None and version in api.versions else None
 

@@ -1,4 +1,4 @@
-"""What the makers of decoders and encoders share: a growing Python function and the helpers that it calls."""
+"""Source code under construction: a Python function and the helpers that it calls."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from typing import Any
 
 SMALL = 17
-"""Arrays of numbers below this length have a compiled format."""
+"""Arrays of numbers shorter than this have a precompiled format."""
 
 
 class Source:
-    """The source of one function `made`, written line by line."""
+    """The source of one function, `compiled`, written line by line."""
 
     def __init__(self, title: str, helpers: dict[str, Any]) -> None:
         self.title = title
@@ -23,7 +23,7 @@ class Source:
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """The lines written inside are indented below `head`, which ends in a colon."""
+        """Indent the lines written inside below `head`, which ends in a colon."""
         self.line(head)
         self._indent += 1
         yield
@@ -47,8 +47,8 @@ class Source:
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
 
-    def made(self) -> Callable[..., Any]:
-        """Compiles the source. It is made of the committed schema alone: nothing in it comes from the network."""
+    def build(self) -> Callable[..., Any]:
+        """Compile the source. It consists of the committed schema alone: nothing in it comes from the network."""
         exec(compile(self.text, f"<{self.title}>", "exec"), self._names)
-        made: Callable[..., Any] = self._names["made"]
-        return made
+        function: Callable[..., Any] = self._names["compiled"]
+        return function

@@ -1,4 +1,4 @@
-"""Which APIs are served, and in which versions."""
+"""Keys of the served APIs, and the versions that the codec knows."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -49,9 +49,3 @@ SUPPORTED: Final[Mapping[int, tuple[int, int]]] = MappingProxyType(
     {key: (api.versions[0], api.versions[-1]) for key, api in SCHEMA.apis.items()}
 )
 """API key -> the first and the last version that the codec reads and writes."""
-
-ADVERTISED: Final[Mapping[int, tuple[int, int]]] = MappingProxyType(
-    {**SUPPORTED, ApiKey.PRODUCE: (0, SUPPORTED[ApiKey.PRODUCE][1])}
-)
-"""What ApiVersions answers. Produce starts at 0, though 0 to 2 are refused: to older librdkafka a server that does not
-advertise them can't read compressed batches, and it sends uncompressed ones (KAFKA-18659)."""

@@ -52,7 +52,7 @@ from .models import (
     TopicPut as TopicPut,
     TopicSummary as TopicSummary,
 )
-from .producer.faces import (
+from .producer.api import (
     AsyncProducer as AsyncProducer,
     Producer as Producer,
     ProducerOptions as ProducerOptions,
@@ -67,7 +67,7 @@ from .sync.streams import (
     WatchStream as WatchStream,
 )
 from .watching import WatchOptions as WatchOptions
-from .worker.faces import (
+from .worker.api import (
     AsyncWorker as AsyncWorker,
     Backoff as Backoff,
     Release as Release,

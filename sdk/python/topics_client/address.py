@@ -1,4 +1,4 @@
-"""Where a server is and how it is entered: `topics://key@host:port`."""
+"""The address of a server, with its API key: `topics://key@host:port`."""
 
 import os
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ _OTHERS: Final = {
     "tcp": "topics://",
     "tls": "topics+tls://",
 }
-"""What to write in place of schemes that people try: only these are quoted, as what stands there may be a key."""
+"""Replacements for wrong schemes. Only these schemes are quoted in errors, as any other text may be a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One server. Its text, also in errors and logs, never holds the key."""
+    """The address of a server. Its string form, used in errors and logs, never contains the key."""
 
     host: str
     port: int = _DEFAULT_PORT
@@ -33,16 +33,17 @@ class Address:
 
     @classmethod
     def parse(cls, url: str | None = None, *, key: str | None = None) -> Self:
-        """From `topics://[KEY@]HOST[:PORT]`, `topics+tls://…[?ca=FILE&cert=FILE]` or plain `HOST[:PORT]`.
+        """Parse `topics://[KEY@]HOST[:PORT]`, `topics+tls://…[?ca=FILE&cert=FILE]` or plain `HOST[:PORT]`.
 
-        Without `url` that of TOPICS_URL counts, else `topics://127.0.0.1:4001`. `key` wins over the one in the URL,
-        which wins over TOPICS_API_KEY. Without `ca` a TLS server is checked against the roots of the system. `cert`
-        is what to show to a server that asks for a client's certificate: it and its key in one file. Raises ValueError.
+        If omitted, `url` is TOPICS_URL, then `topics://127.0.0.1:4001`. `key` takes precedence over the key in the URL,
+        which takes precedence over TOPICS_API_KEY. Without `ca`, a TLS server is verified against the system's root
+        certificates. `cert` is a file with the client certificate and its key, for a server that requires one. Raises
+        ValueError.
         """
         text = url or os.environ.get("TOPICS_URL") or DEFAULT_URL
         text = text if "://" in text else f"topics://{text}"
         shown = "topics://…"
-        # What Python says of a bad URL may hold what stands where a key does, so none of it is passed on.
+        # Python's message for a bad URL may contain the key, so it is not passed on.
         try:
             parts = urlsplit(text)
             host, port = parts.hostname, parts.port
@@ -68,7 +69,7 @@ class Address:
 
     @property
     def target(self) -> str:
-        """`host:port`, as gRPC takes it."""
+        """`host:port`, as gRPC expects it."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 

@@ -10,12 +10,6 @@ from typing import TYPE_CHECKING, Self, TypeVar, cast
 import grpc
 from google.protobuf.message import Message
 
-from topics.v1.admin_service_pb2_grpc import AdminServiceStub
-from topics.v1.group_service_pb2_grpc import GroupServiceStub
-from topics.v1.queue_service_pb2_grpc import QueueServiceStub
-from topics.v1.router_service_pb2_grpc import RouterServiceStub
-from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
-from topics.v1.watch_service_pb2_grpc import WatchServiceStub
 from topics_client.address import Address
 from topics_client.connection import (
     CHANNEL_OPTIONS,
@@ -28,21 +22,27 @@ from topics_client.connection import (
 )
 from topics_client.errors import UnavailableError, from_rpc
 from topics_client.retry import Patience, Retry
+from topics_proto.v1.admin_service_pb2_grpc import AdminServiceStub
+from topics_proto.v1.group_service_pb2_grpc import GroupServiceStub
+from topics_proto.v1.queue_service_pb2_grpc import QueueServiceStub
+from topics_proto.v1.router_service_pb2_grpc import RouterServiceStub
+from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub
+from topics_proto.v1.watch_service_pb2_grpc import WatchServiceStub
 
 if TYPE_CHECKING:
-    from topics.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
-    from topics.v1.group_service_pb2_grpc import GroupServiceAsyncStub
-    from topics.v1.queue_service_pb2_grpc import QueueServiceAsyncStub
-    from topics.v1.router_service_pb2_grpc import RouterServiceAsyncStub
-    from topics.v1.topics_service_pb2_grpc import TopicsServiceAsyncStub
-    from topics.v1.watch_service_pb2_grpc import WatchServiceAsyncStub
+    from topics_proto.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
+    from topics_proto.v1.group_service_pb2_grpc import GroupServiceAsyncStub
+    from topics_proto.v1.queue_service_pb2_grpc import QueueServiceAsyncStub
+    from topics_proto.v1.router_service_pb2_grpc import RouterServiceAsyncStub
+    from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceAsyncStub
+    from topics_proto.v1.watch_service_pb2_grpc import WatchServiceAsyncStub
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)
 
 
 class AsyncConnection:
-    """See Connection. Belongs to the event loop in which its first call is made."""
+    """The asyncio counterpart of Connection. Belongs to the event loop of its first call."""
 
     def __init__(self, address: Address, *, timeout: float = 30.0, retry: Retry = DEFAULT_RETRY) -> None:
         """`timeout` is the deadline of each attempt of a unary call, in seconds."""
@@ -165,23 +165,23 @@ class AsyncConnection:
         except grpc.RpcError as error:
             raise from_rpc(error, self.address, timeout) from None
         except grpc.aio.UsageError as error:
-            if self._closed:  # gRPC's word for it
+            if self._closed:  # the error that gRPC raises for a closed channel
                 raise closed(self.address) from error
             raise
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise closed(self.address) from error  # the call was cancelled, not who waits for it
+            raise closed(self.address) from error  # the call was cancelled, not the waiting task
 
     def blocking(self) -> Connection:
-        """A connection to the same server for threads; it is closed along with this one."""
+        """Return a blocking connection to the same server; it is closed along with this one."""
         if self._blocking is None:
             self._blocking = Connection(self.address, timeout=self.timeout, retry=self.retry)
         return self._blocking
 
     async def close(self) -> None:
-        """End the connection and every call on it."""
+        """Close the connection and cancel every call on it."""
         self._closed = True
         if "_channel" in self.__dict__:
             await self._channel.close()

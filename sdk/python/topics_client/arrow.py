@@ -1,22 +1,22 @@
-"""Records as batches of Arrow, without a look at single ones. No calls are made here."""
+"""Records as Arrow batches, without processing single records. Makes no calls."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from topics.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
 from topics_client.decoding import gap_of
 from topics_client.errors import InvalidRequestError
 from topics_client.installation import needs
 from topics_client.models import Gap, GapError
 from topics_client.reading import Reading, behind
+from topics_proto.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 class ArrowReading(Reading):
-    """A read whose answers hold Arrow: each batch lies in the bytes that came, with no copy made of them."""
+    """A read in Arrow format: each batch refers to the received bytes, without a copy."""
 
     def __init__(self, request: BulkDiffRequest, *, raise_gaps: bool) -> None:
         """Raises ModuleNotFoundError without pyarrow."""
@@ -26,9 +26,9 @@ class ArrowReading(Reading):
 
         self._arrow = pa
         self.gaps: list[Gap] = []  # that were reported
-        self.schema: pa.Schema | None = None  # once there was an answer
+        self.schema: pa.Schema | None = None  # known from the first response on
         self._is_new = True  # whether the next frame is the first of its call
-        self._next = 0  # the cursor behind the frame at hand
+        self._next = 0  # the cursor after the current frame
 
     def request(self) -> BulkDiffRequest:
         """See Feed."""
@@ -36,8 +36,8 @@ class ArrowReading(Reading):
         return super().request()
 
     def take(self, response: BulkDiffResponse) -> Sequence[Any]:
-        """The gap, if it is to be raised, and the batch behind it. Raises InvalidRequestError for a server that knows
-        no Arrow."""
+        """The gap, if it is to be raised, and the batch after it. Raises InvalidRequestError for a server without Arrow
+        support."""
         if response.HasField("records"):
             raise InvalidRequestError("unimplemented", "the server is too old to answer in Arrow")
         self._began_at(response)
@@ -65,7 +65,7 @@ class ArrowReading(Reading):
         return self._arrow.Table.from_batches(batches, self.schema)
 
     def at(self, item: Any) -> None:
-        """Move the cursor behind a batch, which is all of its frame. Raises GapError."""
+        """Move the cursor past a batch, which is the whole frame. Raises GapError."""
         if isinstance(item, Gap):
             self.position = behind(item)
             raise GapError(item)
@@ -73,18 +73,18 @@ class ArrowReading(Reading):
 
 
 class AsyncArrowExport:
-    """Nothing: who takes Arrow from another library does not await."""
+    """Empty: the Arrow protocol is synchronous."""
 
 
 class ArrowExport:
-    """What hands a stream to other libraries."""
+    """Export of a stream to other Arrow libraries."""
 
     def reader(self: Any) -> "pa.RecordBatchReader":
-        """The batches as pyarrow's reader, which asks the server as it is read. Raises as `read_arrow`."""
+        """The batches as a pyarrow reader, which reads from the server on demand. Raises as `read_arrow`."""
         batches: Iterator[Any] = iter(self)
-        first = list(islice(batches, 1))  # with it comes the schema
+        first = list(islice(batches, 1))  # it carries the schema
         return self._reading._arrow.RecordBatchReader.from_batches(self._reading.schema, chain(first, batches))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Arrow's protocol between libraries: `pl.DataFrame(stream)`, `pa.table(stream)`."""
+        """The Arrow C stream protocol: `pl.DataFrame(stream)`, `pa.table(stream)`."""
         return self.reader().__arrow_c_stream__(requested_schema)

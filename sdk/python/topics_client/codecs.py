@@ -1,4 +1,4 @@
-"""Codecs: values of a program as the bytes of records, and back."""
+"""Codecs: encode a program's values as record data, and decode them."""
 
 import json
 from collections.abc import Callable
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 T = TypeVar("T")
-_TYPES: Final = 256  # whose codecs are kept
+_TYPES: Final = 256  # with cached codecs
 
 Encode = Callable[[Any], tuple[bytes, bool]]
 
 
 class Codec(Protocol[T]):
-    """What turns values into the data of records and back: one of your own for Avro, Protobuf or anything else.
+    """Encodes values as record data and decodes them. Implement it for Avro, Protobuf or any other format.
 
-    `binary` tells a record of bytes from one of JSON, which other languages and `/v0` read as a value.
+    `binary` distinguishes records of bytes from JSON records, which other languages and `/v0` read as values.
     """
 
     def encode(self, value: T) -> tuple[bytes, bool]:
-        """The data of a record, and whether it is binary; False: the data is a JSON text in UTF-8. What it raises
-        refuses the value."""
+        """Return the record's data, and True if it is binary, False if it is a JSON text in UTF-8. An exception rejects
+        the value."""
         ...
 
     def decode(self, data: bytes, binary: bool) -> T:
-        """The value of a record. What it raises becomes a DecodeError."""
+        """Return the value of a record. An exception becomes a DecodeError."""
         ...
 
 
@@ -45,20 +45,23 @@ class JsonCodec(Generic[T]):
     """JSON records as values of one type, and `bytes` as binary records.
 
     The type is a dataclass, an attrs class, a msgspec struct, a pydantic model, a TypedDict, a datetime, Decimal, UUID,
-    Enum or plain value, or a list or dict of those. pydantic reads what has a model of its in it, msgspec all others.
+    Enum or plain value, or a list or dict of those. Types that contain pydantic models are decoded by pydantic, all
+    others by msgspec.
     """
 
     def __init__(self, of: type[T]) -> None:
-        """Raises TypeError for a type that JSON can't be read as, ModuleNotFoundError where its package is missing."""
+        """Raises TypeError for a type that can't be decoded from JSON, ModuleNotFoundError if its package is
+        missing."""
         self._of = of
         self._decode = _decoder(of)
 
     def encode(self, value: T) -> tuple[bytes, bool]:
-        """The value as JSON, or bytes as they are. Raises InvalidRequestError."""
+        """Encode the value as JSON, bytes unchanged. Raises InvalidRequestError."""
         return encode(value)
 
     def decode(self, data: bytes, binary: bool) -> T:
-        """The value of this type. Raises what pydantic or msgspec does, and ValueError for the other kind of record."""
+        """Decode a value of the type. Raises the errors of pydantic or msgspec, and ValueError for the other kind of
+        record."""
         if binary is not (self._of is bytes):
             raise ValueError(f"it is {f'{len(data)} bytes, no JSON' if binary else 'JSON, no bytes'}")
         value: T = self._decode(data)
@@ -69,19 +72,19 @@ class JsonCodec(Generic[T]):
 
 
 class _DecodedRecord(Record[Any]):
-    """One that a codec has read: the value lies in the instance, in front of the property."""
+    """A record decoded by a codec: the instance attribute `value` overrides the property."""
 
     value: Any = None
 
 
 class _DecodedJob(Job[Any]):
-    """As _DecodedRecord."""
+    """See _DecodedRecord."""
 
     value: Any = None
 
 
 class _UndecodableRecord(Record[Any]):
-    """One that a codec could not read, with what it said."""
+    """A record that a codec could not decode, with its error."""
 
     why: str = ""
 
@@ -98,8 +101,8 @@ def json_codec(of: Any) -> JsonCodec[Any]:
 
 
 def codec_of(of: Any, codec: Codec[Any] | None, default: Codec[Any] | None = None) -> Codec[Any] | None:
-    """The codec that a call is to use; None: values are decoded as plain JSON when they are asked for. Raises
-    TypeError if it is given both `of` and `codec`."""
+    """The codec of a call; None means that values are decoded as plain JSON on access. Raises TypeError if both `of`
+    and `codec` are given."""
     if of is None:
         return codec or default
     if codec is not None:
@@ -108,7 +111,7 @@ def codec_of(of: Any, codec: Codec[Any] | None, default: Codec[Any] | None = Non
 
 
 def encoder_of(codec: Codec[Any] | None) -> Encode:
-    """Return what turns values into data. RawJson goes as it is, whatever the codec."""
+    """Return the encoding function. RawJson is sent unchanged, whatever the codec."""
     if codec is None:
         return encode
 
@@ -126,7 +129,7 @@ def encoder_of(codec: Codec[Any] | None) -> Encode:
 
 
 def value_as(of: Any, record: Record[Any] | Job[Any]) -> Any:
-    """The value of a record as a type, or as a codec has it. Raises DecodeError."""
+    """Decode the value of a record as a type or by a codec. Raises DecodeError."""
     codec = of if hasattr(of, "decode") and not isinstance(of, type) else json_codec(of)
     try:
         return codec.decode(record.data, record.binary)
@@ -135,21 +138,21 @@ def value_as(of: Any, record: Record[Any] | Job[Any]) -> Any:
 
 
 def decoded_record(record: Record[Any], value: Any) -> Record[Any]:
-    """The record with a value that was decoded."""
+    """The record with its decoded value."""
     made = tuple.__new__(_DecodedRecord, record)
     made.value = value
     return made
 
 
 def undecodable_record(record: Record[Any], why: str) -> Record[Any]:
-    """The record whose value can't be decoded, to be handed out all the same."""
+    """The record whose value can't be decoded, to be yielded anyway."""
     made = tuple.__new__(_UndecodableRecord, record)
     made.why = why
     return made
 
 
 def decoded_job(job: Job[Any], codec: Codec[Any]) -> Job[Any]:
-    """The job with its value as the codec reads it. Raises DecodeError."""
+    """The job with its value decoded by the codec. Raises DecodeError."""
     value = value_as(codec, job)
     made = tuple.__new__(_DecodedJob, job)
     made.value = value
@@ -157,7 +160,7 @@ def decoded_job(job: Job[Any], codec: Codec[Any]) -> Job[Any]:
 
 
 def why(error: Exception) -> str:
-    """Return what a codec has against a value, on one line, without the value."""
+    """Return a codec's error on one line, without the value."""
     listed = getattr(error, "errors", None)
     if type(error).__module__.startswith("pydantic") and callable(listed):
         found = listed(include_url=False, include_input=False, include_context=False)
@@ -182,7 +185,7 @@ def _decoder(of: Any) -> Callable[[bytes], Any]:
 
 
 def _has_model(of: Any, seen: set[Any]) -> bool:
-    """Return whether pydantic is to read a type: a model or dataclass of its, or one that holds any."""
+    """Return True if a type is decoded by pydantic: it is, or contains, a pydantic model or dataclass."""
     if hasattr(of, "__pydantic_validator__"):
         return True
     if isinstance(of, str) or id(of) in seen:

@@ -1,4 +1,4 @@
-"""A connection to one server: a channel, the key, deadlines, retries, and errors in the terms of the product."""
+"""A connection to one server: channel, API key, deadlines, retries and error mapping."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,16 +11,16 @@ from typing import Any, Final, Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from topics.v1.admin_service_pb2_grpc import AdminServiceStub
-from topics.v1.group_service_pb2_grpc import GroupServiceStub
-from topics.v1.queue_service_pb2_grpc import QueueServiceStub
-from topics.v1.router_service_pb2_grpc import RouterServiceStub
-from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
-from topics.v1.watch_service_pb2_grpc import WatchServiceStub
 from topics_client.address import Address
-from topics_client.declared import repeatable as declared_repeatable
 from topics_client.errors import TopicsError, UnavailableError, from_rpc
+from topics_client.idempotency import is_repeatable as is_declared_repeatable
 from topics_client.retry import Patience, Retry
+from topics_proto.v1.admin_service_pb2_grpc import AdminServiceStub
+from topics_proto.v1.group_service_pb2_grpc import GroupServiceStub
+from topics_proto.v1.queue_service_pb2_grpc import QueueServiceStub
+from topics_proto.v1.router_service_pb2_grpc import RouterServiceStub
+from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub
+from topics_proto.v1.watch_service_pb2_grpc import WatchServiceStub
 
 _MESSAGE_BYTES: Final = 80 << 20  # an append may carry 64 MiB
 CHANNEL_OPTIONS: Final = (
@@ -28,10 +28,10 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", _MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),  # a reader of a stream sends no data
+    ("grpc.http2.max_pings_without_data", 0),  # the reader of a stream sends no data
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection of one's own, not one shared within the process
+    ("grpc.use_local_subchannel_pool", 1),  # a dedicated connection, not one shared within the process
 )
 
 DEFAULT_RETRY: Final = Retry()
@@ -42,9 +42,9 @@ _Response = TypeVar("_Response", bound=Message)
 
 
 class Connection:
-    """Calls go through `unary` and `stream`, which take a method of one of the stubs.
+    """A connection to one server. Calls go through `unary` and `stream`, which take a method of one of the stubs.
 
-    Usable by several threads. It connects with the first call, and again by itself when the server comes back.
+    Thread-safe. It connects with the first call and reconnects automatically when the server comes back.
     """
 
     def __init__(self, address: Address, *, timeout: float = 30.0, retry: Retry = DEFAULT_RETRY) -> None:
@@ -73,8 +73,8 @@ class Connection:
         repeatable: bool | None = None,
         timeout: float | None = None,
     ) -> _Response:
-        """The answer. A `repeatable` call, which does no more when it is made twice, is made again while the server is
-        unavailable; another one never is. None: as the protos declare it. Raises TopicsError."""
+        """Make a unary call. A `repeatable` (idempotent) call is retried while the server is unavailable, any other
+        never. If `repeatable` is None, the protos' declaration applies. Raises TopicsError."""
         retry = self.retry if is_repeatable(request, repeatable) else ONCE
 
         deadline = timeout or self.timeout
@@ -86,14 +86,15 @@ class Connection:
         return retry.run(attempt)
 
     def waited(self, patience: Patience, error: UnavailableError, ended: Event) -> bool:
-        """Sleep before another attempt, or until `ended`; False, at once, if the time is up by then."""
+        """Sleep before another attempt, or until `ended`. Returns False at once if the retry time would be over by
+        then."""
         pause = patience.pause(error)
         if pause is not None:
             ended.wait(pause)
         return pause is not None
 
     def blocking(self) -> "Connection":
-        """Itself: see AsyncConnection."""
+        """Return the connection itself: see AsyncConnection."""
         return self
 
     def start(
@@ -103,11 +104,11 @@ class Connection:
         *,
         timeout: float | None = None,
     ) -> "grpc.Future[_Response]":
-        """One attempt that does not block: gRPC's future of the answer. `failure` tells what its RpcError means."""
+        """Start one attempt without blocking and return gRPC's future. `failure` translates its RpcError."""
         return method.future(request, timeout=timeout or self.timeout, metadata=self._metadata)
 
     def failure(self, error: grpc.RpcError) -> TopicsError:
-        """What a call failed with, in the terms of the product."""
+        """Translate a gRPC error to a TopicsError."""
         return from_rpc(error, self.address)
 
     @contextmanager
@@ -119,9 +120,9 @@ class Connection:
         silence: float | None = None,
         started: Callable[[Callable[[], object]], None] | None = None,
     ) -> Iterator[Iterator[_Response]]:
-        """The answers, as they come; the call ends with the context, and may last for ever. A break is raised as
-        TopicsError: to go on is up to the caller, who knows from where. With `silence` so many seconds of waiting for
-        one answer are a break too. `started` gets what cancels the call, from any thread."""
+        """Iterate over the responses of a streaming call, which ends with the context. A broken stream raises
+        TopicsError: resuming is up to the caller. If given, `silence` is the number of seconds to wait for a response
+        before the stream counts as broken. `started` receives a function that cancels the call from any thread."""
         with self._errors():
             call = method(request, metadata=self._metadata)
         if started:
@@ -137,8 +138,8 @@ class Connection:
     def exchange(
         self, method: "grpc.StreamStreamMultiCallable[_Request, _Response]", requests: Iterator[_Request]
     ) -> Iterator[Iterator[_Response]]:
-        """As `stream`, for calls that go both ways: `requests` is read by a thread of gRPC's, which waits in it; end it
-        when the context ends."""
+        """Make a bidirectional streaming call, otherwise as `stream`. A gRPC thread reads `requests` and blocks in it;
+        end it when the context ends."""
         with self._errors():
             call = method(requests, metadata=self._metadata)
         with self._answers(call) as answers:
@@ -160,14 +161,14 @@ class Connection:
         try:
             yield
         except grpc.RpcError as error:
-            raise from_rpc(error, self.address, timeout) from None  # gRPC's own text says the same, and worse
+            raise from_rpc(error, self.address, timeout) from None  # gRPC's own message says the same, less clearly
         except ValueError as error:
-            if self._closed:  # gRPC's word for it
+            if self._closed:  # the error that gRPC raises for a closed channel
                 raise closed(self.address) from error
             raise
 
     def close(self) -> None:
-        """End the connection and every call on it."""
+        """Close the connection and cancel every call on it."""
         self._closed = True
         self._channel.close()
 
@@ -179,7 +180,7 @@ class Connection:
 
 
 class _Watch:
-    """Ends a call that is silent for too long, which a peer that hangs may be for ever."""
+    """Cancels a call that receives nothing for too long, such as from a peer that hangs."""
 
     def __init__(self, call: Any, silence: float) -> None:
         self._call = call
@@ -190,7 +191,7 @@ class _Watch:
         self._thread = Thread(target=self._look, daemon=True)
 
     def over(self, answers: Iterator[_Response]) -> Iterator[_Response]:
-        """The answers; UnavailableError in place of a long silence."""
+        """Iterate over the responses. Raises UnavailableError after too long a silence."""
         while True:
             self._since = time.monotonic()
             try:
@@ -222,17 +223,17 @@ class _Watch:
 
 
 def is_repeatable(request: Message, said: bool | None) -> bool:
-    """What the caller said of a call, else what the protos declare."""
-    return declared_repeatable(request) if said is None else said
+    """Return whether a call is idempotent: as the caller says, otherwise as the protos declare."""
+    return is_declared_repeatable(request) if said is None else said
 
 
 def closed(address: Address) -> TopicsError:
-    """What a call on a connection that was closed fails with."""
+    """The error of a call on a closed connection."""
     return TopicsError("cancelled", f"{address}: the client is closed")
 
 
 def credentials_of(address: Address) -> grpc.ChannelCredentials | None:
-    """What a channel to a TLS server takes; None for plain TCP. Raises OSError for a file that it can't read."""
+    """The channel credentials for a TLS server; None for plain TCP. Raises OSError for an unreadable file."""
     if not address.tls:
         return None
     roots = Path(address.ca_file).read_bytes() if address.ca_file else None

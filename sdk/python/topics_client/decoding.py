@@ -1,4 +1,4 @@
-"""What the server sends, as models. On the way of every record that is read: measure before and after a change."""
+"""Decoding of protobuf responses into models. On the hot path of every read: measure before and after a change."""
 
 import sys
 from array import array
@@ -7,8 +7,6 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Any, Final, cast
 
-from topics.v1 import group_pb2, job_pb2, record_pb2, router_pb2, topic_pb2
-from topics.v1 import topics_service_pb2 as service
 from topics_client.enums import text_of
 from topics_client.models import (
     Appended,
@@ -30,16 +28,18 @@ from topics_client.models import (
     TopicInfo,
     TopicSummary,
 )
+from topics_proto.v1 import group_pb2, job_pb2, record_pb2, router_pb2, topic_pb2
+from topics_proto.v1 import topics_service_pb2 as service
 
 _BINARY: Final = record_pb2.RECORD_KIND_BINARY
 _OFFSETS: Final = next(code for code in "IL" if array(code).itemsize == 4)
 
-# A Record of its fields: what `Record._make` does, at half the cost.
+# `Record._make` at half the cost.
 _record: Final = cast("Callable[[Iterable[Any]], Record]", partial(tuple.__new__, Record))
 
 
 def records_of_rows(topic: str, partition: int, rows: Iterable[record_pb2.Record]) -> list[Record]:
-    """Records that came one by one."""
+    """Decode records in row format."""
     return [
         _record(
             (
@@ -59,7 +59,7 @@ def records_of_rows(topic: str, partition: int, rows: Iterable[record_pb2.Record
 
 
 def records_of_columns(topic: str, partition: int, columns: record_pb2.RecordColumns) -> list[Record]:
-    """Records that came as columns: a seventh of the cost of rows, and no Python code per record."""
+    """Decode records in column format: a seventh of the cost of rows, and no Python code per record."""
     count = sum(columns.run_count)
     seqs = chain.from_iterable(
         range(first, first + length) for first, length in zip(columns.run_first_seq, columns.run_count, strict=True)
@@ -106,7 +106,7 @@ def _texts(columns: record_pb2.RecordColumns, name: str, count: int) -> Iterable
 
 
 def gap_of(topic: str, partition: int, tombstone: record_pb2.Tombstone) -> Gap:
-    """The range that a tombstone stands for."""
+    """The range of a tombstone."""
     return Gap(
         topic=topic,
         partition=partition,
@@ -120,7 +120,7 @@ def gap_of(topic: str, partition: int, tombstone: record_pb2.Tombstone) -> Gap:
 
 
 def page_of(reply: service.DiffResponse) -> Page:
-    """The answer to a diff."""
+    """The result of a diff."""
     return Page(
         topic=reply.topic,
         partition=reply.partition,
@@ -135,7 +135,7 @@ def page_of(reply: service.DiffResponse) -> Page:
 
 
 def appended_of(reply: service.AppendResponse) -> Appended:
-    """The answer to an append."""
+    """The result of an append."""
     return Appended(
         topic=reply.topic,
         partition=reply.partition,
@@ -148,7 +148,7 @@ def appended_of(reply: service.AppendResponse) -> Appended:
 
 
 def job_of(queue: str, job: job_pb2.Job) -> Job:
-    """A job that was leased."""
+    """A leased job."""
     return Job(
         queue,
         job.seq,
@@ -165,7 +165,7 @@ def job_of(queue: str, job: job_pb2.Job) -> Job:
 
 
 def job_view_of(queue: str, view: job_pb2.JobView) -> JobView:
-    """A job of a listing."""
+    """A job in a list of jobs."""
     (record,) = records_of_rows(queue, 0, [view.record])
     return JobView(
         record=record,
@@ -180,7 +180,7 @@ def job_view_of(queue: str, view: job_pb2.JobView) -> JobView:
 
 
 def config_of(config: topic_pb2.TopicConfig) -> TopicConfig:
-    """The configuration in force, every default filled in."""
+    """The configuration in effect, with all defaults filled in."""
     return TopicConfig(
         type=cast(Any, text_of("type", config.type)),
         ttl_ms=config.ttl_ms,
@@ -214,7 +214,7 @@ def _queue_counts_of(queue: topic_pb2.QueueState) -> QueueCounts:
 
 
 def topic_info_of(state: topic_pb2.TopicState) -> TopicInfo:
-    """All that is known of a topic."""
+    """The full state of a topic."""
     return TopicInfo(
         topic=state.topic,
         type=text_of("type", state.type),
@@ -250,7 +250,7 @@ def topic_info_of(state: topic_pb2.TopicState) -> TopicInfo:
 
 
 def topic_summary_of(summary: topic_pb2.TopicSummary) -> TopicSummary:
-    """A line of a listing of topics."""
+    """An entry in a list of topics."""
     return TopicSummary(
         topic=summary.topic,
         type=text_of("type", summary.type),
@@ -266,7 +266,7 @@ def topic_summary_of(summary: topic_pb2.TopicSummary) -> TopicSummary:
 
 
 def router_info_of(state: router_pb2.RouterState) -> RouterInfo:
-    """A router and how far it has come."""
+    """A router and its progress."""
     config = state.config
     rule = config.filter.WhichOneof("rule") if config.HasField("filter") else None
     return RouterInfo(
@@ -288,7 +288,7 @@ def router_info_of(state: router_pb2.RouterState) -> RouterInfo:
 
 
 def router_summary_of(summary: router_pb2.RouterSummary) -> RouterSummary:
-    """A line of a listing of routers."""
+    """An entry in a list of routers."""
     return RouterSummary(
         router=summary.router,
         source=summary.source,
@@ -300,7 +300,7 @@ def router_summary_of(summary: router_pb2.RouterSummary) -> RouterSummary:
 
 
 def group_position_of(position: group_pb2.GroupPosition) -> GroupPosition:
-    """How far a group has come in a partition."""
+    """The position of a group in a partition."""
     return GroupPosition(
         topic=position.topic,
         partition=position.partition,
@@ -314,7 +314,7 @@ def group_position_of(position: group_pb2.GroupPosition) -> GroupPosition:
 
 
 def group_summary_of(summary: group_pb2.GroupSummary) -> GroupSummary:
-    """A line of a listing of groups."""
+    """An entry in a list of groups."""
     return GroupSummary(
         group=summary.group,
         state=summary.state,

@@ -1,13 +1,13 @@
-"""Python values as the bytes of records."""
+"""Encoding of Python values as record data."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from topics.v1.record_pb2 import RECORD_KIND_BINARY, RECORD_KIND_JSON, Column, ColumnBatch
 from topics_client.errors import InvalidRequestError
 from topics_client.models import Headers, RawJson
 from topics_client.plain import plain
+from topics_proto.v1.record_pb2 import RECORD_KIND_BINARY, RECORD_KIND_JSON, Column, ColumnBatch
 
 _JSON: Final = int(RECORD_KIND_JSON)
 _BINARY: Final = int(RECORD_KIND_BINARY)
@@ -16,9 +16,9 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separato
 
 
 def _make_chunks() -> Callable[[Any, int], Iterable[str]]:
-    """What JSONEncoder makes anew for each value, which is a third of the cost of a small one: its encoder in C.
+    """Create the C encoder that JSONEncoder would create for each value, at a third of the cost of a small one.
 
-    Without its memory of what it is in, a value that holds itself ends in RecursionError. The arguments are those of
+    Without its check for cycles, a value that contains itself ends in RecursionError. The arguments are those of
     `JSONEncoder.iterencode`: default, encoder of texts, indent, separators, sort_keys, skipkeys, allow_nan.
     """
     make = getattr(json.encoder, "c_make_encoder", None)
@@ -35,21 +35,21 @@ _CHUNKS: Final = _make_chunks()
 
 
 def encode(value: Any) -> tuple[bytes, bool]:
-    """The bytes of a record's value, and whether it is a binary one.
+    """Encode a record's value: its data, and True if it is binary.
 
-    RawJson goes as it is, other bytes are binary, everything else is encoded as JSON, also what `plain` knows. Raises
-    InvalidRequestError for what has no JSON form (NaN, a set, a lone surrogate).
+    RawJson is unchanged, other bytes are binary, everything else is encoded as JSON, including the types that `plain`
+    supports. Raises InvalidRequestError for values without a JSON form (NaN, a set, a lone surrogate).
     """
     if isinstance(value, _BUFFERS):
         return value if isinstance(value, bytes) else bytes(value), not isinstance(value, RawJson)
-    try:  # as encode_json does: a producer is here 250,000 times a second
+    try:  # inlined encode_json: a producer runs this 250,000 times a second
         return "".join(_CHUNKS(value, 0)).encode(), False
     except (TypeError, ValueError, RecursionError):
         return encode_json(value), False
 
 
 def encode_json(value: Any) -> bytes:
-    """A value as compact JSON in UTF-8. Raises InvalidRequestError."""
+    """Encode a value as compact JSON in UTF-8. Raises InvalidRequestError."""
     try:
         return "".join(_CHUNKS(value, 0)).encode()
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
@@ -57,7 +57,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def encode_meta(meta: Headers | None) -> bytes:
-    """Headers as the text of a JSON object; empty for none. Raises InvalidRequestError."""
+    """Encode headers as the text of a JSON object; empty if there are none. Raises InvalidRequestError."""
     if isinstance(meta, bytes):
         return meta
     return encode_json(dict(meta)) if meta else b""
@@ -70,7 +70,8 @@ def column_batch(
     nodes: Sequence[str | None],
     metas: Sequence[bytes],
 ) -> ColumnBatch:
-    """Records as columns, each sequence as long as `datas`: several times cheaper than rows, here and at the server."""
+    """Encode records as columns, each sequence as long as `datas`: several times cheaper than rows, here and on the
+    server."""
     batch = ColumnBatch(data=datas, tag=_column(tags), node=_column(nodes))
     if any(binary):
         batch.kinds = bytes(_BINARY if each else _JSON for each in binary)
@@ -80,7 +81,7 @@ def column_batch(
 
 
 def _column(texts: Sequence[str | None]) -> Column | None:
-    """A column of texts; None where nobody has one. Raises InvalidRequestError for a lone surrogate."""
+    """A column of strings; None if all are absent. Raises InvalidRequestError for a lone surrogate."""
     different = set(texts)
     if different <= {None}:
         return None

@@ -1,13 +1,13 @@
-"""Enums of the protos as the short texts that `/v0` uses: `TOPIC_TYPE_QUEUE` is `queue`."""
+"""Proto enums as the short strings of `/v0`: `TOPIC_TYPE_QUEUE` is `queue`."""
 
 from functools import cache
 from typing import Final
 
-from topics.v1.job_pb2 import JobState
-from topics.v1.record_pb2 import GapReason
-from topics.v1.router_pb2 import RouterGuarantee
-from topics.v1.topic_pb2 import DiscardPolicy, Durability, TopicType
 from topics_client.errors import InvalidRequestError
+from topics_proto.v1.job_pb2 import JobState
+from topics_proto.v1.record_pb2 import GapReason
+from topics_proto.v1.router_pb2 import RouterGuarantee
+from topics_proto.v1.topic_pb2 import DiscardPolicy, Durability, TopicType
 
 _ENUMS: Final = {
     "type": TopicType,
@@ -29,12 +29,12 @@ def _texts(field: str) -> dict[str, int]:
 
 @cache
 def text_of(field: str, number: int) -> str:
-    """The text of a value of the enum that is `field` (`type`, `durability`, …); `unspecified` for one unknown here."""
+    """The string for a value of the enum `field` (`type`, `durability`, …); `unspecified` if it is unknown."""
     return next((text for text, value in _texts(field).items() if value == number), "unspecified")
 
 
 def number_of(field: str, text: str) -> int:
-    """The number that goes on the wire. Raises InvalidRequestError for a text that is none of the enum."""
+    """The number of an enum value on the wire. Raises InvalidRequestError for an unknown string."""
     number = _texts(field).get(text, 0)
     if not number:
         known = ", ".join(list(_texts(field))[1:])

@@ -1,6 +1,6 @@
-"""Environment variables whose names begin with `TOPICS_`: those that clients read, and those that others set.
+"""Environment variables that begin with `TOPICS_`: those read by clients, and those set by other programs.
 
-The server's own are `topics_service.app.settings`. It warns of what is neither.
+The server's own are in `topics_server.settings`. It warns about all others.
 """
 
 import re
@@ -13,7 +13,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "TOPICS_URL": "the server that the SDKs, the command line and Spark call, as topics://KEY@HOST:PORT",
     "TOPICS_API_KEY": "the key that they show",
 }
-"""What the SDKs, the command line and the Spark connector read, with its meaning."""
+"""The variables read by the SDKs, the command line and the Spark connector, with their meanings."""
 
 _BY_KUBERNETES: Final = re.compile(
     r"TOPICS_(?:[A-Z0-9_]+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
@@ -23,13 +23,13 @@ _LINK: Final = re.compile(r"(?:tcp|udp|sctp)://", re.IGNORECASE)
 
 
 def is_service_link(name: str, value: str) -> bool:
-    """Return whether Kubernetes sets such a variable in the pods beside a service named topics, or topics-something:
+    """Return True for a variable that Kubernetes sets in pods beside a service named topics or topics-something:
     TOPICS_SERVICE_HOST, TOPICS_PORT_4000_TCP, or TOPICS_PORT with the value tcp://10.0.0.1:4000."""
     return bool(_BY_KUBERNETES.fullmatch(name) or (name.endswith("_PORT") and _LINK.match(value)))
 
 
 def split_host(text: str) -> tuple[str, str]:
-    """Host and port of `host`, `host:port` or `[v6 address]:port`; the port is empty where there is none."""
+    """Split `host`, `host:port` or `[v6 address]:port` into host and port; the port is empty if there is none."""
     if text.count(":") == 1 or (text.startswith("[") and not text.endswith("]")):
         host, _, port = text.rpartition(":")
         return host.strip("[]"), port
@@ -37,10 +37,10 @@ def split_host(text: str) -> tuple[str, str]:
 
 
 def own_http(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Host and port at which a process of this machine reaches the HTTP port of the server that has this environment.
+    """The host and HTTP port at which a local process reaches the server with this environment.
 
-    That is loopback where the server listens on all addresses. A port that the system picked stands in the server's
-    TOPICS_PORT_FILE. Raises ValueError for a port that is none.
+    The host is loopback if the server listens on all addresses. A port chosen by the system is read from the server's
+    TOPICS_PORT_FILE. Raises ValueError for an invalid port.
     """
     host, port = split_host(environ.get("TOPICS_HOST") or "127.0.0.1")
     port = port or environ.get("TOPICS_PORT") or ""

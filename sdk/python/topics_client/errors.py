@@ -1,4 +1,4 @@
-"""What a call to the server can fail with."""
+"""Errors of calls to the server."""
 
 import re
 from collections.abc import Mapping
@@ -9,23 +9,23 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from topics.v1 import errors_pb2
 from topics_client.address import Address
 from topics_client.handshake import NOT_GRPC, final_failure, passing_failure
+from topics_proto.v1 import errors_pb2
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
-# What gRPC says of a call that never went out. No contract: were it to say it otherwise, less would be known for sure.
+# gRPC's messages for a call that was never sent. Not guaranteed: if they change, such calls count as possibly executed.
 _NEVER_SENT: Final = re.compile("failed to connect to all addresses|errors resolving ")
-# Of an answer that is plain HTTP: no gRPC ends so. A proxy tells with 429 and 5xx that another attempt may help.
+# gRPC's messages for a plain HTTP response. Excludes 429 and 5xx, with which a proxy asks for a retry.
 _HTTP: Final = re.compile(r"http2 header with status: 4(?!29)|Data frame with END_STREAM flag")
 
 
 class TopicsError(Exception):
-    """A call failed. The subclass tells what kind of thing to do about it, the attributes tell the facts.
+    """A call failed. The subclass indicates how to handle it, the attributes hold the facts.
 
-    `reason` is the stable code of the registry (`topic_not_found`, …; docs/errors.md), or the gRPC status in lower case
-    where no server of ours answered (`unavailable`, `deadline_exceeded`). `detail` holds the facts that the registry
-    names, as texts. `retry_after_ms` is when to try again, None where that makes no difference.
+    `reason` is the stable error code (`topic_not_found`, …; docs/errors.md), or the gRPC status in lower case if no
+    topics server responded (`unavailable`, `deadline_exceeded`). `detail` holds the facts documented for the code, as
+    strings. `retry_after_ms` is the delay before a retry; None if a retry does not help.
     """
 
     def __init__(
@@ -36,41 +36,41 @@ class TopicsError(Exception):
         self.message = message
         self.detail = dict(detail or {})
         self.retry_after_ms = retry_after_ms
-        self._never_sent = False  # whether it is sure that nothing of the call went out
+        self._never_sent = False  # True if certainly nothing was sent
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}"
 
 
 class InvalidRequestError(TopicsError):
-    """What was asked for is malformed, or too large: the same request can never succeed."""
+    """The request is malformed or too large: it can never succeed unchanged."""
 
 
 class AuthError(TopicsError):
-    """No key, an unknown one, or one without the scope or prefix that the call takes."""
+    """The API key is missing, unknown, or lacks the scope or prefix that the call requires."""
 
 
 class NotFoundError(TopicsError):
-    """A topic, router, partition or session that is not there."""
+    """The topic, router, partition or session does not exist."""
 
 
 class ConflictError(TopicsError):
-    """What was asked for contradicts the state of the topic: its type, its records, its caps."""
+    """The request conflicts with the state of the topic: its type, its records or its caps."""
 
 
 class UnavailableError(TopicsError):
-    """The server can't answer now: absent, restarting, overloaded, or past the deadline. Later it may."""
+    """The server is unavailable: unreachable, restarting, overloaded, or past the deadline. A retry may succeed."""
 
 
 class ConnectError(TopicsError):
-    """The server can't be reached as it is asked for: no TLS where TLS is wanted or the other way round, a certificate
-    that is not accepted, no gRPC. Waiting does not help; the text says what does."""
+    """The connection can't be established as configured: TLS on one side only, a rejected certificate, or a port
+    without gRPC. A retry does not help; the message states the remedy."""
 
 
 _KINDS: Final[Mapping[grpc.StatusCode, type[TopicsError]]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: InvalidRequestError,  # too large; who is throttled gets RetryInfo
+    grpc.StatusCode.RESOURCE_EXHAUSTED: InvalidRequestError,  # too large; throttled calls carry RetryInfo
     grpc.StatusCode.UNIMPLEMENTED: InvalidRequestError,
     grpc.StatusCode.UNAUTHENTICATED: AuthError,
     grpc.StatusCode.PERMISSION_DENIED: AuthError,
@@ -85,7 +85,7 @@ _KINDS: Final[Mapping[grpc.StatusCode, type[TopicsError]]] = {
 
 @cache
 def _registry() -> Mapping[str, type[TopicsError]]:
-    """Kind of each code of the registry."""
+    """Map each error code to its class."""
     rules = (value.GetOptions().Extensions[errors_pb2.rule] for value in errors_pb2.ErrorReason.DESCRIPTOR.values)
     return {
         rule.code: UnavailableError if rule.retryable else _KINDS.get(grpc.StatusCode[rule.grpc_status], TopicsError)
@@ -96,7 +96,7 @@ def _registry() -> Mapping[str, type[TopicsError]]:
 
 @cache
 def code_of(reason: int) -> str:
-    """The code of a reason that came as a number; `internal` for one unknown here."""
+    """The error code of a reason's number; `internal` if it is unknown."""
     value = errors_pb2.ErrorReason.DESCRIPTOR.values_by_number.get(reason)
     return (value and value.GetOptions().Extensions[errors_pb2.rule].code) or "internal"
 
@@ -104,20 +104,19 @@ def code_of(reason: int) -> str:
 def error_of(
     code: str, message: str, detail: Mapping[str, str] | None = None, retry_after_ms: int | None = None
 ) -> TopicsError:
-    """The error that a code of the registry stands for."""
+    """The error for an error code."""
     return _registry().get(code, TopicsError)(code, message, detail, retry_after_ms)
 
 
 def may_be_done(error: TopicsError) -> bool:
-    """Whether nobody said that the call which failed was not carried out: it broke off on its way, or on that of its
-    answer."""
+    """Return True if the failed call may have been executed: the request or its response was lost."""
     if isinstance(error, ConnectError):
         return False
     return error.reason in ("unavailable", "deadline_exceeded") and not error._never_sent
 
 
 def _details(value: bytes) -> Any:
-    """The details of a status; none where it is not one of ours."""
+    """The details of a status; empty if it is not one of the server's."""
     try:
         return status_pb2.Status.FromString(value).details
     except DecodeError:
@@ -125,7 +124,7 @@ def _details(value: bytes) -> Any:
 
 
 def from_rpc(error: grpc.RpcError, server: object = "", timeout: float | None = None) -> TopicsError:
-    """The failure of a call. `server`, and its deadline in seconds, are named where none answered."""
+    """Translate a gRPC error. The message names `server` and the deadline in seconds if no server responded."""
     call = error if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else None  # asyncio's errors are no Call
     code = call.code() if call else grpc.StatusCode.UNKNOWN
     reason, detail, retry = "", dict[str, str](), None
@@ -138,7 +137,7 @@ def from_rpc(error: grpc.RpcError, server: object = "", timeout: float | None = 
                     reason, detail = info.reason.lower(), dict(info.metadata)
                 elif packed.Unpack(again):
                     retry = again.retry_delay.ToMilliseconds()
-    text = (call and call.details()) or "the call broke off, and nothing was said of why"
+    text = (call and call.details()) or "the call was aborted without a reason"
     kind = _KINDS.get(code, TopicsError) if retry is None else UnavailableError
     if not reason:
         if _HTTP.search(text):

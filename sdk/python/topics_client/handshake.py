@@ -1,7 +1,7 @@
-"""Reasons why a connection can never be made as it is asked for: TLS, trust, certificates, or another protocol.
+"""Diagnosis of connections that can never succeed as configured: TLS, trust, certificates, or another protocol.
 
-gRPC calls all of them unavailable, as a server that is not up yet. Its texts tell some apart; where it says only that
-the socket was closed, the other end is asked.
+gRPC reports all of them as unavailable, like a server that is not up yet. Its messages distinguish some; if it reports
+only a closed socket, TLS handshakes probe the server.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Final
 
 from topics_client.address import Address
 
-_SECONDS: Final = 0.5  # most that the other end has for each answer
+_SECONDS: Final = 0.5  # time limit for each response
 _CLOSED: Final = "Socket closed"
 _UNTRUSTED: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:]+)")
 _WRONG_HOST: Final = "Hostname Verification Check failed"
@@ -26,9 +26,9 @@ _UNTRUSTED_CA: Final = ("issuer", "self-signed", "self signed")
 
 
 def final_failure(text: str, address: Address) -> str | None:
-    """Explain a failed connection from gRPC's text, with the remedy; None where waiting may help.
+    """Explain a failed connection from gRPC's message, with the remedy; None if waiting may help.
 
-    May ask the server by up to three handshakes, with half a second for each answer.
+    May make up to three handshakes with the server, with half a second for each response.
     """
     if found := _UNTRUSTED.search(text):
         what = (
@@ -47,7 +47,7 @@ def final_failure(text: str, address: Address) -> str | None:
 
 
 def passing_failure(text: str) -> str:
-    """Tell in the terms of the product, from gRPC's text, why there is no connection yet."""
+    """Explain from gRPC's message why there is no connection yet."""
     if found := _RESOLVING.search(text):
         return found[1]
     found = _CONNECTING.search(text)
@@ -58,8 +58,8 @@ def passing_failure(text: str) -> str:
 
 
 def _asked(address: Address) -> str | None:
-    """Explain by TLS handshakes a server that hangs up. With TLS 1.3 the want of a certificate shows behind the
-    handshake, as any other reason to hang up, with TLS 1.2 in the middle of it."""
+    """Diagnose by TLS handshakes a server that closes the connection. A missing client certificate shows after the
+    handshake with TLS 1.3, like any other reason to close, and during it with TLS 1.2."""
     if not _shakes_hands(address, ssl.TLSVersion.TLSv1_3) and not _shakes_hands(address, ssl.TLSVersion.TLSv1_2):
         return None
     if not address.tls:
@@ -72,10 +72,10 @@ def _asked(address: Address) -> str | None:
 
 
 def _shakes_hands(address: Address, version: ssl.TLSVersion) -> bool | None:
-    """Try a handshake of this version, trusting any certificate: True if it comes to its end; False where the server
-    breaks it off, None where it does not get that far."""
+    """Try a handshake of this version, trusting any certificate. Returns True if it completes, False if the server
+    aborts it, None if it does not get that far."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is said over it
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # no data is sent over it
     context.maximum_version = version
     context.set_alpn_protocols(["h2"])
     try:

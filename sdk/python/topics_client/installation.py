@@ -1,4 +1,4 @@
-"""How topics is installed, and what to type where a package of one of its extras is missing."""
+"""Installation details, and the commands that install missing extras."""
 
 import sys
 from collections.abc import Iterator
@@ -11,28 +11,33 @@ DISTRIBUTION: Final = "topics-engine"
 _OURS: Final = frozenset(
     {
         "pyspark_topics",
-        "topics",
+        "topics_backup",
+        "topics_cli",
         "topics_client",
         "topics_gateway",
         "topics_kafka",
         "topics_lakehouse",
+        "topics_net",
+        "topics_proto",
+        "topics_server",
         "topics_service",
     }
 )
 
 
 class MissingError(ModuleNotFoundError):
-    """A module is missing. The message says what to do about it; `name` is the module's."""
+    """A module is missing. The message states the remedy; `name` is the module's name."""
 
 
 @contextmanager
 def needs(
     extra: str, text: str = "the extra [{extra}] is not installed ({name} is missing): {install}"
 ) -> Iterator[None]:
-    """Guards imports of what only `extra` brings.
+    """Guard imports of packages that only `extra` installs.
 
-    Raises MissingError with `text` for a module of another package; `{install}` in it is the command that adds the
-    extra. For a module of topics itself, which no extra brings, it says so. A module of Python's own is left to Python.
+    Raises MissingError with `text` for a module of another package; `{install}` in it is the command that installs the
+    extra. A missing module of topics itself is reported as an incomplete installation. Errors for standard library
+    modules are not changed.
     """
     try:
         yield
@@ -49,10 +54,25 @@ def needs(
         raise MissingError(what, name=error.name) from error
 
 
-def install_line(extra: str) -> str:
-    """The command that adds an extra to this installation, from what that was made of: a clone, a wheel file, an index.
+def require_hooks(owner: object, *names: str) -> None:
+    """Check that `owner`, a class or object of a library, has the private members `names`, which our code overrides.
 
-    Paths below the working directory are relative to it. WHEEL stands for a wheel file that is not known, or gone.
+    A library may rename such a member in any release, and an override of the old name would then never be called.
+
+    Raises ImportError for a missing member.
+    """
+    missing = [name for name in names if not hasattr(owner, name)]
+    if missing:
+        kind = owner if isinstance(owner, type) else type(owner)
+        library = kind.__module__.partition(".")[0]
+        members = " and ".join(f"{kind.__qualname__}.{name}" for name in missing)
+        raise ImportError(f"this version of {library} has no {members}: install the version that {DISTRIBUTION} pins")
+
+
+def install_line(extra: str) -> str:
+    """The command that adds an extra to this installation, from its source: a clone, a wheel file or an index.
+
+    Paths below the working directory are relative to it. WHEEL stands for a wheel file that is unknown or missing.
     """
     import shlex
 
@@ -60,7 +80,7 @@ def install_line(extra: str) -> str:
 
 
 def _wanted(extra: str) -> list[str]:
-    """Return what pip is asked for, with the `[extra]`."""
+    """Return pip's requirement arguments, with the `[extra]`."""
     import json
     import os
     from importlib.metadata import PackageNotFoundError, distribution
@@ -85,7 +105,7 @@ def _wanted(extra: str) -> list[str]:
 
 
 def _short(path: str) -> str:
-    """A path as it is typed in the working directory: relative if it lies below."""
+    """A path for the command line: relative if it is below the working directory."""
     import os
 
     near = os.path.relpath(path)

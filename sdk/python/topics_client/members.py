@@ -1,11 +1,11 @@
-"""Names of members of a record that somebody wrote: a wrong one would be lost in silence."""
+"""Validation of member names in records written by hand: a wrong name would be lost silently."""
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 
 def unknown_member(names: Iterable[str], known: Collection[str]) -> str | None:
-    """Return what to say of the first name that is not `known`, with the one that may be meant; None if all are."""
+    """Return an error for the first name that is not `known`, with the closest match; None if all are known."""
     for name in names:
         if name not in known:
             bare = {each.lstrip("$"): each for each in sorted(known)}

@@ -1,4 +1,4 @@
-"""What calls give and take. Everything here is immutable; times are milliseconds since the Unix epoch (`_ts_ms`)."""
+"""Arguments and results of calls. All are immutable; times are milliseconds since the Unix epoch (`_ts_ms`)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,12 +24,12 @@ _SHOWN: Final = 200  # bytes of data in a repr
 
 
 def place_name(topic: str, partition: int) -> str:
-    """A partition as cursors and positions name it: `topic`, or `topic@N` from partition 1 on."""
+    """The name of a partition in cursors and positions: `topic`, or `topic@N` for a partition N > 0."""
     return f"{topic}@{partition}" if partition else topic
 
 
 def decoded(data: bytes, binary: bool) -> Any:
-    """What a record's bytes stand for: the value of their JSON text, or the bytes themselves."""
+    """Decode a record's data: the value of its JSON text, or the bytes themselves."""
     return data if binary else json.loads(data)
 
 
@@ -39,7 +39,7 @@ def _shown(data: bytes) -> str:
 
 
 class RawJson(bytes):
-    """A JSON text in UTF-8, sent as it is. The server keeps it byte for byte, but for white space around it."""
+    """A JSON text in UTF-8, sent unchanged. The server stores it byte for byte, except for surrounding white space."""
 
 
 Headers = Mapping[str, Any] | RawJson
@@ -49,9 +49,9 @@ Headers = Mapping[str, Any] | RawJson
 class NewRecord(NamedTuple):
     """A record to append.
 
-    `value` is any JSON value, RawJson, or plain bytes, which are kept as a binary record. `tag` (at most 256 bytes) is
-    what deletes, filters and routers go by. Readers that name the same `node` (128 bytes) don't get the record. `meta`
-    is a JSON object of headers (16 KiB, 64 keys).
+    `value` is any JSON value, RawJson, or plain bytes, which are stored as a binary record. Deletes, filters and
+    routers select records by `tag` (at most 256 bytes). Readers with the same `node` (at most 128 bytes) don't receive
+    the record. `meta` is a JSON object of headers (at most 16 KiB, 64 keys).
     """
 
     value: Any
@@ -61,8 +61,8 @@ class NewRecord(NamedTuple):
 
     @classmethod
     def of(cls, members: Mapping[str, Any]) -> "NewRecord":
-        """The record of a mapping with these names, such as a line of a file. Raises InvalidRequestError for a name
-        that is none of them, which tells the nearest, and for one without a value."""
+        """Create a record from a mapping with these names, such as a line of a file. Raises InvalidRequestError for an
+        unknown name, with the closest match, and for a missing value."""
         if wrong := unknown_member(members, cls._fields):
             raise InvalidRequestError("invalid_request", wrong)
         if "value" not in members:
@@ -71,7 +71,7 @@ class NewRecord(NamedTuple):
 
 
 class Record(NamedTuple, Generic[Value_co]):
-    """A stored record, whose value is a `Value_co`: anything, unless it was read by a codec."""
+    """A stored record. Its value is a `Value_co`: any value, unless it was read by a codec."""
 
     topic: str
     partition: int
@@ -85,24 +85,24 @@ class Record(NamedTuple, Generic[Value_co]):
 
     @property
     def value(self) -> Value_co:
-        """The JSON value, decoded anew at each use; the bytes of a binary record; with a codec what that made of it,
-        once. Raises DecodeError for a record that was handed out undecodable."""
+        """The JSON value, decoded at each access; the bytes of a binary record; with a codec, the value it decoded
+        once. Raises DecodeError for a record that was yielded undecodable."""
         value: Value_co = decoded(self.data, self.binary)
         return value
 
     def decode(self, of: "type[Of] | Codec[Of]") -> Of:
-        """The value as this type, or as this codec has it. Raises DecodeError."""
+        """Decode the value as a type or by a codec. Raises DecodeError."""
         value: Of = _decode(self, of)
         return value
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The headers; empty where there are none."""
+        """The headers; empty if there are none."""
         return json.loads(self.meta_data) if self.meta_data else {}
 
     @property
     def time(self) -> datetime:
-        """When it was committed, in UTC."""
+        """The commit time, in UTC."""
         return _EPOCH + timedelta(milliseconds=self.ts_ms)
 
     def __repr__(self) -> str:
@@ -112,7 +112,8 @@ class Record(NamedTuple, Generic[Value_co]):
 
 
 class Job(NamedTuple, Generic[Value_co]):
-    """A record of a queue under a lease: nobody else's until `deadline_ts_ms`, unless the lease is extended."""
+    """A leased record of a queue: no other worker receives it until `deadline_ts_ms`, or longer if the lease is
+    extended."""
 
     queue: str
     seq: int
@@ -125,22 +126,22 @@ class Job(NamedTuple, Generic[Value_co]):
     deliveries: int
     meta_data: bytes
     is_last: bool = False
-    """Whether no delivery follows this one: should it fail, the job is dead-lettered."""
+    """True if this is the last delivery: if it fails, the job is dead-lettered."""
 
     @property
     def value(self) -> Value_co:
-        """As that of a Record."""
+        """See Record.value."""
         value: Value_co = decoded(self.data, self.binary)
         return value
 
     def decode(self, of: "type[Of] | Codec[Of]") -> Of:
-        """As Record.decode."""
+        """See Record.decode."""
         value: Of = _decode(self, of)
         return value
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The headers; empty where there are none."""
+        """The headers; empty if there are none."""
         return json.loads(self.meta_data) if self.meta_data else {}
 
     def __repr__(self) -> str:
@@ -149,8 +150,8 @@ class Job(NamedTuple, Generic[Value_co]):
 
 
 class DecodeError(TopicsError):
-    """A codec can't make a value of the `record`, which may be a Job; its bytes are `record.data`. Iterate again to go
-    on behind it."""
+    """A codec can't decode the `record`, which may be a Job; its bytes are `record.data`. Iterate again to continue
+    after it."""
 
     def __init__(self, record: Record[Any] | Job[Any], why: str) -> None:
         place = record.queue if isinstance(record, Job) else place_name(record.topic, record.partition)
@@ -173,10 +174,10 @@ GapReason = Literal["cap", "ttl", "mixed", "recreated", "source_trim", "from_seq
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Records that were there once, and that retention took before they were read: `first_seq` to `last_seq`.
+    """Records that retention removed before they were read: `first_seq` to `last_seq`.
 
-    `missed_estimate` counts them from above: seqs deleted on purpose before may be among them. With the reason
-    `recreated` the topic was deleted and made again, and reading begins anew at `earliest_seq`.
+    `missed_estimate` is an upper bound of their number: it may include seqs deleted on purpose before. With the reason
+    `recreated`, the topic was deleted and created again, and reading restarts at `earliest_seq`.
     """
 
     topic: str
@@ -190,7 +191,8 @@ class Gap:
 
 
 class GapError(TopicsError):
-    """Records were lost to retention before they were read; `gap` says which. Iterate again to go on behind it."""
+    """Records were lost to retention before they were read; `gap` is their range. Iterate again to continue after
+    it."""
 
     def __init__(self, gap: Gap) -> None:
         super().__init__(
@@ -207,7 +209,7 @@ class GapError(TopicsError):
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """A watch has come to the head of a topic; from here on records come as they are written."""
+    """A watch has reached the head of a topic; subsequent records are delivered as they are written."""
 
     topic: str
     partition: int
@@ -216,7 +218,7 @@ class CaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class TopicDeleted:
-    """A topic that was watched is gone, and so are its records."""
+    """A watched topic was deleted, with its records."""
 
     topic: str
     partition: int
@@ -225,7 +227,7 @@ class TopicDeleted:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What the server says of an open watch without ending it: that it paces it, or that a topic is one too many."""
+    """A notice from the server that does not end the watch: it is being throttled, or a topic exceeds a limit."""
 
     reason: str
     message: str
@@ -234,16 +236,16 @@ class Advice:
 
 
 Told = Gap | CaughtUp | TopicDeleted | Advice
-"""What a watch tells beside records."""
+"""The events of a watch other than records."""
 
 Event = Record | Told
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The answer to an append: durable for the class of the topic, and visible. Its seqs are contiguous.
+    """The result of an append: durable at the topic's durability class, and visible. Its seqs are contiguous.
 
-    With `deduped` the key had been used before: nothing was stored now, and the seqs are those of the first time.
+    `deduped` means that the key had been used before: nothing was stored, and the seqs are those of the first write.
     """
 
     topic: str
@@ -256,18 +258,18 @@ class Appended:
 
     @property
     def seqs(self) -> range:
-        """The seq of each record, in their order."""
+        """The seqs of the records, in order."""
         return range(self.first_seq, self.last_seq + 1)
 
     @property
     def count(self) -> int:
-        """How many records it was."""
+        """The number of records."""
         return len(self.seqs)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The answer to a diff: what lies behind a cursor. `gap` lies before `records`."""
+    """The result of a diff: the records after a cursor. `gap` precedes `records`."""
 
     topic: str
     partition: int
@@ -289,7 +291,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """The answer to a delete of records, and the topic right after it."""
+    """The result of a delete of records, and the state of the topic right after it."""
 
     deleted: int
     earliest_seq: int
@@ -300,9 +302,9 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """The configuration of a topic. None is the server's default, except for `type`, where it is what the topic has.
+    """The configuration of a topic. None means the server's default, for `type` the topic's current type.
 
-    docs/configuration.md and the reference of `TopicConfig` in the protos say what each means.
+    See docs/configuration.md and the reference of `TopicConfig` in the protos for their meaning.
     """
 
     type: Literal["log", "queue"] | None = None
@@ -326,7 +328,7 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class TopicPut:
-    """The answer to `put_topic`: what is in force now."""
+    """The result of `put_topic`: the configuration now in effect."""
 
     topic: str
     created: bool
@@ -338,7 +340,7 @@ class TopicPut:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """Where one partition of a topic stands."""
+    """The state of one partition of a topic."""
 
     partition: int
     head_seq: int
@@ -351,10 +353,10 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """Jobs of a queue: `ready` to be claimed now, `in_flight` under a lease, `dead_lettered` so far.
+    """Numbers of jobs of a queue: `ready` to be claimed, `in_flight` under a lease, `dead_lettered` so far.
 
-    `delayed` ones are not due yet; those among them that are `retrying` were delivered before. Nobody gets `exhausted`
-    ones any more, and the dead-letter topic has not taken them yet.
+    `delayed` jobs are not due yet; of these, `retrying` jobs were delivered before. `exhausted` jobs have no deliveries
+    left and are waiting for the dead-letter topic to accept them.
     """
 
     ready: int
@@ -367,7 +369,7 @@ class QueueCounts:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """Everything known of a topic; positions and counters are those of `partition`."""
+    """The full state of a topic; positions and counters are those of `partition`."""
 
     topic: str
     type: str
@@ -392,7 +394,7 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class TopicSummary:
-    """A line of a listing of topics."""
+    """An entry in a list of topics."""
 
     topic: str
     type: str
@@ -408,7 +410,7 @@ class TopicSummary:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """What a router does. `tag` or `tag_prefix` is its filter, both None: everything is copied."""
+    """The configuration of a router. `tag` or `tag_prefix` is its filter; if both are None, everything is copied."""
 
     source: str
     dest: str
@@ -422,7 +424,7 @@ class RouterConfig:
 
 @dataclass(frozen=True, slots=True)
 class RouterInfo:
-    """A router and how far it has come. `last_error` says why it stands still, if it does."""
+    """A router and its progress. `last_error` is the error that has stopped it, if any."""
 
     router: str
     config: RouterConfig
@@ -433,7 +435,7 @@ class RouterInfo:
 
 @dataclass(frozen=True, slots=True)
 class RouterSummary:
-    """A line of a listing of routers."""
+    """An entry in a list of routers."""
 
     router: str
     source: str
@@ -445,11 +447,11 @@ class RouterSummary:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The answer to an ack, a nack or an extend: how many jobs it was done for, and the seqs that the worker does not
-    hold (any more).
+    """The result of an ack, nack or extend: the number of jobs it applied to, and the seqs whose leases the worker does
+    not hold (any more).
 
-    After a nack nobody gets the jobs `dead_lettered`, nor those `exhausted`, which the dead-letter topic has not taken
-    yet.
+    After a nack, the jobs `dead_lettered` are not delivered again; neither are those `exhausted`, which are waiting for
+    the dead-letter topic to accept them.
     """
 
     done: int
@@ -463,10 +465,10 @@ JobState = Literal["ready", "in_flight", "delayed", "exhausted"]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A delivery of a job that failed: its number, when it ended, the worker, and what it said.
+    """A failed delivery of a job: its number, its end, the worker, and the reason.
 
-    In place of the worker the server says `lease expired` or `connection ended`; the reason is empty where nothing was
-    said.
+    The server records `lease expired` or `connection ended` as the reason if no worker reported one; it is empty if
+    none was given.
     """
 
     delivery: int
@@ -477,7 +479,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as it looks to someone who only looks."""
+    """A read-only view of a job."""
 
     record: Record
     state: str
@@ -487,14 +489,14 @@ class JobView:
     deadline_ts_ms: int | None
     ready_at_ts_ms: int | None
     attempts: tuple[Attempt, ...] = ()
-    """The last that failed, oldest first."""
+    """The latest failed deliveries, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPosition:
-    """Position of a consumer group in a partition: all up to `from_seq` is dealt with.
+    """The position of a consumer group in a partition: all records up to `from_seq` are processed.
 
-    A Kafka client may have committed beyond `head_seq`: that counts as the head, with a `lag` of 0.
+    A Kafka client may commit beyond `head_seq`: that counts as the head, with a `lag` of 0.
     """
 
     topic: str
@@ -509,7 +511,7 @@ class GroupPosition:
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """A line of a listing of consumer groups."""
+    """An entry in a list of consumer groups."""
 
     group: str
     state: str

@@ -1,4 +1,4 @@
-"""Values that JSON has no form for, as values that it has: what the encoder calls for each that it does not know."""
+"""Conversion of values without a JSON form, called by the JSON encoder for each unknown type."""
 
 import binascii
 from dataclasses import fields, is_dataclass
@@ -10,9 +10,9 @@ from uuid import UUID
 
 
 def plain(value: Any) -> Any:
-    """A dataclass, attrs class, pydantic model or msgspec struct as an object of its fields; a datetime, date or time
-    as its ISO text; a Decimal or UUID as its text; an Enum as its value; bytes as base64. msgspec reads all of it back,
-    and pydantic its models. Raises TypeError for anything else."""
+    """Convert a value: a dataclass, attrs class, pydantic model or msgspec struct to an object of its fields; a
+    datetime, date or time to its ISO string; a Decimal or UUID to its string; an Enum to its value; bytes to base64.
+    msgspec decodes all of these, pydantic its models. Raises TypeError for anything else."""
     kind = type(value)
     if (serializer := getattr(kind, "__pydantic_serializer__", None)) is not None:  # of a model, or a dataclass of its
         return serializer.to_python(value, mode="json", by_alias=True)

@@ -1,14 +1,14 @@
-"""How far a stream of records has come, and what to ask for to go on. No calls are made here."""
+"""Position of a stream of records, and the request that resumes it. Makes no calls."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar
 
 from google.protobuf.message import Message
 
-from topics.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
 from topics_client.codecs import Codec, decoded_record, undecodable_record, why
 from topics_client.decoding import gap_of, records_of_columns
 from topics_client.models import DecodeError, Gap, GapError, Record, place_name
+from topics_proto.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
 
 Request_co = TypeVar("Request_co", bound=Message, covariant=True)
 Response_contra = TypeVar("Response_contra", bound=Message, contravariant=True)
@@ -16,12 +16,12 @@ Item = TypeVar("Item")
 
 
 Undecodable = Literal["raise", "yield"] | Callable[[DecodeError], object]
-"""What is to become of records that a codec can't read: DecodeError in their place, or records that raise it for their
-`value`, or they are left out, and the function is called with the error."""
+"""Handling of records that a codec can't decode: raise DecodeError, yield records whose `value` raises it, or leave
+them out and call the function with the error."""
 
 
 class ReadOptions(TypedDict, total=False):
-    """The options of a read, for those who pass them on: see `read`."""
+    """The options of `read`, to annotate functions that pass them on."""
 
     end_seq: int | None
     from_ts_ms: int | None
@@ -35,7 +35,7 @@ class ReadOptions(TypedDict, total=False):
 
 
 class Batch(list[Item]):
-    """Items that came together."""
+    """Items of one response."""
 
     def __repr__(self) -> str:
         shown = f"{self[0]!r}, … {len(self) - 2:,} more …, {self[-1]!r}" if len(self) > 2 else repr(list(self))[1:-1]
@@ -43,34 +43,34 @@ class Batch(list[Item]):
 
 
 class Feed(Protocol[Request_co, Response_contra, Item]):
-    """What a stream that resumes goes by.
+    """The state machine of a resumable stream.
 
-    Answers are taken one after the other; each item of one is passed to `at` right before it is handed out, and the
-    answer to `passed` after its last. Whenever the stream breaks, `request` asks for what was not handed out yet.
+    Responses go to `take` one after the other; each item is passed to `at` right before it is yielded, and the response
+    to `passed` after its last item. When the stream breaks, `request` asks for the items not yielded yet.
     """
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing more to come, ever."""
+        """True if no more items will come."""
 
     def request(self) -> Request_co:
-        """What to ask for."""
+        """The request for the items not yielded yet."""
 
     def take(self, response: Response_contra) -> Iterable[Item]:
-        """The items of an answer."""
+        """The items of a response."""
 
     def at(self, item: Item) -> None:
-        """Count `item` as handed out. Raises what stands for it if it is not to be handed out as an object."""
+        """Count `item` as yielded. Raises its error if it is not to be yielded as an object."""
 
     def passed(self, response: Response_contra) -> None:
-        """Count all of an answer as handed out."""
+        """Count a whole response as yielded."""
 
     def groups(self, response: Response_contra) -> Iterator[Sequence[Item]]:
-        """The items of an answer, counted as handed out as `at` and `passed` would, each group right before it is."""
+        """The items of a response in groups, each counted as yielded (by `at` and `passed`) right before it is."""
 
 
 class Resuming:
-    """What feeds share."""
+    """Base class of feeds."""
 
     def groups(self: Feed[Any, Any, Any], response: Any) -> Iterator[Sequence[Any]]:
         """See Feed."""
@@ -83,25 +83,25 @@ class Resuming:
 
 
 def behind(gap: Gap) -> int:
-    """The cursor to go on with behind a gap."""
+    """The cursor after a gap."""
     return max(gap.earliest_seq - 1, 0) if gap.reason == "recreated" else gap.last_seq
 
 
 class Reading(Resuming):
-    """A read of one partition, from a cursor to an end or for ever."""
+    """A read of one partition, from a cursor to an end or endless."""
 
     def __init__(self, request: BulkDiffRequest, *, raise_gaps: bool) -> None:
-        """`request` says where it begins; the cursor is known from the first answer on if it begins at a time or at so
-        many records before the head."""
+        """`request` defines the start. The cursor is unknown until the first response if the read starts at a time or
+        at a number of records before the head."""
         self._request: Final = request
         self._raise_gaps: Final = raise_gaps
         begins_elsewhere = request.HasField("from_ts_ms") or request.HasField("last")
         self.position: int | None = None if begins_elsewhere else request.from_seq
-        self._head: int | None = None  # where it ends if nobody says where
+        self._head: int | None = None  # the default end
         self._done = False
 
     def __str__(self) -> str:
-        """Return which topic, and where in it."""
+        """Return the topic and the position in it."""
         request = self._request
         topic = place_name(request.topic, request.partition)
         if self.position is not None:
@@ -114,11 +114,11 @@ class Reading(Resuming):
 
     @property
     def done(self) -> bool:
-        """Whether the end is reached."""
+        """True once the end is reached."""
         return self._done
 
     def request(self) -> BulkDiffRequest:
-        """What lies behind the cursor. A call that goes on after another ends where that one was to end."""
+        """The request for the records after the cursor. A resumed read ends where the first one was to end."""
         request = self._request
         if self.position is None:
             self._head = None
@@ -131,7 +131,7 @@ class Reading(Resuming):
         return request
 
     def take(self, response: BulkDiffResponse) -> Sequence[Record | Gap]:
-        """The gap, if there is one, and the records behind it."""
+        """The gap, if there is one, and the records after it."""
         self._began_at(response)
         topic, partition = self._request.topic, response.partition
         records = records_of_columns(topic, partition, response.records) if response.HasField("records") else []
@@ -144,7 +144,7 @@ class Reading(Resuming):
             self._head = response.head_seq
 
     def at(self, item: Record | Gap) -> None:
-        """Move the cursor behind `item`. Raises GapError if gaps are to be raised."""
+        """Move the cursor past `item`. Raises GapError if gaps are to be raised."""
         if isinstance(item, Record):
             self.position = item.seq
         elif isinstance(item, Gap):
@@ -153,13 +153,13 @@ class Reading(Resuming):
                 raise GapError(item)
 
     def passed(self, response: BulkDiffResponse) -> None:
-        """Move the cursor behind the answer, and what was filtered out of it."""
+        """Move the cursor past the response, including filtered records."""
         self.position = response.next_from_seq
         self._done = response.done
 
 
 class Decoding:
-    """Another feed whose records come with their values as a codec reads them."""
+    """A feed wrapper that decodes the values of records with a codec."""
 
     def __init__(self, feed: Feed[Any, Any, Any], codec: Codec[Any], undecodable: Undecodable) -> None:
         self._feed: Final = feed
@@ -176,7 +176,7 @@ class Decoding:
         return self._feed.request()
 
     def take(self, response: Any) -> Iterator[Any]:
-        """The items, each decoded when its turn has come; a DecodeError in place of one that is to be raised for."""
+        """The items, each decoded when it is yielded; a DecodeError in place of a record to raise for."""
         decode = self._codec.decode
         for item in self._feed.take(response):
             if not isinstance(item, Record):
@@ -196,7 +196,7 @@ class Decoding:
                 yield decoded_record(item, value)
 
     def at(self, item: Any) -> None:
-        """See Feed. Raises a DecodeError that is one."""
+        """See Feed. Raises `item` if it is a DecodeError."""
         if isinstance(item, DecodeError):
             self._feed.at(item.record)
             raise item
@@ -207,11 +207,11 @@ class Decoding:
         self._feed.passed(response)
 
     def groups(self, response: Any) -> Iterator[Sequence[Any]]:
-        """See Feed. What lies in front of a record that is raised for is a group of its own, so that none is lost."""
+        """See Feed. The items before a record that raises form a separate group, so that none is lost."""
         group = Batch[Any]()
         for item in self.take(response):
             if isinstance(item, DecodeError) and group:
-                yield group  # and what comes behind it is an error
+                yield group  # the next item raises
             self.at(item)
             group.append(item)
         self.passed(response)

@@ -1,42 +1,43 @@
-"""What callers ask for, as requests of the protos. Raises InvalidRequestError where no request can say it."""
+"""Construction of protobuf requests from arguments. Raises InvalidRequestError for arguments that no request can
+express."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 from uuid import uuid4
 
-from topics.v1 import queue_service_pb2 as queues
-from topics.v1 import router_pb2, topic_pb2
-from topics.v1 import topics_service_pb2 as topics
-from topics.v1.group_pb2 import LOG_END_EARLIEST, LOG_END_LATEST, PositionCommit
-from topics.v1.group_service_pb2 import ResetPositionsRequest
-from topics.v1.record_pb2 import TagMatch
 from topics_client.codecs import Encode
 from topics_client.encoding import column_batch, encode_meta
 from topics_client.enums import number_of
 from topics_client.errors import InvalidRequestError
 from topics_client.models import Job, NewRecord, RouterConfig, TopicConfig
+from topics_proto.v1 import queue_service_pb2 as queues
+from topics_proto.v1 import router_pb2, topic_pb2
+from topics_proto.v1 import topics_service_pb2 as topics
+from topics_proto.v1.group_pb2 import LOG_END_EARLIEST, LOG_END_LATEST, PositionCommit
+from topics_proto.v1.group_service_pb2 import ResetPositionsRequest
+from topics_proto.v1.record_pb2 import TagMatch
 
 _ENUMS: Final = frozenset({"type", "discard", "durability"})
 _ARROW_BYTES: Final = 1 << 20  # the largest frames: each is a batch
 
 
 def tag_match(tag: str | None, tag_prefix: str | None) -> TagMatch | None:
-    """The rule that selects records by tag; None selects all."""
+    """The filter by tag; None selects all records."""
     if tag is not None and tag_prefix is not None:
-        raise InvalidRequestError("invalid_request", "tag and tag_prefix exclude each other")
+        raise InvalidRequestError("invalid_request", "tag and tag_prefix are mutually exclusive")
     if tag is not None:
         return TagMatch(eq=tag)
     return None if tag_prefix is None else TagMatch(prefix=tag_prefix)
 
 
 def nodes(node: str | Sequence[str]) -> Sequence[str]:
-    """A reader's own nodes; a text is one, not one for each of its letters."""
+    """The nodes of a reader; a string is a single node."""
     return [node] if isinstance(node, str) else node
 
 
 def config_message(config: TopicConfig | None) -> topic_pb2.TopicConfig | None:
-    """A configuration as it goes on the wire: what is None is left out."""
+    """A configuration as a message: None fields are left unset."""
     if config is None:
         return None
     given: dict[str, Any] = {each.name: getattr(config, each.name) for each in fields(config)}
@@ -58,9 +59,9 @@ def append_request(
     delay_ms: int,
     priority: int,
 ) -> topics.AppendRequest:
-    """An append of `values`, each a NewRecord or what a NewRecord's value can be.
+    """An append of `values`, each a NewRecord or a valid value of one.
 
-    It has a key of its own if none is given, so that it can be repeated.
+    An idempotency key is generated if none is given, so that the write can be retried.
     """
     records = [value if isinstance(value, NewRecord) else NewRecord(value) for value in values]
     encoded = [encode(record.value) for record in records]
@@ -115,7 +116,7 @@ def bulk_request(
 
 
 def router_config(config: RouterConfig, *, create_dest: bool, backfill: bool) -> router_pb2.RouterConfig:
-    """A router's configuration, and what acts on the call that makes it only."""
+    """A router's configuration, with the options that apply only to its creation."""
     return router_pb2.RouterConfig(
         source=config.source,
         dest=config.dest,
@@ -130,12 +131,12 @@ def router_config(config: RouterConfig, *, create_dest: bool, backfill: bool) ->
 
 
 def finished(jobs: Sequence[Job]) -> queues.FinishedJobs | None:
-    """Jobs whose ack rides on a claim."""
+    """Jobs to be acked by a claim."""
     return queues.FinishedJobs(**fence(jobs)) if jobs else None
 
 
 def fence(jobs: Iterable[Job]) -> dict[str, list[Any]]:
-    """Jobs by seq, each under the very lease it was given."""
+    """The seqs of jobs and the lease ids that fence them."""
     jobs = list(jobs)
     return {"seqs": [job.seq for job in jobs], "lease_ids": [job.lease_id for job in jobs]}
 
@@ -147,7 +148,7 @@ def place(name: str) -> tuple[str, int]:
 
 
 def position_commits(positions: Mapping[str, int], metadata: str) -> list[PositionCommit]:
-    """Positions by place."""
+    """Position commits, by `topic` or `topic@N`."""
     return [
         PositionCommit(topic=topic, partition=partition, from_seq=seq, metadata=metadata)
         for (topic, partition), seq in ((place(name), seq) for name, seq in positions.items())
@@ -157,10 +158,10 @@ def position_commits(positions: Mapping[str, int], metadata: str) -> list[Positi
 def reset_request(
     group: str, to: str | int | None, to_ts_ms: int | None, names: Iterable[str]
 ) -> ResetPositionsRequest:
-    """Where a group's positions are to go: an end, a seq, or a time."""
+    """A reset of a group's positions to an end, a seq or a time."""
     request = ResetPositionsRequest(group=group)
     if (to is None) == (to_ts_ms is None):
-        raise InvalidRequestError("invalid_request", "to or to_ts_ms: one of them")
+        raise InvalidRequestError("invalid_request", "give either to or to_ts_ms")
     ends = {"earliest": LOG_END_EARLIEST, "latest": LOG_END_LATEST}
     if to_ts_ms is not None:
         request.to_ts_ms = to_ts_ms

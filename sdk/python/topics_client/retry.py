@@ -1,4 +1,4 @@
-"""When a call is made again."""
+"""Retry policies."""
 
 import random
 import time
@@ -13,9 +13,9 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Pauses between attempts: each up to twice the one before, with full jitter, never less than a server asks for.
+    """A retry policy: exponential backoff with full jitter, and at least the delay that the server asks for.
 
-    `seconds` is how long all attempts together may take; 0 means one attempt.
+    `seconds` limits the total time of all attempts; 0 means a single attempt.
     """
 
     seconds: float = 60.0
@@ -23,14 +23,14 @@ class Retry:
     longest_pause: float = 5.0
 
     def pauses(self) -> Iterator[float]:
-        """The upper ends of the pauses, without end."""
+        """Yield the upper bounds of the pauses, endlessly."""
         pause = self.first_pause
         while True:
             yield pause
             pause = min(2 * pause, self.longest_pause)
 
     def run(self, attempt: Callable[[], _Result], *, sleep: Callable[[float], None] = time.sleep) -> _Result:
-        """The result of `attempt`, made again after UnavailableError until the time is up; then its last error."""
+        """Call `attempt`, retrying after UnavailableError until the time is up. Raises its last error."""
         patience = Patience(self, sleep=sleep)
         while True:
             try:
@@ -41,7 +41,7 @@ class Retry:
 
 
 class Patience:
-    """How long something goes on trying without getting further."""
+    """The state of a sequence of retries without progress."""
 
     def __init__(self, retry: Retry, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._retry = retry
@@ -50,11 +50,11 @@ class Patience:
         self._ends: float | None = None
 
     def renew(self) -> None:
-        """It got further: the time begins anew with the next failure."""
+        """Record progress: the time restarts with the next failure."""
         self._ends = None
 
     def pause(self, error: UnavailableError) -> float | None:
-        """How long to wait before another attempt, in seconds; None if the time is up by then."""
+        """Return the seconds to wait before another attempt; None if the time would be up by then."""
         if self._ends is None:
             self._ends = time.monotonic() + self._retry.seconds
             self._pauses = self._retry.pauses()
@@ -62,7 +62,7 @@ class Patience:
         return None if time.monotonic() + pause > self._ends else pause
 
     def waited(self, error: UnavailableError) -> bool:
-        """Sleep before another attempt; False, at once, if the time is up by then."""
+        """Sleep before another attempt. Returns False at once if the time would be up by then."""
         pause = self.pause(error)
         if pause is None:
             return False

@@ -1,7 +1,6 @@
-"""Sizes and lengths of time as people write and read them: the settings of the server and the command line share them.
+"""Human-readable sizes and durations, shared by the server's settings and the command line.
 
-Pure, and free of imports that take time. What is no such text raises ValueError with a message that says what is
-expected.
+Pure, without slow imports. Invalid text raises ValueError, whose message states the expected format.
 """
 
 import re
@@ -18,13 +17,13 @@ _U64: Final = 1 << 64
 
 
 def milliseconds(text: str, *, bare: str | None = "ms") -> int:
-    """A length of time in ms: `500ms`, `1.5s`, `5m`, `2h`, `7d`, `2w`, or a plain number of the unit `bare`; None: it
-    must have one."""
+    """Parse a duration in ms: `500ms`, `1.5s`, `5m`, `2h`, `7d`, `2w`, or a plain number in the unit `bare`. If `bare`
+    is None, a unit is required."""
     return _scaled(text, _MS if bare is None else _MS | {"": _MS[bare]}, "a time such as 500ms, 30s, 5m, 2h or 7d")
 
 
 def whole_seconds(text: str) -> int:
-    """A length of time in seconds, a plain number of them or one with a unit; they must come out whole."""
+    """Parse a duration in whole seconds, a plain number or one with a unit."""
     expected = "a whole number of seconds, or a time such as 30s, 5m, 2h or 7d"
     value, rest = divmod(_scaled(text, _MS | {"": 1_000}, expected), 1_000)
     if rest:
@@ -33,7 +32,7 @@ def whole_seconds(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """A size in bytes: `64KiB`, `10MiB`, `2GiB` (`k`, `m` and `g` mean the same), `500MB`, or a plain number."""
+    """Parse a size in bytes: `64KiB`, `10MiB`, `2GiB` (`k`, `m` and `g` mean the same), `500MB`, or a plain number."""
     return _scaled(text, _BYTES | {"": 1}, "a size such as 65536, 64KiB, 500MB or 2GiB")
 
 
@@ -50,12 +49,12 @@ def _scaled(text: str, units: dict[str, int], expected: str) -> int:
 
 
 def shown_size(nbytes: int) -> str:
-    """A size that `size` reads back as the same: `1GiB`, `64KiB`, or the plain number."""
+    """Format a size so that `size` parses it to the same value: `1GiB`, `64KiB`, or the plain number."""
     return _largest(nbytes, (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))) or str(nbytes)
 
 
 def shown_ms(ms: int) -> str:
-    """A length of time that `milliseconds` reads back as the same: `7d`, `30m`, `45s`, `500ms`."""
+    """Format a duration so that `milliseconds` parses it to the same value: `7d`, `30m`, `45s`, `500ms`."""
     return _largest(ms, (("d", _MS["d"]), ("h", _MS["h"]), ("m", _MS["m"]), ("s", _MS["s"]))) or f"{ms}ms"
 
 
@@ -64,7 +63,7 @@ def _largest(value: int, units: tuple[tuple[str, int], ...]) -> str | None:
 
 
 def human_size(nbytes: int) -> str:
-    """Bytes for people, to two digits or three: 512B, 1.5KiB, 20MiB."""
+    """Format bytes with two or three digits: 512B, 1.5KiB, 20MiB."""
     value, unit = float(nbytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if value < 999.5 or unit == "PiB":
@@ -74,5 +73,5 @@ def human_size(nbytes: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with what it counts: `1 record`, `2,000 records`."""
+    """Format a number with its noun: `1 record`, `2,000 records`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

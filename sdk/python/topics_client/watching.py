@@ -1,22 +1,22 @@
-"""How far a watch has come in each topic, and what to ask for to go on. No calls are made here."""
+"""Position of a watch in each topic, and the request that resumes it. Makes no calls."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, TypedDict
 
-from topics.v1.errors_pb2 import ERROR_REASON_THROTTLED
-from topics.v1.stream_pb2 import Frame, StreamError, Subscribed
-from topics.v1.watch_service_pb2 import WatchRequest, WatchResponse, WatchSubscription
 from topics_client.decoding import gap_of, records_of_rows
 from topics_client.errors import InvalidRequestError, NotFoundError, code_of, error_of
 from topics_client.models import Advice, CaughtUp, Event, Gap, GapError, Record, TopicDeleted, place_name
 from topics_client.reading import Resuming, Undecodable, behind
 from topics_client.requests import place
+from topics_proto.v1.errors_pb2 import ERROR_REASON_THROTTLED
+from topics_proto.v1.stream_pb2 import Frame, StreamError, Subscribed
+from topics_proto.v1.watch_service_pb2 import WatchRequest, WatchResponse, WatchSubscription
 
 Start = int | Literal["tail"]
 
 
 class WatchOptions(TypedDict, total=False):
-    """The options of a watch, for those who pass them on: see `watch`."""
+    """The options of `watch`, to annotate functions that pass them on."""
 
     cursor: Mapping[str, int] | None
     tag: str | None
@@ -35,7 +35,7 @@ def subscribe(
     topics: str | Iterable[str] | Mapping[str, Start],
     cursor: Mapping[str, int] | None = None,
 ) -> None:
-    """Fill in what is watched: names, each with where it begins, and the cursor, which wins over that. Raises
+    """Fill in the watched topics, each with its start, and the cursor, which takes precedence. Raises
     InvalidRequestError."""
     if isinstance(topics, str):
         topics = [topics]
@@ -59,32 +59,32 @@ def subscribe(
 class Watching(Resuming):
     """A watch of many topics.
 
-    `cursor` names for each the last seq that was handed out: what was handed out counts as dealt with. Given back to
-    another watch it goes on right there. A topic whose end was told has left: it is not followed any more, but for one
-    that a prefix brings in when it is made again.
+    `cursor` holds the last seq yielded of each topic; yielded records count as processed. Another watch with this
+    cursor resumes exactly there. A topic reported as deleted is no longer followed, unless it is created again and
+    matches a prefix.
     """
 
     def __init__(self, request: WatchRequest, *, events: bool) -> None:
-        """Without `events` only records are handed out, and what else must not go unseen is raised."""
+        """Without `events` only records are yielded, and other important events are raised as errors."""
         self._request: Final = request
         self._events: Final = events
-        self._place = ""  # of the frame at hand
+        self._place = ""  # of the current frame
         self._began = False  # whether a stream was open
         self.cursor: dict[str, int] = dict(request.subscription.cursor)
 
     def __str__(self) -> str:
-        """Return which topics, and where in them."""
+        """Return the topics and the positions in them."""
         topics = self._request.subscription.topics
         return f"{_some(sorted(topics))}, cursor {{{_some([f'{n!r}: {seq}' for n, seq in self.cursor.items()])}}}"
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to follow."""
+        """True if no topic is left to follow."""
         return not self._request.subscription.topics
 
     def request(self) -> WatchRequest:
-        """What lies behind the cursor. A topic that went while there was no stream is no reason to refuse the others:
-        it is told as one that goes within a stream."""
+        """The request for the records after the cursor. A topic deleted while no stream was open does not fail the
+        others: it is reported like one deleted during a stream."""
         if self._began:
             self._request.lenient = True
         self._request.subscription.cursor.clear()
@@ -92,7 +92,7 @@ class Watching(Resuming):
         return self._request
 
     def take(self, response: WatchResponse) -> Sequence[Event]:
-        """The items of a frame, most often none or many records."""
+        """The items of a frame, usually no or many records."""
         frame = response.frame
         kind = frame.WhichOneof("kind")
         if kind == "records":
@@ -115,8 +115,8 @@ class Watching(Resuming):
         return []
 
     def at(self, item: Event) -> None:
-        """Move the cursor behind an item. Raises GapError, NotFoundError for a deleted topic and the error of a topic
-        that is not followed any more if these are not to be handed out."""
+        """Move the cursor past an item. Unless events are yielded, raises GapError, NotFoundError for a deleted topic,
+        and the error of a topic that is no longer followed."""
         if isinstance(item, Record):
             self.cursor[self._place] = item.seq
         elif isinstance(item, Gap):
@@ -131,7 +131,7 @@ class Watching(Resuming):
             raise error_of(item.reason, item.message, {"topics": ",".join(item.topics)}, item.retry_after_ms)
 
     def passed(self, response: WatchResponse) -> None:
-        """Take in the cursor of a frame."""
+        """Apply the cursor of a frame."""
         frame: Frame = response.frame
         self.cursor.update(frame.cursor)
         kind = frame.WhichOneof("kind")
@@ -141,9 +141,9 @@ class Watching(Resuming):
             self._subscribed(frame.subscribed)
 
     def _subscribed(self, subscribed: Subscribed) -> None:
-        """From now on the cursor says where each topic goes on. One that a prefix covers and that is made while there
-        is no stream is read from its first record, as it would be within one, wherever the prefix began. One that was
-        to be left out stays out."""
+        """From now on the cursor defines where each topic resumes. A topic that matches a prefix and is created while
+        no stream is open is read from its first record, as during a stream, wherever the prefix started. Topics that
+        were left out stay out."""
         self._began = True
         for name in self._missing(subscribed):
             del self.cursor[name]
@@ -155,7 +155,7 @@ class Watching(Resuming):
                 del topics[name]
 
     def _missing(self, subscribed: Subscribed) -> list[str]:
-        """The topics with a place in the cursor that should be followed, and are not there."""
+        """The topics in the cursor that should be followed but are missing."""
         topics = self._request.subscription.topics
         prefixes = tuple(name.removesuffix("*") for name in topics if name.endswith("*"))
         there = subscribed.topics

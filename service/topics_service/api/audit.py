@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from topics_service.api.auth import Principal
+from topics_service.api.access.auth import Principal
 from topics_service.engine.errors import TopicsError
 
 Sink = Callable[[bytes], None]

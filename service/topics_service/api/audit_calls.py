@@ -6,18 +6,17 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from topics_service.api.access.auth import Principal
 from topics_service.api.audit import AuditLog
-from topics_service.api.auth import Principal
 from topics_service.api.checkpoints import Checkpoints, Held
-from topics_service.api.commit import GroupCommit
 from topics_service.api.groups import GroupsApi
-from topics_service.api.pressure import Pressure
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
+from topics_service.api.scheduling.commit import GroupCommit
+from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.topics import Submitted, TopicsApi
 from topics_service.api.watch import WatchCaps
 from topics_service.engine.engine import Engine
-from topics_service.engine.group.positions import DeleteGroupReply, PositionState, ResetRequest, Target
 from topics_service.engine.model import (
     AppendRequest,
     ConfigInput,
@@ -28,6 +27,7 @@ from topics_service.engine.model import (
     DiffRequest,
     PutTopicReply,
 )
+from topics_service.engine.offsets.positions import DeleteGroupReply, PositionState, ResetRequest, Target
 from topics_service.engine.queue.jobs import RedriveReply, RedriveRequest
 from topics_service.engine.router.router import DeleteRouterReply, PutRouterReply, PutRouterRequest
 

@@ -1,4 +1,4 @@
-"""The memory of requests that are being received or served, over all connections. Pure."""
+"""Memory budget for requests being received or served, over all connections. Pure."""
 
 from collections import deque
 from collections.abc import Callable
@@ -6,67 +6,67 @@ from typing import Protocol
 
 
 class Share:
-    """What the connections of one API key hold of it. `most` is how much they may; 0 is no limit of its own."""
+    """Memory held by the connections of one API key, at most `max_bytes()`; 0 means no limit of its own."""
 
-    __slots__ = ("favoured", "most", "used", "waiting")
+    __slots__ = ("max_bytes", "prioritized", "used", "waiting")
 
-    def __init__(self, most: Callable[[], int]) -> None:
-        self.most = most
-        self.used = 0  # what waits for the memory of all too
-        self.favoured: Waiter | None = None
+    def __init__(self, max_bytes: Callable[[], int]) -> None:
+        self.max_bytes = max_bytes
+        self.used = 0  # including what waits for the shared memory
+        self.prioritized: Waiter | None = None
         self.waiting: deque[tuple[Waiter, int]] = deque()
 
     def exceeds(self, size: int) -> bool:
-        """Whether `size` more would be too much."""
-        most = self.most()
-        return bool(most) and self.used + size > most
+        """True if `size` more bytes would exceed the limit."""
+        maximum = self.max_bytes()
+        return bool(maximum) and self.used + size > maximum
 
 
 class Waiter(Protocol):
-    """A connection that waits for memory. `share` is that of its key; None without one."""
+    """A connection that waits for memory. `share` is its key's, None without a key."""
 
     @property
     def share(self) -> Share | None: ...
 
     def granted(self) -> None:
-        """The bytes that were asked for are taken."""
+        """The requested bytes have been taken."""
 
 
 class MemoryBudget:
-    """Hands out `most` bytes, first come first served.
+    """Grants up to `max_bytes` in order of arrival.
 
-    One waiter at a time, the oldest, gets what it asks for beyond that: else connections that each hold a part of a
-    request could wait for each other for ever. So at most one request more than `most` is held.
+    One waiter at a time, the oldest, gets what it requests beyond that; otherwise connections that each hold a part of
+    a request could wait for each other forever. So the budget is exceeded by at most one request.
 
-    A key has a share of it and no more, with one waiter beyond as well. Who waits for others of his own key waits
-    apart, before he stands in line with everybody.
+    A key is limited to its share, again with one waiter beyond it. Waiters for their key's share wait separately,
+    before they join the common queue.
     """
 
-    def __init__(self, most: int, told: Callable[[int], None] = lambda _: None) -> None:
-        """`told` is told how much is handed out, whenever that changes."""
-        self.most = most
-        self._told = told
+    def __init__(self, max_bytes: int, on_change: Callable[[int], None] = lambda _: None) -> None:
+        """`on_change` is called with the bytes in use whenever they change."""
+        self.max_bytes = max_bytes
+        self._on_change = on_change
         self._used = 0
         self._waiting: deque[tuple[Waiter, int]] = deque()
-        self._favoured: Waiter | None = None
+        self._prioritized: Waiter | None = None
 
     @property
     def used(self) -> int:
-        """Bytes that are handed out."""
+        """Bytes in use."""
         return self._used
 
     @property
     def is_short(self) -> bool:
-        """Whether somebody waits."""
+        """True while a connection waits."""
         return bool(self._waiting)
 
     @property
     def waiting(self) -> int:
-        """Bytes that others wait for."""
+        """Bytes that connections wait for."""
         return sum(size for _, size in self._waiting)
 
     def take(self, waiter: Waiter, size: int) -> bool:
-        """Take `size` bytes now; or False, and `waiter.granted` is called when they are taken."""
+        """Take `size` bytes now, or return False and call `waiter.granted` once they are taken."""
         share = waiter.share
         if share is not None and not self._take_share(share, waiter, size):
             share.waiting.append((waiter, size))
@@ -74,7 +74,7 @@ class MemoryBudget:
         return self._enter(waiter, size)
 
     def release(self, size: int, share: Share | None = None) -> None:
-        """Give `size` bytes back, which were taken with that share."""
+        """Release `size` bytes that were taken with `share`."""
         self._add(-size)
         if share is not None:
             share.used -= size
@@ -82,23 +82,23 @@ class MemoryBudget:
         self._grant()
 
     def adjust(self, size: int, share: Share | None = None) -> None:
-        """Take a little more than was granted (or less): what arrived meanwhile."""
+        """Correct a grant by the few bytes that arrived meanwhile."""
         self._add(size)
         if share is not None:
             share.used += size
 
     def complete(self, waiter: Waiter) -> None:
-        """The request that `waiter` received is whole: it needs no favour any more. Its bytes stay taken."""
-        if self._favoured is waiter:
-            self._favoured = None
+        """End the priority of `waiter`, whose request is complete. Its bytes stay taken."""
+        if self._prioritized is waiter:
+            self._prioritized = None
             self._grant()
         share = waiter.share
-        if share is not None and share.favoured is waiter:
-            share.favoured = None
+        if share is not None and share.prioritized is waiter:
+            share.prioritized = None
             self._grant_share(share)
 
     def leave(self, waiter: Waiter) -> None:
-        """The connection is gone; what it has taken it releases apart from this."""
+        """Remove a closed connection, which releases its bytes separately."""
         share = waiter.share
         if share is not None:
             share.used -= sum(size for each, size in self._waiting if each is waiter)
@@ -110,21 +110,21 @@ class MemoryBudget:
             self._grant_share(share)
 
     def _take_share(self, share: Share, waiter: Waiter, size: int) -> bool:
-        """Let `size` count in the share of the waiter's key, if there is room, or by favour."""
-        if share.exceeds(size) and self._favoured is not waiter:  # whom everybody waits for, waits for nobody
-            if share.favoured not in (None, waiter):
+        """Count `size` in the share of the waiter's key, if it fits or the waiter has priority."""
+        if share.exceeds(size) and self._prioritized is not waiter:  # it must not wait: all others wait for it
+            if share.prioritized not in (None, waiter):
                 return False
-            share.favoured = waiter
+            share.prioritized = waiter
         share.used += size
         return True
 
     def _enter(self, waiter: Waiter, size: int) -> bool:
-        """Take `size` of the memory of all, or stand in line for it."""
-        if self._used + size <= self.most and not self._waiting:
+        """Take `size` bytes of the shared memory, or queue for them."""
+        if self._used + size <= self.max_bytes and not self._waiting:
             self._add(size)
             return True
-        if self._favoured is waiter or (self._favoured is None and not self._waiting):
-            self._favoured = waiter
+        if self._prioritized is waiter or (self._prioritized is None and not self._waiting):
+            self._prioritized = waiter
             self._add(size)
             return True
         self._waiting.append((waiter, size))
@@ -139,14 +139,14 @@ class MemoryBudget:
     def _grant(self) -> None:
         while self._waiting:
             waiter, size = self._waiting[0]
-            if self._used + size > self.most:
-                if self._favoured is not None:
+            if self._used + size > self.max_bytes:
+                if self._prioritized is not None:
                     return
-                self._favoured = waiter
+                self._prioritized = waiter
             self._waiting.popleft()
             self._add(size)
             waiter.granted()
 
     def _add(self, size: int) -> None:
         self._used += size
-        self._told(self._used)
+        self._on_change(self._used)

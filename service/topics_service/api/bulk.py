@@ -1,4 +1,4 @@
-"""A long read: page after page of one topic up to an end, or for ever."""
+"""Bulk reads: page after page of one topic, up to an end or indefinitely."""
 
 import asyncio
 from collections.abc import AsyncGenerator

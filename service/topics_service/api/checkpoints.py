@@ -1,4 +1,4 @@
-"""The checkpoints of a running server: made for who copies one to a backup, and removed again."""
+"""Checkpoints of a running server, created for backups and removed after them."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from topics_service.api import background
+from topics_net import background
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.model import ReadyState
 

@@ -1,4 +1,4 @@
-"""The opaque cursor of the list calls: standard base64 of `{"after":"<last name>"}`, the same on every door."""
+"""Opaque cursor of list calls: standard base64 of `{"after":"<last name>"}`, the same for every protocol."""
 
 from base64 import b64decode, b64encode
 
@@ -8,14 +8,14 @@ from topics_service.engine.errors import invalid
 
 
 def write_cursor(after: str | None) -> str:
-    """The cursor of the page behind the name `after`; empty when there is none."""
+    """Write the cursor of the page after the name `after`; empty if there is none."""
     if after is None:
         return ""
     return b64encode(msgspec.json.encode({"after": after})).decode()
 
 
 def read_cursor(cursor: str) -> str | None:
-    """The name to go on behind, or None for the first page. Raises `invalid_request` for a corrupt cursor.
+    """Read the name after which a page begins, None for the first page. Raises `invalid_request` for a corrupt cursor.
 
     A space counts as `+`: clients send cursors back unescaped.
     """

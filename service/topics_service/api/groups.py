@@ -6,12 +6,13 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topics_service.api.access import check_names, check_owned
-from topics_service.api.auth import Principal
+from topics_service.api.access.auth import Principal
+from topics_service.api.access.authorizer import check_names, check_owned
 from topics_service.engine import names
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, invalid
-from topics_service.engine.group.positions import (
+from topics_service.engine.model import DiffReply, DiffRequest
+from topics_service.engine.offsets.positions import (
     CommitItem,
     DeleteGroupReply,
     GroupState,
@@ -21,7 +22,6 @@ from topics_service.engine.group.positions import (
     ResetRequest,
     Target,
 )
-from topics_service.engine.model import DiffReply, DiffRequest
 
 
 class ConsumeRequest(Struct, kw_only=True):

@@ -1,4 +1,4 @@
-"""JSON text that is stored as it was sent: checked once on the way in, never parsed into objects or written anew."""
+"""JSON text stored verbatim: validated once on input, never parsed into objects or re-serialized."""
 
 import re
 from typing import Final

@@ -1,7 +1,7 @@
-"""Which request a line of the log belongs to: an id that the client chose, or one that is made when it is asked for.
+"""Request ids for log lines, chosen by the client or generated when first needed.
 
-Doors `begin` a request before they handle it; whatever logs in its task, or in tasks that come of it, is then within
-it. `app.logs` puts the id into the line.
+Protocols `begin` a request before they handle it; log lines of its task, and of tasks started from it, then belong to
+it. `topics_server.logs` adds the id to the line.
 """
 
 import itertools

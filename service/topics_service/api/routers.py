@@ -1,12 +1,12 @@
-"""The router service: every call of SPEC API 6, once, for gRPC and HTTP alike; and the wait of those who read."""
+"""The calls of routers for gRPC and HTTP (docs/contract.md, 7), and the wait of readers for pending copies."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-from topics_service.api.access import check_names, check_owned
-from topics_service.api.auth import Principal
+from topics_service.api.access.auth import Principal
+from topics_service.api.access.authorizer import check_names, check_owned
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.router.router import (
@@ -18,7 +18,7 @@ from topics_service.engine.router.router import (
     RouterConfig,
     RouterState,
 )
-from topics_service.engine.router.routers import Pursuit
+from topics_service.engine.router.routers import CatchUp
 
 # Rounds of forwarding between requests before a router gets other ends: what comes in the last is forwarded at once.
 _ROUNDS: Final = 3
@@ -49,10 +49,10 @@ class RoutersApi:
         try:
             engine.routers.check(request)
             for _ in range(_ROUNDS):
-                pursuit = engine.routers.move(request)
-                if pursuit is None or pursuit.is_over:
+                catch_up = engine.routers.move(request)
+                if catch_up is None or catch_up.is_over:
                     break
-                await _drive(engine, pursuit)
+                await _drive(engine, catch_up)
             self._check_owner(self._admit(), request.router, principal)  # after a wait it may be another one
             reply, ticket = engine.routers.put(request)
         except TopicsError as error:
@@ -64,9 +64,9 @@ class RoutersApi:
         """A router's state, once it has dealt with what its source held when the call began."""
         engine = self._admit()
         self._check_owner(engine, name, principal)
-        pursuit = engine.routers.pursuit(name)
-        if pursuit is not None:
-            await self._pursue(engine, pursuit)
+        catch_up = engine.routers.catch_up(name)
+        if catch_up is not None:
+            await self._catch_up(engine, catch_up)
         return engine.routers.get(name)
 
     async def page(self, request: ListRoutersRequest, *, principal: Principal) -> ListRoutersReply:
@@ -88,15 +88,15 @@ class RoutersApi:
         destination, or has it all, this costs nothing.
         """
         engine = self._admit()
-        for pursuit in engine.routers.behind(topic):
-            await self._pursue(engine, pursuit)
+        for catch_up in engine.routers.behind(topic):
+            await self._catch_up(engine, catch_up)
 
     # --------------------------------------------------------------- internals
 
-    async def _pursue(self, engine: Engine, pursuit: Pursuit) -> None:
-        await _drive(engine, pursuit)
+    async def _catch_up(self, engine: Engine, catch_up: CatchUp) -> None:
+        await _drive(engine, catch_up)
         with suppress(TopicsError):  # a failed fsync: the reader gets what is visible
-            await self._settle(pursuit.router.ticket)
+            await self._settle(catch_up.router.ticket)
 
     def _check_owner(self, engine: Engine, name: str, principal: Principal) -> None:
         router = engine.routers.find(name)
@@ -104,8 +104,8 @@ class RoutersApi:
             check_owned(principal, _ends(router.config))
 
 
-async def _drive(engine: Engine, pursuit: Pursuit) -> None:
-    while engine.routers.pursue(pursuit):  # noqa: ASYNC110  # each turn does a slice of the work
+async def _drive(engine: Engine, catch_up: CatchUp) -> None:
+    while engine.routers.advance(catch_up):  # noqa: ASYNC110  # each turn does a slice of the work
         await asyncio.sleep(0)
 
 

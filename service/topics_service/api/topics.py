@@ -1,4 +1,4 @@
-"""The topics service: every unary call of `/v0` topics, once, for gRPC and HTTP alike."""
+"""Topic calls, shared by gRPC, HTTP and Kafka."""
 
 import asyncio
 import time
@@ -9,15 +9,15 @@ from typing import Final, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topics_service.api.access import check_append, check_put
-from topics_service.api.auth import Principal
-from topics_service.api.commit import GroupCommit
+from topics_service.api.access.auth import Principal
+from topics_service.api.access.authorizer import check_append, check_put
 from topics_service.api.groups import GroupsApi
-from topics_service.api.metrics import Metrics
-from topics_service.api.pressure import Pressure, Shortage
+from topics_service.api.metrics.collector import Metrics
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
-from topics_service.api.together import Together
+from topics_service.api.scheduling.batcher import WriteBatcher
+from topics_service.api.scheduling.commit import GroupCommit
+from topics_service.api.scheduling.pressure import Pressure, Shortage
 from topics_service.api.watch import WatchApi, WatchCaps
 from topics_service.engine.batches import BatchReply, BatchRequest, FetchReply, FetchRequest
 from topics_service.engine.engine import Engine, Parked
@@ -43,21 +43,21 @@ from topics_service.engine.model import (
 )
 from topics_service.engine.producers import Producer
 
-# What is written together with others, and how many of it.
+# Limits for writes that are batched.
 _SMALL_RECORDS: Final = 4
 _SMALL_BYTES: Final = 4096
-_MOST_TOGETHER: Final = 64
+_MAX_BATCHED: Final = 64
 
 
 class Settable(Protocol):
-    """What can be told once that something has happened, such as an asyncio.Event."""
+    """An object that can be set, such as an asyncio.Event."""
 
     def set(self) -> None:
-        """It has happened."""
+        """Signal the event."""
 
 
 class Submitted(Struct, kw_only=True):
-    """A write that was handed to the store or refused; `TopicsApi.settle` tells which, once `ticket` is durable."""
+    """A write that was submitted or refused; `TopicsApi.settle` returns the outcome once `ticket` is durable."""
 
     ticket: int = 0
     reply: AppendReply | None = None
@@ -66,11 +66,11 @@ class Submitted(Struct, kw_only=True):
 
 
 class TopicsApi:
-    """Runs calls on the engine and answers when their effect is as durable as promised.
+    """Runs calls on the engine and replies when their effect is as durable as promised.
 
     Every method raises TopicsError. All of them run on the event loop that owns the engine. Cancelling a call ends
-    its wait; a write that was already handed to the store stays. The doors have authorized the call itself; methods
-    that take a `principal` check what else the request would touch, and raise `forbidden`.
+    its wait; a write that was already submitted to the store stays. Callers have authorized the call itself; methods
+    that take a `principal` check the other names of the request, and raise `forbidden`.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class TopicsApi:
         self._commit = commit
         self._pressure = pressure or Pressure()
         self._waiting: set[Settable] = set()
-        self._together = Together(self._append_together, _MOST_TOGETHER)
+        self._batcher = WriteBatcher(self._append_batched, _MAX_BATCHED)
         self.metrics = Metrics(engine, commit.statistics)
         self.watches = WatchApi(
             self._admit, engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
@@ -108,7 +108,7 @@ class TopicsApi:
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
     ) -> PutTopicReply:
-        """Create a topic or replace its config; durable before it is acknowledged (SPEC API 1.1).
+        """Create a topic or replace its config; durable before it is acknowledged (docs/contract.md, 3.3).
 
         Beyond the contract, `partition_count` (None: 1 for a new topic, no change for an old one) makes a topic of
         many partitions or adds some; `kafka_configs` are those that only the Kafka door knows, None leaves them.
@@ -120,42 +120,42 @@ class TopicsApi:
         return reply
 
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
-        """A topic's state; with `touch` it counts as a read for recency (SPEC API 1.2).
+        """A topic's state; with `touch` it counts as a read for recency (docs/contract.md, 3.4).
 
         Of a router's destination it is with what the source holds now (`RoutersApi.forwarded`), as are reads.
         """
         await self.routers.forwarded(name)
         state = self._admit().get_topic(name, touch=touch, partition=partition)
-        await self.told(name)
+        await self.expiry_durable(name)
         return state
 
     async def list_topics(self, request: ListTopicsRequest, *, principal: Principal) -> ListTopicsReply:
-        """One page, in name order, of the topics that the caller may know of (SPEC API 1.3)."""
+        """One page, in name order, of the topics that the caller may know of (docs/contract.md, 3.5)."""
         page = self._admit().list_topics(request, principal.prefixes)
-        await self.told()
+        await self.expiry_durable()
         return page
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
-        """Remove a topic and everything in it, irreversibly and durably (SPEC API 1.4)."""
+        """Remove a topic and everything in it, irreversibly and durably (docs/contract.md, 3.6)."""
         try:
             reply, ticket = self._admit().delete_topic(name, if_empty=if_empty)
         except TopicsError:
-            await self.told(name)
+            await self.expiry_durable(name)
             raise
         await self._settle(ticket)
         return reply
 
     async def append(self, request: AppendRequest, *, principal: Principal) -> AppendReply:
-        """Append records atomically; returns once they are durable for the topic's class and visible (SPEC API 2).
+        """Append records atomically; return once they are as durable as their class, and visible (docs/contract.md, 4).
 
-        Small ones to one partition that come in the same turn of the loop are written as one block.
+        Small appends to one partition in the same loop iteration are written as one block.
         """
         topic = self._admit().catalog.find(request.topic) if _is_small(request) else None
         if topic is not None:
             check_append(principal, request, exists=True)
-            # Who waits for an fsync in any case had better share it.
-            patient = topic.config.durability == "fsync"
-            answer = self._together.join((topic.name, request.partition), request.batch, patient=patient)
+            # A write that waits for an fsync anyway should share it.
+            linger = topic.config.durability == "fsync"
+            answer = self._batcher.join((topic.name, request.partition), request.batch, linger=linger)
             submitted = None if answer is None else await answer
             if submitted is not None:
                 return await self.settle(submitted)
@@ -176,7 +176,7 @@ class TopicsApi:
         check_append(principal, request, exists=engine.has_topic(request.topic))
         try:
             has_waited = await self._pressure.flushed(sum(request.batch.sizes))
-            self._together.flush((request.topic, request.partition))
+            self._batcher.flush((request.topic, request.partition))
             started = time.perf_counter()
             if request.disable_backpressure:
                 (reply, ticket), waited = await self._pressure.push_through(write)
@@ -195,8 +195,8 @@ class TopicsApi:
         self._commit.want(ticket)  # at once: whoever settles may be busy with a client that is slow
         return Submitted(ticket=ticket, reply=reply, written=written)
 
-    def _append_together(self, place: tuple[str, int], batches: Sequence[Batch]) -> Sequence[Submitted] | None:
-        """Append the batches as one; None when they have to be told apart, as nothing has happened then."""
+    def _append_batched(self, place: tuple[str, int], batches: Sequence[Batch]) -> Sequence[Submitted] | None:
+        """Append the batches as one; returns None, without any effect, if each must be appended on its own."""
         topic, partition = place
         if not self._engine.has_topic(topic):
             return None
@@ -230,11 +230,11 @@ class TopicsApi:
         return reply
 
     def is_settled(self, submitted: Submitted) -> bool:
-        """Whether `settle` answers without waiting."""
+        """True if `settle` returns without waiting."""
         return self._commit.covers(submitted.ticket)
 
     def check_write(self) -> None:
-        """Raise what speaks against any write now; for a door that has much work with one before it is appended."""
+        """Raise the error that any write would get now, for protocols that do much work before they append."""
         self._admit()
         self._pressure.check()
 
@@ -258,7 +258,7 @@ class TopicsApi:
         await self._settle(ticket)
 
     def is_durable(self, ticket: int) -> bool:
-        """Whether `settled` returns without waiting."""
+        """True if `settled` returns without waiting."""
         return self._commit.covers(ticket)
 
     def extent(self, topic: str, partition: int) -> tuple[int, int]:
@@ -281,20 +281,20 @@ class TopicsApi:
     def producers(self, topic: str, partition: int) -> Sequence[Producer]:
         """The idempotent producers that the partition knows, at most 1000 of them."""
         engine = self._admit()
-        return engine.batches.producers.of(engine.catalog.visible(topic).partition(partition))
+        return engine.batches.producers.for_log(engine.catalog.visible(topic).partition(partition))
 
     def park(self, topic: str, wake: Callable[[], None], partition: int = 0) -> Parked:
         """See `Engine.park`."""
         return self._engine.park(topic, wake, partition)
 
     async def diff(self, request: DiffRequest) -> DiffReply:
-        """Read from a cursor, waiting up to `wait_ms` for a first record (SPEC API 3).
+        """Read from a cursor, waiting up to `wait_ms` for a first record (docs/contract.md, 5).
 
         A topic that is deleted meanwhile ends the wait with `topic_not_found`.
         """
         await self.routers.forwarded(request.topic)
         reply = self._admit().diff(request)
-        await self.told(request.topic)
+        await self.expiry_durable(request.topic)
         if request.wait_ms <= 0 or reply.slices or reply.tombstone is not None or not reply.caught_up:
             return reply
         try:
@@ -303,7 +303,7 @@ class TopicsApi:
         except TimeoutError:
             return reply
         reply = self._engine.diff(replace(request, from_seq=reply.next_from_seq, from_ts=None, last=None))
-        await self.told(request.topic)
+        await self.expiry_durable(request.topic)
         return reply
 
     async def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
@@ -311,7 +311,7 @@ class TopicsApi:
         if not request.epoch:
             await self.routers.forwarded(request.topic)
         page = self._admit().bulk(request)
-        await self.told(request.topic)
+        await self.expiry_durable(request.topic)
         return page
 
     async def news(self, topic: str, partition: int = 0) -> None:
@@ -319,14 +319,14 @@ class TopicsApi:
         woken = asyncio.Event()
         park = self._engine.park(topic, woken.set, partition)
         try:
-            with self.told_of_drain(woken):
+            with self.notify_on_drain(woken):
                 await woken.wait()
         finally:
             park.leave()
 
     @contextmanager
-    def told_of_drain(self, event: Settable) -> Iterator[None]:
-        """Set `event` should the server start to drain meanwhile."""
+    def notify_on_drain(self, event: Settable) -> Iterator[None]:
+        """Set `event` if the server starts to drain meanwhile."""
         self._waiting.add(event)
         try:
             yield
@@ -335,17 +335,17 @@ class TopicsApi:
 
     @property
     def draining(self) -> bool:
-        """Whether the server is about to stop."""
+        """True while the server drains before it stops."""
         return self._engine.draining
 
     async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
         """The first live seq of time `ts` (ms) or later, head + 1 if there is none yet; and the head."""
         found = self._admit().locate(name, ts, partition)
-        await self.told(name)
+        await self.expiry_durable(name)
         return found
 
     async def delete_records(self, request: DeleteRequest) -> DeleteReply:
-        """Delete records by seq and/or tag, permanently and silently (SPEC API 5).
+        """Delete records by seq and/or tag, permanently and silently (docs/contract.md, 6).
 
         Before it goes by tag in what Kafka clients wrote, that is indexed, in slices between other requests.
         """
@@ -374,7 +374,7 @@ class TopicsApi:
         self.watches.drain()
 
     def ready(self) -> ReadyState:
-        """Whether the server takes work now, and if not, why."""
+        """Return the readiness of the server, with the cause if it is not ready."""
         return self._engine.ready()
 
     def shortage(self) -> Shortage | None:
@@ -382,7 +382,7 @@ class TopicsApi:
         return self._pressure.space.shortage()
 
     def _admit(self) -> Engine:
-        """The engine, unless the server is still starting or already stopping."""
+        """Return the engine. Raises `not_ready` or `shutting_down` while the server starts or stops."""
         if self._engine.draining:
             raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
         if self._engine.recovered < 1.0:
@@ -393,22 +393,22 @@ class TopicsApi:
     async def _settle(self, ticket: int) -> None:
         if ticket:
             await self._commit.wait(ticket)
-        await self.told()
+        await self.expiry_durable()
 
-    async def told(self, topic: str | None = None) -> None:
-        """Return when readers of the topic (None: of any) may be told what has expired: as durably as its class asks.
+    async def expiry_durable(self, topic: str | None = None) -> None:
+        """Wait until expiry found in the topic (None: in any) is as durable as its class requires.
 
-        So it is at once, but for an `fsync` topic of which a reader has just found that records are too old. Doors that
-        read in step with others (`fetch`, `extent`, `offset_at`, `newest_time`) wait for this before they answer.
+        This is immediate except for an `fsync` topic in which a reader has just found expired records. Protocols that
+        use synchronous reads (`fetch`, `extent`, `offset_at`, `newest_time`) wait for this before they reply.
         """
-        ticket = self._engine.untold(topic)
+        ticket = self._engine.expiry_ticket(topic)
         if ticket:
             with suppress(TopicsError):  # the fsync failed: reads go on
                 await self._commit.wait(ticket)
 
 
 def _is_small(request: AppendRequest) -> bool:
-    """Whether it is a few records and nothing else."""
+    """True for a few small records without further options."""
     batch = request.batch
     return (
         0 < len(batch.datas) <= _SMALL_RECORDS

@@ -1,4 +1,4 @@
-"""Following many topics at once, for every door: sessions, their streams, and streams without one (SPEC API 7)."""
+"""Watches of many topics, for every protocol: sessions, and streams with or without one (docs/contract.md, 8)."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -9,10 +9,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topics_service.api.access import check_subscription
-from topics_service.api.auth import Principal
+from topics_service.api.access.auth import Principal
+from topics_service.api.access.authorizer import check_subscription
 from topics_service.api.connections import Connections
-from topics_service.api.dispatch import Dispatcher
+from topics_service.api.scheduling.dispatch import Dispatcher
 from topics_service.api.watch_sessions import Session, Sessions
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.clock import Clock, SystemClock
@@ -21,33 +21,33 @@ from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.watch.core import Watch
 from topics_service.engine.watch.frames import ErrorFrame, WatchRequest
-from topics_service.engine.watch.places import split_place
+from topics_service.engine.watch.topic_partition import parse_topic_partition
 from topics_service.statistics import WatchLag, WatchStatistics
 
-_MOST_HEARTBEAT_MS: Final = 60_000
-_MOST_NODES: Final = 1000
-_LAG_PLACES: Final = 10_000  # topics of streams, 10 to 20 ms
+_MAX_HEARTBEAT_MS: Final = 60_000
+_MAX_NODES: Final = 1000
+_MAX_LAG_CURSORS: Final = 10_000  # per computation, 10 to 20 ms
 
 _SHUTDOWN: Final = ErrorFrame(reason=Reason.SHUTTING_DOWN, code=503, message="the server is shutting down")
 _REMOVED: Final = ErrorFrame(reason=Reason.NOT_FOUND, code=410, message="the watch session was removed")
 
 
 class WatchCaps(Struct, frozen=True, kw_only=True):
-    """How many there may be of each, 0 is no cap (SPEC API 11); and the least interval of heartbeats."""
+    """Limits of watches, 0 means unlimited (docs/contract.md, 12), and the minimum interval of heartbeats."""
 
     max_sessions: int = 10_000
     max_connections: int = 10_000
     max_connections_per_key: int = 1000
     journal_bytes: int = 64 << 20
-    """Memory for what the short ids of large sessions stand for."""
-    least_heartbeat_ms: int = 1000
+    """Memory for the resume cursors behind short event ids of large sessions."""
+    min_heartbeat_ms: int = 1000
 
 
 class WatchApi:
-    """What the doors of Watch call. All calls belong on the event loop.
+    """Watch calls, for all protocols. Must be called on the event loop.
 
-    Opening a stream raises TopicsError; once it is open, what goes wrong comes as an ErrorFrame. The doors have
-    authorized the call itself; the names in it are checked here.
+    Opening a stream raises TopicsError; errors of an open stream are ErrorFrames. Callers have authorized the call
+    itself; the names in it are checked here.
     """
 
     def __init__(
@@ -60,20 +60,24 @@ class WatchApi:
         *,
         clock: Clock | None = None,
     ) -> None:
-        """`admit` gives the engine unless the server is starting or stopping; `priority` is that of a topic."""
+        """`admit` returns the engine unless the server is starting or stopping; `priority` is a topic's priority."""
         caps = caps or WatchCaps()
         loop = asyncio.get_running_loop()
         self._admit = admit
         self._statistics = statistics
         self._clock = clock or SystemClock()
-        self._dispatcher = Dispatcher(lambda place: priority(split_place(place)[0]), overload_ms)
-        self._least_heartbeat_ms = caps.least_heartbeat_ms
-        self._sessions = Sessions(statistics, loop.time, most=caps.max_sessions, journal_bytes=caps.journal_bytes)
-        self.connections = Connections(statistics, most=caps.max_connections, most_per_key=caps.max_connections_per_key)
+        self._dispatcher = Dispatcher(lambda name: priority(parse_topic_partition(name)[0]), overload_ms)
+        self._min_heartbeat_ms = caps.min_heartbeat_ms
+        self._sessions = Sessions(
+            statistics, loop.time, max_sessions=caps.max_sessions, journal_bytes=caps.journal_bytes
+        )
+        self.connections = Connections(
+            statistics, max_total=caps.max_connections, max_per_key=caps.max_connections_per_key
+        )
         self._streams: dict[WatchStream, None] = {}
 
     async def create(self, request: WatchRequest, *, principal: Principal) -> Session:
-        """Create a session that belongs to the caller's key (SPEC API 7.2).
+        """Create a session that belongs to the caller's key (docs/contract.md, 8.2).
 
         Raises `invalid_request`, `forbidden`, `topic_not_found`, and `throttled` when there are too many sessions.
         """
@@ -87,14 +91,14 @@ class WatchApi:
             watch.close()
 
     def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
-        """The place for which a session of the caller's key gave a token; None once it is forgotten."""
+        """Look up the resume cursors of a token of the caller's key; None if it has expired."""
         return None if principal is None else self._sessions.recall(token, principal)
 
     @contextmanager
     def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> Iterator[WatchStream]:
-        """A stream of a session, from where its last one was left; it ends when it is exited (SPEC API 7.3).
+        """Open a stream of a session, which resumes where the last one ended (docs/contract.md, 8.3).
 
-        `cursor` (an SSE client's Last-Event-ID) can only take the session back, topic by topic. `principal` None is a
+        `cursor` (an SSE client's Last-Event-ID) can only rewind the session, topic by topic. `principal` None is a
         caller without a valid key. Raises `not_found`, then `unauthorized` for another key than the session's, then
         `throttled` when there are too many connections.
         """
@@ -117,7 +121,7 @@ class WatchApi:
 
     @contextmanager
     def stream(self, request: WatchRequest, *, principal: Principal, slot: bool = True) -> Iterator[WatchStream]:
-        """A stream without a session; it ends when it is exited. With `slot` it takes a connection slot of its own.
+        """Open a stream without a session. With `slot` it takes a connection slot of its own.
 
         Raises as `create` does, and `throttled` when there are too many connections.
         """
@@ -135,7 +139,7 @@ class WatchApi:
 
     def remove_sessions(self, key_id: str) -> int:
         """Remove the sessions of an API key, ending their streams with 410; returns how many there were."""
-        sessions = self._sessions.of_key(key_id)
+        sessions = self._sessions.for_key(key_id)
         for session in sessions:
             self._sessions.remove(session.wid)
             for stream in session.streams:
@@ -143,11 +147,11 @@ class WatchApi:
         return len(sessions)
 
     def lag(self) -> WatchLag:
-        """How far the streams are behind. Of very many only the first that were opened, so that it stays cheap."""
+        """Compute the lag of the streams. With very many streams it covers only the oldest, to limit its cost."""
         total = largest = behind = looked_at = 0
         for stream in self._streams:
             looked_at += len(stream.watch.cursors)
-            if looked_at > _LAG_PLACES:
+            if looked_at > _MAX_LAG_CURSORS:
                 return WatchLag(records=total, largest=largest, behind=behind, truncated=True)
             if lag := stream.watch.lag:
                 total += lag
@@ -163,13 +167,13 @@ class WatchApi:
     # --------------------------------------------------------------- internals
 
     def _checked(self, engine: Engine, request: WatchRequest, principal: Principal) -> WatchRequest:
-        """The request with its heartbeat within bounds. Names are looked at unless their number is refused anyway."""
+        """Check the request and clamp its heartbeat. Names are checked unless their number is rejected anyway."""
         _check_filters(request, engine.limits)
         if len(request.topics) <= engine.limits.max_watch_topics:
             check_subscription(principal, request.topics)
         if request.heartbeat_ms is None:
             return request
-        heartbeat_ms = min(max(request.heartbeat_ms, self._least_heartbeat_ms), _MOST_HEARTBEAT_MS)
+        heartbeat_ms = min(max(request.heartbeat_ms, self._min_heartbeat_ms), _MAX_HEARTBEAT_MS)
         return replace(request, heartbeat_ms=heartbeat_ms)
 
     @contextmanager
@@ -201,9 +205,9 @@ class WatchApi:
 
 
 def _check_filters(request: WatchRequest, limits: Limits) -> None:
-    """Raise `invalid_request` for more than a subscription is to keep: what is longer than a record's matches none."""
-    if len(request.nodes) > _MOST_NODES:
-        raise invalid(f"a watch leaves out the records of at most {_MOST_NODES} nodes")
+    """Raise `invalid_request` for oversized filters: values longer than those of records match nothing."""
+    if len(request.nodes) > _MAX_NODES:
+        raise invalid(f"a watch leaves out the records of at most {_MAX_NODES} nodes")
     if any(len(node) > limits.max_node_bytes for node in request.nodes):
         raise invalid(f"a node is at most {limits.max_node_bytes} bytes")
     if request.filter is not None and len(request.filter.value) > limits.max_tag_bytes:
@@ -211,4 +215,4 @@ def _check_filters(request: WatchRequest, limits: Limits) -> None:
 
 
 def _ignore(_: object) -> None:
-    """For a watch that nobody reads from, and for a stream without a session."""
+    """Do nothing, for watches that are never read and for streams without a session."""

@@ -1,4 +1,4 @@
-"""The places of a stream's last frames, by short tokens: for the ids of events in which a whole place has no room."""
+"""Resume cursors after a stream's last frames, by short tokens, for event ids too small for all cursors."""
 
 import re
 import secrets
@@ -10,18 +10,18 @@ from typing import Final
 _NAME_WEIGHT: Final = 300  # bytes of a name in the dictionaries of a journal
 _CHANGE_WEIGHT: Final = 12
 _FRAME_WEIGHT: Final = 8
-_MOST_WEIGHT: Final = 1 << 20  # of one journal
+_MAX_WEIGHT: Final = 1 << 20  # of one journal
 _SHARE: Final = 8  # and at most 1/8 of all
 _TOKEN: Final = re.compile(r"place_(?P<key>[A-Za-z0-9_-]{16})_(?P<mark>[0-9]{1,19})")
 
 
 class Journal:
-    """Places of one stream after each of its last frames: the oldest one, and the changes of each frame since."""
+    """Resume cursors of one stream after each of its last frames, as the oldest ones and the changes of each frame."""
 
     __slots__ = ("_changed", "_ends", "_first", "_last", "_names", "_numbers", "_seqs", "_start", "key", "wid")
 
     def __init__(self, wid: str, place: Mapping[str, int]) -> None:
-        """The journal of a stream of the session `wid`, which stands at `place`."""
+        """`wid` is the session of the stream, `place` its present resume cursors."""
         self.key = secrets.token_urlsafe(12)
         self.wid = wid
         self._first = 0  # the mark of _start
@@ -29,18 +29,18 @@ class Journal:
         self._last = dict(place)
         self._names: list[str] = []
         self._numbers: dict[str, int] = {}
-        self._ends = array("Q")  # of each frame: how many changes there are up to it
-        self._changed = array("I")  # twice the number of a name, and 1 if the name is gone
+        self._ends = array("Q")  # number of changes up to each frame
+        self._changed = array("I")  # twice the number of a name, plus 1 if the name was removed
         self._seqs = array("Q")
 
     @property
     def weight(self) -> int:
-        """About how many bytes it holds."""
+        """Approximate size in bytes."""
         names = len(self._start) + len(self._names)
         return names * _NAME_WEIGHT + len(self._changed) * _CHANGE_WEIGHT + len(self._ends) * _FRAME_WEIGHT
 
     def note(self, place: Mapping[str, int]) -> int:
-        """Write down where the stream stands; the mark of that, which is the one before if nothing has moved."""
+        """Record the resume cursors; returns their mark, the previous one if nothing changed."""
         last = self._last
         moved = [(name, seq) for name, seq in place.items() if last.get(name) != seq]
         for name, seq in moved:
@@ -57,14 +57,14 @@ class Journal:
         return self._first + len(self._ends)
 
     def at(self, mark: int) -> dict[str, int] | None:
-        """The place with this mark; None if it is forgotten, or was never given."""
+        """Return the resume cursors of a mark; None if it was dropped or never issued."""
         frames = mark - self._first
         if not 0 <= frames <= len(self._ends):
             return None
         return self._after(frames)
 
     def trim(self) -> None:
-        """Forget the older half."""
+        """Drop the older half."""
         frames = (len(self._ends) + 1) // 2
         if not frames:
             return
@@ -94,37 +94,37 @@ class Journal:
 
 
 class Journals:
-    """The journals of all streams, in at most `most` bytes together: the longest unused is forgotten first."""
+    """Journals of all streams, in at most `max_bytes` in total: the least recently used is dropped first."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._weight = 0
         self._weights: OrderedDict[str, int] = OrderedDict()
         self._journals: dict[str, Journal] = {}
-        self._of_session: dict[str, set[str]] = {}
+        self._keys_by_session: dict[str, set[str]] = {}
 
     @property
     def weight(self) -> int:
-        """About how many bytes they hold."""
+        """Approximate size in bytes."""
         return self._weight
 
     def note(self, wid: str, journal: Journal | None, place: Mapping[str, int]) -> tuple[Journal, str]:
-        """Write down where a stream of a session stands: its journal from now on, and the token for this place.
+        """Record the resume cursors of a session's stream; returns its journal from now on, and their token.
 
-        `journal` is the one that it had until now.
+        `journal` is the stream's present journal, if any.
         """
         if journal is None or journal.key not in self._journals:
             journal = Journal(wid, place)
             self._journals[journal.key] = journal
-            self._of_session.setdefault(wid, set()).add(journal.key)
+            self._keys_by_session.setdefault(wid, set()).add(journal.key)
         mark = journal.note(place)
-        if journal.weight > min(_MOST_WEIGHT, self._most // _SHARE):
+        if journal.weight > min(_MAX_WEIGHT, self._max_bytes // _SHARE):
             journal.trim()
         self._weigh(journal)
         return journal, f"place_{journal.key}_{mark}"
 
     def recall(self, token: str) -> tuple[str, dict[str, int]] | None:
-        """The session and the place of a token; None for one that is forgotten or none of ours."""
+        """Look up the session and the resume cursors of a token; None if it has expired or is invalid."""
         found = _TOKEN.fullmatch(token)
         journal = None if found is None else self._journals.get(found["key"])
         if found is None or journal is None:
@@ -133,26 +133,26 @@ class Journals:
         return None if place is None else (journal.wid, place)
 
     def forget(self, wid: str) -> None:
-        """The session is no more."""
-        for key in list(self._of_session.get(wid, ())):
+        """Drop the journals of a removed session."""
+        for key in list(self._keys_by_session.get(wid, ())):
             self._drop(key)
 
     def _weigh(self, journal: Journal) -> None:
         weight = journal.weight
         self._weight += weight - self._weights.pop(journal.key, 0)
         self._weights[journal.key] = weight
-        while self._weight > self._most and len(self._journals) > 1:
+        while self._weight > self._max_bytes and len(self._journals) > 1:
             self._drop(next(iter(self._weights)))
 
     def _drop(self, key: str) -> None:
         wid = self._journals.pop(key).wid
         self._weight -= self._weights.pop(key)
-        keys = self._of_session[wid]
+        keys = self._keys_by_session[wid]
         keys.remove(key)
         if not keys:
-            del self._of_session[wid]
+            del self._keys_by_session[wid]
 
 
 def is_token(text: str) -> bool:
-    """Return whether a text has the form of a token. The base64 of a JSON object begins with another letter."""
+    """Return True if a text has the form of a token. The base64 of a JSON object begins with another letter."""
     return _TOKEN.fullmatch(text) is not None

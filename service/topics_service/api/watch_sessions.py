@@ -1,4 +1,4 @@
-"""Watch sessions: a subscription that outlives its streams, found by a `wid` that nobody can guess (SPEC API 7.1)."""
+"""Watch sessions: subscriptions that outlive their streams, found by an unguessable `wid` (docs/contract.md, 8.1)."""
 
 import secrets
 from collections import OrderedDict
@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from topics_service.api.auth import Principal
+from topics_service.api.access.auth import Principal
 from topics_service.api.watch_journal import Journals
 from topics_service.api.watch_stream import INSTANCE, WatchStream
 from topics_service.engine.errors import Reason, TopicsError
@@ -17,26 +17,26 @@ from topics_service.engine.watch.frames import Position, WatchRequest
 from topics_service.statistics import WatchStatistics
 
 TTL_MS: Final = 300_000
-_MOST_TOPICS: Final = 256
-_MOST_FIRSTS: Final = 4096
+_MAX_TOPICS: Final = 256
+_MAX_FIRSTS: Final = 4096
 
 
 class Session:
-    """What a client watches, whose key it is bound to, and how far its streams have come.
+    """A client's subscription, the key it is bound to, and the progress of its streams.
 
-    `cursors` are the seqs dealt with: what was handed to the transport, and nothing that is still on its way to it.
-    `epochs` and `heads` belong to them (see `engine.watch.Watch`): they tell a topic that was deleted or made again
-    while no stream was open. Topics with a number above `born` were made after the session.
+    `cursors` cover the records that were handed to the transport. `epochs` and `heads` belong to them (see
+    `engine.watch.Watch`): they reveal topics that were deleted or recreated while no stream was open. Topics with a
+    number above `born` were created after the session.
     """
 
     __slots__ = ("_firsts", "_newest", "_prefixes", "_sent", "born", "cursors", "epochs", "heads", "positions",
                  "principal", "request", "streams", "ttl_ms", "wid")  # fmt: skip
 
     def __init__(self, wid: str, request: WatchRequest, watch: Watch, principal: Principal, ttl_ms: int) -> None:
-        """`watch` is one of this request that nobody has read from."""
+        """`watch` is an unread watch of this request."""
         self.wid = wid
         topics = {key: start for key, start in request.topics.items() if key in watch.positions or key.endswith("*")}
-        self.request = replace(request, topics=topics, cursor={})  # without what was only for the start, however much
+        self.request = replace(request, topics=topics, cursor={})  # `cursor` is needed only for the start
         self.principal = principal
         self.ttl_ms = ttl_ms
         self.positions: Mapping[str, Position] = watch.positions
@@ -48,37 +48,36 @@ class Session:
         self._prefixes = tuple(key[:-1] for key in topics if key.endswith("*"))
         self._sent = self.cursors
         self._newest: Watch | None = None
-        self._firsts = self.epochs.copy()  # the first instance of each name that a client was told of
+        self._firsts = self.epochs.copy()  # first instance of each name that was reported to the client
 
     def marks(self, epochs: Mapping[str, int]) -> dict[str, int]:
-        """Return the instances of topics made again, by name and INSTANCE, as places have them beside cursors.
+        """Return the instances of recreated topics, by name and INSTANCE, for the resume cursors.
 
-        Without that a client could not say that it has not heard yet of a topic's end and new beginning. The first
-        instance of a name goes without saying; of very many names every one is told.
+        They show if a client has already been informed that a topic was deleted and recreated. The first instance of a
+        name is implied; beyond a limit of names, every instance is listed.
         """
         born, firsts = self.born, self._firsts
         marks = {}
         for name, number in epochs.items():
             if number > born and firsts.get(name) != number:
-                if name not in firsts and len(firsts) < _MOST_FIRSTS:
+                if name not in firsts and len(firsts) < _MAX_FIRSTS:
                     firsts[name] = number
                 else:
                     marks[name + INSTANCE] = number
         return marks
 
     def rewind(self, given: Mapping[str, int]) -> None:
-        """Go back to the place that a client says it has come to, topic by topic; never forward past what it was sent.
+        """Rewind to the client's resume cursors, topic by topic; never past what was sent to it.
 
-        Frames whose handing over was not seen to the end count as received when the client names the end of one. A
-        place in another instance of a topic counts too: the client has not heard yet that the topic was made again. A
-        topic that a pattern has brought in since and that the place lacks is new to the client. Topics that are not
-        watched are ignored.
+        A frame whose delivery was not confirmed counts as received if the client names its end. A cursor in another
+        instance of a topic is valid too: the client was not informed yet that the topic was recreated. A topic matched
+        by a pattern since then, without a cursor, is new to the client. Topics that are not watched are ignored.
         """
         self.save()
         for topic, seq in given.items():
             cursor, instance = self.cursors.get(topic), given.get(topic + INSTANCE)
             if cursor is None:
-                if topic.startswith(self._prefixes) and len(self.cursors) < _MOST_TOPICS and is_topic_name(topic):
+                if topic.startswith(self._prefixes) and len(self.cursors) < _MAX_TOPICS and is_topic_name(topic):
                     self.cursors[topic], self.heads[topic] = seq, seq
                     self.epochs[topic] = instance or self._firsts.get(topic, 0)
             elif self._is_another(topic, instance):
@@ -86,7 +85,10 @@ class Session:
             elif seq <= max(cursor, self._sent.get(topic, 0)):
                 self.cursors[topic] = seq
             elif topic in self.positions and seq == self.positions[topic].from_seq:
-                self.cursors[topic], self.epochs[topic] = seq, 0  # ahead of the log, which the client has not heard yet
+                self.cursors[topic], self.epochs[topic] = (
+                    seq,
+                    0,
+                )  # ahead of the log, unknown to the client
         if given:
             newer = (topic for topic, number in self.epochs.items() if number > self.born)
             for topic in [topic for topic in newer if topic not in given and topic not in self.request.topics]:
@@ -94,43 +96,43 @@ class Session:
                     known.pop(topic, None)
 
     def _is_another(self, topic: str, instance: int | None) -> bool:
-        """Whether a place is in another instance of the topic than the session stands in."""
+        """True if a cursor is in another instance of the topic than the session."""
         if instance is None and topic not in self._firsts:
-            return False  # a place that somebody made up: no client was told of the topic
+            return False  # an invented cursor: the topic was never reported to a client
         number = self.epochs.get(topic, 0)
         return instance != (number if number > self.born and number != self._firsts.get(topic) else None)
 
     def attach(self, watch: Watch) -> None:
-        """A new stream's watch has begun at `cursors`. From now on it alone moves them.
+        """Let only this watch, of a new stream that began at `cursors`, move them from now on.
 
-        An older stream of the session may be one that the client has lost: it must not move on for the new one.
+        The client may have lost an older stream of the session, which must not move them for the new one.
         """
         self._newest = watch
 
     def moved(self, watch: Watch) -> None:
-        """All that the watch gave was handed over."""
+        """Note that all frames of the watch were handed over."""
         if watch is self._newest:
             self.cursors = watch.cursors.copy()
             self.epochs = watch.epochs.copy()
 
     def save(self) -> None:
-        """Remember what the newest stream knows, as if it ended now."""
+        """Save the state of the newest stream, as if it ended now."""
         if self._newest is not None:
             heads = self._newest.heads
             self.heads = {name: heads.get(name, at) for name, at in self.cursors.items()}
             self._sent = self._newest.cursors.copy()
 
     def detach(self, watch: Watch) -> None:
-        """The stream of this watch ends."""
+        """End the stream of this watch."""
         if watch is self._newest:
             self.save()
             self._newest = None
 
 
 class Sessions:
-    """All sessions. One without a stream is collected `TTL_MS` after it was made or lost its last stream.
+    """All sessions. One without a stream expires `TTL_MS` after its creation or the end of its last stream.
 
-    That happens only within `collect`, and never to a session with an open stream.
+    Expired sessions are removed only by `collect`.
     """
 
     def __init__(
@@ -138,29 +140,29 @@ class Sessions:
         statistics: WatchStatistics,
         now: Callable[[], float],
         *,
-        most: int,
+        max_sessions: int,
         ttl_ms: int = TTL_MS,
         journal_bytes: int = 64 << 20,
     ) -> None:
-        """`now` gives seconds on a clock that never steps back; `most` 0 is no cap. Counts into `statistics`.
+        """`now` returns seconds on a monotonic clock; `max_sessions` 0 means unlimited. Updates `statistics`.
 
-        `journals` keep in `journal_bytes` what the tokens of all sessions stand for.
+        `journal_bytes` is the memory for the resume cursors behind the tokens of all sessions.
         """
         self._statistics = statistics
         self._now = now
-        self._most = most
+        self._max_sessions = max_sessions
         self._ttl_ms = ttl_ms
         self.journals = Journals(journal_bytes)
         self._sessions: dict[str, Session] = {}
-        self._idle: OrderedDict[str, float] = OrderedDict()  # since when, the longest first
+        self._idle: OrderedDict[str, float] = OrderedDict()  # idle since, the longest first
 
     def add(self, request: WatchRequest, watch: Watch, principal: Principal) -> Session:
-        """A new session. Raises `throttled` when there are too many."""
-        if self._most and len(self._sessions) >= self._most:
+        """Create a session. Raises `throttled` when there are too many."""
+        if self._max_sessions and len(self._sessions) >= self._max_sessions:
             raise TopicsError(
                 Reason.THROTTLED,
                 "there are as many watch sessions as this server allows",
-                {"limit": "max_watch_sessions", "max": self._most},
+                {"limit": "max_watch_sessions", "max": self._max_sessions},
             )
         wid = f"wid_{secrets.token_urlsafe(16)}"
         session = self._sessions[wid] = Session(wid, request, watch, principal, self._ttl_ms)
@@ -169,21 +171,21 @@ class Sessions:
         return session
 
     def find(self, wid: str) -> Session:
-        """The session; `not_found` if it is unknown or was collected."""
+        """Find a session. Raises `not_found` if it is unknown or has expired."""
         session = self._sessions.get(wid)
         if session is None:
             raise TopicsError(Reason.NOT_FOUND, "there is no such watch session, or no more: create a new one")
         return session
 
     def recall(self, token: str, principal: Principal) -> dict[str, int] | None:
-        """The place that a token stands for; None if it is forgotten, or of a session of another key."""
+        """Look up the resume cursors of a token; None if it has expired or belongs to another key."""
         found = self.journals.recall(token)
         if found is None or self._sessions[found[0]].principal.key_id != principal.key_id:
             return None
         return found[1]
 
     def collect(self) -> None:
-        """Forget the sessions whose time is over."""
+        """Remove the expired sessions."""
         now = self._now()
         while self._idle:
             wid, since = next(iter(self._idle.items()))
@@ -192,22 +194,22 @@ class Sessions:
             self.remove(wid)
 
     def enter(self, session: Session, stream: WatchStream) -> None:
-        """A stream of the session was opened."""
+        """Add an open stream to the session."""
         session.streams.append(stream)
         self._idle.pop(session.wid, None)
 
     def leave(self, session: Session, stream: WatchStream) -> None:
-        """The stream has ended."""
+        """Remove a stream from the session."""
         session.streams.remove(stream)
         if not session.streams and session.wid in self._sessions:
             self._idle[session.wid] = self._now()
 
-    def of_key(self, key_id: str) -> list[Session]:
-        """The sessions that were created with an API key."""
+    def for_key(self, key_id: str) -> list[Session]:
+        """Return the sessions that were created with an API key."""
         return [session for session in self._sessions.values() if session.principal.key_id == key_id]
 
     def remove(self, wid: str) -> None:
-        """Forget a session."""
+        """Remove a session."""
         del self._sessions[wid]
         self._idle.pop(wid, None)
         self.journals.forget(wid)

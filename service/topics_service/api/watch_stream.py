@@ -1,11 +1,11 @@
-"""One subscription's frames as a door takes them: read when asked for, nothing kept for a client that is slow."""
+"""Stream of frames for one subscription: read on request, without a buffer for slow clients."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from topics_service.api import background
-from topics_service.api.dispatch import Dispatcher, Waiter
+from topics_net import background
+from topics_service.api.scheduling.dispatch import Dispatcher, Waiter
 from topics_service.api.watch_journal import Journal
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason
@@ -21,22 +21,22 @@ from topics_service.engine.watch.frames import (
 )
 from topics_service.statistics import WatchStatistics
 
-_TURN: Final = 256  # what a turn is worth: frames are read while some of it is left, and a record costs 1
+_TURN: Final = 256  # budget of a turn: a record costs 1, and frames are read while some is left
 _FRAME_COST: Final = 8
-_SLOW_SECONDS: Final = 5.0  # SPEC API 7.6: buffer_grace_ms
-_TIMER_SECONDS: Final = 0.001  # timers may be so much early
+_SLOW_SECONDS: Final = 5.0  # without reading, after which a watcher counts as slow
+_TIMER_SECONDS: Final = 0.001  # by which timers may fire early
 _NO_TOPIC: Final = "*"
 
 INSTANCE: Final = "#"
-"""Behind a topic's name, in the place of a session's stream: the number of the instance that its cursor is of."""
+"""Suffix of a topic's name in the resume cursors of a session: its value is the instance that the cursor belongs to."""
 
 
 class WatchStream(Waiter):
-    """Iterates over frames, heartbeats and errors of the stream itself.
+    """Iterates over frames, heartbeats and errors of one stream.
 
-    Asking for a frame says that the one before was handed to the transport; that moves the session's cursors. Ends
-    after a terminal ErrorFrame, when no topic is left, and when it is closed. Cancelling a wait for a frame loses
-    nothing: the stream can go on. One task at a time iterates. `request` is what was asked for; `watch` reads for it.
+    Requesting a frame confirms that the previous one was handed to the transport, and moves the session's cursors. Ends
+    after a terminal ErrorFrame, when no topic is left, and when it is closed. A cancelled wait loses nothing: iteration
+    can continue. Only one task may iterate. `request` is the subscription; `watch` reads its logs.
     """
 
     __slots__ = (
@@ -76,9 +76,9 @@ class WatchStream(Waiter):
         marks: Callable[[Mapping[str, int]], dict[str, int]] | None = None,
         remember: Callable[[Journal | None, Mapping[str, int]], tuple[Journal, str]] | None = None,
     ) -> None:
-        """`open_watch(wake)` makes the watch; raises TopicsError. `moved` is told when all it gave is handed over.
+        """`open_watch(wake)` creates the watch; raises TopicsError. `moved` is called when all frames were handed over.
 
-        `marks` is that of the session, if there is one, and `remember` keeps the places of its streams.
+        `marks` is the session's, if any, and `remember` stores the resume cursors of its streams.
         """
         super().__init__()
         self.request = request
@@ -91,7 +91,7 @@ class WatchStream(Waiter):
         self._remember = remember
         self._journal: Journal | None = None
         self._waiting: asyncio.Future[None] | None = None
-        self._wanted = ""  # a topic with something due that no turn was asked for yet
+        self._wanted = ""  # a topic with due records, for which no turn was requested yet
         self._turn = 0
         self._used_up = False
         self._advice: ErrorFrame | None = None
@@ -108,34 +108,34 @@ class WatchStream(Waiter):
 
     @property
     def positions(self) -> dict[str, Position]:
-        """Where every topic stood when the stream was opened, in name order."""
+        """Positions of all topics when the stream was opened, in name order."""
         return self.watch.positions
 
     @property
     def cursors(self) -> dict[str, int]:
-        """Where every topic stands after the frame that was given last; topics that were deleted stay in it."""
+        """Cursors of all topics after the last frame; deleted topics remain in it."""
         return self.watch.cursors
 
     @property
-    def place(self) -> dict[str, int]:
-        """The place that the client can come back with: `cursors`, and the instances of topics that were made again."""
+    def resume_cursors(self) -> dict[str, int]:
+        """Cursors with which a client can resume: `cursors`, and the instances of topics that were recreated."""
         cursors = self.watch.cursors
         if self._marks is None:
             return cursors
         marks = self._marks(self.watch.epochs)
         return cursors | marks if marks else cursors
 
-    def token(self) -> str:
-        """A short name for `place`, which the session knows it by while it lives. Only for a session's stream."""
-        assert self._remember is not None, "a session remembers places"
-        self._journal, token = self._remember(self._journal, self.place)
+    def resume_token(self) -> str:
+        """Return a short token for `resume_cursors`, valid while the session lives. Only for streams of a session."""
+        assert self._remember is not None, "only streams of a session have tokens"
+        self._journal, token = self._remember(self._journal, self.resume_cursors)
         return token
 
     def __aiter__(self) -> "WatchStream":
         return self
 
     async def __anext__(self) -> Frame:
-        """The next frame; waits for one."""
+        """Wait for the next frame."""
         while True:
             frame = self.poll()
             if frame is not None:
@@ -145,7 +145,7 @@ class WatchStream(Waiter):
             await self.ready()
 
     async def ready(self) -> None:
-        """Return when it is worth asking: `poll` may have a frame, or the stream is over. Nothing is read meanwhile."""
+        """Wait until `poll` may have a frame or the stream is over, without reading anything."""
         while not (self._turn > 0 or self._over or self._beat or self._end is not None or self._advice is not None):
             if self._wanted:
                 self._ask()
@@ -153,9 +153,9 @@ class WatchStream(Waiter):
                 await self._wait()
 
     def poll(self, *, handed_over: bool = True) -> Frame | None:
-        """The next frame, if there is one now. Like asking for it, this says that those before were handed over.
+        """Return the next frame, if one is available. Confirms that the previous frames were handed over.
 
-        With `handed_over` False it does not: the frame goes the same way as the one before it.
+        With `handed_over` False it does not confirm: the frame is sent together with the previous one.
         """
         if handed_over and self._busy_since is not None:
             self._settle(self._busy_since)
@@ -168,26 +168,26 @@ class WatchStream(Waiter):
 
     @property
     def over(self) -> bool:
-        """Whether there will be no more frames."""
+        """True if there will be no more frames."""
         return self._over
 
     def drop(self, topic: str) -> bool:
-        """Stop following a topic; False if it is not followed. Without topics the stream ends."""
+        """Stop following a topic; returns False if it was not followed. Without topics the stream ends."""
         known = self.watch.drop(topic)
         if known:
             self._dispatcher.drop(topic, self)
-            self._wanted = self._wanted or _NO_TOPIC  # to see whether that was the last one
+            self._wanted = self._wanted or _NO_TOPIC  # to find out if that was the last one
             self._notify()
         return known
 
     def end(self, frame: ErrorFrame) -> None:
-        """Let `frame`, a terminal one, be the next and last."""
+        """Make `frame`, a terminal one, the next and last."""
         if self._end is None:
             self._end = frame
             self._notify()
 
     def close(self) -> None:
-        """Let go of everything at once. Who waits for a frame is told that there is none; twice is fine."""
+        """Release everything at once, and end a wait for a frame. Idempotent."""
         if self._closed:
             return
         self._closed = self._over = True
@@ -226,14 +226,14 @@ class WatchStream(Waiter):
     # ------------------------------------------------------------------------- internals
 
     def _wake(self, topic: str) -> None:
-        """Something is due. A stream that is not waiting for it will look when it is asked for the next frame."""
+        """Note that records of `topic` are due. A stream that does not wait checks on the next request for a frame."""
         if self._waiting is None or self._waiting.done():
             self._wanted = topic
         elif topic not in self.due:
             self._dispatcher.ask(topic, self)
 
     def _take(self) -> Frame | None:
-        """The frame that is due; None if there is none, or none before the stream's turn."""
+        """Take the frame that is due; None if there is none, or none before the stream's turn."""
         if self._over:
             return None
         if self._end is not None:
@@ -255,13 +255,13 @@ class WatchStream(Waiter):
         self._dispatcher.ask(topic, self, again=self._used_up)
 
     def _read(self) -> WatchFrame | ErrorFrame | None:
-        self._wanted = ""  # the watch may wake the stream while it reads: then others get a turn first
+        self._wanted = ""  # if the watch wakes the stream while it reads, others get a turn first
         frame = self.watch.next()
         if frame is None:
             self._turn = 0
             self._used_up = bool(self._wanted)
             if self._busy_since is None:
-                self._moved(self.watch)  # what was filtered out needs no handing over
+                self._moved(self.watch)  # filtered records are not handed over
             self._over = self.watch.finished
             return None
         self._turn -= _FRAME_COST
@@ -270,7 +270,7 @@ class WatchStream(Waiter):
                 self._turn -= piece.stop - piece.start
                 self._statistics.records += piece.stop - piece.start
         if self._turn <= 0:
-            self._wanted = _NO_TOPIC if isinstance(frame, ErrorFrame) else frame.place
+            self._wanted = _NO_TOPIC if isinstance(frame, ErrorFrame) else frame.topic_partition
             self._used_up = True
         return frame
 
@@ -288,7 +288,7 @@ class WatchStream(Waiter):
             self._waiting.set_result(None)
 
     def _settle(self, since: float) -> None:
-        """The frame that was given at `since` has been handed over."""
+        """Note that the frame returned at `since` was handed over."""
         self._count_slow(since)
         self._busy_since = None
         self._moved(self.watch)
@@ -301,7 +301,7 @@ class WatchStream(Waiter):
         self._timer = background.call_at(self._given_at + self._heartbeat, self._time_is_up)
 
     def _time_is_up(self) -> None:
-        """One timer for a whole heartbeat: it looks whether a frame went out meanwhile instead of being set anew."""
+        """Send a heartbeat if due. The timer is not reset for each frame; it checks when the last one was sent."""
         self._timer = None
         if self._waiting is None:
             return  # busy; set again with the next wait

@@ -1,10 +1,10 @@
-"""One push stream of jobs: what the doors iterate over (SPEC API 10.8)."""
+"""Push streams of jobs (docs/contract.md, 10.9)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Self
 
-from topics_service.api.desk import CallLater, Desk
+from topics_service.api.scheduling.claim_waiters import CallLater, ClaimWaiters
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
@@ -20,18 +20,18 @@ WorkFrame = list[Job] | HeartbeatFrame | ErrorFrame
 
 
 class WorkStream:
-    """Jobs leased to one worker as they come, at most `request.max` of this stream at a time.
+    """Stream of jobs leased to one worker, at most `request.max` at a time.
 
-    Iterating gives a heartbeat at once, then jobs, and a heartbeat after `heartbeat_seconds` without any. Nothing is
-    leased before the next frame is asked for, which says that the one before was handed over. An ErrorFrame that is
-    terminal is the last; TopicsError is raised when leases can't be made durable. Cancelling a wait leases nothing
-    that `Desk.leave` does not give back.
+    Yields a heartbeat first, then jobs, and a heartbeat after `heartbeat_seconds` without jobs. Jobs are leased only
+    when the next frame is requested, which implies that the previous one was handed to the transport. A terminal
+    ErrorFrame is the last. Raises TopicsError when leases can't be made durable. Leases of a cancelled wait are
+    released by `ClaimWaiters.unregister`.
     """
 
     def __init__(
         self,
         engine: Engine,
-        desk: Desk,
+        waiters: ClaimWaiters,
         request: ClaimRequest,
         *,
         settle: Callable[[int], Awaitable[None]],
@@ -42,12 +42,12 @@ class WorkStream:
         self.request = request
         self.leases: dict[int, str] = {}
         self._engine = engine
-        self._desk = desk
+        self._waiters = waiters
         self._settle = settle
         self._clock = clock
         self._call_later = call_later
         self._heartbeat_seconds = heartbeat_seconds
-        self._given: list[Job] = []  # not shown yet
+        self._given: list[Job] = []  # not yielded yet
         self._outcome: asyncio.Future[tuple[list[Job], int]] | None = None
         self._notice: ErrorFrame | None = None
         self._is_open = True
@@ -75,49 +75,49 @@ class WorkStream:
         self.recount()
         return HeartbeatFrame(ts=self._clock.now_ms())
 
-    # ------------------------------------------------------- what a desk asks
+    # ------------------------------------------------ claim_waiters.Stream
 
     @property
     def is_waiting(self) -> bool:
-        """See desk.Stream."""
+        """See claim_waiters.Stream."""
         return self._outcome is not None and not self._outcome.done()
 
     @property
     def max_bytes(self) -> int:
-        """See desk.Stream."""
+        """See claim_waiters.Stream."""
         return self.request.max_bytes
 
-    def room(self) -> int:
-        """See desk.Stream."""
+    def capacity(self) -> int:
+        """See claim_waiters.Stream."""
         if self._is_stopped or not self.is_waiting:
             return 0
         return min(self.request.max - len(self.leases), _FRAME_JOBS)
 
-    def take(self, reply: ClaimReply, ticket: int) -> None:
-        """See desk.Stream."""
+    def deliver(self, reply: ClaimReply, ticket: int) -> None:
+        """See claim_waiters.Stream."""
         if not reply.jobs:
             return
         for job in reply.jobs:
             self.leases[job.seq] = job.lease_id
-            self._desk.got(self, job.seq)
+            self._waiters.lease_added(self, job.seq)
         self._answer(reply.jobs, ticket)
 
     def fail(self, error: TopicsError) -> None:
-        """See desk.Stream."""
+        """See claim_waiters.Stream."""
         if error.reason in _GONE or not error.reason.value.retryable:
             self.end(error)
             return
-        # What was missing may be there again soon: the stream is paced, and stays.
+        # The condition may be temporary: keep the stream open.
         self._notice = _frame(error, terminal=False)
         self._answer([], 0)
 
     def stop(self) -> None:
-        """See desk.Stream."""
+        """See claim_waiters.Stream."""
         self._is_stopped = True
         self.recount()
 
     def end(self, error: TopicsError) -> None:
-        """See desk.Stream."""
+        """See claim_waiters.Stream."""
         if self._is_open:
             self._is_open = False
             self._given = []
@@ -125,25 +125,25 @@ class WorkStream:
             self._answer([], 0)
 
     def recount(self) -> None:
-        """See desk.Stream."""
+        """See claim_waiters.Stream."""
         for seq in self.leases.keys() - self._engine.queues.held(self.request.topic, self.leases):
             del self.leases[seq]
-            self._desk.lost(self, seq)
+            self._waiters.lease_removed(self, seq)
 
     # --------------------------------------------------------------- internals
 
     async def _wait(self) -> list[Job]:
-        """Jobs; none when the stream is to send a heartbeat or its notice."""
+        """Wait for jobs; returns none if a heartbeat or the notice is due."""
         self._outcome = asyncio.get_running_loop().create_future()
         timer = self._call_later(self._heartbeat_seconds, lambda: self._answer([], 0))
         try:
-            self._desk.wants(self, first=self._was_silent)
+            self._waiters.request_more(self, first=self._was_silent)
             self._was_silent = False
             jobs, ticket = await self._outcome
         finally:
             timer.cancel()
             self._outcome = None
-            self._desk.wants_nothing(self)
+            self._waiters.withdraw_request(self)
         if ticket:
             await self._settle(ticket)
         return jobs
@@ -151,10 +151,10 @@ class WorkStream:
     def _answer(self, jobs: list[Job], ticket: int) -> None:
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result((jobs, ticket))
-            self._desk.wants_nothing(self)
+            self._waiters.withdraw_request(self)
 
     def _next_frame(self) -> list[Job]:
-        """The next of the given jobs, as many as a frame takes: at least one."""
+        """Take the jobs of the next frame, at least one."""
         size = taken = 0
         for job in self._given:
             size += job.nbytes

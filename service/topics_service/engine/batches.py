@@ -1,6 +1,6 @@
-"""Record batches of Kafka clients: appended as they came, and what a log holds read back in batches.
+"""Record batches of Kafka clients: appended unchanged, and a log's records read back as batches.
 
-Kafka's offset of a record is its seq - 1. So the offset to read next is the `from_seq` of every other door.
+Kafka's offset of a record is its seq - 1. So the offset to read next is the `from_seq` of every other protocol.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +10,13 @@ from msgspec import Struct
 
 from topics_service.engine import retention
 from topics_service.engine.blocks import LogBlocks
+from topics_service.engine.capacity import Capacity
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import topic_not_found
 from topics_service.engine.log import Log
 from topics_service.engine.model import Identity
 from topics_service.engine.producers import Producers
-from topics_service.engine.room import Room
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
@@ -43,9 +43,9 @@ class BatchRequest(Struct, kw_only=True):
 
 
 class BatchReply(Struct, kw_only=True):
-    """Where the batch went; with `deduped`, where it went the first time.
+    """The position of the batch; with `deduped`, that of the original write.
 
-    `ts` is the time that the records got, None where they keep their own.
+    `ts` is the time assigned to the records, None if they keep their own.
     """
 
     first_seq: int
@@ -103,18 +103,18 @@ class Batches:
     """Appends and reads batches. All calls are atomic, synchronous, and on the engine's thread."""
 
     def __init__(
-        self, catalog: Catalog, writer: Writer, clock: Clock, room: Room, producers: Producers,
+        self, catalog: Catalog, writer: Writer, clock: Clock, capacity: Capacity, producers: Producers,
         touch: Callable[[Log], None],
     ) -> None:  # fmt: skip
         self._catalog = catalog
         self._writer = writer
         self._clock = clock
-        self._room = room
+        self._capacity = capacity
         self._touch = touch
         self.producers = producers
 
     def append(self, request: BatchRequest) -> tuple[BatchReply, int]:
-        """Append a batch as it came; returns the reply and the ticket that its acknowledgement waits for.
+        """Append a batch unchanged; return the reply and the ticket that its acknowledgement waits for.
 
         A batch of an idempotent producer that was appended before is not appended again.
 
@@ -135,8 +135,8 @@ class Batches:
                 reply.ts = block.ts_at(first.seq - block.base_seq)
             return reply, max(log.ticket_of(first.seq + header.count - 1), self._catalog.unsynced(topic))
         s = log.begin(topic.config, now)
-        if self._room.is_checked(topic):
-            self._room.check(topic, s, header.count, header.size, log=log)
+        if self._capacity.is_checked(topic):
+            self._capacity.check(topic, s, header.count, header.size, log=log)
         ts, given = max(now, s.last_ts), None
         if topic.kafka_configs.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME:
             given, body = ts, recordbatch.stamped(body, ts)
@@ -156,7 +156,7 @@ class Batches:
         return reply, max(ticket, self._catalog.unsynced(topic))
 
     def fetch(self, request: FetchRequest) -> FetchReply:
-        """Read whole batches after a cursor. Records that were deleted are passed over, as are lost ones in between.
+        """Read whole batches after a cursor. Deleted and lost records in between are skipped.
 
         Raises TopicsError `topic_not_found`, `partition_not_found`, or `internal` for damage.
         """
@@ -183,7 +183,7 @@ class Batches:
         return reply
 
     def offset_at(self, name: str, partition: int, ts: int) -> tuple[int, int] | None:
-        """Seq and time of the first live record whose time, as its writer gave it, is `ts` (ms) or later.
+        """Return seq and time of the first live record with a time, as set by its writer, of `ts` (ms) or later.
 
         The answer is exact unless 1024 blocks or 64 batches that should have such a record have none: where those are
         gone that had it, or a producer says what is not so. Then it is the first record that was appended since.
@@ -199,7 +199,7 @@ class Batches:
         return at, block.ts_at(at - block.base_seq)
 
     def newest_time(self, name: str, partition: int) -> tuple[int, int] | None:
-        """Seq and time of the first live record that has the highest time of all; None if there are no records.
+        """Return seq and time of the first live record with the highest time; None if there are no records.
 
         Where the one that had it is gone, of those in the newest 1024 blocks.
         """
@@ -218,7 +218,7 @@ class Batches:
 
 
 def _part(s: Snapshot, block: StoredBlock, at: int, budget: int) -> tuple[FetchPart, int]:
-    """What to send of the block that holds the live seq `at`, and how many bytes that takes, about."""
+    """Return the part to send of the block with the live seq `at`, and its approximate size in bytes."""
     start = at - block.base_seq
     if isinstance(block, KafkaBlock):
         part = block.part_at(start)

@@ -1,4 +1,4 @@
-"""Where a log's records are found: a byte-bounded cache of blocks in front of the stores."""
+"""Look-up of a log's records: a byte-bounded cache of blocks in front of the stores."""
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.statistics import CacheStatistics
 from topics_service.storage import keys
 from topics_service.storage.block import Block, CorruptBlockError, StoredBlock
-from topics_service.storage.damaged import DamagedRowsError
+from topics_service.storage.corruption import DamagedRowsError
 from topics_service.storage.kafkablock import decode
 from topics_service.storage.store import Family, Store, StoreError
 
@@ -33,8 +33,8 @@ class UnreadableError(TopicsError):
         self.first = first
         self.last = last
         facts: dict[str, object] = {"first_seq": first, "last_seq": last}
-        if blocks.place is not None:
-            facts |= {"topic": blocks.place[0], "partition": blocks.place[1]}
+        if blocks.topic_partition is not None:
+            facts |= {"topic": blocks.topic_partition[0], "partition": blocks.topic_partition[1]}
         stretch = f"{'the first one' if first is None else first}..{'the last one' if last is None else last}"
         super().__init__(
             Reason.INTERNAL,
@@ -44,7 +44,7 @@ class UnreadableError(TopicsError):
 
 
 class BlockCache:
-    """The least recently used blocks of all logs, up to `max_bytes` of memory."""
+    """An LRU cache of the blocks of all logs, up to `max_bytes` of memory."""
 
     def __init__(self, max_bytes: int) -> None:
         self.statistics = CacheStatistics()
@@ -58,7 +58,7 @@ class BlockCache:
 
     @property
     def size(self) -> int:
-        """What the kept blocks weigh."""
+        """Return the total size of the cached blocks."""
         return self._bytes
 
     def find(self, log_id: int, seq: int, *, scan: bool = False) -> StoredBlock | None:
@@ -104,7 +104,7 @@ class BlockCache:
             self._remove(next(iter(self._blocks)))
 
     def grown(self, block: StoredBlock, weight: int) -> None:
-        """The block, if it is one of those here, has become so much heavier."""
+        """Account for the growth of a block, if it is cached."""
         if self._blocks.get((block.log_id, block.base_seq)) is block:
             self._bytes += weight
             while self._bytes > self._max_bytes and len(self._blocks) > 1:
@@ -121,7 +121,7 @@ class BlockCache:
             self._bytes -= self._blocks.pop((log_id, base)).weight
 
     def damaged(self, log_id: int, error: UnreadableError) -> None:
-        """Tell of damage that was met, if it is new."""
+        """Report damage, if it is new."""
         known = (log_id, error.first, error.last)
         if known not in self._told and len(self._told) < _TOLD:
             self._told.add(known)
@@ -138,7 +138,7 @@ class BlockCache:
 class LogBlocks:
     """The blocks of one log: cached, staged by a write in progress, on disk, or (`ephemeral`) only in memory."""
 
-    __slots__ = ("_bad", "_cache", "_disk", "_memory", "log_id", "marked", "marks_from", "place", "staged")
+    __slots__ = ("_bad", "_cache", "_disk", "_memory", "log_id", "marked", "marks_from", "staged", "topic_partition")
 
     def __init__(self, log_id: int, cache: BlockCache, disk: Store, memory: Store) -> None:
         self.log_id = log_id
@@ -146,17 +146,17 @@ class LogBlocks:
         self._disk = disk
         self._memory = memory
         self._bad: dict[int, tuple[int | None, int | None, str]] = {}
-        self.place: tuple[str, int] | None = None  # topic and partition, for who is told of damage
+        self.topic_partition: tuple[str, int] | None = None  # named in reports of damage
         self.staged: Sequence[StoredBlock] = ()  # ascending
         self.marked: bool | None = None  # whether sealed blocks are marked as not indexed; None: not looked yet
         self.marks_from = 0  # marks below are those of blocks that can't be indexed
 
     @property
     def where(self) -> str:
-        """The place in words; the id of the log where it is not known."""
-        if self.place is None:
+        """The topic partition in words; the id of the log if it is unknown."""
+        if self.topic_partition is None:
             return f"log {self.log_id}"
-        topic, partition = self.place
+        topic, partition = self.topic_partition
         return f'topic "{topic}" partition {partition}' if partition else f'topic "{topic}"'
 
     def records(self, seq: int, *, scan: bool = False) -> Block:
@@ -173,7 +173,7 @@ class LogBlocks:
     def find(self, seq: int, *, scan: bool = False) -> StoredBlock:
         """The block that holds `seq`, which must be between the first kept seq and the head, outside gaps.
 
-        A `scan` reads much and once: it pushes no other block out of the cache, but for one.
+        A `scan` reads much and only once: it evicts at most one other block from the cache.
 
         Raises UnreadableError, naming the range, when it is damaged or missing: never a wrong record.
         """
@@ -184,7 +184,7 @@ class LogBlocks:
         return block if block is not None else self._load(seq, scan=scan)
 
     def is_below(self, base: int, seq: int) -> bool:
-        """Whether the block that begins at `base` ends below `seq`. One that is damaged does if another begins by then.
+        """Return whether the block at `base` ends below `seq`. A damaged one does if another block begins by then.
 
         Raises StoreError when the store can't be read.
         """

@@ -1,4 +1,4 @@
-"""Which topics there are: by name, as rows, and when readers may know of them."""
+"""The catalog of topics: by name, as rows, and with the moment at which each becomes visible."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,7 +7,6 @@ from sortedcontainers import SortedDict
 
 from topics_service.engine import names, snapshot
 from topics_service.engine.blocks import BlockCache
-from topics_service.engine.census import Census
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not_found
 from topics_service.engine.limits import Limits
@@ -15,6 +14,7 @@ from topics_service.engine.log import Log
 from topics_service.engine.model import TopicConfig
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic, TopicRow
+from topics_service.engine.topic_counts import TopicCounts
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
@@ -34,23 +34,23 @@ class Catalog:
         cache: BlockCache,
         clock: Clock,
         limits: Limits,
-        place: names.Place,
+        prefix: names.ResourcePrefix,
         new_id: Callable[[int], str],
     ) -> None:
         self.topics: SortedDict[str, Topic] = SortedDict()
-        self.census = Census()
+        self.counts = TopicCounts()
         self.on_created: list[Callable[[Topic], None]] = []
-        """Called when readers may know of a new topic."""
+        """Called when a new topic becomes visible."""
         self.on_changed: list[Callable[[], None]] = []
-        """Called when a topic was made (and readers may know of it), was removed or got more partitions."""
+        """Called when a topic becomes visible, is removed or gets more partitions."""
         self.on_configured: Callable[[Topic], None] = lambda _topic: None
-        """Told of each new topic, and of each that has another config or more partitions, before anybody uses it."""
+        """Called with each topic that is new or has another config or more partitions, before it is used."""
         self._writer = writer
         self._memory = memory
         self._cache = cache
         self._clock = clock
         self._limits = limits
-        self._place = place
+        self._prefix = prefix
         self._new_id = new_id
         self._logs = 0
         self._next_topic = _counter(writer.store, _NEXT_TOPIC)
@@ -60,23 +60,23 @@ class Catalog:
         return len(self.topics)
 
     def find(self, name: str) -> Topic | None:
-        """The topic, also while its creation waits for its fsync."""
+        """Return the topic, even while its creation waits for an fsync."""
         topic: Topic | None = self.topics.get(name)
         return topic
 
     def visible(self, name: str) -> Topic:
-        """The topic as readers see it: not before its creation is durable. Raises `topic_not_found`."""
+        """Return the topic as readers see it: only once its creation is durable. Raises `topic_not_found`."""
         topic: Topic | None = self.topics.get(name)
         if topic is None or self.unsynced(topic):
             raise topic_not_found(name)
         return topic
 
     def unsynced(self, topic: Topic) -> int:
-        """The ticket that the topic's creation waits for; 0 if it is durable."""
+        """Return the ticket that the topic's creation waits for; 0 if it is durable."""
         return topic.visible_after if topic.visible_after > self._writer.synced else 0
 
     def under(self, prefixes: list[str], after: str | None = None) -> Iterator[str]:
-        """The names under `prefixes`, which are disjoint and in order, behind the name `after`."""
+        """Yield the names after `after` under `prefixes`, which are disjoint and in order."""
         for prefix in prefixes:
             start = prefix if after is None else max(prefix, after)
             for name in self.topics.irange(minimum=start, inclusive=(start != after, True)):
@@ -88,32 +88,32 @@ class Catalog:
         """Add a topic that recovery found."""
         self.topics[topic.name] = topic
         self._logs += len(topic.logs)
-        self.census.add(topic.config)
+        self.counts.add(topic.config)
 
     def has_room_for(self, count: int) -> bool:
-        """Whether so many more topics, each with one partition, may be created."""
-        most = self._limits.max_topics
-        return not most or self._logs + count <= most
+        """Return whether `count` more topics, each with one partition, may be created."""
+        limit = self._limits.max_topics
+        return not limit or self._logs + count <= limit
 
-    def check_room(self, partitions: int) -> None:
-        """Raise `throttled` when there can't be so many more partitions, of new topics or of one that grows."""
+    def check_capacity(self, partitions: int) -> None:
+        """Raise `throttled` unless the limit allows this many more partitions."""
         if not self.has_room_for(partitions):
             raise TopicsError(
-                Reason.THROTTLED, "there are as many topics and partitions as this server allows",
+                Reason.THROTTLED, "the server has reached its limit of topics and partitions",
                 {"limit": "max_topics", "max": self._limits.max_topics},
             )  # fmt: skip
 
     def create(
         self, name: str, resolved: TopicConfig, partitions: int = 1, kafka_configs: dict[str, str] | None = None
     ) -> Topic:
-        """Write a new topic. Readers know of it once that is durable. Raises `throttled` when there are too many."""
+        """Write a new topic, which readers see once that is durable. Raises `throttled` when there are too many."""
         self.check_partitions(resolved, partitions)
-        self.check_room(partitions)
+        self.check_capacity(partitions)
         now = self._clock.now_ms()
         number = self._next_topic
         ids = list(range(self._next_log, self._next_log + partitions))
         row = TopicRow(
-            name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._place, name),
+            name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._prefix, name),
             config=resolved, log_ids=ids, created_ts=now, kafka_configs=kafka_configs or {},
         )  # fmt: skip
         with Transaction(self._writer) as tx:
@@ -124,22 +124,22 @@ class Catalog:
         self._next_topic = number + 1
         topic = self.topics[name] = Topic(number, row, self._new_logs(ids), visible_after=tx.ticket)
         self._logs += partitions
-        self.census.add(resolved)
+        self.counts.add(resolved)
         self.on_configured(topic)
         self._writer.promote_with(-number, lambda synced: self._announce(topic, synced))
         self._writer.request_sync(tx.ticket)
         return topic
 
     def check_partitions(self, config: TopicConfig, count: int) -> None:
-        """Raise `invalid_request` for a number of partitions that such a topic can't have."""
-        most = self._limits.max_partitions
-        if not 1 <= count <= most:
-            raise invalid(f"partition_count must be from 1 to {most}", {"partition_count": count})
+        """Raise `invalid_request` if a topic with this config can't have that number of partitions."""
+        limit = self._limits.max_partitions
+        if not 1 <= count <= limit:
+            raise invalid(f"partition_count must be from 1 to {limit}", {"partition_count": count})
         if count > 1 and config.type == "queue":
             raise invalid("a queue has one partition", {"partition_count": count})
 
     def grow(self, topic: Topic, count: int, tx: Transaction, row: TopicRow) -> tuple[TopicRow, list[Log]]:
-        """Stage more partitions, `count` in all; `row` is the topic's row but for that. Returns it and all logs.
+        """Stage growth to `count` partitions. `row` is the new row without them; return the row with them and all logs.
 
         `grown` must follow the commit.
         """
@@ -150,11 +150,11 @@ class Catalog:
         return row, [*topic.logs, *self._new_logs(ids)]
 
     def grown(self, topic: Topic, row: TopicRow, logs: list[Log]) -> None:
-        """What `grow` staged was written."""
+        """Apply what `grow` staged, once it is written."""
         self._logs += len(logs) - len(topic.logs)
         topic.adopt(row, logs)
         self.on_configured(topic)
-        self._tell()
+        self._notify_changed()
 
     def _stage_logs(self, tx: Transaction, ids: list[int]) -> None:
         for log_id in ids:
@@ -172,32 +172,32 @@ class Catalog:
             log.remove(tx.batch)
 
     def removed(self, topic: Topic) -> None:
-        """The removal was written: forget the topic and wake who waits for it."""
+        """Forget the topic once its removal is written, and wake all waiters."""
         del self.topics[topic.name]
         self._logs -= len(topic.logs)
-        self.census.remove(topic.config)
+        self.counts.remove(topic.config)
         self._writer.forget(-topic.number)
         for log in topic.logs:
             log.removed()
-        self._tell()
+        self._notify_changed()
 
     def reconfigured(self, topic: Topic, row: TopicRow) -> None:
-        """The topic's new row was written."""
-        self.census.remove(topic.config)
-        self.census.add(row.config)
+        """Apply the topic's new row, once it is written."""
+        self.counts.remove(topic.config)
+        self.counts.add(row.config)
         topic.adopt(row, topic.logs)
         self.on_configured(topic)
 
-    def _tell(self) -> None:
-        for told in self.on_changed:
-            told()
+    def _notify_changed(self) -> None:
+        for callback in self.on_changed:
+            callback()
 
     def _announce(self, topic: Topic, synced: int) -> bool:
         if topic.visible_after > synced:
             return False
-        for told in self.on_created:
-            told(topic)
-        self._tell()
+        for callback in self.on_created:
+            callback(topic)
+        self._notify_changed()
         return True
 
 

@@ -1,11 +1,11 @@
-"""Limits of a write, checked before anything else looks at it (SPEC API 2)."""
+"""Limits of a write, checked before anything else looks at it (docs/contract.md, 4)."""
 
 from itertools import repeat
 
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendRequest, Batch, TopicType
-from topics_service.storage.texts import Column, lengths
+from topics_service.storage.varbinary import Column, lengths
 
 MAX_PRIORITY = 9
 
@@ -29,20 +29,20 @@ def check_records(batch: Batch, limits: Limits) -> None:
     metas = batch.metas
     # One bad record decides which error it is: the first. Of that, tag, node and meta are looked at before the size.
     bad: list[tuple[int, TopicsError]] = []
-    for name, column, most in (
+    for name, column, limit in (
         ("tag", batch.tags, limits.max_tag_bytes),
         ("node", batch.nodes, limits.max_node_bytes),
         ("meta", metas, limits.max_meta_bytes),
     ):
-        if column is not None and _longest(column) > most:
-            i = next(i for i, value in enumerate(column) if value is not None and len(value) > most)
-            bad.append((i, invalid(f"records[{i}].{name} is longer than {most} bytes")))
-    most = limits.max_record_bytes
-    if max(batch.sizes) + (0 if metas is None else _longest(metas)) > most:
+        if column is not None and _longest(column) > limit:
+            i = next(i for i, value in enumerate(column) if value is not None and len(value) > limit)
+            bad.append((i, invalid(f"records[{i}].{name} is longer than {limit} bytes")))
+    limit = limits.max_record_bytes
+    if max(batch.sizes) + (0 if metas is None else _longest(metas)) > limit:
         sizes = [size + len(meta or b"") for size, meta in zip(batch.sizes, metas or repeat(None), strict=False)]
         for i, size in enumerate(sizes):
-            if size > most:
-                message = f"records[{i}] has {size} bytes, the most is {most}"
+            if size > limit:
+                message = f"records[{i}] has {size} bytes, the limit is {limit}"
                 bad.append((i, TopicsError(Reason.RECORD_TOO_LARGE, message)))
                 break
     if bad:

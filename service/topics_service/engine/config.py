@@ -1,4 +1,4 @@
-"""From the configuration a client sent to the one that holds: defaults, clamps and checks (SPEC API 0.10)."""
+"""From the configuration a client sent to the one that holds: defaults, clamps and checks (docs/contract.md, 3.2)."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""Which seqs at or above a log's first live record were deleted one by one, as an immutable set of bitmaps.
+"""Seqs at or above a log's first live record that were deleted one by one, as an immutable set of bitmaps.
 
 Bitmaps are kept and stored in chunks of 64 Ki seqs, so that marking one record rewrites one small row. An update
 makes a new `Deletes` that shares the untouched chunks: a reader's snapshot never changes under it.
@@ -44,7 +44,7 @@ class Deletes:
         return chunk is not None and (seq & (_CHUNK - 1)) in chunk.marks
 
     def unmarked(self, seqs: Iterable[int]) -> list[int]:
-        """Those of the seqs that are not in this set, in their order."""
+        """Return the seqs that are not in this set, in order."""
         chunks, number, marks = self._chunks, -1, _NO_MARKS
         found = []
         for seq in seqs:
@@ -64,7 +64,7 @@ class Deletes:
         return stop
 
     def count(self, start: int, stop: int) -> int:
-        """How many seqs in [start, stop) are marked."""
+        """Return the number of marked seqs in [start, stop)."""
         return sum(chunk.marks.range_cardinality(low, high) for _, chunk, low, high in self._within(start, stop))
 
     def between(self, start: int, stop: int) -> Iterator[int]:
@@ -98,7 +98,7 @@ class Deletes:
         return stop
 
     def marked(self, seqs: Iterable[tuple[int, int]]) -> tuple["Deletes", list[int]]:
-        """This set plus the given (seq, record bytes), none of them marked yet; and the numbers of changed chunks."""
+        """Return this set plus the given (seq, record bytes), none marked yet, and the numbers of changed chunks."""
         grouped: dict[int, tuple[list[int], int]] = {}
         for seq, size in seqs:
             positions, dead = grouped.get(seq >> CHUNK_BITS, ([], 0))
@@ -113,14 +113,14 @@ class Deletes:
         return Deletes(chunks), sorted(grouped)
 
     def forget_below(self, seq: int) -> tuple["Deletes", list[int]]:
-        """This set without the chunks that lie wholly below `seq`; and their numbers."""
+        """Return this set without the chunks wholly below `seq`, and the numbers of those."""
         if not self._chunks or (self._lowest + 1) << CHUNK_BITS > seq:
             return self, []
         gone = [number for number in self._chunks if (number + 1) << CHUNK_BITS <= seq]
         return Deletes({number: chunk for number, chunk in self._chunks.items() if number not in gone}), gone
 
     def forget_from(self, seq: int, size_of: Callable[[int], int]) -> "Deletes":
-        """This set without the marks at or above `seq`; `size_of` gives the record bytes of those that stay."""
+        """Return this set without the marks at or above `seq`; `size_of` returns record bytes of the others."""
         kept = dict(self._chunks)
         for number in [number for number in kept if (number + 1) << CHUNK_BITS > seq]:
             base = number << CHUNK_BITS
@@ -130,7 +130,7 @@ class Deletes:
         return Deletes(kept)
 
     def since(self, older: "Deletes") -> Iterator[tuple[int, BitMap]]:
-        """What is marked here and not in `older`: base seqs of chunks and positions within. Cheap for few changes."""
+        """Yield the marks that `older` lacks, as base seqs of chunks and positions within. Cheap for few changes."""
         for number, chunk in self._chunks.items():
             before = older._chunks.get(number)
             if before is not chunk:
@@ -161,7 +161,7 @@ class Deletes:
 
 
 def decode_chunk(value: bytes) -> Chunk:
-    """A chunk from its stored form. Raises ValueError or struct.error for what is none."""
+    """Decode a chunk from its stored form. Raises ValueError or struct.error if it is invalid."""
     (dead,) = _BYTES.unpack_from(value)
     if len(value) == _BYTES.size:  # for which pyroaring has an IndexError
         raise ValueError("a delete bitmap without its bitmap")

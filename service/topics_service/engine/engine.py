@@ -12,9 +12,10 @@ from msgspec import Struct
 from ulid import ULID
 
 from topics_client.units import counted
-from topics_service.engine import checks, config, idempotency, names, reader, recovery, retention, upkeep
+from topics_service.engine import checks, config, idempotency, maintenance, names, reader, recovery, retention
 from topics_service.engine.batches import Batches
 from topics_service.engine.blocks import BlockCache
+from topics_service.engine.capacity import Capacity
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import (
@@ -25,7 +26,6 @@ from topics_service.engine.errors import (
     topic_not_found,
     topic_recreated,
 )
-from topics_service.engine.group.groups import Groups
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.model import (
@@ -45,9 +45,9 @@ from topics_service.engine.model import (
     ReadyState,
     TopicState,
 )
+from topics_service.engine.offsets.groups import Groups
 from topics_service.engine.producers import Producers
 from topics_service.engine.queue.queues import Queues
-from topics_service.engine.room import Room
 from topics_service.engine.router.forwarding import Forwarding
 from topics_service.engine.router.routers import Routers
 from topics_service.engine.snapshot import Snapshot
@@ -76,7 +76,7 @@ class Totals(Struct, frozen=True, kw_only=True):
 
 
 class Parked:
-    """A wait for records; `leave` ends it, twice is fine."""
+    """A wait for records. `leave` ends it, and may be called twice."""
 
     def __init__(self, log: Log, wake: Callable[[], None]) -> None:
         self._log = log
@@ -84,7 +84,7 @@ class Parked:
         log.park(wake)
 
     def leave(self) -> None:
-        """Stop being woken."""
+        """End the wait."""
         self._log.leave(self._wake)
 
 
@@ -97,14 +97,14 @@ class Engine:
         clock: Clock,
         *,
         limits: Limits | None = None,
-        place: names.Place | None = None,
+        prefix: names.ResourcePrefix | None = None,
         boot_id: str = "",
         cache_bytes: int = 64 << 20,
         recover: bool = True,
         new_id: Callable[[int], str] = lambda now: str(ULID.from_timestamp(now / 1000)).lower(),
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        """Recover what the store holds; O(topics). Raises StoreOpenError.
+        """Recover the state in the store; O(topics). Raises StoreOpenError.
 
         `boot_id` names this boot of the machine ("" = unknown: an unclean end is then taken for a power cut);
         `new_id` makes a ULID from a time in ms, `random` bytes for lease ids.
@@ -117,26 +117,26 @@ class Engine:
         self.blocks = BlockCache(cache_bytes)
         self.writer = Writer(store)
         self.catalog = Catalog(
-            self.writer, self._memory, self.blocks, clock, self.limits, place or names.Place(), new_id
+            self.writer, self._memory, self.blocks, clock, self.limits, prefix or names.ResourcePrefix(), new_id
         )
-        self.room = Room(self.writer, self._memory, clock, self.limits)
+        self.capacity = Capacity(self.writer, self._memory, clock, self.limits)
         self._touched: dict[int, Log] = {}
         self.routers = Routers(
-            self.catalog, self.writer, clock, self.limits, Forwarding(self.writer, self.room, clock, self._touch)
+            self.catalog, self.writer, clock, self.limits, Forwarding(self.writer, self.capacity, clock, self._touch)
         )
-        self.queues = Queues(self.catalog, self.writer, clock, self.limits, self.room, self._touch, random)
+        self.queues = Queues(self.catalog, self.writer, clock, self.limits, self.capacity, self._touch, random)
         self.batches = Batches(
-            self.catalog, self.writer, clock, self.room, Producers(self.writer, self._memory), self._touch
+            self.catalog, self.writer, clock, self.capacity, Producers(self.writer, self._memory), self._touch
         )
         self.groups = Groups(self.catalog, self.writer, clock, self.limits)
         self._ttl_cursor = ""
-        self.recovered = 0.0  # the part of recovery that is done, 1.0 when the engine takes calls
+        self.recovered = 0.0  # the completed fraction of recovery; at 1.0 the engine takes calls
         if recover:
             for _ in self.recover(boot_id):
                 pass
 
     def recover(self, boot_id: str) -> Iterator[float]:
-        """Load the topics; yields the part that is done after each. No other call before it ends."""
+        """Load the topics, yielding the completed fraction after each. No other call is allowed before it ends."""
         for topic, done in recovery.load(self.writer, self._memory, self.blocks, boot_id):
             self.catalog.load(topic)
             self.recovered = done
@@ -149,11 +149,11 @@ class Engine:
     # ------------------------------------------------------------ durability
 
     def synced(self, ticket: int) -> None:
-        """Everything up to `ticket` is durable: publish it."""
+        """Publish everything up to `ticket`, which is durable now."""
         self.writer.on_synced(ticket)
 
     def sync_failed(self, error: BaseException) -> None:
-        """The fsync failed: refuse every write from now on; what waited for it stays unseen."""
+        """Refuse all writes after a failed fsync. Changes that waited for it stay invisible."""
         self.writer.fail(error)
 
     def sync(self) -> None:
@@ -162,14 +162,16 @@ class Engine:
         self.writer.store.sync()
         self.writer.on_synced(written)
 
-    def untold(self, name: str | None = None) -> int:
-        """The ticket that readers of the topic (None: of any) have to wait for before they are told of its state; 0 if
-        there is none. So it is for a moment after records of an `fsync` topic have expired. See `Log.visible`."""
+    def expiry_ticket(self, name: str | None = None) -> int:
+        """Return the ticket that a reply about the topic (None: any topic) must wait for; 0 if there is none.
+
+        There is one for a moment after records of an `fsync` topic have expired. See `Log.visible`.
+        """
         writer = self.writer
-        if writer.told <= writer.synced or writer.failure is not None:
+        if writer.expiry_ticket <= writer.synced or writer.failure is not None:
             return 0
         topic = None if name is None else self.catalog.find(name)
-        return writer.told if topic is None else max(log.untold for log in topic.logs)
+        return writer.expiry_ticket if topic is None else max(log.expiry_ticket for log in topic.logs)
 
     def close(self) -> None:
         """Mark the directory as cleanly closed (unless the server is read-only). The caller closes the store."""
@@ -177,7 +179,7 @@ class Engine:
             recovery.close(self.writer, (log for topic in self.catalog.topics.values() for log in topic.logs))
 
     def ready(self) -> ReadyState:
-        """Whether the engine takes work."""
+        """Return the readiness: whether the engine takes work, and the reason if not."""
         reason = ""
         if self.draining:
             reason = "shutting_down"
@@ -187,12 +189,12 @@ class Engine:
             reason = "read_only"
         return ReadyState(ready=not reason, reason=reason, topics=len(self.catalog), replay_progress=self.recovered)
 
-    def sample(self, most: int, allowed: tuple[str, ...] | None = None) -> Iterator[tuple[str, Totals]]:
-        """The first topics by name, at most `most`, as readers saw them last: nothing is read, expired or touched.
+    def sample(self, limit: int, allowed: tuple[str, ...] | None = None) -> Iterator[tuple[str, Totals]]:
+        """Yield up to `limit` topics by name, as readers saw them last: nothing is read, expired or touched.
 
-        Only names that start with one of `allowed`, where it is given. Figures are sums over the partitions.
+        Only names that start with one of `allowed`, if given. Figures are sums over the partitions.
         """
-        for name in islice(self.catalog.under(names.narrow("", allowed)), most):
+        for name in islice(self.catalog.under(names.narrow("", allowed)), limit):
             topic = self.catalog.topics[name]
             if not self.catalog.unsynced(topic):
                 views = [log.view for log in topic.logs]
@@ -212,7 +214,7 @@ class Engine:
     ) -> tuple[PutTopicReply, int]:
         """Create the topic or replace its config. See TopicsApi.put_topic.
 
-        `kafka_configs` replaces those configs that only Kafka knows; None leaves them.
+        `kafka_configs` replaces the configs that only Kafka knows; None keeps them.
         """
         topic = self.catalog.find(name)
         if topic is None:
@@ -235,7 +237,7 @@ class Engine:
         return _put_reply(topic, created=False), ticket
 
     def creation_ticket(self, name: str) -> int:
-        """The ticket after which a topic that exists can be seen; 0 if it can be, or is not there."""
+        """Return the ticket after which an existing topic is visible; 0 if it already is, or does not exist."""
         topic = self.catalog.find(name)
         return 0 if topic is None else self.catalog.unsynced(topic)
 
@@ -248,7 +250,7 @@ class Engine:
         return self._state(topic, now, partition)
 
     def has_topic(self, name: str) -> bool:
-        """Whether a write to `name` would find a topic; readers may not see it yet."""
+        """Return whether a write to `name` would find a topic; readers may not see it yet."""
         return name in self.catalog.topics
 
     def list_topics(self, request: ListTopicsRequest, allowed: tuple[str, ...] | None = None) -> ListTopicsReply:
@@ -268,7 +270,7 @@ class Engine:
         return ListTopicsReply(topics=page, next_after=None)
 
     def delete_topic(self, name: str, *, if_empty: bool = False) -> tuple[DeleteTopicReply, int]:
-        """Remove the topic, its rows and the routers that it is an end of. See TopicsApi.delete_topic."""
+        """Remove the topic, its rows and its routers. See TopicsApi.delete_topic."""
         topic = self.catalog.find(name)
         if topic is None:
             return DeleteTopicReply(topic=name, deleted=False, routers_removed=[]), 0
@@ -301,7 +303,7 @@ class Engine:
     # --------------------------------------------------------------- records
 
     def append(self, request: AppendRequest) -> tuple[AppendReply, int]:
-        """Append a batch, atomically. See TopicsApi.append. The order of the checks is contract.md's, section 4."""
+        """Append a batch, atomically. See TopicsApi.append. Checks run in the order of docs/contract.md, 4.2."""
         self.writer.check()
         batch = request.batch
         checks.check_count(batch, self.limits)
@@ -323,8 +325,8 @@ class Engine:
                 )  # fmt: skip
                 return reply, max(log.ticket_of(reply.last_seq), self.catalog.unsynced(topic))
         s = log.begin(topic.config, now)
-        if self.room.is_checked(topic):
-            self.room.check(topic, s, len(batch.datas), checks.batch_bytes(batch), log=log)
+        if self.capacity.is_checked(topic):
+            self.capacity.check(topic, s, len(batch.datas), checks.batch_bytes(batch), log=log)
         remember = None if key is None else (key, min(now + topic.config.idempotency_window_ms + 1, config.U64_MAX))
         with Transaction(self.writer) as tx:
             first_seq = log.append(tx, s, batch, topic.config, now, remember)
@@ -341,7 +343,7 @@ class Engine:
         return reply, max(ticket, self.catalog.unsynced(topic))
 
     def diff(self, request: DiffRequest) -> DiffReply:
-        """Read one page after a cursor. See TopicsApi.diff; this call never waits."""
+        """Read one page after a cursor, without waiting. See TopicsApi.diff."""
         topic, now, limits = self.catalog.visible(request.topic), self._clock.now_ms(), self.limits
         log = topic.partition(request.partition)
         topic.touch(now)
@@ -368,7 +370,7 @@ class Engine:
         return reply
 
     def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
-        """One page of a long read, and the topic's epoch for the next. See `api.bulk`; this call never waits."""
+        """Return one page of a long read, and the topic's epoch for the next one, without waiting. See `api.bulk`."""
         topic, now = self.catalog.visible(request.topic), self._clock.now_ms()
         if request.topic_id and request.topic_id != topic.identity.topic_id:
             raise topic_recreated(request.topic, topic.identity.topic_id)
@@ -387,7 +389,7 @@ class Engine:
         return reply, topic.number
 
     def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
-        """The first live seq whose record is of time `ts` (ms) or later (head + 1 if none), and the head."""
+        """Return the first live seq with a record time of `ts` (ms) or later (head + 1 if none), and the head."""
         topic, now = self.catalog.visible(name), self._clock.now_ms()
         log = topic.partition(partition)
         s = log.visible(topic.config, now)
@@ -405,11 +407,11 @@ class Engine:
         epochs: Mapping[str, int] | None = None,
         heads: Mapping[str, int] | None = None,
     ) -> Watch:
-        """Follow many topics; `wake` is told the name of a topic that has news. See Watch."""
+        """Follow many topics; `wake` is called with the name of each topic that has news. See Watch."""
         return Watch(self.catalog, self._clock, self.limits, request, wake, epochs=epochs, heads=heads)
 
     def priority(self, name: str) -> int:
-        """The topic's effective priority now; 0 if there is no such topic."""
+        """Return the topic's current effective priority; 0 if it does not exist."""
         topic = self.catalog.find(name)
         return 0 if topic is None else topic.effective_priority(self._clock.now_ms())
 
@@ -428,18 +430,19 @@ class Engine:
         return reply, ticket
 
     def index(self, name: str, partition: int = 0, stop: int | None = None) -> bool:
-        """Index one more block of what Kafka clients wrote, of those that begin below `stop`.
+        """Index one more block of Kafka batches among those that begin below `stop`.
 
-        True if there may be more: call it before a tag is deleted.
+        Return True if there may be more. Call it before a tag is deleted.
         """
-        return upkeep.index_marked(self.catalog.visible(name).partition(partition), self.writer, self._memory, stop)
+        log = self.catalog.visible(name).partition(partition)
+        return maintenance.index_marked(log, self.writer, self._memory, stop)
 
-    # ---------------------------------------------------------------- upkeep
+    # ---------------------------------------------------------------- maintenance
 
-    def upkeep(self) -> bool:
-        """One bounded slice of background work; True if more is due at once. Call it often, between requests.
+    def maintain(self) -> bool:
+        """Run one bounded slice of background work; return True if more is due. Call it often, between requests.
 
-        Forwarding is apart, in `routers.forward`: it gives way to requests where this does not.
+        Forwarding is separate (`routers.forward`), because it yields to requests and this does not.
 
         Raises TopicsError, `internal` for damage too: a log that has some is left alone until the next write to it,
         and the others have had their turn by then.
@@ -451,7 +454,7 @@ class Engine:
         damaged: TopicsError | None = None
         for log_id, log in list(islice(self._touched.items(), _LOGS_A_SLICE)):
             try:
-                more = upkeep.run(log, self.writer, self._memory)
+                more = maintenance.run(log, self.writer, self._memory)
             except TopicsError as error:
                 if error.reason is not Reason.INTERNAL or self.writer.failure is not None:
                     raise
@@ -463,7 +466,7 @@ class Engine:
         return more_letters or bool(self._touched)
 
     def sweep(self) -> None:
-        """What must happen though nobody asks: expired records and idempotency rows go. Call it every second."""
+        """Remove expired records and idempotency rows. Call it every second."""
         if self.writer.failure is not None or self.recovered < 1.0:
             return
         now = self._clock.now_ms()
@@ -505,7 +508,7 @@ class Engine:
         return state
 
     def _touch(self, log: Log) -> None:
-        """Upkeep has work on the log."""
+        """Note that maintenance is due on the log."""
         self._touched[log.log_id] = log
 
     def _create_for(self, request: AppendRequest) -> Topic:
@@ -523,7 +526,7 @@ class Engine:
         return self.catalog.create(request.topic, resolved)
 
     def _check_growth(self, topic: Topic, count: int) -> None:
-        """Refuse a number of partitions that the topic can't have."""
+        """Raise for a number of partitions that the topic can't have."""
         if count == len(topic.logs):
             return
         self.catalog.check_partitions(topic.config, count)
@@ -535,7 +538,7 @@ class Engine:
             )
         if self.routers.touching(topic.name):
             raise invalid(f'"{topic.name}" is an end of a router, which has one partition')
-        self.catalog.check_room(count - len(topic.logs))
+        self.catalog.check_capacity(count - len(topic.logs))
 
     def _reconfigure(self, topic: Topic, row: TopicRow, count: int) -> int:
         """Replace the config, with `count` partitions; tightened caps and TTL take effect in the same write."""
@@ -544,7 +547,7 @@ class Engine:
         grown: tuple[TopicRow, list[Log]] | None = None
         with Transaction(self.writer) as tx:
             tx.batch.put(Family.TOPICS, keys.u64(topic.number), row.encode())
-            for log, hold in zip(topic.logs, self.groups.roster.holds(topic, resolved), strict=True):
+            for log, hold in zip(topic.logs, self.groups.index.holds(topic, resolved), strict=True):
                 log.visible(
                     topic.config, now
                 )  # what has expired stays so under a longer TTL, also until this is durable

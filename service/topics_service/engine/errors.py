@@ -1,7 +1,7 @@
-"""One registry of error reasons, for every door.
+"""The registry of error reasons, shared by all protocols.
 
-A `TopicsError` carries a `Reason`; the doors look up its HTTP status, gRPC status name and whether a retry can help.
-The codes are the stable `error.code` strings of SPEC API 0.5 and 0.6.
+A `TopicsError` carries a `Reason`; protocols look up its HTTP status, gRPC status name and whether a retry can help.
+The codes are the stable `error.code` strings of docs/errors.md.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from topics_client.units import counted
 
 @dataclass(frozen=True, slots=True)
 class ErrorSpec:
-    """How one reason shows on the doors."""
+    """The form of one reason on each protocol."""
 
     code: str
     http_status: int
@@ -59,7 +59,7 @@ class Reason(Enum):
 class TopicsError(Exception):
     """A request was refused or failed; nothing was changed unless the message says so.
 
-    `detail` holds JSON-ready facts (SPEC API 0.5); absent means none. `retry_after_ms` is set where a retry helps.
+    `detail` holds JSON-ready facts (docs/contract.md, 1.5), or is absent. `retry_after_ms` is set if a retry helps.
     """
 
     def __init__(

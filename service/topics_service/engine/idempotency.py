@@ -1,7 +1,7 @@
-"""Append dedupe: (log, idempotency key) -> the original outcome, written in the append's own batch (SPEC API 0.8).
+"""Append dedupe (docs/contract.md, 4.4): (log, key) -> the first outcome, written in the append's own batch.
 
-The state is as durable as the topic and costs no memory. A second row, ordered by expiry, lets `purge` find what is
-due without looking at what is not.
+The state is as durable as the topic and costs no memory. A second row, ordered by expiry, lets `purge` find due
+rows without reading others.
 """
 
 import struct
@@ -15,7 +15,7 @@ _ROW = struct.Struct(">QQQqQ")
 
 
 class Outcome(Struct, frozen=True):
-    """What the first write with a key did, when (ms), and when its row may go."""
+    """The outcome of the first write with a key, its time (ms), and the time at which its row expires."""
 
     first_seq: int
     count: int
@@ -25,7 +25,7 @@ class Outcome(Struct, frozen=True):
 
 
 def find(store: Store, log_id: int, key: str, now: int, window_ms: int) -> Outcome | None:
-    """The remembered outcome if it is still inside the window (inclusive)."""
+    """Return the remembered outcome if it is still inside the window (inclusive)."""
     row = store.get(Family.IDEMPOTENCY, keys.u64(log_id) + key.encode())
     if row is None:
         return None

@@ -1,4 +1,4 @@
-"""The limits that a request meets, each with its configuration variable (SPEC API 2 and 11)."""
+"""The limits that a request meets, each with its configuration variable (docs/contract.md, 4.3 and 12)."""
 
 from msgspec import Struct
 

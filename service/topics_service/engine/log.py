@@ -51,13 +51,13 @@ class Log:
         "blocks",
         "cache",
         "ceiling",
+        "expiry_ticket",
         "has_expired",
         "hold",
         "log_id",
         "reclaimable_from",
         "state",
         "unsealed_blocks",
-        "untold",
         "view",
     )
 
@@ -77,32 +77,32 @@ class Log:
         self._pending: deque[tuple[int, Snapshot]] = deque()
         self._parked: set[Callable[[], None]] = set()
         self._durable_head = state.head
-        self._asked: tuple[int, int] | None = None  # the ticket that was asked for, and the head it covers
-        self.hold: int | None = None  # retention leaves what is above, for the groups that the topic waits for
-        self.unsealed_blocks = 0  # appended since the last seal: a hint, not kept over restarts
-        self.has_expired = False  # records went that upkeep has not heard of
-        self.untold = 0  # the ticket that readers of an `fsync` log wait for before they are told what has expired
+        self._asked: tuple[int, int] | None = None  # the requested ticket, and the head it covers
+        self.hold: int | None = None  # retention keeps records above it, for groups that have not acked
+        self.unsealed_blocks = 0  # appended since the last seal: a hint, lost on restart
+        self.has_expired = False  # records have expired that maintenance has not processed
+        self.expiry_ticket = 0  # readers of an `fsync` log wait for it before they learn of expired records
         self._is_awaited = False
-        self.reclaimable_from = 0  # no block is dead before `earliest` is here: a hint for upkeep
+        self.reclaimable_from = 0  # no block is dead before `earliest` is here: a hint for maintenance
 
     # ------------------------------------------------------------------ reads
 
     def visible(self, config: TopicConfig, now: int) -> Snapshot:
-        """Return the state that a reader sees now: the published one less what has expired.
+        """Return the state that a reader sees now: the published one without expired records.
 
-        That is written before anybody is told, once for each time that some has: what is gone stays so, also if the
-        clock steps back and the process is killed. Where it can't be written, nothing has expired yet. Of an `fsync`
-        log it has to be durable too: whoever answers a reader waits for `untold` first.
+        Each expiry is written before a reader learns of it, so expired records stay gone even if the clock steps back
+        and the process is killed. If the write fails, nothing has expired yet. In an `fsync` log the expiry must be
+        durable too: the reply to a reader waits for `expiry_ticket`.
         """
         if config.ttl_ms and self.view.count and self._writer.failure is None:
             s = copy(self.view)
             if retention.expire(s, self.blocks, config.ttl_ms, now, self.hold):
                 with suppress(TopicsError):
-                    self._tell(s, config, now)
+                    self._publish_expiry(s, config, now)
         return self.view
 
-    def _tell(self, s: Snapshot, config: TopicConfig, now: int) -> None:
-        """Let readers see `s`, which is `view` less what has expired, and every later state go without that too."""
+    def _publish_expiry(self, s: Snapshot, config: TopicConfig, now: int) -> None:
+        """Publish `s`, which is `view` without expired records, and remove those from every later state too."""
         state = s if self.state is self.view else copy(self.state)
         ticket = self._writer.written
         if state is s or retention.expire(state, self.blocks, config.ttl_ms, now, self.hold):
@@ -119,12 +119,12 @@ class Log:
         self.state, self.view = state, s
         self.has_expired = True
         if config.durability == "fsync" and ticket > self._writer.synced:
-            self.untold = self._writer.told = ticket
+            self.expiry_ticket = self._writer.expiry_ticket = ticket
             self._writer.promote_with(self.log_id, self._promote)
             self._writer.request_sync(ticket)
 
-    def wake_when_told(self) -> None:
-        """Let `untold` wake everyone who is parked when it is over."""
+    def wake_after_expiry(self) -> None:
+        """Wake all parked readers once `expiry_ticket` is durable."""
         self._is_awaited = True
 
     def park(self, wake: Callable[[], None]) -> None:
@@ -136,14 +136,14 @@ class Log:
         self._parked.discard(wake)
 
     def wake_all(self) -> None:
-        """Wake everyone who waits for a change."""
+        """Wake all waiters for a change."""
         for wake in list(self._parked):
             wake()
 
     # ----------------------------------------------------------------- writes
 
     def begin(self, config: TopicConfig, now: int) -> Snapshot:
-        """A private copy of the newest written state, less what has expired, to change and stage."""
+        """Return a private copy of the newest written state without expired records, to change and stage."""
         s = copy(self.state)
         retention.expire(s, self.blocks, config.ttl_ms, now, self.hold)
         return s
@@ -178,7 +178,7 @@ class Log:
         return self._append(tx, s, (block,), config)
 
     def _built(self, s: Snapshot, records: Batch, ts: int) -> Iterator[StoredBlock]:
-        """The records as blocks, each on top of `s` as it is by then."""
+        """Yield the records as blocks, each built on top of the current `s`."""
         for piece in records.pieces(BLOCK_BYTES):
             yield build(
                 self.log_id,
@@ -194,7 +194,7 @@ class Log:
             )
 
     def _append(self, tx: Transaction, s: Snapshot, blocks: Iterable[StoredBlock], config: TopicConfig) -> WriteBatch:
-        """See `append_block`. Of several blocks only one at a time is in memory beside the batch."""
+        """Stage blocks, see `append_block`. Only one of them at a time is in memory beside the batch."""
         home = tx.batch
         change = _Change(self, s, config)
         if config.durability == "ephemeral":
@@ -218,13 +218,13 @@ class Log:
         self._stage(tx, change)
         return home
 
-    def burn(self, tx: Transaction, s: Snapshot, count: int, config: TopicConfig) -> None:
+    def skip_seqs(self, tx: Transaction, s: Snapshot, count: int, config: TopicConfig) -> None:
         """Stage `count` seqs after the head that never hold a record: an explicit loss, reason `source_trim`."""
         start = s.head + 1
         s.head += count
         if s.count:
             if s.gaps and s.gaps[-1].stop == start - 1 and s.gaps[-1].reason == "source_trim":
-                start = s.gaps[-1].start  # one that goes on: many losses in a row are one gap
+                start = s.gaps[-1].start  # extend it: consecutive losses are one gap
                 s.gaps = s.gaps[:-1]
             s.gaps = (*s.gaps, Gap(start, s.head, "source_trim"))
             if not s.volatile_from:
@@ -234,7 +234,7 @@ class Log:
         self.stage(tx, s, config)
 
     def mark(self, tx: Transaction, s: Snapshot, seqs: Iterable[int], config: TopicConfig) -> int:
-        """Stage the deletion of single seqs; returns how many of them were live."""
+        """Stage the deletion of single seqs; return the number of live ones among them."""
         sizes = retention.sizes_of(self.blocks, s.live_among(seqs))
         s.deletes, chunks = s.deletes.marked(sizes)
         s.count -= len(sizes)
@@ -248,7 +248,7 @@ class Log:
     ) -> None:
         """Stage `s` as the log's next state; `chunks` are the delete bitmaps that changed.
 
-        With `hold` the change waits for an fsync whatever the class.
+        With `hold` the change waits for an fsync in every class.
         """
         change = _Change(self, s, config, hold=hold)
         tx.stage(change)
@@ -257,7 +257,7 @@ class Log:
     def delete(
         self, config: TopicConfig, now: int, before_seq: int | None, match: TagMatch | None
     ) -> tuple[int, Snapshot, int]:
-        """Delete what is visible now and matches; returns how many, the state after it and the ticket."""
+        """Delete visible records that match; return their number, the state after it and the ticket."""
         s = self.begin(config, now)
         bound = self.view.head + 1
         if before_seq is not None:
@@ -270,12 +270,12 @@ class Log:
             else:
                 seqs = tags.matching(self.stores(s), self.log_id, s, self.blocks, match, bound)
                 deleted = self.mark(tx, s, seqs, config)
-                # While readers still see the records they need the index; `upkeep` prunes it with the blocks then.
+                # While readers still see the records they need the index; `maintenance` prunes it with the blocks then.
                 prune = before_seq is None and config.durability != "fsync" and not self._pending
                 if prune:
                     tags.prune(self._writer.store, tx.batch, self.log_id, match, bound - 1)
             if not deleted:
-                return 0, self.visible(config, now), self.untold
+                return 0, self.visible(config, now), self.expiry_ticket
             ticket = tx.commit()
         if match is not None and prune and s.volatile_from:
             batch = self._memory.batch()
@@ -284,7 +284,7 @@ class Log:
         return deleted, s, ticket
 
     def ticket_of(self, seq: int) -> int:
-        """The ticket after which the record `seq` is visible; 0 if it is."""
+        """Return the ticket after which the record `seq` is visible; 0 if it already is."""
         if seq <= self.view.head:
             return 0
         return next((ticket for ticket, s in self._pending if s.head >= seq), 0)
@@ -295,11 +295,11 @@ class Log:
         return self._pending[-1][0] if self._pending else 0
 
     def stores(self, s: Snapshot) -> tuple[Store, ...]:
-        """Where rows of this log can be."""
+        """Return the stores that can hold rows of this log."""
         return (self._memory, self._writer.store) if s.volatile_from else (self._writer.store,)
 
     def remembered(self, key: str, config: TopicConfig, now: int) -> idempotency.Outcome | None:
-        """The outcome of an earlier append with this idempotency key, wherever the log's class put it then."""
+        """Return the outcome of an earlier append with this idempotency key, from memory or disk."""
         stores = (self._memory, self._writer.store) if config.durability == "ephemeral" else (self._writer.store,)
         for store in stores:
             found = idempotency.find(store, self.log_id, key, now, config.idempotency_window_ms)
@@ -308,7 +308,7 @@ class Log:
         return None
 
     def materialize(self, disk: WriteBatch, s: Snapshot) -> None:
-        """Move what is only in memory into the batch: the log stops being `ephemeral`."""
+        """Add the rows in memory to the batch: the log stops being `ephemeral`."""
         for family in _ROWS_IN_MEMORY:
             for key, value in self._memory.scan(family, *keys.log_range(self.log_id)):
                 disk.put(family, key, value)
@@ -337,7 +337,7 @@ class Log:
                 disk.delete_range(family, *keys.log_range(self.log_id))
 
     def removed(self) -> None:
-        """The removal was written: release memory and wake everyone who waits."""
+        """Release memory once the removal is written, and wake all waiters."""
         self._writer.forget(self.log_id)
         self._writer.total_records -= self.state.count
         self._writer.total_bytes -= self.state.bytes
@@ -347,7 +347,7 @@ class Log:
         self.wake_all()
 
     def snapshots(self) -> Iterator[Snapshot]:
-        """The distinct states in use, for upkeep of their physical fields."""
+        """The distinct states in use, for updates of their physical fields."""
         yield self.state
         if self.view is not self.state:
             yield self.view
@@ -363,7 +363,7 @@ class Log:
         return self._durable_head
 
     def ask_sync(self) -> None:
-        """Let an fsync cover what is visible now, one at a time: who is parked is woken when that tells something."""
+        """Request an fsync of the visible state, one at a time; parked readers are woken if it brings news."""
         if self._asked is None and self._durable_head < self.view.head:
             if self._writer.synced >= self._writer.written:
                 self._durable_head = self.view.head
@@ -375,7 +375,7 @@ class Log:
     # --------------------------------------------------------------- internals
 
     def _stage(self, tx: Transaction, change: "_Change", chunks: Iterable[int] = ()) -> None:
-        """Put the rows of the change's state into the batch, and a higher ceiling if the head comes near to it.
+        """Put the state rows of the change into the batch, and a higher ceiling if the head comes near it.
 
         An `ephemeral` log without records on disk has no durable row to keep up to date.
         """
@@ -406,7 +406,7 @@ class Log:
         return not s.volatile_from or self.state.earliest < s.volatile_from
 
     def _written(self, change: "_Change", ticket: int) -> int:
-        """The change is in the store: make it the newest state, and publish it as soon as its class allows."""
+        """Make a written change the newest state, and publish it as soon as its class allows."""
         s, blocks = change.s, change.blocks
         if blocks:
             if change.volatile is not None:
@@ -434,11 +434,11 @@ class Log:
             self.wake_all()
 
     def _promote(self, synced: int) -> bool:
-        told = self._durable_head
+        announced = self._durable_head
         while self._pending and self._pending[0][0] <= synced:
             s = self._pending.popleft()[1]
             if s.head > self.view.head:
-                told = s.head  # who waits for it is woken now
+                announced = s.head  # its waiters are woken now
             self._durable_head = s.head
             self._publish(s)
         if self._reserved_ticket and self._reserved_ticket <= synced:
@@ -447,14 +447,14 @@ class Log:
             head, self._asked = self._asked[1], None
             self._durable_head = max(self._durable_head, head)
             if self.view.head > self._durable_head:
-                told = -1  # who asked for that was not heard meanwhile, and is to ask again
-        if self.untold and (self.untold <= synced or self._writer.failure is not None):
-            self.untold = 0
+                announced = -1  # requests made meanwhile were ignored: their callers ask again
+        if self.expiry_ticket and (self.expiry_ticket <= synced or self._writer.failure is not None):
+            self.expiry_ticket = 0
             if self._is_awaited:
-                self._is_awaited, told = False, -1
-        if self._durable_head > told:
+                self._is_awaited, announced = False, -1
+        if self._durable_head > announced:
             self.wake_all()
-        return not (self._pending or self._reserved_ticket or self.untold) and self._asked is None
+        return not (self._pending or self._reserved_ticket or self.expiry_ticket) and self._asked is None
 
     def _account(self, s: Snapshot) -> None:
         self._writer.total_records += s.count - self.state.count
@@ -470,10 +470,10 @@ class _Change:
         self.log = log
         self.s = s
         self.config = config
-        self.blocks: list[StoredBlock] = []  # appended; of more than one the outlines
+        self.blocks: list[StoredBlock] = []  # appended blocks; outlines if there are several
         self.hold = hold
-        self.volatile: WriteBatch | None = None  # the rows of blocks that are kept in memory
-        self.reserve = 0  # the new ceiling, if it has to be raised
+        self.volatile: WriteBatch | None = None  # rows of blocks kept in memory
+        self.reserve = 0  # the new ceiling, if it is raised
 
     def publish(self, ticket: int) -> int:
         """See Change."""

@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics_service.storage.block import Block
 from topics_service.storage.recordbatch import jsonvalue
-from topics_service.storage.texts import lengths
+from topics_service.storage.varbinary import lengths
 
 TopicType = Literal["log", "queue"]
 Discard = Literal["old", "reject"]
@@ -46,7 +46,7 @@ class ConfigInput(Struct, kw_only=True, frozen=True):
 
 
 class TopicConfig(Struct, kw_only=True, frozen=True):
-    """A resolved topic configuration (SPEC API 0.10); the field order is the order of the JSON echo.
+    """A resolved topic configuration (docs/contract.md, 3.2); the field order is the order of the JSON echo.
 
     Beyond the contract, and in no echo unless it is set: `retain_until_acked_by` are groups whose committed positions
     retention stays behind.
@@ -96,15 +96,15 @@ class Batch(Struct):
         if not self.sizes:
             self.sizes = list(map(len, self.datas))
 
-    def pieces(self, most: int) -> "Iterable[Batch]":
-        """The records in order, in batches of at most `most` bytes of data and meta each, or of one record."""
+    def pieces(self, max_bytes: int) -> "Iterable[Batch]":
+        """The records in order, in batches of at most `max_bytes` bytes of data and meta each, or of one record."""
         sizes = self.sizes if self.metas is None else list(map(add, self.sizes, lengths(self.metas, 0)))
-        return (self,) if len(sizes) == 1 or sum(sizes) <= most else self._pieces(sizes, most)
+        return (self,) if len(sizes) == 1 or sum(sizes) <= max_bytes else self._pieces(sizes, max_bytes)
 
-    def _pieces(self, sizes: Sequence[int], most: int) -> "Iterator[Batch]":
+    def _pieces(self, sizes: Sequence[int], max_bytes: int) -> "Iterator[Batch]":
         start = nbytes = 0
         for i, size in enumerate(sizes):
-            if nbytes + size > most and i > start:
+            if nbytes + size > max_bytes and i > start:
                 yield self._part(slice(start, i))
                 start, nbytes = i, 0
             nbytes += size
@@ -141,7 +141,7 @@ def _joined(columns: Sequence[list[bytes | None] | None], counts: Sequence[int])
 
 
 class AppendRequest(Struct, kw_only=True):
-    """Append `batch` to `topic`, atomically (SPEC API 2).
+    """Append `batch` to `topic`, atomically (docs/contract.md, 4).
 
     `create` None follows the topic's (or the inline config's) `auto_create`. `config` counts only when this call
     creates the topic, which then has one partition. Beyond the contract, on a queue only: `delay_ms` hides the
@@ -160,12 +160,12 @@ class AppendRequest(Struct, kw_only=True):
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether the jobs are not simply served in the order of seqs."""
+        """Return whether the jobs have a delay or a priority."""
         return bool(self.delay_ms or self.priority)
 
 
 class AppendReply(Struct, kw_only=True):
-    """Where the batch went. `count` is that of this write (of the original write when `deduped`).
+    """The position of the batch. `count` is that of this write (of the original write when `deduped`).
 
     `fsync_gated` says that the topic's class holds the ack for an fsync; only then is `fsync_ms` above zero.
     """
@@ -190,7 +190,7 @@ class AppendReply(Struct, kw_only=True):
 
 
 class DiffRequest(Struct, kw_only=True):
-    """Read the records after `from_seq` (SPEC API 3).
+    """Read the records after `from_seq` (docs/contract.md, 5).
 
     `limit` 0 means the default (256), above the maximum it is clamped; `max_batch_bytes` 0 means 1 MiB, clamped to
     8 MiB; `wait_ms` is clamped to 30000. `nodes` drops records written by these nodes.
@@ -236,7 +236,7 @@ class Slice(Struct, frozen=True):
 
 
 class Tombstone(Struct, frozen=True, kw_only=True):
-    """An explicit gap: the records `gap_from..gap_to` (inclusive) were lost to `reason` (SPEC API 3.3)."""
+    """An explicit gap: the records `gap_from..gap_to` (inclusive) were lost to `reason` (docs/contract.md, 5.3)."""
 
     gap_from: int
     gap_to: int
@@ -266,7 +266,7 @@ class DiffReply(Struct, kw_only=True):
 
     @property
     def lag(self) -> int:
-        """How many seqs lie behind the cursor."""
+        """Return the number of seqs between the cursor and the head."""
         return self.head_seq - self.next_from_seq
 
 
@@ -278,7 +278,7 @@ class TagMatch(Struct, frozen=True):
 
 
 class DeleteRequest(Struct, kw_only=True):
-    """Delete records below `before_seq` and/or with a matching tag; both are ANDed (SPEC API 5)."""
+    """Delete records below `before_seq` and/or with a matching tag; both are ANDed (docs/contract.md, 6)."""
 
     topic: str
     partition: int = 0
@@ -287,7 +287,7 @@ class DeleteRequest(Struct, kw_only=True):
 
 
 class DeleteReply(Struct, kw_only=True):
-    """What a delete removed and the state after it."""
+    """The result of a delete, and the state after it."""
 
     topic: str
     partition: int = 0
@@ -309,7 +309,7 @@ class PutTopicReply(Struct, kw_only=True):
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """Who a topic is: `topic_id` is unique for ever, `slug` and `rrl` are labels, `epoch` grows with each create."""
+    """Identity of a topic: `topic_id` is unique forever, `slug` and `rrl` are labels, `epoch` grows on each create."""
 
     topic_id: str
     slug: str
@@ -319,7 +319,7 @@ class Identity(Struct, frozen=True, kw_only=True):
 
 
 class QueueCounters(Struct, frozen=True, kw_only=True):
-    """The counters of a queue: those of SPEC API 10.7, and beyond them jobs that are in neither of the first two.
+    """The counters of a queue: those of docs/contract.md, 10.8, and the jobs that these leave out.
 
     `delayed` jobs are not due yet, those among them that are `retrying` were delivered before; nobody gets `exhausted`
     ones again, which the dead letter topic has not taken yet.
@@ -334,7 +334,7 @@ class QueueCounters(Struct, frozen=True, kw_only=True):
 
 
 class PartitionState(Struct, frozen=True, kw_only=True):
-    """Where one partition of a topic stands; the field order is the order of the JSON."""
+    """The state of one partition of a topic; the field order is the order of the JSON."""
 
     partition: int
     head_seq: int
@@ -346,7 +346,7 @@ class PartitionState(Struct, frozen=True, kw_only=True):
 
 
 class TopicState(Struct, kw_only=True):
-    """A topic's state (SPEC API 1.2). `last_write_ts` and `last_read_ts` are None if it never happened.
+    """A topic's state (docs/contract.md, 3.4). `last_write_ts` and `last_read_ts` are None if it never happened.
 
     Positions and counters are those of one partition. `partitions` has those of all, and is empty where there is one.
     """
@@ -367,7 +367,7 @@ class TopicState(Struct, kw_only=True):
 
     @property
     def next_seq(self) -> int:
-        """The seq that the next append will get, unless a crash burns some."""
+        """The seq that the next append will get, unless a crash skips some."""
         return self.head_seq + 1
 
     @property

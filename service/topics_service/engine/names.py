@@ -13,8 +13,8 @@ _SLUG_MAX = 63
 _GROUP_NAME_MAX = 255
 
 
-class Place(Struct, frozen=True, kw_only=True):
-    """Where this server stands; names the rrl. From TOPICS_ORG, TOPICS_ENV and TOPICS_CLUSTER."""
+class ResourcePrefix(Struct, frozen=True, kw_only=True):
+    """The prefix of every rrl of this server, from TOPICS_ORG, TOPICS_ENV and TOPICS_CLUSTER."""
 
     org: str = "topics"
     env: str = "dev"
@@ -22,7 +22,7 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether `name` follows the rule of SPEC API 1.1 (1 to 255 ASCII characters)."""
+    """Return whether `name` follows the rule of docs/contract.md, 3.1 (1 to 255 ASCII characters)."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -33,7 +33,7 @@ def check_topic_name(name: str) -> None:
 
 
 def check_router_name(name: str) -> None:
-    """Raise `invalid_request` unless `name` may name a router: as a topic, and `>` (SPEC API 6)."""
+    """Raise `invalid_request` unless `name` may name a router: as a topic, and `>` (docs/contract.md, 3.1)."""
     if _ROUTER_NAME.fullmatch(name) is None:
         raise invalid("a router name is 1 to 255 characters from A-Z a-z 0-9 . _ : > -, the first a letter or digit")
 
@@ -61,6 +61,6 @@ def slug(name: str) -> str:
     return _NOT_SLUG.sub("-", name.lower()).strip("-")[:_SLUG_MAX].rstrip("-")
 
 
-def rrl(place: Place, name: str) -> str:
+def rrl(prefix: ResourcePrefix, name: str) -> str:
     """The resource locator `<org>/<env>/<cluster>/topics/<slug>`; it has slashes, so it never stands in a URL path."""
-    return f"{place.org}/{place.env}/{place.cluster}/topics/{slug(name)}"
+    return f"{prefix.org}/{prefix.env}/{prefix.cluster}/topics/{slug(name)}"

@@ -1,4 +1,4 @@
-"""Idempotent producers: which batches a log has taken from each of late, so that a retry is not appended twice.
+"""Idempotent producers: the recent batches of each in a log, so that a retry is not appended twice.
 
 The state of a producer is a row of its log, written with the batch that changes it, so it survives what the batch
 survives. Like Kafka, the last five batches of each are known, and a producer that was idle for a day is forgotten.
@@ -44,7 +44,7 @@ class Known(NamedTuple):
 
 
 class Producer(NamedTuple):
-    """What a log knows of one producer; the newest batch is the last one."""
+    """The state of one producer in a log; its newest batch is the last one."""
 
     producer_id: int
     epoch: int
@@ -52,7 +52,7 @@ class Producer(NamedTuple):
     batches: tuple[Known, ...]
 
     def find(self, header: Header) -> Known | None:
-        """The batch, if it was appended before. Raises SequenceError if it can't be appended either."""
+        """Return the batch if it was appended before. Raises SequenceError if it wasn't, and can't be."""
         first, last = _numbers(header)
         if header.producer_epoch < self.epoch:
             message = f"epoch {header.producer_epoch} of producer {self.producer_id} is over, it has {self.epoch}"
@@ -77,7 +77,7 @@ class Producer(NamedTuple):
 
 
 class Producers:
-    """The producers of all logs: rows in the store, those that wrote of late also in memory."""
+    """The producers of all logs: rows in the store, and recent ones also in memory."""
 
     def __init__(self, writer: Writer, memory: Store) -> None:
         self._writer = writer
@@ -89,7 +89,7 @@ class Producers:
         self._swept = [b"", b""]  # on disk, in memory
 
     def new_id(self) -> tuple[int, int]:
-        """A producer id that was never given out, and the ticket after which it may be."""
+        """Return a new producer id, and the ticket after which it may be used."""
         if self._next_id == self._reserved:
             reserved = self._reserved + _IDS_RESERVED
             batch = self._writer.begin()
@@ -101,7 +101,7 @@ class Producers:
         return self._next_id - 1, waits
 
     def find(self, log: Log, producer_id: int) -> Producer | None:
-        """What the log knows of the producer."""
+        """Return the log's state of the producer."""
         key = log.log_id, producer_id
         found = self._cache.get(key)
         if found is not None:
@@ -114,7 +114,7 @@ class Producers:
         return None
 
     def after(self, known: Producer | None, header: Header, seq: int, now: int) -> Producer:
-        """The producer's state once the batch was appended at `seq`."""
+        """Return the producer's state after the batch is appended at `seq`."""
         batch = Known(*_numbers(header), seq)
         batches: tuple[Known, ...] = (batch,)
         if known is not None and known.epoch == header.producer_epoch:
@@ -122,19 +122,19 @@ class Producers:
         return Producer(header.producer_id, header.producer_epoch, now, batches)
 
     def stage(self, home: WriteBatch, log: Log, producer: Producer) -> None:
-        """Put the state into the batch that the records are in; `written` must follow."""
+        """Put the state into the batch of the records; `written` must follow."""
         home.put(Family.PRODUCERS, keys.pair(log.log_id, producer.producer_id), producer.encode())
 
     def written(self, log: Log, producer: Producer) -> None:
-        """The state was written."""
+        """Apply the state, once it is written."""
         key = log.log_id, producer.producer_id
         self._cache[key] = producer
         self._cache.move_to_end(key)
         if len(self._cache) > _CACHED:
             self._cache.popitem(last=False)
 
-    def of(self, log: Log) -> Sequence[Producer]:
-        """The log's producers, at most 1000 of them."""
+    def for_log(self, log: Log) -> Sequence[Producer]:
+        """Return up to 1000 of the log's producers."""
         found: dict[int, Producer] = {}
         for store in (self._memory, self._writer.store):
             for key, row in islice(store.scan(Family.PRODUCERS, *keys.log_range(log.log_id)), _LISTED):
@@ -142,17 +142,17 @@ class Producers:
                 found.setdefault(producer_id, _decode(producer_id, row))
         return list(found.values())[:_LISTED]
 
-    def sweep(self, now: int, most: int) -> None:
-        """Look at the next `most` rows, on disk and in memory; forget those of producers that were idle for a day."""
+    def sweep(self, now: int, max_rows: int) -> None:
+        """Examine the next `max_rows` rows, on disk and in memory, and forget producers that were idle for a day."""
         for store in (self._writer.store, self._memory):
             volatile = store is self._memory
             batch, looked_at, last = store.batch(), 0, b""
-            for key, row in islice(store.scan(Family.PRODUCERS, self._swept[volatile], b"\xff" * 17), most):
+            for key, row in islice(store.scan(Family.PRODUCERS, self._swept[volatile], b"\xff" * 17), max_rows):
                 looked_at, last = looked_at + 1, key + b"\x00"
                 if _decode(keys.read_u64(key, 8), row).ts < now - _IDLE_MS:
                     batch.delete(Family.PRODUCERS, key)
                     self._cache.pop((keys.read_u64(key), keys.read_u64(key, 8)), None)
-            self._swept[volatile] = last if looked_at == most else b""
+            self._swept[volatile] = last if looked_at == max_rows else b""
             if batch.is_empty():
                 continue
             if volatile:
@@ -162,7 +162,7 @@ class Producers:
 
 
 def _numbers(header: Header) -> tuple[int, int]:
-    """The first and last sequence number of a batch; they go round at 2^31."""
+    """Return the first and last sequence number of a batch; they wrap around at 2^31."""
     return header.base_sequence, (header.base_sequence + header.count - 1) & _LAST_SEQUENCE
 
 

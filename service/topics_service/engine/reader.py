@@ -1,4 +1,4 @@
-"""The read path: from a cursor to a page of record slices and at most one tombstone (SPEC API 3, DESIGN 7.3)."""
+"""The read path: from a cursor to a page of record slices and at most one tombstone (docs/contract.md, 5)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,9 +18,9 @@ NEAR = 1 << 14  # so few records before the end of the index a Glob looks at all
 
 
 def start(s: Snapshot, blocks: LogBlocks, request: DiffRequest) -> int:
-    """The `from_seq` that `from_ts` or `last` stands for. Raises `invalid_request` if more than one start is given."""
+    """Return the `from_seq` for `from_ts` or `last`. Raises `invalid_request` if more than one start is given."""
     if request.from_seq or (request.from_ts is not None and request.last is not None):
-        raise invalid("from_seq, from_ts and last exclude each other")
+        raise invalid("from_seq, from_ts and last are mutually exclusive")
     if request.last is None:
         return retention.first_at_or_after(s, blocks, request.from_ts or 0) - 1
     if request.last >= s.count:
@@ -43,10 +43,10 @@ def read(
     stores: Sequence[Store] = (),
     partition: int = 0,
 ) -> DiffReply:
-    """The records after `from_seq`: at most `limit` examined, at most `max_bytes` delivered (but always one).
+    """Read the records after `from_seq`: at most `limit` examined and `max_bytes` delivered (but always one).
 
-    With `end_seq` nothing behind it: a gap is cut there too. For `scan` see `LogBlocks.find`; its pages are of at most
-    `SLICES` slices, of which there are many where much was deleted in between.
+    With `end_seq` nothing behind it is read: a gap is cut there too. For `scan` see `LogBlocks.find`; its pages have at
+    most `SLICES` slices, of which there are many where much was deleted in between.
 
     With `match` only records whose tag matches are examined, found through the tag index in `stores`. The page then
     ends, however little it holds, when `WORK` is done: its cursor is behind what was looked at, and more may follow.
@@ -80,7 +80,7 @@ def read(
 
 
 def _fill(page: "_Page", s: Snapshot, blocks: LogBlocks, at: int, end: int, *, scan: bool) -> int:
-    """Fill the page with the records `at..end`; returns the cursor to go on from."""
+    """Fill the page with the records `at..end`; return the cursor to continue from."""
     while at <= end and page.open:
         block = blocks.records(at, scan=scan)
         stop = min(block.end_seq, end + 1)
@@ -92,7 +92,7 @@ def _fill(page: "_Page", s: Snapshot, blocks: LogBlocks, at: int, end: int, *, s
 
 
 def _tombstone(s: Snapshot, from_seq: int) -> tuple[Tombstone | None, int]:
-    """The loss that the cursor meets, if any, and the seq to go on from."""
+    """Return the loss at the cursor, if any, and the seq to continue from."""
     next_seq = from_seq + 1
     if from_seq > s.head:
         return _gap(s, 1, s.head, "recreated"), s.earliest
@@ -137,7 +137,7 @@ class _Search:
         self._block: Block | None = None
 
     def fill(self, at: int, end: int) -> int:
-        """Fill the page with the matches in `at..end`; returns the cursor to go on from."""
+        """Fill the page with the matches in `at..end`; return the cursor to continue from."""
         sealed = min(end, self._s.sealed_to, tags.indexed_to(self._stores, self._blocks, at))
         if at <= sealed and (self._match.op == "Eq" or sealed - at >= NEAR):
             found = tags.walk(self._stores, self._blocks.log_id, self._match, at)
@@ -169,7 +169,7 @@ class _Search:
         return None
 
     def _look_at_all(self, at: int, end: int) -> int:
-        """Look at every record of `at..end`; returns the cursor."""
+        """Examine every record of `at..end`; return the cursor."""
         page, s = self._page, self._s
         while at <= end:
             block = self._blocks.records(at, scan=at <= s.sealed_to)
@@ -187,12 +187,12 @@ class _Search:
         return end
 
     def _take(self, block: Block, first: int, stop: int) -> bool:
-        """Add the live records among these seqs; whether there is room for more."""
+        """Add the live records among these seqs; return whether there is room for more."""
         self._page.take(block, first - block.base_seq, stop - block.base_seq)
         return self._page.open and not self._page.is_full
 
     def _read(self, seq: int) -> Block:
-        """The block that holds `seq`."""
+        """Return the block that holds `seq`."""
         block = self._block
         if block is None or seq >= block.end_seq:
             block = self._block = self._blocks.records(seq)
@@ -201,7 +201,7 @@ class _Search:
 
 
 def _matching_ranges(block: Block, first: int, stop: int, match: TagMatch) -> Iterator[tuple[int, int]]:
-    """Where records first..stop-1 of the block have a matching tag, as ranges of seqs."""
+    """Yield the ranges of seqs among records first..stop-1 of the block that have a matching tag."""
     column, base = block.tags, block.base_seq
     if column is None:
         return
@@ -225,10 +225,10 @@ def _matching_ranges(block: Block, first: int, stop: int, match: TagMatch) -> It
 class _Page:
     """A page being filled; `open` while it has room."""
 
-    def __init__(self, s: Snapshot, limit: int, max_bytes: int, nodes: frozenset[bytes], most_slices: int) -> None:
+    def __init__(self, s: Snapshot, limit: int, max_bytes: int, nodes: frozenset[bytes], max_slices: int) -> None:
         self._deletes = s.deletes
         self._limit = limit
-        self._most_slices = most_slices
+        self._max_slices = max_slices
         self._budget = max_bytes
         self._nodes = nodes
         self.slices: list[Slice] = []
@@ -239,7 +239,7 @@ class _Page:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many records were examined as may be."""
+        """Return whether the limit of examined records is reached."""
         return self.examined >= self._limit
 
     def take(self, block: Block, start: int, stop: int) -> None:
@@ -288,7 +288,7 @@ class _Page:
             else:
                 self.slices.append(Slice(block, start, taken))
             self._examine(block, taken, taken - start)
-        if taken < stop or len(self.slices) == self._most_slices:
+        if taken < stop or len(self.slices) == self._max_slices:
             self.open = False
             return False
         return True

@@ -1,4 +1,4 @@
-"""What a start finds: the catalog and one state row per log, never the records. Time to ready is O(topics).
+"""Startup recovery: loads the catalog and one state row per log, never records. Time to ready is O(topics).
 
 A data directory remembers the boot it was used in and whether it was closed. After a SIGKILL within the same boot the
 write-ahead log is whole and nothing is lost. After an unclean end in another boot the tail may be: every log that
@@ -16,16 +16,16 @@ from topics_service.engine import retention, snapshot
 from topics_service.engine.blocks import BlockCache, LogBlocks
 from topics_service.engine.deletes import Chunk, Deletes, decode_chunk
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group.positions import (
+from topics_service.engine.log import Log
+from topics_service.engine.model import GapReason
+from topics_service.engine.offsets.positions import (
     GroupRow,
     Position,
     decode_position,
     is_group_row,
     read_position_key,
 )
-from topics_service.engine.group.positions import decode_row as decode_group
-from topics_service.engine.log import Log
-from topics_service.engine.model import GapReason
+from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.router.router import RouterRow, cursor_key, decode_cursor
 from topics_service.engine.router.router import decode_row as decode_router
 from topics_service.engine.snapshot import Gap, Snapshot
@@ -40,9 +40,9 @@ _ALL = (b"", b"\xff" * 16)
 
 
 def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iterator[tuple[Topic, float]]:
-    """Every topic on disk, recovered, with the part of the work that is done (below 1).
+    """Yield every topic on disk, recovered, with the completed fraction of the work (below 1).
 
-    What recovery decides is durable when the iterator ends.
+    Decisions of recovery are durable when the iterator ends.
 
     Raises StoreOpenError, naming the row, when the catalog or a log's state is damaged.
     """
@@ -89,7 +89,7 @@ def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iter
 
 
 def routers(store: Store, topics: Container[str]) -> Iterator[tuple[int, RouterRow, int, int]]:
-    """Every router on disk: its number, row, cursor and forwarded_total. O(routers).
+    """Yield every router on disk: its number, row, cursor and forwarded_total. O(routers).
 
     Raises StoreOpenError, naming the router, when one of its rows is damaged or missing or an end is no topic.
     """
@@ -110,7 +110,7 @@ def routers(store: Store, topics: Container[str]) -> Iterator[tuple[int, RouterR
 def groups(
     store: Store, topics: Iterable[Topic]
 ) -> Iterator[tuple[int, GroupRow, Mapping[tuple[Topic, int], Position]]]:
-    """Every consumer group on disk: its number, row, and positions by topic and partition. O(groups and positions).
+    """Yield every consumer group on disk: number, row, and positions by topic and partition. O(groups and positions).
 
     Raises StoreOpenError, naming the row, when one is damaged or is of a group, topic or partition that is not there.
     """
@@ -138,7 +138,7 @@ def groups(
 
 
 def close(writer: Writer, logs: Iterable[Log]) -> None:
-    """Write what only memory knew and mark the directory as closed; durable on return."""
+    """Write state that is only in memory and mark the directory as closed; durable on return."""
     batch = writer.begin()
     for log in logs:
         s = copy(log.state)
@@ -151,7 +151,7 @@ def close(writer: Writer, logs: Iterable[Log]) -> None:
 
 
 def lose(s: Snapshot, blocks: LogBlocks, log_id: int, start: int, ceiling: int, batch: WriteBatch) -> None:
-    """Turn the records from `start` on into an explicit loss; the log goes on above the ceiling and the old head."""
+    """Turn the records from `start` on into an explicit loss; the log continues above the ceiling and the old head."""
     head = max(s.head, ceiling)
     if start > head:
         return
@@ -196,7 +196,7 @@ def _state(topic: str, row: bytes | None) -> Snapshot:
 
 @contextmanager
 def _refuse_damage(what: str) -> Iterator[None]:
-    """Turn whatever a damaged row makes its decoder raise into a refusal to open that names it."""
+    """Convert any error of a decoder into a StoreOpenError that names the damaged row."""
     try:
         yield
     except (TopicsError, ValueError, struct.error, msgspec.MsgspecError) as error:

@@ -45,7 +45,7 @@ class FollowingStore(Store, Protocol):
     generation: int
     """Says which state of the rows it is: the same number, the same rows."""
     whole: bool
-    """Whether the rows are those of one moment of the writer."""
+    """Return whether the rows are those of one moment of the writer."""
 
     def catch_up(self) -> None:
         """Take in whatever had been written before the call. Raises StoreError; `whole` is False then."""
@@ -170,7 +170,7 @@ class Replica:
         if s.volatile_from:
             raise _elsewhere(request, "records of it are in memory only")
         blocks = LogBlocks(log_id, self._cache, store, self._memory)
-        blocks.place = (row.name, request.partition)
+        blocks.topic_partition = (row.name, request.partition)
         return _View(store.generation, row, s, blocks)
 
 
@@ -190,7 +190,7 @@ def _elsewhere(request: BulkRequest, why: str, **facts: int) -> TopicsError:
 
 @contextmanager
 def _damage(what: str) -> Iterator[None]:
-    """Turn whatever a damaged row makes its decoder raise into `internal` that names it."""
+    """Convert any error of a decoder into an `internal` error that names the damaged row."""
     try:
         yield
     except (ValueError, struct.error, msgspec.MsgspecError) as error:

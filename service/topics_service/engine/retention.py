@@ -1,9 +1,9 @@
-"""What leaves a log and when: expiry, eviction and range deletion, computed on snapshots without touching the store.
+"""Retention of a log: expiry, eviction and range deletion, computed on snapshots without touching the store.
 
-Each function changes the (private, unpublished) snapshot it is given and returns what happened; the caller writes it.
+Each function changes the given (private, unpublished) snapshot and returns what happened; the caller writes it.
 
-Records that can't be read stay where they are until it is certain, by what can be read around them, that all of them
-have to go: damage by itself removes nothing, and keeps no other record from being removed behind it.
+Unreadable records stay until the readable ones around them prove that all of them must go: damage by itself removes
+nothing, and never blocks the removal of other records.
 """
 
 from collections.abc import Iterable
@@ -15,9 +15,9 @@ from topics_service.storage.block import StoredBlock
 
 
 def expire(s: Snapshot, blocks: LogBlocks, ttl_ms: int, now: int, hold: int | None = None) -> bool:
-    """Drop the records older than `ttl_ms` (strictly) from the front; O(log n) block look-ups. True if any went.
+    """Drop records older than `ttl_ms` (strictly) from the front; O(log n) block look-ups. Returns True if any went.
 
-    Those above `hold` stay, where it is given.
+    Records above `hold` stay, if given.
     """
     if not ttl_ms or not s.count or (hold is not None and s.earliest > hold):
         return False
@@ -32,9 +32,9 @@ def expire(s: Snapshot, blocks: LogBlocks, ttl_ms: int, now: int, hold: int | No
 
 
 def evict(s: Snapshot, blocks: LogBlocks, config: TopicConfig, hold: int | None = None) -> bool:
-    """Drop the oldest live records until both caps hold, never more than the tighter one asks. True if any went.
+    """Drop the oldest live records until both caps hold, and no more. Returns True if any went.
 
-    Those above `hold` stay, where it is given.
+    Records above `hold` stay, if given.
     """
     cut = s.earliest
     if config.cap_records and s.count > config.cap_records:
@@ -51,7 +51,7 @@ def evict(s: Snapshot, blocks: LogBlocks, config: TopicConfig, hold: int | None 
 
 
 def advance(s: Snapshot, blocks: LogBlocks, cut: int) -> int:
-    """Make every record below `cut` dead, without saying why; returns how many were live.
+    """Make every record below `cut` dead, without recording a cause; return the number of live ones among them.
 
     Raises UnreadableError, and changes nothing, when `cut` lies within records that can't be read: their bytes are not
     known one by one.
@@ -73,7 +73,7 @@ def advance(s: Snapshot, blocks: LogBlocks, cut: int) -> int:
 def _advance_upto(s: Snapshot, blocks: LogBlocks, cut: int) -> int | None:
     """As `advance`, but stop in front of records that can't be read when `cut` lies among them.
 
-    Returns the last live record that went; None if none did.
+    Returns the last live record that was dropped; None if none was.
     """
     while cut > s.earliest:
         last = cut - 1 if s.is_live(cut - 1) else s.last_live_below(cut)
@@ -101,7 +101,7 @@ def size_of(blocks: LogBlocks, seq: int) -> int:
 
 
 def sizes_of(blocks: LogBlocks, seqs: Iterable[int]) -> list[tuple[int, int]]:
-    """The seqs with the record bytes of each; neighbours cost one block look-up."""
+    """Return the seqs with the record bytes of each; neighbours cost one block look-up."""
     sizes: list[tuple[int, int]] = []
     base = end = 0
     for seq in seqs:

@@ -1,4 +1,4 @@
-"""A log's state at one moment. Never changed once published: readers and pending commits hold on to it."""
+"""The state of a log at one moment. Immutable once published: readers and pending commits keep references to it."""
 
 import struct
 from bisect import bisect_left
@@ -19,7 +19,7 @@ _stop_of = attrgetter("stop")
 
 
 class Gap(Struct, frozen=True):
-    """An interior range of lost seqs, `start..stop` inclusive (contract.md, Decided, Loss)."""
+    """An interior range of lost seqs, `start..stop` inclusive (docs/contract.md, 5.3)."""
 
     start: int
     stop: int
@@ -31,7 +31,7 @@ class Gap(Struct, frozen=True):
 
 
 class Snapshot(Struct):
-    """Everything that decides what a reader of the log sees, but for the records themselves.
+    """Everything that determines a reader's view of the log, except the records themselves.
 
     `head` is the highest assigned seq, `earliest` the first live one (head + 1 if none). The `evict_*` fields are the
     highest seqs lost to each cause; their maximum + 1 is the evict floor. `count` and `bytes` are of live records,
@@ -59,7 +59,7 @@ class Snapshot(Struct):
 
     @property
     def evict_floor(self) -> int:
-        """Cursors whose next seq lies below this one have lost live records (SPEC DESIGN 5.1)."""
+        """Cursors with a next seq below this one have lost live records (docs/contract.md, 5.4)."""
         return max(self.evict_cap, self.evict_ttl, self.evict_trim) + 1
 
     def gap_at(self, seq: int) -> Gap | None:
@@ -81,24 +81,24 @@ class Snapshot(Struct):
         return self.gaps[:i], self.gaps[i:]
 
     def is_live(self, seq: int) -> bool:
-        """Whether a record with this seq is there to be read (its age aside)."""
+        """Return whether the record with this seq is live, regardless of its age."""
         return self.earliest <= seq <= self.head and seq not in self.deletes and self.gap_at(seq) is None
 
     def live_among(self, seqs: Iterable[int]) -> list[int]:
-        """Those of the seqs that `is_live` holds for, in their order."""
+        """Return the live ones among the seqs, in order."""
         earliest, head = self.earliest, self.head
         found = self.deletes.unmarked([seq for seq in seqs if earliest <= seq <= head])
         return [seq for seq in found if self.gap_at(seq) is None] if self.gaps else found
 
     def live_between(self, start: int, stop: int) -> int:
-        """How many live records have seqs in [start, stop)."""
+        """Return the number of live records with seqs in [start, stop)."""
         start, stop = max(start, self.earliest), min(stop, self.head + 1)
         if start >= stop:
             return 0
         return stop - start - self.lost_between(start, stop) - self.deletes.count(start, stop)
 
     def lost_between(self, start: int, stop: int) -> int:
-        """How many seqs in [start, stop) lie in interior gaps."""
+        """Return the number of seqs in [start, stop) that lie in interior gaps."""
         if not self.gaps:
             return 0
         first, last = bisect_left(self.gaps, start, key=_stop_of), bisect_left(self.gaps, stop, key=_start_of)

@@ -1,10 +1,10 @@
-"""The tag index: where records with a tag are, without walking the log (SPEC DESIGN 7.2).
+"""The tag index: finds records with a tag without walking the log.
 
 Sealed blocks are indexed by run: one row per distinct tag of a run, holding positions relative to the run's base.
-Blocks above `sealed_to` are few by construction (`upkeep`) and are looked at directly.
+Blocks above `sealed_to` are few by construction (`maintenance`) and are looked at directly.
 
 Batches of Kafka clients would have to be decoded for it, which costs more than all the rest of their way in. So they
-are only marked as not indexed, and indexed when somebody looks for a tag (`upkeep.index_marked`).
+are only marked as not indexed, and indexed when a tag is looked up (`maintenance.index_marked`).
 """
 
 import heapq
@@ -48,18 +48,18 @@ def mark(batch: WriteBatch, blocks: Iterable[StoredBlock]) -> None:
 
 
 def marked(store: Store, log_id: int, start: int = 0) -> Iterator[int]:
-    """The bases, from `start` on, of the sealed blocks in `store` that are not indexed."""
+    """Yield the bases, from `start` on, of the sealed blocks in `store` that are not indexed."""
     for key, _ in store.scan(Family.TAGS, *keys.unindexed_range(log_id, start)):
         yield keys.tag_run(key)
 
 
 def is_marked(store: Store, block: StoredBlock) -> bool:
-    """Whether the block is one that is not indexed."""
+    """Return whether the block is one that is not indexed."""
     return store.get(Family.TAGS, keys.unindexed(block.log_id, block.base_seq)) is not None
 
 
 def indexed_to(stores: Iterable[Store], blocks: LogBlocks, seq: int) -> int:
-    """How far, from `seq` on, the index may be trusted: the last seq before a block that is not indexed."""
+    """Return the last seq, from `seq` on, before a block that is not indexed."""
     end, stores = (1 << 64) - 1, tuple(stores)
     if blocks.marked is None:
         blocks.marked = any(True for store in stores for _ in marked(store, blocks.log_id))
@@ -78,9 +78,9 @@ def indexed_to(stores: Iterable[Store], blocks: LogBlocks, seq: int) -> int:
 def matching(
     stores: Iterable[Store], log_id: int, s: Snapshot, blocks: LogBlocks, match: TagMatch, bound: int
 ) -> list[int]:
-    """The live seqs below `bound` whose tag matches, ascending. Cost grows with the matches, not with the log.
+    """Return the live seqs below `bound` with a matching tag, ascending. The cost grows with the matches, not the log.
 
-    Every block that was marked as not indexed is decoded for it; `upkeep.index_marked` spares that.
+    Every block marked as not indexed is decoded for it; `maintenance.index_marked` avoids that.
     """
     prefix = match.op == "Glob"
     found: set[int] = set()
@@ -118,7 +118,7 @@ def walk(stores: Iterable[Store], log_id: int, match: TagMatch, start: int) -> I
 
 
 def prune(store: Store, batch: WriteBatch, log_id: int, match: TagMatch, head: int) -> None:
-    """Remove the rows of a match whose records up to `head` are all being deleted."""
+    """Remove the rows of a match when all its records up to `head` are being deleted."""
     for key, run, row in _rows(store, log_id, match.value, prefix=match.op == "Glob"):
         if run + array("I", row)[-1] <= head:
             batch.delete(Family.TAGS, key)
@@ -193,7 +193,7 @@ def _heads(store: Store, log_id: int, prefix: bytes, start: int) -> list[tuple[i
 
 
 def _row_at(store: Store, key: bytes, start: int) -> bytes:
-    """Where to go on from the row `key`, which lies before `start`: at a later one of its tag, or just behind it."""
+    """Return the key after row `key`, which lies before `start`: that of a later row of its tag, or the next one."""
     found = store.floor(Family.TAGS, key[:-8] + keys.u64(start))
     return key + b"\x00" if found is None or found[0] <= key else found[0]
 

@@ -16,7 +16,7 @@ _AUTO_FLOOR_MS = 300_000
 
 
 class TopicRow(Struct, kw_only=True, array_like=True):
-    """What the catalog stores of a topic. New fields go to the end, with a default."""
+    """The catalog row of a topic. New fields go to the end, with a default."""
 
     version: int = 1
     name: str
@@ -52,13 +52,13 @@ class Topic:
         self.adopt(row, logs)
         self.last_read_ts: int | None = None
         self.touched_ts: int | None = None
-        self.visible_after = visible_after  # the ticket of its creation: until then readers don't see it
+        self.visible_after = visible_after  # the ticket of its creation, before which readers don't see it
 
     def adopt(self, row: TopicRow, logs: list[Log]) -> None:
-        """Its catalog row is this one now, and these are its logs; name and identity stay."""
+        """Take over a new catalog row and these logs; name and identity stay."""
         self._row, self.logs, self.config = row, logs, row.config
         for partition, log in enumerate(logs):
-            log.blocks.place = (self.name, partition)
+            log.blocks.topic_partition = (self.name, partition)
         self.identity = Identity(
             topic_id=row.topic_id, slug=row.slug, rrl=row.rrl, epoch=self.number, partition_count=len(logs)
         )
@@ -69,12 +69,12 @@ class Topic:
 
     @property
     def kafka_configs(self) -> dict[str, str]:
-        """Configs that only Kafka knows, by its names, as far as they were set."""
+        """The configs that only Kafka knows, as far as they were set."""
         return self._row.kafka_configs
 
     @property
     def log(self) -> Log:
-        """The log of partition 0, the only one of a queue and of the ends of a router."""
+        """The log of partition 0, the only partition of queues and of a router's ends."""
         return self.logs[0]
 
     def partition(self, number: int) -> Log:
@@ -90,7 +90,7 @@ class Topic:
             self.last_read_ts = now
 
     def effective_priority(self, now: int) -> int:
-        """The manual priority, or how recently the topic was consumed: 500, halving every 30 s (SPEC DESIGN 3)."""
+        """The manual priority, or 500 halved for every 30 s since the topic was read (docs/contract.md, 3.7)."""
         if self.config.priority is not None:
             return self.config.priority
         if self.touched_ts is None or not self.config.auto_priority:

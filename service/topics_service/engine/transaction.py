@@ -7,44 +7,44 @@ from topics_service.engine.writer import Writer
 
 
 class Change(Protocol):
-    """What a log has staged into a transaction."""
+    """The changes of a log in a transaction."""
 
     def publish(self, ticket: int) -> int:
-        """It was written as `ticket`: show it to readers, or keep it until an fsync; returns the ticket to wait for."""
+        """Publish what was written as `ticket`, at once or after an fsync; return the ticket to wait for."""
         ...
 
     def undo(self) -> None:
-        """The transaction has ended, with or without the write."""
+        """Clean up at the end of the transaction, with or without a write."""
         ...
 
 
 class Transaction:
-    """Stage changes, then `commit`; left without one, nothing has happened.
+    """Stage changes, then `commit`. Without a commit nothing is written.
 
         with Transaction(writer) as tx:
             first_seq = log.append(tx, s, records, config, now)
             tx.batch.put(family, key, value)
             ticket = tx.commit()
 
-    Each log may be staged once. What the changes were computed from must not change between staging and commit.
+    Each log may be staged once. Its state must not change between staging and commit.
     """
 
     __slots__ = ("_changes", "_writer", "batch", "ticket")
 
     def __init__(self, writer: Writer) -> None:
-        """Raises `internal` when the server is read-only."""
+        """Begin a transaction. Raises `internal` when the server is read-only."""
         self._writer = writer
         self.batch = writer.begin()
         self._changes: list[Change] = []
         self.ticket = 0
-        """The ticket of the write itself, whatever the classes of the logs; 0 before `commit`."""
+        """The ticket of the write itself, in every durability class; 0 before `commit`."""
 
     def stage(self, change: Change) -> None:
         """Add a change whose rows are in the batch."""
         self._changes.append(change)
 
     def commit(self) -> int:
-        """Write everything; returns the ticket that the acknowledgement must wait for, 0 for none.
+        """Write everything; return the ticket that the acknowledgement must wait for, 0 for none.
 
         Raises `throttled` when the store stalls and `internal` when it fails; nothing has happened then.
         """

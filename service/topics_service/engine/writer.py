@@ -1,4 +1,4 @@
-"""The one way to the durable store: tickets, the read-only state and who waits for an fsync."""
+"""The only writer to the durable store: tickets, the read-only state, and waiters for an fsync."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from topics_service.storage.store import Store, StoreError, StoreStalledError, W
 
 @dataclass(slots=True)
 class WriteStatistics:
-    """What went to the store: batches and their bytes, and the batches that it refused for a stall."""
+    """Statistics of writes to the store: batches and their bytes, and batches refused for a stall."""
 
     batches: int = 0
     bytes: int = 0
@@ -19,14 +19,14 @@ class WriteStatistics:
 class Writer:
     """Hands batches to the store and numbers them: ticket n is durable once an fsync that began after it ended.
 
-    After the first storage failure every write is refused: what is in memory can't be made durable any more.
+    After the first storage failure every write is refused: data in memory can no longer become durable.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.written = 0
         self.synced = 0
-        self.told = 0  # the newest ticket that a reader of a log may have to wait for, see `Log.untold`
+        self.expiry_ticket = 0  # the newest of all logs, see `Log.expiry_ticket`
         self.statistics = WriteStatistics()
         self.total_records = 0  # live records of all logs
         self.total_bytes = 0  # live record bytes of all logs, for TOPICS_MAX_TOTAL_BYTES
@@ -35,7 +35,7 @@ class Writer:
         self.request_sync: Callable[[int], None] = lambda _ticket: None
         self.on_write_failed: Callable[[BaseException], None] = lambda _error: None
         self.on_freed: Callable[[int, int | None], None] = lambda _log_id, _stop: None
-        """Told of a log whose blocks below a seq were deleted, or all of its rows (None)."""
+        """Called with a log whose blocks below a seq were deleted, or all of its rows (None)."""
         self._promotions: dict[int, Callable[[int], bool]] = {}
 
     def check(self) -> None:
@@ -44,7 +44,7 @@ class Writer:
             raise self._read_only()
 
     def begin(self) -> WriteBatch:
-        """A batch to fill and pass to `commit`. Raises `internal` when the server is read-only."""
+        """Return a batch to fill and pass to `commit`. Raises `internal` when the server is read-only."""
         self.check()
         return self.store.batch()
 
@@ -75,26 +75,26 @@ class Writer:
         self._promotions[log_id] = promote
 
     def on_synced(self, ticket: int) -> None:
-        """Everything up to `ticket` is durable: make it visible."""
+        """Publish everything up to `ticket`, which is durable now."""
         self.synced = max(self.synced, ticket)
         for log_id, promote in list(self._promotions.items()):
             if promote(self.synced):
                 self._promotions.pop(log_id, None)
 
     def forget(self, log_id: int) -> None:
-        """The log is gone: promote nothing of it any more."""
+        """Stop promoting a log that is gone."""
         self._promotions.pop(log_id, None)
 
     def fail(self, error: BaseException) -> None:
-        """Go read-only. What waits for an fsync is never shown."""
+        """Go read-only. Changes that wait for an fsync are never shown."""
         if self.failure is None:
             self.failure = error
             for promote in list(self._promotions.values()):
-                promote(self.synced)  # readers who wait to be told of a loss wait no longer
+                promote(self.synced)  # readers that wait for a loss to become durable
 
     def _read_only(self) -> TopicsError:
         file = self.failure.file if isinstance(self.failure, StoreError) else None
         which = "" if file is None else f": the file {file} is damaged"
         return TopicsError(
-            Reason.INTERNAL, f"the server is read-only after a storage failure{which}; its log says more"
+            Reason.INTERNAL, f"the server is read-only after a storage failure{which}; see the server log"
         )

@@ -12,7 +12,7 @@ in a block kind of its own (`kafkablock`); `StoredBlock` is what both have in co
 
 Version 1 had no `max_ts` in its header and is still read.
 
-The record size that every limit, cap and counter uses is len(data) + len(meta) (contract.md, Decided, Bytes).
+The record size that every limit, cap and counter uses is len(data) + len(meta) (docs/contract.md, 1.3).
 """
 
 import struct
@@ -27,8 +27,8 @@ from typing import Literal, NamedTuple
 from msgspec import Raw
 from xxhash import xxh3_64
 
-from topics_service.storage import texts
-from topics_service.storage.texts import Column, Packed, Texts, lengths
+from topics_service.storage import varbinary
+from topics_service.storage.varbinary import Column, Texts, VarBinary, lengths
 
 # version, flags, count, log_id, base_seq, first_ts, last_ts, max_ts, cum_bytes, nbytes, data_len, checksum
 _HEADER = struct.Struct("<BBxxIQQqqqQQQQ")
@@ -43,7 +43,7 @@ if sys.byteorder != "little" or array("I").itemsize != 4 or array("Q").itemsize 
 
 
 class CorruptBlockError(Exception):
-    """The stored bytes are not the block that was asked for."""
+    """The stored bytes are not the requested block."""
 
 
 class StoredBlock(ABC):
@@ -136,7 +136,7 @@ class Block(StoredBlock):
         kinds: bytes | None,
         cum_bytes: int,
     ) -> None:
-        """Texts may be in their stored form: they are decoded when somebody asks, which most readers don't."""
+        """Texts may be in their stored form, which is decoded only on use; most readers need none."""
         self.log_id = log_id
         self.base_seq = base_seq
         self.count = len(ends)
@@ -153,7 +153,7 @@ class Block(StoredBlock):
         self._prefix: Sequence[int] | None = None
         self.nbytes = len(data)
         if metas is not None:
-            self.nbytes += texts.total(metas, self.count)
+            self.nbytes += varbinary.total(metas, self.count)
         columns = sum(column is not None for column in (tags, nodes, metas))
         self.weight = 600 + self.nbytes + self.count * (4 + 60 * columns)
 
@@ -185,10 +185,10 @@ class Block(StoredBlock):
         self._metas = values = self._values(self._metas)
         return values
 
-    def _values(self, column: Packed | bytes) -> Column:
-        return texts.pack(column, self.count).values()
+    def _values(self, column: VarBinary | bytes) -> Column:
+        return varbinary.pack(column, self.count).values()
 
-    def packed(self, part: Literal["tag", "node", "meta"]) -> Packed | Column | None:
+    def packed(self, part: Literal["tag", "node", "meta"]) -> VarBinary | Column | None:
         """The tags, nodes or metas, one behind the other; None when no record has one.
 
         Without a look at single ones as long as nobody has asked for them; else they are there as a column.
@@ -197,14 +197,14 @@ class Block(StoredBlock):
         column: Texts | None = getattr(self, name)
         if not isinstance(column, bytes):
             return column
-        found = texts.pack(column, self.count)
+        found = varbinary.pack(column, self.count)
         setattr(self, name, found)
         return found
 
-    def packed_tags(self) -> Packed | None:
-        """The tags one behind the other, while nobody has asked for single ones; None if a record has no tag."""
+    def packed_tags(self) -> VarBinary | None:
+        """Return the concatenated tags while single ones were not requested; None if a record has no tag."""
         tags = self.packed("tag")
-        return tags if isinstance(tags, Packed) and not tags.absent else None
+        return tags if isinstance(tags, VarBinary) and not tags.absent else None
 
     def record_data(self, i: int) -> bytes:
         """The data of the record at position i."""
@@ -224,7 +224,7 @@ class Block(StoredBlock):
         return bisect_right(self._prefix_sizes(), self.sizes_upto(start) + budget, lo=start)
 
     def positions_of(self, tag: bytes, *, prefix: bool = False) -> list[int]:
-        """Where records carry exactly `tag`, or with `prefix` a tag that starts with it."""
+        """Return the positions of records with exactly `tag`, or with `prefix` with a tag that starts with it."""
         if self.tags is None:
             return []
         if prefix:
@@ -278,7 +278,7 @@ class Block(StoredBlock):
             return self.ends
         if self._prefix is None:
             metas = self._metas
-            ends = accumulate(lengths(metas, 0)) if isinstance(metas, list) else texts.pack(metas, self.count).ends
+            ends = accumulate(lengths(metas, 0)) if isinstance(metas, list) else varbinary.pack(metas, self.count).ends
             self._prefix = array("Q", map(int.__add__, self.ends, ends))
         return self._prefix
 
@@ -378,7 +378,7 @@ def encode(block: Block) -> bytes:
     for flag, column in ((_TAG, block.tags), (_NODE, block.nodes), (_META, block.metas)):
         if column is not None:
             flags |= flag
-            parts += texts.stored(column)
+            parts += varbinary.stored(column)
     if block.kinds is not None:
         flags |= _KIND
         parts.append(block.kinds)
@@ -475,7 +475,7 @@ def decode_body(head: Head, value: bytes, at: int) -> Block:
     columns: list[bytes | None] = []
     for flag in (_TAG, _NODE, _META):
         if flags & flag:
-            stop = texts.stored_end(value, at, count) if flags >= 2 * flag else len(value)  # more follows
+            stop = varbinary.stored_end(value, at, count) if flags >= 2 * flag else len(value)  # more follows
             columns.append(value[at:stop])
             at = stop
         else:

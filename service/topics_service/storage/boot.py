@@ -1,4 +1,4 @@
-"""The boot of the machine: what is written outlives the process within one, and what is synced outlives it."""
+"""The boot of the machine: written data survives a killed process within one boot, synced data survives a new one."""
 
 from pathlib import Path
 from typing import Final
@@ -7,7 +7,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """Return the id of this boot, which a restart of the machine changes; "" where there is none."""
+    """Return the id of this boot, which a restart of the machine changes; "" if unknown."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -53,13 +53,13 @@ def create(store: RocksStore, path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint, whole or begun; one that is not there is fine."""
+    """Remove a complete or incomplete checkpoint; an absent one is ignored."""
     for each in (path, path.with_name(f"{path.name}.tmp")):  # the name under which RocksDB begins
         shutil.rmtree(each, ignore_errors=True)
 
 
 def _check_room(store: RocksStore, directory: Path) -> None:
-    """Refuse what would fill the disk: memtables that can't be written out leave the database read-only."""
+    """Raise if a flush could fill the disk: memtables that can't be flushed leave the database read-only."""
     wanted = _ROOM_BYTES + sum(family.property_int_value(_MEMTABLES) or 0 for family in store._families)
     free = shutil.disk_usage(directory).free
     if free < wanted:

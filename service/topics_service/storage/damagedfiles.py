@@ -1,11 +1,12 @@
-"""Search for the damaged file of a data directory, where RocksDB does not name it or does not look."""
+"""Search for the damaged file of a data directory when RocksDB does not name or check it."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from topics_service.storage import closing, tablelist, tables, walcheck
+from topics_service.storage import clean_shutdown, tablelist, tables
+from topics_service.storage.wal import validation
 
 _FILE: Final = re.compile(
     r"\d+\.(?:sst|log)|MANIFEST-\d+|OPTIONS-\d+|CURRENT|IDENTITY|topics-[a-z]+\.(?:json|txt)|rocksdict-config\.json"
@@ -15,7 +16,7 @@ _BLAME: Final = re.compile(r"\s*The file \S+ may be corrupted\.?")
 
 
 def named_file(text: str) -> str | None:
-    """The file of a database that an error speaks of."""
+    """Return the file of a database that an error names."""
     found = _FILE.search(text)
     return found and found[0]
 
@@ -33,7 +34,7 @@ def named(path: Path, why: str) -> str:
     try:
         found = next(damaged_tables(path), None)
         if found is None and own == why:
-            found = walcheck.named_damage(path)
+            found = validation.named_damage(path)
     except OSError:
         return why
     return why if found is None else f"{own}: {found}"
@@ -41,7 +42,7 @@ def named(path: Path, why: str) -> str:
 
 def damaged_files(path: Path) -> Iterator[str]:
     """Describe damaged files that don't keep a database from being opened, each by its name. Raises OSError."""
-    damage = closing.damaged_list(path)
+    damage = clean_shutdown.damaged_list(path)
     if damage is not None:
         yield damage
     yield from damaged_tables(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Put `data` in the place of what the file had: a kill in the middle leaves one or the other. Raises OSError."""
+    """Replace the content of the file by `data`, atomically. Raises OSError."""
     part = path.with_name(f"{path.name}.tmp")
     with part.open("wb") as file:
         file.write(data)

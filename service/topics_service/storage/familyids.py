@@ -1,4 +1,4 @@
-"""The numbers that RocksDB gave to the column families, which stand in its write-ahead log. Its manifest has them."""
+"""The numbers that RocksDB assigned to column families, from its manifest. The write-ahead log uses them."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from topics_service.storage.store import Family
 
 
 def family_ids(directory: Path) -> dict[Family, int]:
-    """The number of each family of a database. Raises OSError, and ValueError for a damaged manifest."""
+    """Return the number of each family of a database. Raises OSError, and ValueError for a damaged manifest."""
     found = manifest.read(directory).families
     missing = [family.name for family in Family if _name(family) not in found]
     if missing:
-        raise ValueError(f"the manifest of {directory} knows no family {missing[0].lower()}")
+        raise ValueError(f"the manifest of {directory} lacks the column family {missing[0].lower()}")
     return {family: found[_name(family)] for family in Family}

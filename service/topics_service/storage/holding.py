@@ -1,4 +1,4 @@
-"""Locks on a data directory: RocksDB's tells other processes, and ours is taken before anything is looked at."""
+"""Locks on a data directory: RocksDB's, and our own, which is taken before anything is read."""
 
 import fcntl
 import os
@@ -27,7 +27,7 @@ def is_held(path: Path) -> bool:
 
 
 def in_use(path: Path) -> str:
-    """Say that somebody else has the directory, naming the process where the system tells."""
+    """Return a message that the directory is in use, naming the process if the system reveals it."""
     pid = _holder(path)
     if pid == os.getpid():
         return "this process has it open already"
@@ -58,7 +58,7 @@ class Hold:
     """A lock on a directory that one object has, in this process or another, for as long as it lives."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError; BlockingIOError when somebody has it."""
+        """Take the lock. Raises OSError; BlockingIOError if it is held."""
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         self._close = weakref.finalize(self, os.close, handle)
         try:
@@ -68,5 +68,5 @@ class Hold:
             raise
 
     def release(self) -> None:
-        """Let it go; once more does nothing."""
+        """Release the lock; repeated calls do nothing."""
         self._close()

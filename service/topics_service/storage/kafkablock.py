@@ -2,7 +2,7 @@
 
 Layout: the header of every block (`block`), with version 16; `ts` as in a block of columns; then the batches. Their
 own headers say how long each is and how many records it holds; the base offset in them means nothing, since the
-block's `base_seq` gives every record its place. Nothing is decoded before somebody asks for the columns.
+block's `base_seq` gives every record its offset. Nothing is decoded until the columns are requested.
 
 A record counts its share of the bytes of its batch, for limits, caps and counters alike. That is what retention.bytes
 means to Kafka, and it does not change when small blocks are merged.
@@ -18,7 +18,7 @@ from topics_service.storage import block as columnar
 from topics_service.storage import recordbatch
 from topics_service.storage.block import Block, CorruptBlockError, StoredBlock, merge_runs
 from topics_service.storage.recordbatch import Header
-from topics_service.storage.texts import Column
+from topics_service.storage.varbinary import Column
 
 _VERSION = 16
 
@@ -80,11 +80,11 @@ class KafkaBlock(StoredBlock):
         """The bytes of one batch, as they came."""
         return memoryview(self.body)[part.offset : part.offset + part.header.size]
 
-    def inflated_size(self, most: int) -> int | None:
-        """The bytes of all batches once they are inflated; None for more than `most`."""
+    def inflated_size(self, max_bytes: int) -> int | None:
+        """The bytes of all batches once they are inflated; None for more than `max_bytes`."""
         total = 0
         for part in self.parts:
-            size = recordbatch.inflated_size(self.batch(part), most - total)
+            size = recordbatch.inflated_size(self.batch(part), max_bytes - total)
             if size is None:
                 return None
             total += size
@@ -99,8 +99,8 @@ class KafkaBlock(StoredBlock):
 
     def fit(self, start: int, budget: int) -> int:
         """See StoredBlock."""
-        most = self.sizes_upto(start) + budget
-        return start + bisect_right(range(start + 1, self.count + 1), most, key=self.sizes_upto)
+        limit = self.sizes_upto(start) + budget
+        return start + bisect_right(range(start + 1, self.count + 1), limit, key=self.sizes_upto)
 
     def columns(self) -> Block:
         """See StoredBlock: decoded when first asked for, which raises `weight`."""

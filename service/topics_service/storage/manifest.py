@@ -1,4 +1,4 @@
-"""RocksDB's manifest, read far enough to tell the families, the tables and the write-ahead logs that are needed.
+"""Reader of RocksDB's manifest: the families, the tables and the needed write-ahead logs.
 
 A manifest has records as a log file has, each a row of fields: a tag, and what the tag says. Records can form a group
 that counts as a whole or not at all.
@@ -11,10 +11,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topics_service.storage.walbatches import text, to_varint, varint
-from topics_service.storage.walrecords import mapped, records
+from topics_service.storage.wal.batches import text, to_varint, varint
+from topics_service.storage.wal.records import mapped, records
 
-_COMPARATOR, _LOG, _NEXT_FILE, _SEQUENCE, _CURSOR, GONE, _PREVIOUS_LOG, _LEAST_LOG = 1, 2, 3, 4, 5, 6, 9, 10
+_COMPARATOR, _LOG, _NEXT_FILE, _SEQUENCE, _CURSOR, GONE, _PREVIOUS_LOG, _MIN_LOG = 1, 2, 3, 4, 5, 6, 9, 10
 TABLE: Final = 103
 FAMILY, _ADDED, _DROPPED, _LAST_FAMILY = 200, 201, 202, 203
 _GROUP: Final = 300
@@ -45,13 +45,13 @@ class Manifest(Struct, kw_only=True):
     families: dict[str, int]
     logs: dict[int, int]
     tables: dict[int, TableFacts] = {}
-    least_log: int = 0
+    min_log: int = 0
     flushed_seq: int = 0
 
     @property
     def first_log(self) -> int:
         """The first log that is needed."""
-        return max(self.least_log, min(self.logs.values()))
+        return max(self.min_log, min(self.logs.values()))
 
 
 class _Edit(Struct):
@@ -59,7 +59,7 @@ class _Edit(Struct):
     added: str | None = None
     dropped: bool = False
     log: int | None = None
-    least_log: int | None = None
+    min_log: int | None = None
     gone: list[int] = []
     new: list[TableFacts] = []
     left_in_group: int | None = None
@@ -71,7 +71,7 @@ def path_in(directory: Path) -> Path:
 
 
 def read(directory: Path) -> Manifest:
-    """The manifest of a database. Raises OSError, and ValueError for one that is damaged."""
+    """Read the manifest of a database. Raises OSError, and ValueError if it is damaged."""
     path = path_in(directory)
     found = Manifest(families={"default": 0}, logs={0: 0})
     group: list[_Edit] = []
@@ -97,8 +97,8 @@ def _apply(found: Manifest, edits: Iterable[_Edit]) -> None:
             found.logs.pop(edit.family, None)
         if edit.log is not None:
             found.logs[edit.family] = edit.log
-        if edit.least_log is not None:
-            found.least_log = max(found.least_log, edit.least_log)
+        if edit.min_log is not None:
+            found.min_log = max(found.min_log, edit.min_log)
         for number in edit.gone:
             found.tables.pop(number, None)
         for facts in edit.new:
@@ -112,8 +112,8 @@ def _edit(record: bytes) -> _Edit:
         tag, at = varint(record, at)
         if tag == _LOG:
             edit.log, at = varint(record, at)
-        elif tag == _LEAST_LOG:
-            edit.least_log, at = varint(record, at)
+        elif tag == _MIN_LOG:
+            edit.min_log, at = varint(record, at)
         elif tag == FAMILY:
             edit.family, at = varint(record, at)
         elif tag == _ADDED:

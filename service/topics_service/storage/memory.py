@@ -86,7 +86,7 @@ class MemoryStore:
     def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Store."""
         rows, after = self._rows[family], False
-        while True:  # in pieces, so that who stops early has paid for no more
+        while True:  # in pieces, so that stopping early costs no more
             keys = list(islice(rows.irange(start, stop, inclusive=(not after, False)), _SCAN_ROWS))
             yield from [(key, rows[key]) for key in keys]
             if len(keys) < _SCAN_ROWS:

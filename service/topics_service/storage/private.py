@@ -1,4 +1,4 @@
-"""Directories that only their owner may enter."""
+"""Directories with access for their owner only."""
 
 import stat
 from pathlib import Path
@@ -9,7 +9,7 @@ _MODE = stat.S_IRWXU
 def make_private(directory: Path) -> None:
     """Make a directory for its owner alone, whatever the umask, and what is missing above it as usual.
 
-    One that is there already stays as it is. Raises OSError.
+    An existing one is unchanged. Raises OSError.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     try:

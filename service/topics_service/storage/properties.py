@@ -1,4 +1,4 @@
-"""What RocksDB tells of itself: whether its background work keeps up, and what takes room."""
+"""Properties of RocksDB: the state of its background work, and its use of space."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -55,15 +55,15 @@ def read(path: Path, families: Iterable[Any]) -> StoreState:
 def compaction_bytes(families: Iterable[Any]) -> int:
     """Bytes that the next compaction may write before its input goes: level 0 and the one below, of the family in which
     that is most. Those of lower levels are no larger than `RocksStore` allows. Microseconds."""
-    most = 0
+    highest = 0
     for family in families:
         levels = [
             tuple(map(float, line.split())) for line in family.property_value("rocksdb.levelstats").splitlines()[2:]
         ]
         sizes = [(int(size) + 1) << 20 for level, files, size in levels if level and files]
         if levels and levels[0][1]:
-            most = max(most, ((int(levels[0][2]) + 1) << 20) + (sizes[0] if sizes else 0))
-    return most
+            highest = max(highest, ((int(levels[0][2]) + 1) << 20) + (sizes[0] if sizes else 0))
+    return highest
 
 
 def _size(file: Path) -> int:

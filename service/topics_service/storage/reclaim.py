@@ -1,4 +1,4 @@
-"""Space that the database takes and does not need, given back at once: what RocksDB would do by itself, some time.
+"""Immediate reclamation of disk space that RocksDB would free only at some later time.
 
 The write-ahead log stays until what it holds is in tables. Rows that are deleted stay until a compaction meets them,
 which for the tables of a topic that nobody writes to any more can be never.
@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 
 from rocksdict import BottommostLevelCompaction, CompactOptions
 
-from topics_service.storage import closing, keys
+from topics_service.storage import clean_shutdown, keys
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
 
 log = logging.getLogger("topics.storage")
 
-_MOST_LOGS: Final = 10_000
+_MAX_LOGS: Final = 10_000
 _SPARE_BYTES: Final = 1 << 20
 _WORTH_BYTES: Final = 1 << 20  # of a family beside the blocks
 _BESIDE: Final = (Family.TAGS, Family.IDEMPOTENCY, Family.ROUTER_COPIES, Family.JOBS, Family.PRODUCERS)
@@ -47,7 +47,7 @@ class _Range(NamedTuple):
 
 
 class Reclaim:
-    """Gives space of a store back that is open. `run` blocks, and the GIL is free while it does."""
+    """Reclaims space of an open store. `run` blocks, and releases the GIL meanwhile."""
 
     def __init__(self, store: RocksStore, live_bytes: Callable[[], int]) -> None:
         """`live_bytes` are the record bytes of all logs: no compaction of blocks writes more than about these."""
@@ -62,9 +62,9 @@ class Reclaim:
         self._options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
 
     def freed(self, log_id: int, stop: int | None) -> None:
-        """The blocks of a log below seq `stop` were deleted; all rows of the log with None."""
+        """Note that the blocks of a log below seq `stop` were deleted, or all rows of the log (None)."""
         self._dead[log_id] = _LAST_SEQ if stop is None else max(stop - 1, self._dead.get(log_id, 0))
-        if len(self._dead) > _MOST_LOGS:
+        if len(self._dead) > _MAX_LOGS:
             del self._dead[next(iter(self._dead))]
 
     @property
@@ -83,7 +83,7 @@ class Reclaim:
                 return False
             for family in self._store.families:
                 family.flush(True)
-            if closing.known_damage(self._store.path) is not None:
+            if clean_shutdown.known_damage(self._store.path) is not None:
                 return True  # damaged tables are left alone
             dead, self._dead = self._dead, {}
             try:
@@ -101,7 +101,7 @@ class Reclaim:
             return True
 
     def stop(self) -> None:
-        """Wait for the round that runs, and let there be no other: call before the store is closed."""
+        """Wait for the running round and prevent further ones. Call it before the store is closed."""
         self._stopped = True
         with self._lock:
             pass

@@ -1,4 +1,4 @@
-"""A damaged data directory opened for what can still be read of it, through copies and links: nothing in it changes."""
+"""Opens a damaged data directory for reading what is intact, through copies and links: nothing in it changes."""
 
 import re
 import shutil
@@ -9,22 +9,13 @@ from typing import Final, NamedTuple
 
 from rocksdict import Cache, DBRecoveryMode, Rdict
 
-from topics_service.storage import (
-    closing,
-    damagedfiles,
-    manifest,
-    tablelist,
-    tablemend,
-    tables,
-    verify,
-    walaside,
-    walcheck,
-)
+from topics_service.storage import clean_shutdown, damagedfiles, manifest, tablelist, tablemend, tables, verify
 from topics_service.storage.boot import boot_id
 from topics_service.storage.familyids import family_ids
 from topics_service.storage.manifest import TableFacts
 from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksStore, _name, _options, find_damage
 from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
+from topics_service.storage.wal import quarantine, validation
 
 _CACHE_BYTES: Final = 16 << 20
 _LINKED: Final = ".sst"  # RocksDB never changes one
@@ -93,7 +84,7 @@ def _links(path: Path, own: Path) -> None:
     """A directory with the files of the database: tables as links, others as copies."""
     own.mkdir()
     for file in path.iterdir():
-        if not file.is_file() or not closing.is_of_database(file.name):
+        if not file.is_file() or not clean_shutdown.is_of_database(file.name):
             continue
         if file.suffix == _LINKED:
             (own / file.name).symlink_to(file.absolute())
@@ -102,14 +93,14 @@ def _links(path: Path, own: Path) -> None:
 
 
 def _log_damage(path: Path) -> str | None:
-    """Describe damage of the write-ahead log that a start would not pass over."""
-    if closing.is_closed(path):
+    """Describe damage of the write-ahead log that a start would not skip."""
+    if clean_shutdown.is_closed(path):
         return None
-    if not walcheck.needed_by(path).families:
-        return walcheck.named_damage(path)
+    if not validation.needed_by(path).families:
+        return validation.named_damage(path)
     try:
-        walcheck.find_break(path, boot_id())
-    except walcheck.LostLogError as error:
+        validation.find_break(path, boot_id())
+    except validation.LostLogError as error:
         return str(error)
     return None
 
@@ -118,11 +109,11 @@ def _as_it_is(path: Path, own: Path) -> _Way:
     """As a server opens it, and every part of every table is sound."""
     broken = find_damage(path, boot_id())
     if broken is not None:
-        walaside.set_aside(own, broken)
+        quarantine.set_aside(own, broken)
     damage = next(damagedfiles.damaged_tables(path), None)
     if damage is not None:
         raise StoreOpenError(damage)
-    return _Way([text for text in (closing.damaged_list(path),) if text is not None], [])
+    return _Way([text for text in (clean_shutdown.damaged_list(path),) if text is not None], [])
 
 
 def _past_damage(path: Path, own: Path) -> _Way:
@@ -133,7 +124,7 @@ def _past_damage(path: Path, own: Path) -> _Way:
     except (OSError, ValueError) as error:
         raise StoreOpenError(str(error).replace(str(own), str(path))) from None
     mended = _mend_tables(path, own, {f"{number:06}.sst": facts for number, facts in listed.items()})
-    damage = closing.find_damage(own, but=mended.sizes)
+    damage = clean_shutdown.find_damage(own, but=mended.sizes)
     if damage is not None:
         raise StoreOpenError(damage.replace(str(own), str(path)))
     resized = [
@@ -145,9 +136,9 @@ def _past_damage(path: Path, own: Path) -> _Way:
 
 def _make_current(path: Path, own: Path) -> list[str]:
     """Let CURRENT lead to the manifest, where there is one and it does not."""
-    damage = closing.current_damage(own)
+    damage = clean_shutdown.current_damage(own)
     manifests = list(own.glob("MANIFEST-*"))
-    if (damage is None and not closing.is_headless(own)) or len(manifests) != 1:
+    if (damage is None and not clean_shutdown.is_headless(own)) or len(manifests) != 1:
         return []
     (own / "CURRENT").write_text(f"{manifests[0].name}\n")
     return [f"{path / 'CURRENT'} is made anew: it leads to {manifests[0].name}"]
@@ -155,7 +146,7 @@ def _make_current(path: Path, own: Path) -> list[str]:
 
 def _rebuilt(path: Path, own: Path) -> _Way:
     """Make another manifest, of the tables that are there and of the log."""
-    known = closing.known_files(path)
+    known = clean_shutdown.known_files(path)
     gone: list[str] = []
     if known is not None:
         for file in own.glob("*.sst"):
@@ -277,8 +268,8 @@ class _ScratchStore(RocksStore):
         self._handles = []
 
     def write(self, batch: WriteBatch) -> None:
-        """Not here: raises StoreError."""
-        raise StoreError("what is repaired is not written")
+        """Not supported: raises StoreError."""
+        raise StoreError("a database under repair is read-only")
 
     def close(self) -> None:
         """Release the files."""

@@ -1,6 +1,6 @@
-"""One database in a data directory in place of another, in steps that a kill can't harm: run again, it goes on.
+"""Replacing the database in a data directory by another, in steps that survive a kill: a new run continues.
 
-All within the directory, which may be a mount point. From the first step to the last there is a marker in it, and no
+All steps stay within the directory, which may be a mount point. From the first to the last it has a marker, and no
 server starts.
 """
 
@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from topics_service.storage import closing, durable, sealed
+from topics_service.storage import checksummed, clean_shutdown, durable
 from topics_service.storage.private import make_private
 
-_MARKER: Final = closing._REPAIR
+_MARKER: Final = clean_shutdown._REPAIR
 _WORK: Final = "repair"
 _NEW: Final = "new"
 _ARCHIVE: Final = "archive"  # of the old write-ahead log: the numbers of its files begin anew
@@ -23,7 +23,7 @@ _ARCHIVE: Final = "archive"  # of the old write-ahead log: the numbers of its fi
 class Swap:
     """The steps of one repair of `path`. Each is idempotent, and durable when it returns. All raise OSError.
 
-    `stepped` is told of each step, for tests that end the process there.
+    `stepped` is called with each step, for tests that end the process there.
     """
 
     def __init__(self, path: Path, stepped: Callable[[str], None] = lambda _: None) -> None:
@@ -32,33 +32,34 @@ class Swap:
 
     @property
     def work(self) -> Path:
-        """Where to work in peace."""
+        """The directory for work in progress."""
         return self._path / _WORK
 
     @property
     def new(self) -> Path:
-        """Where the new database is made."""
+        """The directory in which the new database is built."""
         return self.work / _NEW
 
     def pending(self) -> str | None:
-        """The quarantine of a swap that was begun and is to be ended; None if there is none.
+        """Return the quarantine of an unfinished swap; None if there is none.
 
         Raises DamagedFileError: then it is not known which of the files are the old ones.
         """
         try:
-            return str(sealed.read(self._path / _MARKER)["quarantine"])
+            return str(checksummed.read(self._path / _MARKER)["quarantine"])
         except FileNotFoundError:
             return None
         except (TypeError, KeyError):
-            raise sealed.DamagedFileError(f"the file {self._path / _MARKER} is damaged: it is no marker") from None
+            text = f"the file {self._path / _MARKER} is damaged: not a repair marker"
+            raise checksummed.DamagedFileError(text) from None
 
     def clear(self) -> None:
-        """Remove what an earlier try has left that came not so far as to begin the swap."""
+        """Remove leftovers of an earlier attempt that did not begin the swap."""
         shutil.rmtree(self.work, ignore_errors=True)
         (self._path / f"{_MARKER}.tmp").unlink(missing_ok=True)
 
     def begin(self, quarantine: str) -> None:
-        """The new database is complete, closed and checked: from now on there is no way back."""
+        """Begin the swap once the new database is complete, closed and checked. There is no way back."""
         for file in self.new.iterdir():
             durable.sync(file)
         durable.sync(self.new)
@@ -68,12 +69,12 @@ class Swap:
         self._stepped("begun")
 
     def finish(self) -> None:
-        """Move the old files to the quarantine and the new ones to their place, from wherever that stands."""
-        marker = sealed.read(self._path / _MARKER)
+        """Move the old files to the quarantine and the new ones into place, from any intermediate state."""
+        marker = checksummed.read(self._path / _MARKER)
         quarantine = self._path / marker["quarantine"]
         if marker["phase"] == "out":
             for file in sorted(self._path.iterdir()):
-                if (file.is_file() and closing.is_of_database(file.name)) or file.name == _ARCHIVE:
+                if (file.is_file() and clean_shutdown.is_of_database(file.name)) or file.name == _ARCHIVE:
                     file.rename(quarantine / file.name)
                     self._stepped(f"out {file.name}")
             durable.sync(quarantine)
@@ -81,7 +82,7 @@ class Swap:
             self._mark(marker["quarantine"], "in")
             self._stepped("moved out")
         for file in sorted(self.new.iterdir()) if self.new.exists() else ():
-            if closing.is_of_database(file.name):
+            if clean_shutdown.is_of_database(file.name):
                 file.rename(self._path / file.name)
                 self._stepped(f"in {file.name}")
         durable.sync(self._path)
@@ -91,12 +92,12 @@ class Swap:
         durable.sync(self._path)
 
     def _mark(self, quarantine: str, phase: str) -> None:
-        sealed.write(self._path / _MARKER, {"quarantine": quarantine, "phase": phase})
+        checksummed.write(self._path / _MARKER, {"quarantine": quarantine, "phase": phase})
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock that a server takes. Raises BlockingIOError when one has it."""
+    """Hold the lock of a server. Raises BlockingIOError if it is taken."""
     with (path / "LOCK").open("ab") as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

@@ -21,23 +21,13 @@ from rocksdict import (
 )
 from rocksdict import WriteBatch as RawBatch
 
-from topics_service.storage import (
-    closing,
-    damaged,
-    damagedfiles,
-    keys,
-    tablelist,
-    tables,
-    walarchive,
-    walaside,
-    walcheck,
-    walmark,
-)
+from topics_service.storage import clean_shutdown, corruption, damagedfiles, keys, tablelist, tables
 from topics_service.storage.holding import Hold, in_use, is_held
 from topics_service.storage.private import make_private
 from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError, WriteBatch
-from topics_service.storage.walbatches import MOMENT_KEY
-from topics_service.storage.walfiles import WalFiles
+from topics_service.storage.wal import archive, end_mark, quarantine, validation
+from topics_service.storage.wal.batches import MOMENT_KEY
+from topics_service.storage.wal.switches import SwitchCounter
 
 log = logging.getLogger("topics.storage")
 
@@ -45,11 +35,11 @@ _FORMAT_KEY = b"format"
 _FORMAT = b"topics-rocksdb-1"
 _SETTLE_SECONDS = 2.0
 _ERRORS = 64  # that are kept with the file that they are of
-_FOR_EVER = 1 << 40  # seconds: what is archived is removed by `walarchive.trim`
+_FOR_EVER = 1 << 40  # seconds: what is archived is removed by `archive.trim`
 _HELD_BACK = ("rocksdb.is-write-stopped", "rocksdb.actual-delayed-write-rate")
 _COMPACTING = "rocksdb.num-running-compactions"  # in the whole database
 _FLUSHING = "rocksdb.num-immutable-mem-table"
-_LEAST_RESERVE = 4 << 20
+_MIN_RESERVE = 4 << 20
 _LARGE = 1 << 40
 _BLOOMED = (Family.IDEMPOTENCY, Family.TAGS)  # looked up by exact key or prefix: a bloom filter pays
 
@@ -88,22 +78,22 @@ class RocksBatch:
 class RocksStore:
     """Implements Store in one directory, which it locks against other processes.
 
-    Write-ahead logging is always on. A torn log tail (a crash in mid-write) is cut on open. Damage before the tail, and
-    logs that are not all that was written in this boot of the machine or synced before it, refuse to open (`walcheck`;
-    `DBRecoveryMode.tolerate_corrupted_tail_records`: RocksDB's default would drop everything after one bad byte without
-    an error). What a power cut left behind a break is set aside (`walaside`).
+    Write-ahead logging is always on. A torn log tail (a crash in mid-write) is cut on open. Opening fails on damage
+    before the tail, and if the logs lack rows written in this boot of the machine or synced before it
+    (`wal.validation`; `DBRecoveryMode.tolerate_corrupted_tail_records`: RocksDB's default would silently drop
+    everything after one bad byte). Log data behind a break that a power cut caused is set aside (`wal.quarantine`).
 
-    When a compaction meets a damaged table, RocksDB refuses all writes from then on. From the next open on there are no
-    compactions: what is intact can be read and written, and the disk space of what is deleted stays taken.
+    When a compaction meets a damaged table, RocksDB refuses all further writes. From the next open on, compactions are
+    off: intact data can be read and written, and deleted data keeps its disk space.
 
-    With `keep_log` the write-ahead log stays when it is not needed any more (`walarchive`), and tells when it was
-    written, to the millisecond. None goes on as whoever opened the directory last.
+    With `keep_log`, log files that are no longer needed are kept (`wal.archive`), and batches record their time to the
+    millisecond. None keeps the setting of the last open.
     """
 
     _keeps_log = False
     _written_ms = 0
     _path = Path()
-    _ends: walmark.Ends | None = None
+    _ends: end_mark.Ends | None = None
     _hold: Hold | None = None
 
     def __init__(
@@ -124,7 +114,7 @@ class RocksStore:
         they find room in them.
         """
         steps = _Steps.within(reserve_bytes)
-        self.most_unflushed = 2 * steps.log
+        self.max_unflushed = 2 * steps.log
         """So many bytes of what was written are not in tables yet, at most: at the limit it takes as much again until
         they are."""
         try:
@@ -150,16 +140,16 @@ class RocksStore:
             fresh = not (path / "CURRENT").exists()
             self._take(path)
             _prepare(path, boot_id)
-            damage, unknown = closing.known_damage(path), closing.damaged_list(path)
-            keep_log = walarchive.line_of(path) is not None if keep_log is None else keep_log
+            damage, unknown = clean_shutdown.known_damage(path), clean_shutdown.damaged_list(path)
+            keep_log = archive.line_of(path) is not None if keep_log is None else keep_log
         except (OSError, ValueError) as error:
             raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
         except StoreOpenError as error:
             raise StoreOpenError(f"can't open the data directory {path}: {error}") from None
         if unknown is not None:
-            log.warning("%s: whether files are missing is not known", unknown)
+            log.warning("%s: can't check for missing files", unknown)
         if damage is not None:
-            log.error("%s is damaged, and its files are not compacted any more: %s", path, damage)
+            log.error("%s is damaged, compactions are disabled: %s", path, damage)
             for options in families.values():
                 options.set_disable_auto_compactions(True)
         whole = _options(Family.META, cache, write_buffer_bytes, steps)
@@ -184,15 +174,15 @@ class RocksStore:
             raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
         self._check_format(path, fresh=fresh)
         try:
-            closing.forget(path)
+            clean_shutdown.forget(path)
             if keep_log:
-                walarchive.begin(path)
+                archive.begin(path)
             else:
-                walarchive.end(path)
+                archive.end(path)
         except (OSError, ValueError) as error:
             self._release()
             raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
-        self.wal_switches = WalFiles(path).switches
+        self.wal_switches = SwitchCounter(path).switches
 
     def _check_format(self, path: Path, *, fresh: bool) -> None:
         try:
@@ -210,7 +200,7 @@ class RocksStore:
             raise StoreOpenError(f"the data directory {path} has the format {found!r}, this server reads {_FORMAT!r}")
 
     def _take(self, path: Path) -> None:
-        """Keep others out while the logs are looked at, and cut."""
+        """Lock the directory while the logs are examined and cut."""
         try:
             self._hold = Hold(path)
         except BlockingIOError:
@@ -229,12 +219,12 @@ class RocksStore:
             self._hold = None
 
     def _mark_begin(self, path: Path, boot_id: str) -> None:
-        """All that the logs had is in tables now, and a new log is begun."""
-        first, next_seq = max(number for number, _ in walarchive.numbered(path)), self.next_sequence
-        mark = walmark.Mark(boot_id, first, next_seq, written=next_seq, synced=next_seq)
+        """Write the mark of a new log, after all earlier logs were flushed to tables."""
+        first, next_seq = max(number for number, _ in archive.numbered(path)), self.next_sequence
+        mark = end_mark.Mark(boot_id, first, next_seq, written=next_seq, synced=next_seq)
         mark.manifest = (path / "CURRENT").read_text()
-        walmark.write(path, mark)
-        self._ends = walmark.Ends(path, first)
+        end_mark.write(path, mark)
+        self._ends = end_mark.Ends(path, first)
 
     def batch(self) -> RocksBatch:
         """See Store."""
@@ -264,11 +254,11 @@ class RocksStore:
             self._written_ms = now
 
     def _note_damage(self, text: str) -> None:
-        """A compaction has met a damaged table. Until the next open nothing can be written."""
+        """Record that a compaction met a damaged table. Until the next open nothing can be written."""
         try:
-            closing.note_damage(self._path, text)
+            clean_shutdown.note_damage(self._path, text)
         except OSError as error:
-            log.warning("can't write down the damage of %s: %s", self._path, error)
+            log.warning("can't record the damage of %s: %s", self._path, error)
 
     def sync(self) -> None:
         """See Store. Releases the GIL while it waits for the disk."""
@@ -294,7 +284,7 @@ class RocksStore:
         cursor.seek_for_prev(key)
         if not cursor.valid():
             why = self.why(cursor)
-            return None if why is None else damaged.floor(self._families[family], key, why)
+            return None if why is None else corruption.floor(self._families[family], key, why)
         return cursor.key(), cursor.value()
 
     def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -313,7 +303,7 @@ class RocksStore:
 
     def why(self, cursor: RdictIter) -> str | None:
         """Explain why the cursor stands at no row, naming the damaged file; None at the end of the rows."""
-        found = damaged.error_of(cursor)
+        found = corruption.error_of(cursor)
         return None if found is None else self._named(found)
 
     @cached_property
@@ -325,7 +315,7 @@ class RocksStore:
         return StoreError(f"read failed: {why}", damagedfiles.named_file(why))
 
     def _named(self, why: str) -> str:
-        """The error with the file that is damaged. It takes milliseconds to find one, so it is done once for each."""
+        """Return the error with the damaged file. Finding it takes milliseconds, so results are cached."""
         if why not in self._errors:
             if len(self._errors) == _ERRORS:
                 self._errors.clear()
@@ -334,16 +324,16 @@ class RocksStore:
 
     @property
     def next_sequence(self) -> int:
-        """The number that RocksDB gives to the next row that is written."""
+        """The sequence number of the next written row."""
         return int(self._db.latest_sequence_number()) + 1
 
     def is_stalled(self) -> bool:
-        """Whether RocksDB takes no writes, or delays them, until it has compacted."""
+        """Return whether RocksDB takes no writes, or delays them, until it has compacted."""
         return any(family.property_int_value(name) for name in _HELD_BACK for family in self._families)
 
     @property
     def flushing(self) -> int:
-        """How many memtables of blocks are full and not in tables yet. One more takes what is written."""
+        """Return the number of full memtables of blocks that are not flushed yet. One more takes new writes."""
         return int(self._families[Family.BLOCKS].property_int_value(_FLUSHING) or 0) if self._families else 0
 
     @property
@@ -353,7 +343,7 @@ class RocksStore:
 
     @property
     def families(self) -> Sequence[Rdict]:
-        """The column families of the open database, none once it is closed."""
+        """The column families of the open database; empty once it is closed."""
         return self._families
 
     def close(self) -> None:
@@ -369,18 +359,18 @@ class RocksStore:
         if tables is None:
             return
         try:
-            closing.remember(self._path, tables)
+            clean_shutdown.remember(self._path, tables)
         except OSError as error:
-            log.warning("can't write down the files of %s: %s", self._path, error)
+            log.warning("can't record the files of %s: %s", self._path, error)
 
     def abandon(self) -> None:
-        """Close without writing anything, after a failure: what was acknowledged is in the log, for the next open."""
+        """Close after a failure without writing anything: acknowledged data is in the log, for the next open."""
         self._db.cancel_all_background(True)  # rocksdict would write the memtables out before it closes: now it can't
         self._release()
 
     def _final_tables(self) -> list[str] | None:
-        """The tables that there will be after the close: everything is flushed, and no compaction begins any more. None
-        if those that run take long."""
+        """Return the tables that will exist after the close, with everything flushed and no compactions. None if
+        running ones take too long."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while any(family.property_int_value(_COMPACTING) for family in self._families):
             if time.monotonic() > deadline:
@@ -399,21 +389,21 @@ class RocksStore:
             self._let_go()
 
 
-def find_damage(path: Path, boot_id: str) -> walcheck.Break | None:
-    """Look for what RocksDB would take in silence: where the logs have to be cut since a power cut took what follows,
-    or None. Raises StoreOpenError, naming the file, and OSError."""
-    if closing.is_headless(path):
+def find_damage(path: Path, boot_id: str) -> validation.Break | None:
+    """Look for damage that RocksDB would silently accept. Return the break at which the logs must be cut after a power
+    cut, or None. Raises StoreOpenError, naming the file, and OSError."""
+    if clean_shutdown.is_headless(path):
         raise StoreOpenError(f"the file {path / 'CURRENT'} is missing, and there are files of a database")
-    damage = closing.find_damage(path)
+    damage = clean_shutdown.find_damage(path)
     if damage is None and (path / "CURRENT").exists():
-        damage = tablelist.find_damage(path, closed=closing.is_closed(path))
+        damage = tablelist.find_damage(path, closed=clean_shutdown.is_closed(path))
     if damage is not None:
         raise StoreOpenError(damage)
-    if closing.is_closed(path):
+    if clean_shutdown.is_closed(path):
         return None
     try:
-        return walcheck.find_break(path, boot_id)
-    except walcheck.LostLogError as error:
+        return validation.find_break(path, boot_id)
+    except validation.LostLogError as error:
         raise StoreOpenError(str(error)) from None
 
 
@@ -422,16 +412,16 @@ def _prepare(path: Path, boot_id: str) -> None:
     far the last server came: so note it. Raises StoreOpenError and OSError."""
     broken = find_damage(path, boot_id)
     if broken is not None:
-        aside = walaside.set_aside(path, broken)
-        log.warning("%s, as a power cut leaves it: what follows is not applied, and kept in %s", broken.text, aside)
-    mark = walmark.read(path)
+        aside = quarantine.set_aside(path, broken)
+        log.warning("%s, as after a power cut: what follows is not applied, and kept in %s", broken.text, aside)
+    mark = end_mark.read(path)
     if mark is not None:
-        mark.starting = walcheck.starting(path, mark)
-        walmark.write(path, mark)
+        mark.starting = validation.starting(path, mark)
+        end_mark.write(path, mark)
 
 
 def _why(error: OSError | ValueError) -> str:
-    """An error without its number, and with the file that it is about."""
+    """Return the error without its number, and with its file."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -452,7 +442,7 @@ class _Steps(NamedTuple):
     @classmethod
     def within(cls, reserve: int) -> Self:
         """Four tables of level 0 and the level below it, which a compaction takes together, in twice the reserve."""
-        whole = max(reserve, _LEAST_RESERVE) if reserve else _LARGE
+        whole = max(reserve, _MIN_RESERVE) if reserve else _LARGE
         return cls(min(whole // 4, 64 << 20), min(whole, 256 << 20), min(whole, 25 * (64 << 20)), min(whole, 64 << 20))
 
 
@@ -462,7 +452,7 @@ def _options(family: Family, cache: Cache, write_buffer_bytes: int, steps: _Step
     options.create_if_missing(True)
     options.create_missing_column_families(True)
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
-    options.set_max_total_wal_size(steps.log)  # bounds the replay, which holds the GIL (design.md 4)
+    options.set_max_total_wal_size(steps.log)  # bounds the replay, which holds the GIL
     options.set_db_write_buffer_size(write_buffer_bytes)
     options.set_write_buffer_size(min(64 << 20 if family is Family.BLOCKS else 16 << 20, steps.table))
     options.set_target_file_size_base(steps.table)

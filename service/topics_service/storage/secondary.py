@@ -19,8 +19,8 @@ _LOG_BYTES = 1 << 20
 class SecondaryStore(RocksStore):
     """Implements Store for reading, in a process of its own; nothing is ever written to the data directory.
 
-    What it shows stands still between two calls of `catch_up`, also while the writer deletes and compacts: the files
-    are kept open.
+    Its content is fixed between two calls of `catch_up`, even while the writer deletes and compacts: the files are kept
+    open.
     """
 
     def __init__(self, path: Path, own: Path, *, block_cache_bytes: int = 16 << 20) -> None:
@@ -32,7 +32,7 @@ class SecondaryStore(RocksStore):
         self.generation = 0
         """Says which state of the rows it is: the same number, the same rows."""
         self.whole = False
-        """Whether the rows are those of one moment of the writer: if not, some can be missing."""
+        """Return whether the rows are those of one moment of the writer: if not, some can be missing."""
         if not (path / "CURRENT").exists():  # RocksDB would begin to make one
             raise StoreOpenError(f"can't follow the data directory {path}: there is no database")
         try:
@@ -54,7 +54,7 @@ class SecondaryStore(RocksStore):
         self._families = [self._db.get_column_family(_name(family)) for family in Family]
 
     def catch_up(self) -> None:
-        """Take in whatever had been written before the call. Raises StoreError; what is here may have holes then.
+        """Read everything that was written before the call. Raises StoreError; the content may have holes then.
 
         RocksDB reads the manifest first and then lists the logs. When the writer flushes a log and removes it in
         between, its rows are in neither, while those of later logs are there (seen: 729 records missing in the
@@ -91,22 +91,22 @@ class SecondaryStore(RocksStore):
         self._open()
 
     def _is_overtaken(self, manifest: tuple[str, int], log: int) -> bool:
-        """Whether rows may have been flushed that were never read from their log."""
+        """Return whether rows may have been flushed that were never read from their log."""
         return self._caught is None or (manifest != self._caught[0] and log > self._caught[1])
 
     def batch(self) -> RocksBatch:
-        """Not here: raises StoreError."""
-        raise StoreError("a follower does not write")
+        """Not supported: raises StoreError."""
+        raise StoreError("a follower is read-only")
 
     def write(self, batch: WriteBatch) -> None:
-        """Not here: raises StoreError."""
-        raise StoreError("a follower does not write")
+        """Not supported: raises StoreError."""
+        raise StoreError("a follower is read-only")
 
     def sync(self) -> None:
         """Nothing to do."""
 
     def close(self) -> None:
-        """Release the files. The database is left as it is."""
+        """Release the files. The database is unchanged."""
         self._release()
 
     def _manifest(self) -> tuple[str, int]:

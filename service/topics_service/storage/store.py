@@ -1,4 +1,4 @@
-"""The ordered store that the engine writes to: what it must promise, whoever implements it."""
+"""The ordered store that the engine writes to: the protocol and its guarantees."""
 
 from collections.abc import Iterator
 from enum import IntEnum
@@ -60,12 +60,12 @@ class WriteBatch(Protocol):
         ...
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to write."""
+        """Return whether there is nothing to write."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """What the batch takes in the write-ahead log, about; valid until it is written."""
+        """Return the approximate size of the batch in the write-ahead log; valid until it is written."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The manifest of a database: damage that RocksDB passes over, its tables, and edits that name other files for them."""
+"""Tables in the manifest of a database: damage that RocksDB ignores, listing, and edits that replace files."""
 
 import struct
 from collections.abc import Iterable
@@ -7,8 +7,8 @@ from typing import Final
 
 from topics_service.storage import manifest
 from topics_service.storage.manifest import TableFacts
-from topics_service.storage.walbatches import to_varint
-from topics_service.storage.walrecords import BLOCK, RECORD, checksum, intact, records
+from topics_service.storage.wal.batches import to_varint
+from topics_service.storage.wal.records import BLOCK, RECORD, checksum, intact, records
 
 _KINDS: Final = range(1, 5)
 _FULL, _FIRST, _MIDDLE, _LAST = _KINDS

@@ -1,4 +1,4 @@
-"""A table whose parts around the rows are damaged, made anew around the same blocks of rows.
+"""Rebuilding a table with damaged parts around its rows, from the same blocks of rows.
 
 The blocks are found one after the other from the start of the file, each by its checksum, so that nothing of what lies
 around them is needed. Index, metaindex and footer are made of what is found; range deletions and the family are taken
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from topics_service.storage import tables
 from topics_service.storage.tables import Handle
-from topics_service.storage.walbatches import to_varint, varint
+from topics_service.storage.wal.batches import to_varint, varint
 
 _FAMILY_ID: Final = b"rocksdb.column.family.id"
 _FAMILY_NAME: Final = b"rocksdb.column.family.name"

@@ -1,4 +1,4 @@
-"""RocksDB's table files as they lie on the disk: which of their parts are damaged, and where their blocks are.
+"""RocksDB's table files on disk: detection of damaged parts, and location of blocks.
 
 A table is a row of blocks: rows, then a filter, the index, range deletions, properties, the list of these (the
 metaindex), and a footer of fixed size. Behind each block a trailer says how it is compressed and has its checksum,
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import cramjam
 import xxhash
 
-from topics_service.storage.walbatches import varint
+from topics_service.storage.wal.batches import varint
 
 FORMAT_VERSION: Final = 6
 TRAILER: Final = struct.Struct("<BI")

@@ -1,4 +1,4 @@
-"""A data directory opened to be checked: nothing in it is changed, and what can't be read is told, not hidden."""
+"""A data directory opened for verification: nothing in it is changed, and unreadable parts are reported."""
 
 import re
 import shutil
@@ -10,12 +10,13 @@ from typing import Final, NamedTuple, Protocol
 
 from rocksdict import AccessType, Cache, Rdict, ReadOptions
 
-from topics_service.storage import damaged, damagedfiles, tablelist, walaside
+from topics_service.storage import corruption, damagedfiles, tablelist
 from topics_service.storage.boot import boot_id
 from topics_service.storage.holding import is_held
 from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksBatch, RocksStore, _name, _options, find_damage
 from topics_service.storage.secondary import SecondaryStore
 from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
+from topics_service.storage.wal import quarantine
 
 _CACHE_BYTES: Final = 16 << 20
 _READAHEAD: Final = 1 << 20
@@ -33,7 +34,7 @@ class Damage(NamedTuple):
 
 
 class Source(Protocol):
-    """Rows to be checked, which stand still."""
+    """The rows to check, which do not change meanwhile."""
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See Store."""
@@ -84,7 +85,7 @@ class DirectorySource:
             why = self._store.why(cursor)
             if why is None:
                 return
-            behind = damaged.seek_behind(rows, self._options, start if last is None else last)
+            behind = corruption.seek_behind(rows, self._options, start if last is None else last)
             file = _SST.search(why)
             yield Damage(last, None if behind is None else behind.key(), self._named(why), file and file[0])
             if behind is None:
@@ -97,7 +98,7 @@ class DirectorySource:
 
 @contextmanager
 def opened(path: Path) -> Iterator[DirectorySource]:
-    """The data directory, for reading only.
+    """Open the data directory for reading only.
 
     Blocks while the write-ahead log (64 MiB at most) is read into memory. Raises StoreOpenError, naming the file where
     it is known, when the server could not open it either, and for a directory of another format.
@@ -126,7 +127,7 @@ def opened(path: Path) -> Iterator[DirectorySource]:
 
 
 class _ReadOnlyStore(RocksStore):
-    """A database that nobody writes, opened through links from a directory of our own.
+    """A database without a writer, opened through links from a directory of our own.
 
     RocksDB's read-only mode changes nothing, but rocksdict puts a file of its own into the directory.
     """
@@ -139,7 +140,7 @@ class _ReadOnlyStore(RocksStore):
                 if file.is_file() and file.name not in ("LOCK", "rocksdict-config.json"):
                     (scratch / file.name).symlink_to(file.absolute())
             if broken is not None:
-                walaside.set_aside(scratch, broken)  # as a start would
+                quarantine.set_aside(scratch, broken)  # as a start would
         except OSError as error:
             raise StoreOpenError(f"can't read the data directory {path}: {error}") from error
         cache = Cache(_CACHE_BYTES)
@@ -157,12 +158,12 @@ class _ReadOnlyStore(RocksStore):
         self._handles = []
 
     def batch(self) -> RocksBatch:
-        """Not here: raises StoreError."""
-        raise StoreError("what is verified is not written")
+        """Not supported: raises StoreError."""
+        raise StoreError("a database under verification is read-only")
 
     def write(self, batch: WriteBatch) -> None:
-        """Not here: raises StoreError."""
-        raise StoreError("what is verified is not written")
+        """Not supported: raises StoreError."""
+        raise StoreError("a database under verification is read-only")
 
     def sync(self) -> None:
         """Nothing to do."""

@@ -3,12 +3,12 @@
 from typing import Final
 
 from fuzz.target import Target
-from fuzz.targets import clients, doors, operators, rows, storage
+from fuzz.targets import clients, operators, protocols, rows, storage
 
 TARGETS: Final[tuple[Target, ...]] = (
     *storage.TARGETS,
     *rows.TARGETS,
-    *doors.TARGETS,
+    *protocols.TARGETS,
     *operators.TARGETS,
     *clients.TARGETS,
 )

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fuzz.target import Target
 
-from topics_client.cli.lines import BadTextError, all_json, chunks, json_value
-from topics_client.cli.parquet import parquet_rows
-from topics_client.cli.queue.jobtext import handle_of_argument, handle_of_line
-from topics_client.cli.recordtext import parsed
-from topics_client.cli.top import rates
+from topics_cli.lines import BadTextError, all_json, chunks, json_value
+from topics_cli.parquet import parquet_rows
+from topics_cli.queue.jobtext import handle_of_argument, handle_of_line
+from topics_cli.recordtext import parsed
+from topics_cli.top import rates
 
-_CLI: Final = "topics_client.cli"
+_CLI: Final = "topics_cli"
 _FOLDER: Final = tempfile.TemporaryDirectory(prefix="topics-fuzz-")
 
 

@@ -11,18 +11,19 @@ import msgspec
 from fuzz.target import Target
 from fuzz.targets.storage import log_of
 
-from topics_service.app import keys as key_files
-from topics_service.app import settings, tls
-from topics_service.app.backup import manifest, pruning
-from topics_service.app.backup.errors import BackupError
-from topics_service.app.keys import KeysError
-from topics_service.app.settings import SettingsError
-from topics_service.app.tls import TlsError
-from topics_service.storage import closing, repair_wal, walarchive, walcheck, walmark
+from topics_backup import manifest, pruning
+from topics_backup.errors import BackupError
+from topics_server import keys as key_files
+from topics_server import settings, tls
+from topics_server.keys import KeysError
+from topics_server.settings import SettingsError
+from topics_server.tls import TlsError
+from topics_service.storage import clean_shutdown
 from topics_service.storage import manifest as database
 from topics_service.storage.repair_swap import Swap
+from topics_service.storage.wal import archive, end_mark, repair, validation
 
-_APP: Final = "topics_service.app"
+_APP: Final = "topics_server"
 _ID: Final = "20260101T000000000Z-abcdef"
 _FOLDER: Final = tempfile.TemporaryDirectory(prefix="topics-fuzz-")
 _PLACE: Final = Path(_FOLDER.name)
@@ -92,13 +93,18 @@ def _setting(data: bytes) -> Any:
 
 def _marked(path: Path) -> Any:
     (path.parent / "CURRENT").write_text("MANIFEST-1\n")
-    return walmark.read(path.parent)
+    return end_mark.read(path.parent)
 
 
 def _closed(path: Path) -> Any:
     (path.parent / "CURRENT").write_text("MANIFEST-1\n")
     (path.parent / "MANIFEST-1").touch()
-    return closing.find_damage(path.parent), closing.known_files(path.parent), closing.is_closed(path.parent)
+    directory = path.parent
+    return (
+        clean_shutdown.find_damage(directory),
+        clean_shutdown.known_files(directory),
+        clean_shutdown.is_closed(directory),
+    )
 
 
 def _database(path: Path) -> Any:
@@ -155,7 +161,7 @@ TARGETS = (
         errors=(BackupError,),
         samples=[_manifest()],
         growth=1000,
-        covers=(f"{_APP}.backup.manifest:decode", f"{_APP}.backup.manifest"),
+        covers=("topics_backup.manifest:decode", "topics_backup.manifest"),
         again=manifest.encode,
     ),
     Target(
@@ -171,20 +177,20 @@ TARGETS = (
         decode=lambda data: pruning._listed(_Listing(data), "x"),  # type: ignore[arg-type]
         samples=[b'["files/ab/abab"]', b"[]"],
         growth=1000,
-        covers=(f"{_APP}.backup.pruning:_listed",),
+        covers=("topics_backup.pruning:_listed",),
     ),
     Target(
         name="write-ahead log",
         cost=5,
         decode=_file(
             "wal/1.log",
-            lambda path: (walcheck.read([(1, path)]).broken, repair_wal.what_is_left(path.parent).lost_rows),
+            lambda path: (validation.read([(1, path)]).broken, repair.what_is_left(path.parent).lost_rows),
         ),
         samples=[log_of(b"x" * 50, b"y" * 300, b""), log_of(b"z" * 3000)],
         covers=(
-            "topics_service.storage.walrecords:intact",
-            "topics_service.storage.walrecords:_is_cut",
-            "topics_service.storage.walbatches:batch_of",
+            "topics_service.storage.wal.records:intact",
+            "topics_service.storage.wal.records:_is_cut",
+            "topics_service.storage.wal.batches:batch_of",
         ),
     ),
     Target(
@@ -199,9 +205,9 @@ TARGETS = (
         ],
         growth=1000,
         covers=(
-            "topics_service.storage.closing:find_damage",
-            "topics_service.storage.closing:known_files",
-            "topics_service.storage.closing:is_closed",
+            "topics_service.storage.clean_shutdown:find_damage",
+            "topics_service.storage.clean_shutdown:known_files",
+            "topics_service.storage.clean_shutdown:is_closed",
         ),
     ),
     Target(
@@ -220,23 +226,23 @@ TARGETS = (
     Target(
         name="end of the write-ahead log",
         cost=5,
-        decode=_file(f"mark/{walmark.NAME}", _marked),
-        samples=[bytes(walmark._NUMBERS.size) + b'{"boot":"x","first":4,"first_seq":2,"starting":1,"manifest":"x"}'],
-        covers=("topics_service.storage.walmark:read",),
+        decode=_file(f"mark/{end_mark.NAME}", _marked),
+        samples=[bytes(end_mark._NUMBERS.size) + b'{"boot":"x","first":4,"first_seq":2,"starting":1,"manifest":"x"}'],
+        covers=("topics_service.storage.wal.end_mark:read",),
     ),
     Target(
         name="line of a log archive",
         cost=5,
-        decode=_file(f"line/{walarchive._LINE}", lambda path: walarchive.line_of(path.parent)),
+        decode=_file(f"line/{archive._LINE}", lambda path: archive.line_of(path.parent)),
         errors=(ValueError,),
-        samples=[msgspec.json.encode(walarchive.Line("20260101T000000Z-abcdef", 3)), b"[" * 100_000],
+        samples=[msgspec.json.encode(archive.Line("20260101T000000Z-abcdef", 3)), b"[" * 100_000],
         growth=1000,
-        covers=("topics_service.storage.walarchive:line_of",),
+        covers=("topics_service.storage.wal.archive:line_of",),
     ),
     Target(
         name="marker of a repair",
         cost=5,
-        decode=_file(f"repair/{closing._REPAIR}", lambda path: Swap(path.parent).pending()),
+        decode=_file(f"repair/{clean_shutdown._REPAIR}", lambda path: Swap(path.parent).pending()),
         errors=(ValueError,),
         samples=[b'{"quarantine": "quarantine-1", "phase": "out"}', b"[" * 100_000],
         growth=1000,

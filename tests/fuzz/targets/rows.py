@@ -12,23 +12,23 @@ from support.kafka_members import Classic, Modern, Topics, World, assignment, se
 from topics_service.engine import producers, snapshot
 from topics_service.engine.deletes import Deletes, decode_chunk
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.group import subscriptions
-from topics_service.engine.group.members import RefusedError
-from topics_service.engine.group.positions import (
+from topics_service.engine.idempotency import _ROW as OUTCOME
+from topics_service.engine.idempotency import expiry_key
+from topics_service.engine.membership import subscriptions
+from topics_service.engine.membership.members import RefusedError
+from topics_service.engine.model import GapReason, TagMatch, TopicConfig
+from topics_service.engine.offsets.positions import (
     GroupRow,
     Position,
     decode_position,
     position_key,
     read_position_key,
 )
-from topics_service.engine.group.positions import decode_row as decode_group
-from topics_service.engine.idempotency import _ROW as OUTCOME
-from topics_service.engine.idempotency import expiry_key
-from topics_service.engine.model import GapReason, TagMatch, TopicConfig
+from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.queue import leases
 from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.deadletters import origin, stamp, strip
-from topics_service.engine.router import stamps
+from topics_service.engine.router import provenance
 from topics_service.engine.router.router import RouterConfig, RouterRow, decode_cursor
 from topics_service.engine.router.router import decode_row as decode_router
 from topics_service.engine.snapshot import Gap, Snapshot
@@ -185,17 +185,17 @@ TARGETS = (
     ),
     Target(
         name="copies of a router",
-        decode=stamps._decode,
+        decode=provenance._decode,
         errors=(TopicsError,),
         samples=[b"\1" + b"".join(struct.pack(">QQQ", *run) for run in _RUNS)],
-        covers=(f"{_ENGINE}.router.stamps:_decode", f"{_ENGINE}.router.stamps"),
+        covers=(f"{_ENGINE}.router.provenance:_decode", f"{_ENGINE}.router.provenance"),
     ),
     Target(
         name="row of a group",
         decode=decode_group,
         errors=DAMAGE,
         samples=[GroupRow(name="g", created_ts=1, active_ts=2).encode()],
-        covers=(f"{_ENGINE}.group.positions",),
+        covers=(f"{_ENGINE}.offsets.positions",),
         again=GroupRow.encode,
     ),
     Target(
@@ -203,7 +203,7 @@ TARGETS = (
         decode=decode_position,
         errors=DAMAGE,
         samples=[Position(9, 1, "m\u00e9", 7).encode()],
-        covers=(f"{_ENGINE}.group.positions:decode_position",),
+        covers=(f"{_ENGINE}.offsets.positions:decode_position",),
         again=Position.encode,
     ),
     Target(
@@ -211,7 +211,7 @@ TARGETS = (
         decode=read_position_key,
         errors=(struct.error,),
         samples=[position_key(1, 2, 3)],
-        covers=(f"{_ENGINE}.group.positions:read_position_key",),
+        covers=(f"{_ENGINE}.offsets.positions:read_position_key",),
         again=lambda made: position_key(*made),
     ),
     Target(
@@ -221,9 +221,9 @@ TARGETS = (
         samples=_groups(),
         growth=2000,
         covers=(
-            f"{_ENGINE}.group.stored:load",
-            f"{_ENGINE}.group.stored",
-            f"{_ENGINE}.group.coordinator:load",
+            f"{_ENGINE}.membership.stored:load",
+            f"{_ENGINE}.membership.stored",
+            f"{_ENGINE}.membership.coordinator:load",
         ),
     ),
     Target(
@@ -231,11 +231,11 @@ TARGETS = (
         decode=lambda data: (subscriptions.consumer_topics(data), subscriptions.consumer_assignment(data)),
         samples=[subscription("t", "u", userdata=b"x"), assignment({"t": [0, 1], "u": []})],
         covers=(
-            f"{_ENGINE}.group.subscriptions:consumer_topics",
-            f"{_ENGINE}.group.subscriptions:consumer_assignment",
-            f"{_ENGINE}.group.subscriptions:_int",
-            f"{_ENGINE}.group.subscriptions:_string",
-            f"{_ENGINE}.group.subscriptions:__init__",
+            f"{_ENGINE}.membership.subscriptions:consumer_topics",
+            f"{_ENGINE}.membership.subscriptions:consumer_assignment",
+            f"{_ENGINE}.membership.subscriptions:_int",
+            f"{_ENGINE}.membership.subscriptions:_string",
+            f"{_ENGINE}.membership.subscriptions:__init__",
         ),
     ),
     Target(
@@ -243,7 +243,7 @@ TARGETS = (
         decode=_pattern,
         errors=(RefusedError,),
         samples=[b"t.*", b"(a|b){3,9}[^x]+$", b"(?i)(\\w+){1000}"],
-        covers=(f"{_ENGINE}.group.subscriptions:compile_pattern",),
+        covers=(f"{_ENGINE}.membership.subscriptions:compile_pattern",),
     ),
     Target(
         name="row of a producer",

@@ -9,13 +9,14 @@ from xxhash import xxh3_64
 
 from support.kafka_batches import CODECS, Rec, aiokafka_batch, recompressed, samples
 from topics_service.storage import block as columnar
-from topics_service.storage import kafkablock, keys, recordbatch, walbatches
+from topics_service.storage import kafkablock, keys, recordbatch
 from topics_service.storage.block import Block, CorruptBlockError
 from topics_service.storage.recordbatch import InvalidBatchError
 from topics_service.storage.recordbatch.inflate import inflated
 from topics_service.storage.recordbatch.records import parsed
 from topics_service.storage.recordbatch.varint import MalformedRecordError, read_varint, varint
 from topics_service.storage.store import StoreError
+from topics_service.storage.wal import batches
 
 LOG, BASE = 7, 1000
 _BUILTIN: Final = (ValueError, IndexError, OverflowError)
@@ -87,11 +88,11 @@ def log_of(*payloads: bytes) -> bytes:
 
 
 def _batches(data: bytes) -> Any:
-    return [_of_batch(batch) for batch in walbatches.batches(data)]
+    return [_of_batch(batch) for batch in batches.batches(data)]
 
 
-def _of_batch(batch: walbatches.Batch) -> Any:
-    return list(walbatches.rows(batch)), walbatches.written_ms(batch)
+def _of_batch(batch: batches.Batch) -> Any:
+    return list(batches.rows(batch)), batches.written_ms(batch)
 
 
 _PLAIN = aiokafka_batch([Rec(b"k", b'{"a":1}', (("h", b"v"),)), Rec(None, None)])[61:]
@@ -110,8 +111,8 @@ TARGETS = (
             "topics_service.storage.block:decode_body",
             "topics_service.storage.block:read_runs",
             "topics_service.storage.block:unsealed",
-            "topics_service.storage.texts:_read_lengths",
-            "topics_service.storage.texts:stored_end",
+            "topics_service.storage.varbinary:_read_lengths",
+            "topics_service.storage.varbinary:stored_end",
         ),
         again=lambda made: kafkablock.encode(made[0]),
     ),
@@ -170,22 +171,22 @@ TARGETS = (
         errors=(ValueError,),
         samples=[
             log_of(_batch(3, b"k", b"v")),
-            log_of(_batch(1, walbatches.MOMENT_KEY, bytes(8)), _batch(2, b"", b"x" * 300)),
+            log_of(_batch(1, batches.MOMENT_KEY, bytes(8)), _batch(2, b"", b"x" * 300)),
         ],
         covers=(
-            "topics_service.storage.walbatches:batches",
-            "topics_service.storage.walbatches:written_ms",
-            "topics_service.storage.walbatches",
+            "topics_service.storage.wal.batches:batches",
+            "topics_service.storage.wal.batches:written_ms",
+            "topics_service.storage.wal.batches",
         ),
     ),
     Target(  # a record's checksum says nothing of who wrote it: archived pieces come out of a backup
         name="rows of a batch",
-        decode=lambda rows: _of_batch(walbatches.Batch(0, 1, 2, rows)),
+        decode=lambda rows: _of_batch(batches.Batch(0, 1, 2, rows)),
         errors=(ValueError,),
         samples=[
             _batch(3, b"k", b"v")[12:],
-            _batch(3, walbatches.MOMENT_KEY, bytes(8))[12:] + b"\x05\x03\2ab\1c\x0e\1\1a\1b",
-            _batch(3, walbatches.MOMENT_KEY, bytes(8))[12:] + _batch(3, walbatches.MOMENT_KEY, b"x")[12:],
+            _batch(3, batches.MOMENT_KEY, bytes(8))[12:] + b"\x05\x03\2ab\1c\x0e\1\1a\1b",
+            _batch(3, batches.MOMENT_KEY, bytes(8))[12:] + _batch(3, batches.MOMENT_KEY, b"x")[12:],
             b"\5" + b"\xff" * 300_000,
         ],
         covers=(),

@@ -124,8 +124,8 @@ class App:
             self.sent += 65536
         await send({"type": "http.response.body", "body": b""})
 
-    async def last_words(self, scope: Any, receive: Any, send: Any) -> None:
-        scope["state"]["last_words"] = b"the end"
+    async def timeout_event(self, scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["timeout_event"] = b"the end"
         await self.big(scope, receive, send)
 
     async def wait(self, scope: Any, receive: Any, send: Any) -> None:
@@ -190,7 +190,7 @@ class App:
 
 
 async def refused(port: int) -> None:
-    """Wait until nobody listens."""
+    """Wait until the port is closed."""
     while True:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""What an application and a client may rely on with either version of HTTP."""
+"""Guarantees to applications and clients with either version of HTTP."""
 
 import asyncio
 import json

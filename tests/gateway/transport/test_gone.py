@@ -1,4 +1,4 @@
-"""What is sent to a client that has left is dropped, and the application can know at once."""
+"""Data for a client that has left is dropped, and the application can know at once."""
 
 import asyncio
 from typing import Any
@@ -39,7 +39,7 @@ def test_the_state_says_that_the_client_is_gone(run: Any, serve: Any, version: s
 
 
 def test_no_part_is_taken_between_the_end_of_the_client_and_that_of_the_connection(run: Any, serve: Any) -> None:
-    """What counts as taken is what a client that ends its side can still read."""
+    """Data counts as taken if a client that ends its side can still read it."""
 
     async def main() -> None:
         async with serve() as service:

@@ -1,4 +1,4 @@
-"""Clients that stop reading: they cost little, are cut off after a time, and nobody else is."""
+"""Clients that stop reading: they cost little, are cut off after a time, and other clients are not."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ def test_http1_client_that_takes_nothing_is_cut_off(run: Any, serve: Any) -> Non
 
 
 def test_http1_client_that_takes_nothing_costs_little(run: Any, serve: Any) -> None:
-    """What is held for it, in the process and in both kernels: its window, and 128 and 64 KiB of ours."""
+    """The memory held for it, in the process and in both kernels: its window, and 128 and 64 KiB of ours."""
 
     async def main() -> None:
         async with serve() as service, silent_client(service, b"big?2000"):
@@ -70,9 +70,9 @@ def test_http1_client_that_takes_a_little_is_not_cut_off(run: Any, serve: Any) -
     run(main())
 
 
-def test_http1_client_that_wakes_up_in_time_gets_the_last_words(run: Any, serve: Any) -> None:
+def test_http1_client_that_wakes_up_in_time_gets_the_timeout_event(run: Any, serve: Any) -> None:
     async def main() -> None:
-        async with serve(send_timeout=0.3) as service, silent_client(service, b"last-words?2000") as sock:
+        async with serve(send_timeout=0.3) as service, silent_client(service, b"timeout-event?2000") as sock:
             while service.server.requests:
                 await asyncio.sleep(0.01)
             loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ def test_http1_client_that_wakes_up_in_time_gets_the_last_words(run: Any, serve:
 
 def test_http1_client_that_never_wakes_up_does_not_keep_the_connection(run: Any, serve: Any) -> None:
     async def main() -> None:
-        async with serve(send_timeout=0.3) as service, silent_client(service, b"last-words?2000"):
+        async with serve(send_timeout=0.3) as service, silent_client(service, b"timeout-event?2000"):
             await service.idle()
 
     run(main())

@@ -19,7 +19,7 @@ CHUNKS = 60_000
 
 @pytest.fixture
 def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes were parsed in each step."""
+    """The number of bytes parsed in each step."""
     sizes: list[int] = []
     for protocol in (Http1Protocol, Http2Protocol):
         feed: Any = protocol._feed
@@ -123,7 +123,7 @@ def test_large_bodies_go_in_large_steps(run: Any, serve: Any, fed: list[int], mo
 
 
 def test_a_socket_that_begins_behind_much_else(run: Any, serve: Any) -> None:
-    """What stands behind the upgrade is the socket's, however it was cut."""
+    """Bytes behind the upgrade belong to the socket, however they were split."""
 
     async def main() -> None:
         async with serve() as service:

@@ -1,7 +1,7 @@
 """One server and one process of every client, shared by the suites.
 
-`TOPICS_KAFKA_PEER=host:port` runs the suites that need nothing but Kafka against another broker. Where a client can't
-be run its tests are skipped with the reason; `TOPICS_ALL_CLIENTS=1` (CI) makes that a failure.
+`TOPICS_KAFKA_PEER=host:port` runs the suites that need only Kafka against another broker. Tests of a client that can't
+be run are skipped with the reason; with `TOPICS_ALL_CLIENTS=1` (CI) they fail.
 """
 
 import os
@@ -24,29 +24,29 @@ QUICK_GROUPS = {"TOPICS_KAFKA_INITIAL_REBALANCE_MS": 200, "TOPICS_KAFKA_CONSUMER
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with all three doors."""
+    """A server with all three protocols."""
     if PEER:
-        pytest.skip("needs the doors of our server")
+        pytest.skip("needs HTTP and gRPC, which only our server has")
     with ServerProcess(tmp_path_factory.mktemp("kafka"), env=QUICK_GROUPS, kafka=True) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def bootstrap(request: pytest.FixtureRequest) -> str:
-    """Where the clients connect to."""
+    """The address that clients connect to."""
     return PEER or f"127.0.0.1:{request.getfixturevalue('kafka').kafka_port}"
 
 
 @pytest.fixture
 def api(kafka: ServerProcess) -> Iterator[Api]:
-    """The HTTP door of the server."""
+    """An HTTP client of the server."""
     with Api(kafka.base) as api:
         yield api
 
 
 @pytest.fixture(scope="session")
 def clients(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Client]]:
-    """Gives the one process of a client, by name."""
+    """Return the only process of a client, by name."""
     directory = tmp_path_factory.mktemp("clients")
     running: dict[str, Client] = {}
 
@@ -74,7 +74,7 @@ def admin(request: pytest.FixtureRequest, clients: Callable[[str], Client]) -> C
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name that nobody has used, telling the test."""
+    """An unused name that contains the name of the test."""
     return f"{request.node.name.split('[')[0]}-{uuid.uuid4().hex[:8]}"[:100]
 
 

@@ -1,4 +1,4 @@
-"""Clients with an API key as their password, and over TLS."""
+"""Clients with an API key as the password, with and without TLS."""
 
 import shutil
 import subprocess
@@ -17,13 +17,13 @@ KEYS = "sekret-full,sekret-read:read"
 
 
 class Guarded(NamedTuple):
-    """A server with keys and TLS, and the certificate that it shows."""
+    """A server with keys and TLS, and its certificate."""
 
     server: ServerProcess
     certificate: Path
 
     def connection(self, password: str) -> dict[str, str]:
-        """How to connect with this password."""
+        """The settings to connect with this password."""
         where = f"localhost:{self.server.kafka_port}"
         return {"bootstrap": where, "ca": str(self.certificate), "user": "anybody", "password": password}
 

@@ -1,4 +1,4 @@
-"""Groups whose members join, leave and are killed: nobody shares a partition, nothing is lost, order is kept.
+"""Groups whose members join, leave and are killed: no partition has two owners, no record is lost, order is kept.
 
 Members of different clients are in one group: they agree on the names and formats of their assignors.
 """
@@ -37,9 +37,9 @@ def test_joins_leaves_and_kills(bootstrap: str, topic: str, tmp_path: Path, prot
         churn.join("d", fourth)
         churn.settled()
         churn.kill("b")
-        churn.settled(75)  # a member of the new protocol is missed after 45 s
+        churn.settled(75)  # a member of the new protocol expires after 45 s
         outcome = churn.finish()
-    assert outcome.again <= 600  # what "b" had in hand, at most a poll of each partition
+    assert outcome.again <= 600  # the records that "b" was processing: at most one poll of each partition
 
 
 @pytest.mark.soak

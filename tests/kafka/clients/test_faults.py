@@ -36,14 +36,14 @@ def mortal(tmp_path: Path, proxy: Proxy) -> Iterator[ServerProcess]:
 
 
 def restart(server: ServerProcess, proxy: Proxy) -> None:
-    """SIGKILL with every answer of the moment lost, and a new start on the same files."""
+    """Kill the server, losing all pending answers, and restart it on the same files."""
     server.kill()
     proxy.drop()
     server.start()
 
 
 def heads(server: ServerProcess, topic: str, partitions: int) -> int:
-    """How many records the partitions have had in all."""
+    """The total number of records that the partitions have ever had."""
     with Api(server.base) as api:
         return sum(api.read(topic, partition=p, limit=1)["head_seq"] for p in range(partitions))
 
@@ -73,7 +73,7 @@ def test_killed_between_append_and_reply(
 
 
 def check(reader: Client, topic: str, count: int, partitions: int, places: list[list[int]]) -> None:
-    """Every record once, in order, where the producer was told."""
+    """Check that every record exists once, in order, at its acknowledged offset."""
     found = reader.read(topic, dict.fromkeys(range(partitions), "earliest"))
     for partition in range(partitions):
         values = [int(record.value or b"") for record in found.records if record.partition == partition]

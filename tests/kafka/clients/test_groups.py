@@ -1,4 +1,4 @@
-"""Groups of one member: joining, committing, leaving, and what admins see and do."""
+"""Groups of one member: joining, committing, leaving, and administration."""
 
 from collections.abc import Callable
 
@@ -42,14 +42,14 @@ FAR = [(name, protocol) for name, protocol in PAIRS if name in able("member")]
 
 @pytest.mark.parametrize(("name", "protocol"), FAR)
 def test_a_member_may_commit_beyond_the_end(clients: Clients, made: str, name: str, protocol: str) -> None:
-    """Kafka keeps what it is given; a consumer that begins there is told that it is out of range."""
+    """Kafka stores any position; a consumer that starts there gets an out-of-range error."""
     client, admin = clients(name), clients("confluent-kafka")
     group = f"g-{made}"
     admin.produce(made, some(6))
     assert len(client.consume(made, group, 6, protocol, offset=500)) == 6
     assert admin.committed(made, group) == {0: 500, 1: 500, 2: 500}
     if name == "confluent-kafka":
-        return  # it commits no position that is below the one it finds
+        return  # it never commits a position below the existing one
     assert len(client.consume(made, group, 6, protocol)) == 6, "its reset is to the earliest"
     assert admin.committed(made, group) == {0: 2, 1: 2, 2: 2}
 

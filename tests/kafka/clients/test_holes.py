@@ -1,4 +1,4 @@
-"""Deleted, evicted and vanished records: consumers get what is left, reach the end, and are told of what is gone."""
+"""Deleted, evicted and lost records: consumers get the remaining ones, reach the end, and learn of losses."""
 
 import re
 from collections.abc import Callable
@@ -17,14 +17,14 @@ OUT_OF_RANGE, UNKNOWN_TOPIC = 1, 3
 
 
 def write(clients: Clients, topic: str, values: range, tag: Callable[[int], bytes]) -> None:
-    """Numbered records in partition 0, in one batch each ten."""
+    """Write numbered records to partition 0, in batches of ten."""
     records = [Record(0, tag(i), b"%d" % i) for i in values]
     for start in range(0, len(records), 10):
         clients("confluent-kafka").produce(topic, records[start : start + 10])
 
 
 def offsets(client: Client, topic: str, start: int | str = "earliest", **facts: object) -> list[int | None]:
-    """What the client finds up to the end; it has to reach it."""
+    """Return the offsets that the client reads. It must reach the end."""
     found = client.read(topic, {0: start}, **facts)
     assert found.ends == {0: client.call("offsets", topic=topic, partition=0, at="latest")}
     return [record.offset for record in found.records]
@@ -49,7 +49,7 @@ def test_a_hole_at_the_end(client: Client, clients: Clients, api: Api, made: str
     assert offsets(client, made, 20) == [30, 31, 32, 33, 34]
     api.rm(made, match="new", partition=0)
     api.rm(made, match="kept", partition=0)
-    assert offsets(client, made) == []  # nothing but a hole
+    assert offsets(client, made) == []  # only a hole
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "kcat"])
@@ -64,7 +64,7 @@ def test_a_group_has_no_lag_behind_a_hole(clients: Clients, api: Api, made: str,
 
 
 def fetches(api: Api) -> int:
-    """How many Fetch requests have been answered."""
+    """The number of answered Fetch requests."""
     metrics = api.send("GET", "/v0/metrics").text
     found = re.findall(r'^topics_kafka_request_seconds_count\{api="Fetch",.*\} (\S+)$', metrics, re.MULTILINE)
     return int(sum(map(float, found)))
@@ -77,7 +77,7 @@ def test_nobody_spins_behind_a_hole(clients: Clients, api: Api, made: str, name:
     api.rm(made, match="gone", partition=0)
     before = fetches(api)
     facts = {"group": f"g-{made}", "count": 11, "protocol": "range", "seconds": 3}
-    assert refused(client, "consume", topic=made, **facts) is None  # the eleventh record does not come
+    assert refused(client, "consume", topic=made, **facts) is None  # there is no eleventh record
     assert fetches(api) - before in range(1, 150)
 
 
@@ -117,7 +117,7 @@ def test_deleted_and_created_again(clients: Clients, made: str, name: str) -> No
     assert [(record.offset, record.key) for record in found.records] == [(i, b"new") for i in range(7)]
 
 
-# franz-go does not follow a topic to its next life, at a Kafka broker neither.
+# franz-go does not follow a recreated topic, with a Kafka broker neither.
 @pytest.mark.parametrize("name", ["confluent-kafka", "java"])
 def test_deleted_and_created_again_under_a_member(clients: Clients, made: str, tmp_path: Path, name: str) -> None:
     client, admin, journal = clients(name), clients("confluent-kafka"), Journal(tmp_path / "journal")

@@ -1,4 +1,4 @@
-"""Where reading starts: earliest, latest, a time, an offset, and offsets that are not there."""
+"""Start positions: earliest, latest, a time, an offset, and offsets out of range."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ RECORDS = [Record(0, b"k", b"%d" % i, (), T0 + at) for i, at in enumerate((0, 10
 
 
 def offset(client: Client, topic: str, at: int | str) -> int:
-    """The offset that the client is told for a time or an end."""
+    """The offset that the client finds for a time or an end."""
     found: int = client.call("offsets", topic=topic, partition=0, at=at)
     return found
 

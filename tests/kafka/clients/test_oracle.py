@@ -1,4 +1,4 @@
-"""The judge of group tests sees what it is there to see."""
+"""The oracle of group tests detects violations."""
 
 import json
 from pathlib import Path
@@ -57,8 +57,8 @@ def test_a_killed_member_owns_until_then(tmp_path: Path) -> None:
         ([read(2, 0, 2)], 2),  # one left out
         ([read(2, 0, 1, 1)], 1),  # one twice
         ([read(2, 1)], 1),  # not at the start
-        ([read(2, 0, 1), *committed(3, 2), ["assigned", 4, [0]], read(5, 0)], 0),  # what was committed, again
-        ([read(2, 0, 1), *committed(3, 2), ["assigned", 4, [0]], read(5, 3)], 3),  # beyond what was committed
+        ([read(2, 0, 1), *committed(3, 2), ["assigned", 4, [0]], read(5, 0)], 0),  # committed records, again
+        ([read(2, 0, 1), *committed(3, 2), ["assigned", 4, [0]], read(5, 3)], 3),  # beyond the committed position
     ],
 )
 def test_records_out_of_order(tmp_path: Path, lines: list[Line], offset: int) -> None:

@@ -1,4 +1,4 @@
-"""What a client writes is what it reads, record for record, with every codec; and what it is told of the places."""
+"""Clients read the records that they wrote, with every codec, at the offsets that were acknowledged."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ PAIRS = [(name, codec) for name, kind in KINDS.items() for codec in kind.codecs]
 
 
 def check(client: Client, topic: str, written: list[list[Record]]) -> None:
-    """The topic, read back from its start, holds these batches of records and nothing else."""
+    """Check that the topic holds exactly these batches of records."""
     kind = KINDS[client.name]
     expected = placed([record for records in written for record in records])
     found = client.read(topic, dict.fromkeys(expected, "earliest"))
@@ -27,7 +27,7 @@ def check(client: Client, topic: str, written: list[list[Record]]) -> None:
 
 
 def arrived(client: Client, topic: str, records: list[Record]) -> None:
-    """Wait for what was written with acks=0: nobody says when it is there, and other connections may overtake it."""
+    """Wait for records written with acks=0, which are not acknowledged and may be overtaken by other connections."""
     counts = {partition: len(some) for partition, some in by_partition(records).items()}
     asked = {"topic": topic, "at": "latest"}
     poll(lambda: all(client.call("offsets", partition=p, **asked) >= count for p, count in counts.items()), 10)

@@ -1,4 +1,4 @@
-"""Makes `data_support` importable from the tests of this folder, and starts a server with a Kafka port for them."""
+"""Make `data_support` importable for the tests of this folder, and start a server with a Kafka port."""
 
 import sys
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from support.server import ServerProcess
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of this module's own."""
+    """A server for this module alone."""
     with ServerProcess(tmp_path_factory.mktemp("data"), kafka=True) as process:
         yield process
 
 
 @pytest.fixture
 def api(server: ServerProcess) -> Iterator[Api]:
-    """Its HTTP door."""
+    """An HTTP client of the server."""
     with Api(server.base) as calls:
         yield calls
 

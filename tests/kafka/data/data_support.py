@@ -1,4 +1,4 @@
-"""What the tests of the data plane share: batches as clients make them, and handlers on an engine that they drive."""
+"""Support for tests of the data plane: batches as clients create them, and handlers on an engine that tests drive."""
 
 import asyncio
 import struct
@@ -9,13 +9,14 @@ import google_crc32c
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from support.kafka_wire import Wire
-from topics_kafka.handlers import Context, Door, fetch, list_offsets, produce, producer_ids
+from topics_kafka.handlers import Context, ServerContext, fetch, list_offsets, produce, producer_ids
 from topics_kafka.protocol import ApiKey, Message, decode_request, decode_response, encode_request, encode_response
+from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
 from topics_kafka.topicids import uuid_of
-from topics_service.api.access import Gate
-from topics_service.api.auth import ANYONE, Principal
-from topics_service.api.commit import CommitStatistics
+from topics_service.api.access.auth import UNRESTRICTED, Principal
+from topics_service.api.access.authorizer import Authorizer
+from topics_service.api.scheduling.commit import CommitStatistics
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
@@ -35,7 +36,7 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 
 
 class FakeClock:
-    """Time stands still until a test moves it."""
+    """A clock that stands still until a test advances it."""
 
     def __init__(self, now: int = START) -> None:
         self.now = now
@@ -75,7 +76,7 @@ def batch(
 
 
 def with_fields(records: bytes, *, crc: bool = True, **fields: int) -> bytes:
-    """The batch with other header fields, and a right checksum unless told."""
+    """The batch with other header fields and, unless `crc` is false, a valid checksum."""
     names = (
         "base_offset", "length", "leader_epoch", "magic", "crc", "attributes", "last_offset_delta", "base_ts", "max_ts",
         "producer_id", "producer_epoch", "base_sequence", "count",
@@ -112,7 +113,7 @@ def read_records(records: bytes | memoryview | None, since: int = 0) -> list[Rec
 
 
 def position_after(records: bytes | memoryview | None, position: int) -> int:
-    """Where a consumer at `position` goes on after these bytes."""
+    """The position of a consumer at `position` after these bytes."""
     for found in read_batches(records):
         last = found.base_offset + found.last_offset_delta
         position = max(position, last + 1)
@@ -120,7 +121,7 @@ def position_after(records: bytes | memoryview | None, position: int) -> int:
 
 
 class ManualCommit:
-    """Stands for the group commit: writes become durable when a test says so, or at once if `eager`."""
+    """A fake group commit: writes become durable when a test calls `sync`, or at once if `eager`."""
 
     def __init__(self) -> None:
         self.statistics = CommitStatistics()
@@ -148,7 +149,7 @@ class ManualCommit:
         await waiter
 
     def sync(self) -> None:
-        """Everything that was written is durable."""
+        """Make all writes durable."""
         written = self.engine.writer.written
         self.engine.sync()
         self.published = written
@@ -157,7 +158,7 @@ class ManualCommit:
                 waiter.set_result(None)
 
     def fail(self) -> None:
-        """The disk fails."""
+        """Fail the disk."""
         self.failed = True
         self.engine.sync_failed(OSError("no"))
         for _, waiter in self._waiting:
@@ -165,9 +166,9 @@ class ManualCommit:
 
 
 class Broker:
-    """The handlers of the data plane on an engine, with the calls that tests make most.
+    """The handlers of the data plane on an engine, with shortcuts for frequent calls.
 
-    Requests and responses go through the codec in the version that the test says.
+    Requests and responses go through the codec in the version that the test chooses.
     """
 
     def __init__(
@@ -178,31 +179,31 @@ class Broker:
         self.clock = clock or FakeClock()
         self.settings = settings or KafkaSettings()
         self.options = {"boot_id": "boot-1", **engine}
-        self.principal = ANYONE
+        self.principal = UNRESTRICTED
         self.start()
 
     def start(self) -> None:
-        """Start on what the store holds; what ran before is forgotten, as by a SIGKILL."""
+        """Start on the content of the store. Running work is lost, as by a SIGKILL."""
         self.commit = ManualCommit()
         self.engine = self.commit.engine = Engine(self.store, self.clock, **self.options)
         self.api = TopicsApi(self.engine, self.commit)  # type: ignore[arg-type]
         self.statistics = KafkaStatistics()
-        self.door = Door(
-            api=self.api, engine=self.engine, gate=Gate(), settings=self.settings, statistics=self.statistics,
-            cluster_id="cluster",
+        self.server = ServerContext(
+            apis=APIS, api=self.api, engine=self.engine, authorizer=Authorizer(), settings=self.settings,
+            statistics=self.statistics, cluster_id="cluster",
         )  # fmt: skip
-        self.handlers = {ApiKey.PRODUCE: produce.Produce(self.door, self.clock)}
+        self.handlers = {ApiKey.PRODUCE: produce.Produce(self.server, self.clock)}
         for module in (fetch, list_offsets, producer_ids):
-            self.handlers |= module.handlers(self.door)
+            self.handlers |= module.handlers(self.server)
         self.context = self.connect()
 
     def restart(self) -> None:
-        """A clean end and a new start."""
+        """Stop cleanly and start again."""
         self.engine.close()
         self.start()
 
     def connect(self, principal: Principal | None = None) -> Context:
-        return Context(door=self.door, principal=principal or self.principal, authenticated=True)
+        return Context(server=self.server, principal=principal or self.principal, authenticated=True)
 
     def put(self, topic: str = "t", partitions: int | None = None, kafka: dict[str, str] | None = None, **config: Any):
         self.engine.put_topic(topic, ConfigInput(**config), partitions, kafka)
@@ -212,13 +213,13 @@ class Broker:
         return uuid_of(self.engine.catalog.topics[topic].identity.topic_id)
 
     def start_call(self, api: ApiKey, version: int, body: Message, context: Context | None = None) -> Any:
-        """What the handler gives: a message, None or an awaitable."""
+        """Call the handler. Returns a message, None or an awaitable."""
         frame = b"".join(encode_request(api, version, 7, "client", body))
         _, decoded = decode_request(frame)
         return self.handlers[api](context or self.context, version, decoded)
 
     def encoded(self, api: ApiKey, version: int, answer: Message) -> Message:
-        """A response as the client of that version sees it."""
+        """A response as decoded by a client of that version."""
         _, body = decode_response(api, version, b"".join(encode_response(api, version, 7, answer)))
         return body
 
@@ -239,7 +240,7 @@ class Broker:
         return {"transactional_id": None, "acks": acks, "timeout": 1000, "topic_data": [data], **more}
 
     async def produce(self, records: bytes | None, topic: str = "t", partition: int = 0, *, version: int = 12, **more):
-        """The answer for the one partition."""
+        """Return the answer for the only partition."""
         body = self.produce_body(records, topic, partition, version=version, **more)
         answer = await self.call(ApiKey.PRODUCE, version, body)
         return None if answer is None else answer["responses"][0]["partition_responses"][0]
@@ -273,13 +274,13 @@ class Broker:
         return {"max_wait": max_wait, "min_bytes": min_bytes, "max_bytes": max_bytes, "topics": asked, **more}
 
     async def fetch(self, offset: int = 0, topic: str = "t", partition: int = 0, *, version: int = 12, **more: Any):
-        """The answer for the one partition."""
+        """Return the answer for the only partition."""
         body = self.fetch_body(offset, topic, partition, version=version, **more)
         answer = await self.call(ApiKey.FETCH, version, body)
         return answer["responses"][0]["partitions"][0]
 
     async def consume(self, topic: str = "t", start: int = 0, **more: Any) -> list[Rec]:
-        """All records that a consumer gets from `start` to the high watermark; it gets on with every fetch."""
+        """Return all records from `start` to the high watermark. Every fetch must make progress."""
         found: list[Rec] = []
         position = start
         while True:
@@ -299,10 +300,10 @@ class Broker:
         answer = await self.call(ApiKey.LIST_OFFSETS, version, body)
         return answer["topics"][0]["partitions"][0]
 
-    # ------------------------------------------------------------ other doors
+    # ------------------------------------------------------------ other protocols
 
     def append(self, *datas: bytes, topic: str = "t", partition: int = 0, **columns: Any) -> int:
-        """Append as HTTP or gRPC do; the first seq."""
+        """Append like HTTP and gRPC do. Returns the first seq."""
         records = Batch(datas=list(datas), **columns)
         reply, ticket = self.engine.append(AppendRequest(topic=topic, partition=partition, batch=records))
         self.commit.want(ticket)
@@ -317,17 +318,17 @@ class Broker:
         return reply.deleted
 
     def seal(self, topic: str = "t") -> None:
-        """Merge what is there, whatever the thresholds."""
+        """Compact all blocks, regardless of thresholds."""
         for log in self.engine.catalog.topics[topic].logs:
             log.unsealed_blocks = 1 << 30
             self.engine._touched[log.log_id] = log
-        while self.engine.upkeep():
+        while self.engine.maintain():
             pass
         self.commit.sync()
 
 
 class Remote:
-    """A connection to a server, with the calls that tests make most."""
+    """A connection to a server, with shortcuts for frequent calls."""
 
     def __init__(self, port: int) -> None:
         self.wire = Wire(port)
@@ -343,7 +344,7 @@ class Remote:
         return {"transactional_id": None, "acks": acks, "timeout": 1000, "topic_data": [data]}
 
     def produce(self, records: bytes | None, topic: str, partition: int = 0, acks: int = -1) -> Message:
-        """The answer for the one partition."""
+        """Return the answer for the only partition."""
         answer = self.wire.call(ApiKey.PRODUCE, 9, **self.produce_body(records, topic, partition, acks))
         return answer["responses"][0]["partition_responses"][0]
 
@@ -351,7 +352,7 @@ class Remote:
         self, offset: int, topic: str, partition: int = 0, *, max_wait: int = 0, min_bytes: int = 1,
         partition_max: int = 1 << 20,
     ) -> Message:  # fmt: skip
-        """The answer for the one partition."""
+        """Return the answer for the only partition."""
         asked = {"partition": partition, "fetch_offset": offset, "partition_max_bytes": partition_max}
         answer = self.wire.call(
             ApiKey.FETCH, 12, max_wait=max_wait, min_bytes=min_bytes, max_bytes=50 << 20,
@@ -374,7 +375,7 @@ class Remote:
             position = after
 
     def offset(self, ts: int, topic: str) -> tuple[int, int]:
-        """What ListOffsets says: offset and timestamp."""
+        """Return the offset and timestamp from ListOffsets."""
         asked = {"partition_index": 0, "timestamp": ts}
         answer = self.wire.call(
             ApiKey.LIST_OFFSETS, 9, replica_id=-1, topics=[{"name": topic, "partitions": [asked]}]

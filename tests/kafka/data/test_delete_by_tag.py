@@ -1,4 +1,4 @@
-"""A delete by tag of what Kafka clients wrote ends, however fast they go on to write."""
+"""A delete by tag on records of Kafka clients terminates, however fast they keep writing."""
 
 from unittest.mock import patch
 
@@ -15,7 +15,7 @@ async def produced(broker: Broker, batches: int) -> None:
     """Sealed batches, each a block of its own, of a record tagged `a` and one tagged `b`."""
     for _ in range(batches):
         await broker.produce(batch(b"1", b"2", keys=[b"a", b"b"]))
-    with patch("topics_service.engine.upkeep._SMALL_RECORDS", 1):
+    with patch("topics_service.engine.maintenance._SMALL_RECORDS", 1):
         broker.seal()
 
 

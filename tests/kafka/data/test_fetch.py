@@ -1,4 +1,4 @@
-"""Fetch: which batches come in which bytes, around holes, gaps and what is gone."""
+"""Fetch: batches and bytes of a response, around holes, gaps and lost records."""
 
 import struct
 from uuid import UUID
@@ -9,7 +9,7 @@ from data_support import START, Broker, Rec, batch, position_after, read_batches
 from topics_kafka.handlers import fetch
 from topics_kafka.protocol import ApiKey, ErrorCode
 from topics_kafka.settings import KafkaSettings
-from topics_service.api.auth import Principal, Scope
+from topics_service.api.access.auth import Principal, Scope
 from topics_service.engine.transaction import Transaction
 
 READER = Principal("k1", frozenset({Scope.READ}), ("mine",))
@@ -209,12 +209,12 @@ async def test_a_deleted_prefix_is_a_hole(broker: Broker) -> None:
 
 
 async def test_gaps_are_passed_over_and_counted(broker: Broker) -> None:
-    """Seqs that were lost in the middle: for Kafka a hole, for whoever watches the server a number."""
+    """Seqs lost in the middle: a hole for Kafka clients, and a number in the metrics."""
     await fill(broker, 1)
     topic = broker.engine.catalog.topics["t"]
     log = topic.log
     with Transaction(broker.engine.writer) as tx:
-        log.burn(tx, log.begin(topic.config, START), 5, topic.config)
+        log.skip_seqs(tx, log.begin(topic.config, START), 5, topic.config)
         tx.commit()
     broker.commit.sync()
     sent = await fill(broker, 2)
@@ -231,14 +231,14 @@ async def test_gaps_are_counted_also_where_the_bytes_end(broker: Broker) -> None
     await fill(broker, 1)
     topic = broker.engine.catalog.topics["t"]
     with Transaction(broker.engine.writer) as tx:
-        topic.log.burn(tx, topic.log.begin(topic.config, START), 5, topic.config)
+        topic.log.skip_seqs(tx, topic.log.begin(topic.config, START), 5, topic.config)
         tx.commit()
     sent = await fill(broker, 2)
     await broker.fetch(0, partition_max=2 * len(sent[0]) + 1)
     assert broker.statistics.gap_records == 5
 
 
-async def test_records_of_other_doors(broker: Broker) -> None:
+async def test_records_of_other_protocols(broker: Broker) -> None:
     broker.append(
         b'{"a":1}', b"null", b"\xff\x00",
         tags=[b"tag", None, None],
@@ -257,7 +257,7 @@ async def test_records_of_other_doors(broker: Broker) -> None:
     ]  # fmt: skip
 
 
-async def test_doors_take_turns(broker: Broker) -> None:
+async def test_protocols_alternate(broker: Broker) -> None:
     wanted = []
     for i in range(30):
         broker.clock.now += 1
@@ -277,8 +277,8 @@ async def test_doors_take_turns(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("partition_max", [1, 100, 10_000, 70_000, 1 << 20])
-async def test_large_blocks_of_other_doors(broker: Broker, partition_max: int) -> None:
-    """Whatever the cuts, every record comes once, and readers share the batches that were made."""
+async def test_large_blocks_of_other_protocols(broker: Broker, partition_max: int) -> None:
+    """For any limits, every record is read once, and readers share the rendered batches."""
     datas = [b'"%d%s"' % (i, b"x" * (i % 700)) for i in range(1500)]
     broker.append(*datas, tags=[b"odd" if i % 2 else b"even" for i in range(1500)])
     broker.append(b"1")
@@ -318,7 +318,7 @@ async def test_the_cache_is_bounded() -> None:
 
 
 async def test_what_is_made_for_one_response_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "MOST_MADE_BYTES", 200_000)
+    monkeypatch.setattr(fetch, "MAX_RENDERED_BYTES", 200_000)
     for partition in range(3):
         broker.append(*[b'"%0500d"' % i for i in range(1000)], partition=partition)
     body = broker.fetch_many([("t", partition, 0) for partition in range(3)])
@@ -330,7 +330,7 @@ async def test_what_is_made_for_one_response_is_bounded(broker: Broker, monkeypa
 
 
 async def test_long_work_gives_others_their_turn(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(fetch, "SLICE_SECONDS", 0.0)
     sent = [b'"%0500d"' % i for i in range(1000)]
     broker.append(*sent)
     await broker.produce(batch(b"k"))

@@ -1,4 +1,4 @@
-"""acks=all on an `fsync` topic, seen by the kernel: log written, log synced, and only then the answer."""
+"""acks=all on an `fsync` topic, as seen by the kernel: log write, log sync, and only then the answer."""
 
 import sys
 from pathlib import Path

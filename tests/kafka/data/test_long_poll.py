@@ -1,4 +1,4 @@
-"""A fetch that waits: what ends it, when, and that nothing is left behind."""
+"""Long polls: the events that end them, their time, and cleanup."""
 
 import asyncio
 from typing import Any
@@ -62,7 +62,7 @@ async def test_a_record_ends_it() -> None:
 
 
 @in_fake_time
-async def test_also_one_of_another_door() -> None:
+async def test_also_one_of_another_protocol() -> None:
     broker = broker_of()
     waiting = start(broker, broker.fetch_body(max_wait=60_000))
     broker.append(b"1")
@@ -134,7 +134,7 @@ async def test_many_small_appends_are_counted_and_not_read_again() -> None:
         assert not waiting.done(), "not before there is enough"
         await broker.produce(batch(b"x" * 50))
         await steps(2)
-    for _ in range(100):  # on a busy machine its turns of work take more steps
+    for _ in range(100):  # on a busy machine its slices take more steps
         if not waiting.done():
             await steps(1)
     assert waiting.done()
@@ -169,7 +169,7 @@ async def test_errors_and_holes_are_told_at_once() -> None:
 
 @in_fake_time
 async def test_a_hole_that_appears() -> None:
-    """Records that come and are deleted before the fetch looks."""
+    """Records that are appended and deleted before the fetch reads."""
     broker = broker_of()
     waiting = start(broker, broker.fetch_body(max_wait=60_000))
     broker.append(b"1", tags=[b"k"])
@@ -220,26 +220,26 @@ async def test_a_drain_ends_it() -> None:
 
 
 @in_fake_time
-async def test_news_between_the_turns_of_a_large_fetch() -> None:
-    turn, fetch.TURN_SECONDS = fetch.TURN_SECONDS, 0.0
+async def test_news_between_the_slices_of_a_large_fetch() -> None:
+    length, fetch.SLICE_SECONDS = fetch.SLICE_SECONDS, 0.0
     try:
         broker = broker_of(50)
         waiting = start(broker, broker.fetch_many([("t", i, 0) for i in range(50)], max_wait=60_000))
         await steps(20)
-        await broker.produce(batch(b"a"), partition=0)  # which was read already
+        await broker.produce(batch(b"a"), partition=0)  # partition 0 has been read already
         loop = asyncio.get_running_loop()
         began = loop.time()
         assert partitions(await waiting)[0]["high_watermark"] == 1
         assert loop.time() == began
         assert parked(broker) == 0
     finally:
-        fetch.TURN_SECONDS = turn
+        fetch.SLICE_SECONDS = length
 
 
 @in_fake_time
 async def test_only_partitions_with_news_are_read() -> None:
     broker = broker_of(1000)
-    turn, fetch.TURN_SECONDS = fetch.TURN_SECONDS, 10.0
+    length, fetch.SLICE_SECONDS = fetch.SLICE_SECONDS, 10.0
     try:
         waiting = start(broker, broker.fetch_many([("t", i, 0) for i in range(1000)], max_wait=60_000))
         asked: list[int] = []
@@ -254,7 +254,7 @@ async def test_only_partitions_with_news_are_read() -> None:
         await waiting
         assert asked == [77]
     finally:
-        fetch.TURN_SECONDS = turn
+        fetch.SLICE_SECONDS = length
 
 
 @in_fake_time
@@ -269,13 +269,13 @@ async def test_too_much_to_wait_for_is_answered_at_once(monkeypatch: pytest.Monk
 
     waiting = ask(200)
     assert not isinstance(waiting, dict)
-    assert broker.door.waiting == 200
+    assert broker.server.waiting == 200
     assert len(ask(101)["responses"][0]["partitions"]) == 101, "there is no memory for it to wait"
     few = ask(fetch.FEW)
-    assert broker.door.waiting == 300, "but for that"
+    assert broker.server.waiting == 300, "but for that"
     waiting.cancel()
     await steps(2)
-    assert broker.door.waiting == 100
+    assert broker.server.waiting == 100
     await broker.produce(batch(b"a"))
     assert len((await few)["responses"][0]["partitions"]) == 100
-    assert (broker.door.waiting, parked(broker)) == (0, 0)
+    assert (broker.server.waiting, parked(broker)) == (0, 0)

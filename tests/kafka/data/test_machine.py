@@ -1,5 +1,5 @@
-"""A log that Kafka clients and other doors write, delete from and outgrow, against a model: every consumer, wherever it
-starts, gets exactly the live records at their offsets, and always reaches the head."""
+"""A log that all protocols write, delete from and overflow, against a model: every consumer, wherever it starts, gets
+exactly the live records at their offsets, and always reaches the head."""
 
 import asyncio
 from typing import Any

@@ -6,7 +6,7 @@ import pytest
 from data_support import START, Broker, batch
 
 from topics_kafka.protocol import ApiKey, ErrorCode
-from topics_service.api.auth import Principal, Scope
+from topics_service.api.access.auth import Principal, Scope
 from topics_service.storage.memory import MemoryStore
 
 LATEST, EARLIEST, NEWEST, LOCAL, TIERED, PENDING = range(-1, -7, -1)
@@ -43,7 +43,7 @@ async def test_every_version(broker: Broker, version: int) -> None:
 
 
 async def test_times_to_the_record(broker: Broker) -> None:
-    """The first record that is not older, also where times are in no order; other doors' records have their own."""
+    """The first record that is not older, also if times are out of order and of other protocols."""
     times = [START + offset for offset in (50, 10, 90, 20)]
     await broker.produce(batch(*[b"x"] * 4, ts=times, codec=1))
     broker.clock.now = START + 60

@@ -1,4 +1,4 @@
-"""Produce: what is taken, where it goes, and the code of everything that is refused."""
+"""Produce: accepted batches, their offsets, and the error code of every refusal."""
 
 import asyncio
 import itertools
@@ -13,7 +13,7 @@ from hypothesis import given
 from topics_kafka.handlers import produce
 from topics_kafka.protocol import ApiKey, ErrorCode
 from topics_kafka.settings import KafkaSettings
-from topics_service.api.auth import Principal, Scope
+from topics_service.api.access.auth import Principal, Scope
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import DiffRequest
 from topics_service.storage.memory import MemoryStore
@@ -261,7 +261,7 @@ async def test_the_log_start_is_told() -> None:
     sealed=st.booleans(),
 )
 def test_hostile_batches(codec: int, changes: list[tuple[float, int]], cut: float, sealed: bool) -> None:
-    """Whatever the bytes, a code is the answer; and what is taken can be read, through every door."""
+    """Any bytes get an error code or are accepted, and accepted records can be read over every protocol."""
 
     async def run() -> None:
         broker = Broker()
@@ -291,13 +291,13 @@ def test_hostile_batches(codec: int, changes: list[tuple[float, int]], cut: floa
     asyncio.run(run())
 
 
-async def test_many_large_batches_are_appended_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(produce, "SHARED_SECONDS", 0.0)
+async def test_many_large_batches_are_appended_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce, "BUDGET_SECONDS", 0.0)
     broker = Broker()
     broker.put("t", 3)
     broker.commit.eager = False
-    may = itertools.cycle((True, False))
-    monkeypatch.setattr(broker.door.turns, "may", lambda: next(may))
+    has_time = itertools.cycle((True, False))
+    monkeypatch.setattr(broker.server.loop_budget, "has_time", lambda: next(has_time))
     body = broker.produce_body(batch(b"0"))
     body["topic_data"][0]["partition_data"] += [{"index": i, "records": batch(b"%d" % i)} for i in (1, 2, 9)]
     running = asyncio.ensure_future(broker.start_call(ApiKey.PRODUCE, 9, body))
@@ -315,8 +315,8 @@ async def test_many_large_batches_are_appended_in_turns(monkeypatch: pytest.Monk
     ]  # fmt: skip
 
 
-async def test_a_topic_that_goes_between_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(produce, "SHARED_SECONDS", 0.0)
+async def test_a_topic_deleted_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce, "BUDGET_SECONDS", 0.0)
     broker = Broker()
     broker.put("t", 2)
     body = broker.produce_body(batch(b"0"), acks=0)

@@ -1,4 +1,4 @@
-"""The data plane of a real server: over sockets, restarts and kills, and beside the other doors."""
+"""The data plane of a real server: sockets, restarts, kills, and the other protocols."""
 
 import asyncio
 import base64
@@ -15,8 +15,8 @@ from data_support import Rec, Remote, batch, position_after, read_batches, read_
 from support.http import Api, ok
 from support.server import ServerProcess
 from support.waiting import poll
-from topics.v1 import topics_service_pb2, topics_service_pb2_grpc
 from topics_kafka.protocol import ApiKey, ErrorCode
+from topics_proto.v1 import topics_service_pb2, topics_service_pb2_grpc
 
 
 def now() -> int:
@@ -60,7 +60,7 @@ def test_kafka_records_over_http(api: Api, remote: Remote) -> None:
     ]
 
 
-async def test_records_of_all_doors_for_a_client(server: ServerProcess) -> None:
+async def test_records_of_all_protocols_for_a_client(server: ServerProcess) -> None:
     """Written over HTTP, gRPC and Kafka in turn, read by aiokafka."""
     wanted: list[tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]] = []
     began = now()
@@ -137,7 +137,7 @@ def test_acks_0(api: Api, remote: Remote, server: ServerProcess) -> None:
 
 
 def test_who_wants_no_answer_may_leave_at_once(api: Api, remote: Remote, server: ServerProcess) -> None:
-    """A request that takes long to append was cut short when its client had closed the connection behind it."""
+    """Regression: a long request was cut short if its client closed the connection right after it."""
     partitions = 30
     name = api.make("left", partition_count=partitions)
     large = batch(*[b"value %d %s" % (i, b"y" * 100) for i in range(3500)], ts=now(), codec=1)
@@ -231,7 +231,7 @@ def test_expired(api: Api, remote: Remote) -> None:
 
 @pytest.mark.timeout(120)
 def test_duplicates_over_restarts(tmp_path: Path) -> None:
-    """A producer that never got its answer sends again: after a reconnect, a restart, and a kill."""
+    """A producer that got no answer sends again: after a reconnect, a restart, and a kill."""
     server = ServerProcess(tmp_path, kafka=True)
     sent = [batch(b"%d" % i, b"+", producer=(7, 0, 2 * i), codec=i % 5) for i in range(12)]
     number = 0
@@ -267,7 +267,7 @@ def test_duplicates_over_restarts(tmp_path: Path) -> None:
 
 
 def test_jobs_and_copies(api: Api, remote: Remote) -> None:
-    """What a Kafka client writes is a job in a queue, and is copied by a router, for Kafka clients too."""
+    """A record of a Kafka client is a job in a queue, and a router copies it, for Kafka clients too."""
     queue = api.make("queue", type="queue")
     assert remote.produce(batch(b'{"job":1}', b'{"job":2}', codec=1), queue)["error_code"] == 0
     claimed = ok(api.send("POST", f"/v0/topics/{queue}/claim", {"node": "w", "max": 5}))

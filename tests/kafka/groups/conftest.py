@@ -1,4 +1,4 @@
-"""Brokers that serve groups."""
+"""Brokers with handlers of groups."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,7 +19,7 @@ async def broker() -> AsyncIterator[Broker]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], Awaitable[None]]:
-    """Waits until something is so."""
+    """Wait until a condition holds."""
 
     async def wait(condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):

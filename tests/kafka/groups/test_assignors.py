@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_service.engine.group.assignors import ASSIGNORS, Assignment, Subscriber, range_, uniform
-from topics_service.engine.group.members import TopicFacts
+from topics_service.engine.membership.assignors import ASSIGNORS, Assignment, Subscriber, range_, uniform
+from topics_service.engine.membership.members import TopicFacts
 
 NAMES = ["t", "u", "v", "w"]
 
@@ -19,7 +19,7 @@ def members(**names: str) -> dict[str, Subscriber]:
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[dict[str, Subscriber], dict[str, TopicFacts], Assignment]:
-    """Members, topics, and an assignment from before, of members and topics that may be gone."""
+    """Members, topics, and a previous assignment, also of former members and deleted topics."""
     counts = draw(st.dictionaries(st.sampled_from(NAMES), st.integers(1, 9)))
     wishes = draw(st.dictionaries(st.sampled_from("abcdefgh"), st.sets(st.sampled_from(NAMES))))
     if draw(st.booleans()) and wishes:
@@ -107,7 +107,7 @@ def test_ranges_put_static_members_first() -> None:
 
 
 def test_many_members_with_mixed_subscriptions() -> None:
-    """A thousand members and ten thousand partitions are dealt out in a moment."""
+    """Ten thousand partitions are assigned to a thousand members in a moment."""
     facts = {f"t{i}": TopicFacts(i.to_bytes(16, "big"), 100) for i in range(100)}
     names = list(facts)
     subscribers = {f"m{i}": Subscriber(frozenset(names[i % 7 :]), (True, f"m{i}")) for i in range(1_000)}

@@ -3,13 +3,13 @@
 import pytest
 
 from support.kafka_members import REBALANCE_MS, SESSION_MS, Classic, Modern, World, assignment, settle, subscription
-from topics_service.engine.group.members import MEMBER_BYTES, Beat, GroupError, Leaving, RefusedError, SyncRequest
+from topics_service.engine.membership.members import MEMBER_BYTES, Beat, GroupError, Leaving, RefusedError, SyncRequest
 
 OK = GroupError.NONE
 
 
 def stable(world: World, count: int, **fields: object) -> list[Classic]:
-    """A group of so many members in its Stable state."""
+    """A Stable group with `count` members."""
     members = [Classic(world, **fields) for _ in range(count)]  # type: ignore[arg-type]
     for member in members:
         member.join()
@@ -183,7 +183,7 @@ def test_sessions_do_not_run_while_an_answer_is_owed() -> None:
     new = Classic(world, session_ms=1_000)
     new.join()
     leader.join()
-    for _ in range(4):  # two wait for the third, which only beats
+    for _ in range(4):  # two wait for the third, which only sends heartbeats
         world.advance(900)
         assert follower.beat() is GroupError.REBALANCE_IN_PROGRESS
     follower.join()
@@ -369,13 +369,13 @@ def test_a_lost_connection_cancels_the_answer_and_lets_the_session_run() -> None
     world.coordinator.forget(first.respond)
     count = len(first.joins)
     second.join()
-    assert len(first.joins) == count  # it took part, but nobody was there to hear of it
+    assert len(first.joins) == count  # it took part, but its connection was gone
     assert second.generation == new.generation == first.generation + 1
     assert first.member_id not in (second.joins[-1].leader, new.joins[-1].leader)
     reply = first.join()
     assert reply is not None
     assert reply.generation == second.generation
-    world.coordinator.forget(first.respond)  # long answered: nothing happens
+    world.coordinator.forget(first.respond)  # already answered: nothing happens
 
 
 def test_a_member_whose_session_ran_out_with_its_connection_is_not_waited_for() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from support.kafka_members import REBALANCE_MS, Classic, Modern, Topics, World, until_quiet
-from topics_service.engine.group.members import MEMBER_BYTES, Beat, GroupError, Leaving
+from topics_service.engine.membership.members import MEMBER_BYTES, Beat, GroupError, Leaving
 
 OK = GroupError.NONE
 SESSION_MS = 45_000
@@ -35,7 +35,7 @@ def test_a_group_that_is_not_there_has_no_members(epoch: int, instance_id: str |
     world = World()
     member = Modern(world, "a", instance_id=instance_id)
     assert member.beat(epoch).error is error
-    world.groups.add("g")  # one that nobody has joined lately, with positions
+    world.groups.add("g")  # a group without members, with positions
     assert member.beat(epoch).error is (error if error is GroupError.INVALID_REQUEST else GroupError.UNKNOWN_MEMBER_ID)
     assert world.store == {}
 
@@ -48,7 +48,7 @@ def test_the_first_member_gets_everything_at_once() -> None:
     assert reply.assignment == {world.topics.facts("t").topic_id: [0, 1, 2, 3]}  # type: ignore[union-attr]
     assert state(world) == "Stable"
     member.apply()
-    assert member.beat().assignment is None  # it confirms what it was told
+    assert member.beat().assignment is None  # it confirms its assignment
     assert member.beat().assignment is None
     assert member.epoch == 1
 
@@ -65,7 +65,7 @@ def test_a_partition_moves_when_its_owner_has_given_it_up() -> None:
     assert reply.epoch == 1  # it stays behind until it has given up its part
     assert len(first.target) == 2
     assert second.beat().assignment is None
-    first.beat(owned=None)  # says nothing of what it works on
+    first.beat(owned=None)  # does not report its partitions
     second.beat()
     assert second.target == set()
     first.apply()
@@ -199,7 +199,7 @@ class TestEpochs:
         assert lost.epoch == first.epoch + 1
         reply = first.beat()
         assert (reply.error, reply.epoch) == (OK, lost.epoch)
-        assert reply.assignment == lost.assignment  # told again
+        assert reply.assignment == lost.assignment  # sent again
 
     def test_the_previous_one_is_not_taken_from_who_works_on_more_or_does_not_say(self) -> None:
         world = World()
@@ -276,14 +276,14 @@ class TestRevocation:
         assert first.beat().error is GroupError.UNKNOWN_MEMBER_ID
 
     def test_a_partition_that_comes_back_before_it_was_given_up_is_nobody_elses(self) -> None:
-        """KAFKA-16147: one still to be revoked goes back to its owner, then away again."""
+        """KAFKA-16147: a partition that is being revoked returns to its owner, then leaves again."""
         world = World()
         first, second = Modern(world, "a"), Modern(world, "b")
         first.step()
         first.step()
         second.step()
-        first.beat()  # told to give up two
-        second.beat(-1)  # so they shall be its own again
+        first.beat()  # must give up two
+        second.beat(-1)  # now it may keep them
         first.beat(owned=None)
         third = Modern(world, "c")
         third.step()
@@ -598,7 +598,7 @@ class TestRestarts:
         first.step()
         first.step()
         second.step()
-        first.beat()  # told to give up
+        first.beat()  # must give up
         before = world.coordinator.describe("g")
         world.restart()
         after = world.coordinator.describe("g")

@@ -1,7 +1,7 @@
-"""Random histories of groups with clients that keep to the rules, on networks and servers that do not.
+"""Random histories of groups: correct clients on failing networks and servers.
 
-The oracle: at no time do two members that have reason to think they are valid work on the same partition; epochs and
-generations only grow; every request is answered once; and when things calm down, every partition has its owner.
+The oracle: two members that may believe to be valid never work on the same partition; epochs and generations only
+grow; every request is answered once; and in the end, without failures, every partition has an owner.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from support.kafka_members import REBALANCE_MS, SESSION_MS, Modern, Topics, World, assignment, subscription
-from topics_service.engine.group.members import (
+from topics_service.engine.membership.members import (
     GroupError,
     JoinReply,
     JoinRequest,
@@ -20,16 +20,16 @@ from topics_service.engine.group.members import (
     SyncReply,
     SyncRequest,
 )
-from topics_service.engine.group.subscriptions import consumer_assignment, consumer_topics
+from topics_service.engine.membership.subscriptions import consumer_assignment, consumer_topics
 
 NAMES = ["t", "u", "v"]
-PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)  # to explain a failure takes minutes
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)  # explaining a failure would take minutes
 MANY = settings(max_examples=250, deadline=None, phases=PHASES)
-Act = tuple[str, int, int]  # what is done, by which member, and how
+Act = tuple[str, int, int]  # an action, a member, and a variation
 
 
 def histories(**weights: int) -> st.SearchStrategy[list[Act]]:
-    """Lists of what happens; the weights say how often, compared with each other."""
+    """Lists of actions; the weights are their relative frequencies."""
     kinds = [kind for kind, weight in weights.items() for _ in range(weight)]
     return st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 5), st.integers(0, 63)), max_size=90)
 
@@ -40,7 +40,7 @@ def subset(how: int) -> list[str]:
 
 
 class ConsumerHistory:
-    """A `consumer` group. A member may crash, go silent, lose answers, be slow to give up; the server may restart."""
+    """A `consumer` group. Members crash, go silent, lose answers or revoke slowly; the server may restart."""
 
     def __init__(self, how: int) -> None:
         topics = Topics(**{name: how % (i + 3) + 1 for i, name in enumerate(NAMES)})
@@ -82,7 +82,7 @@ class ConsumerHistory:
 
     def _beat(self, member: Modern, *, is_lost: bool) -> None:
         if member.epoch and not member.works_on:
-            member.owned = set()  # its session has ended, as far as it knows
+            member.owned = set()  # as far as it knows, its session has ended
         reply = member.beat(is_lost=is_lost)
         assert reply.error in (
             GroupError.NONE,
@@ -109,7 +109,7 @@ class ConsumerHistory:
         self.apply(who, 1)
 
     def rejoin(self, who: int, _how: int) -> None:
-        """Its process has lost its memory, but not its id."""
+        """Restart the process of a member, which keeps only its id."""
         member = self.member(who)
         if member is not None:
             member.forget()
@@ -131,7 +131,7 @@ class ConsumerHistory:
                 member.beat(-1)
 
     def go_silent(self, who: int, _how: int) -> None:
-        """It works on, but nobody hears of it."""
+        """Disconnect a member that keeps working."""
         member = self.member(who)
         if member is not None:
             self.alive.remove(member)
@@ -154,7 +154,7 @@ class ConsumerHistory:
             self._beat(member, is_lost=False)
 
     def wait(self, _who: int, how: int) -> None:
-        for member in self.alive:  # nobody takes as long as the rebalance timeout to give up
+        for member in self.alive:  # every member revokes within the rebalance timeout
             if member.works_on:
                 member.owned &= member.target
         self.world.advance((100, 1_000, 3_000, 6_000)[how % 4])
@@ -172,7 +172,7 @@ class ConsumerHistory:
         group = self.world.coordinator._groups.get("g")
         if group is not None:
             for member in group.members.values():
-                member.packed = None  # what is stored member by member is what it would be anew
+                member.packed = None  # the incrementally stored state equals a new dump
             assert self.world.store["g"] == self.world.coordinator.dump("g")
         self.world.restart()
 
@@ -188,7 +188,7 @@ class ConsumerHistory:
             self.group_epoch = view.epoch
 
     def calm_down(self) -> None:
-        """Those who are heard of end up with everything."""
+        """In the end the connected members own everything."""
         for _ in range((REBALANCE_MS + self.world.settings.session_ms) // 1_000 + 12):
             for who in range(len(self.alive)):
                 self.step(who, 1)
@@ -223,7 +223,7 @@ def test_consumer_groups(how: int, acts: list[Act]) -> None:
 
 
 class Consumer:
-    """A classic consumer with the range assignor, or any that deals out whole topics; eager, so a join gives all up."""
+    """A classic consumer with an eager assignor of whole topics, such as range: a join revokes everything."""
 
     def __init__(self, history: "ClassicHistory", instance_id: str | None, topics: list[str]) -> None:
         self.history = history
@@ -241,7 +241,7 @@ class Consumer:
         return self.owned if self.history.world.time < self.heard + SESSION_MS else set()
 
     def join(self) -> None:
-        """Give everything up and ask to join."""
+        """Revoke everything and join."""
         self.owned, self.joined, self.generation = set(), None, -1
         world = self.history.world
 
@@ -275,7 +275,7 @@ class Consumer:
             self.fail(reply.error)
 
     def sync(self) -> None:
-        """Ask for the assignment; a leader deals out all partitions in turn."""
+        """Request the assignment; a leader assigns all partitions round-robin."""
         reply = self.joined
         assert reply is not None
         world = self.history.world
@@ -313,11 +313,11 @@ class Consumer:
             self.fail(answer.error)
 
     def beat(self) -> None:
-        """Tell that it lives."""
+        """Send a heartbeat."""
         error = self.history.world.coordinator.heartbeat("g", self.member_id, self.generation, self.instance_id)
         if error is GroupError.NONE:
             self.heard = self.history.world.time
-        else:  # it may take as long as the rebalance timeout to join, counted from when it began
+        else:  # it may join until the rebalance timeout has passed since the start
             self.fail(error)
 
     def fail(self, error: GroupError) -> None:
@@ -333,14 +333,14 @@ class Consumer:
         self.generation = -1
 
     def disconnect(self) -> None:
-        """The connection breaks: an answer that is owed does not come."""
+        """Break the connection: a pending answer is lost."""
         if self.waits_for is not None:
             respond, self.waits_for = self.waits_for, None
             self.history.world.coordinator.forget(respond)  # type: ignore[arg-type]
             self.history.forgotten(respond)
 
     def step(self) -> None:
-        """Whatever is next for it."""
+        """Run the next step of the member."""
         if self.waits_for is not None:
             return
         if self.joined is not None:
@@ -352,7 +352,7 @@ class Consumer:
 
 
 class ClassicHistory:
-    """A classic group. Members crash, go silent, lose connections, are replaced; the server may restart."""
+    """A classic group. Members crash, go silent, lose connections or are replaced; the server may restart."""
 
     def __init__(self, how: int) -> None:
         self.world = World(Topics(t=3, u=2, v=1), min_session_ms=1_000, initial_delay_ms=3_000 * (how % 2))
@@ -432,7 +432,7 @@ class ClassicHistory:
             self.silent.append(consumer)
 
     def replace(self, who: int, _how: int) -> None:
-        """A static member crashes and starts again."""
+        """Crash and restart a static member."""
         consumer = self.consumer(who)
         if consumer is not None and consumer.instance_id is not None:
             consumer.disconnect()
@@ -460,7 +460,7 @@ class ClassicHistory:
         assert self.open == set(self.world.coordinator._run.held)
 
     def calm_down(self) -> None:
-        """Everybody ends up in one generation, which has it all."""
+        """In the end all members are in one generation, which owns everything."""
         for _ in range(60):
             for consumer in self.alive:
                 consumer.step()

@@ -11,7 +11,7 @@ from support.kafka_groups import FULL, Broker, beat, join, limited, sync, versio
 from support.kafka_members import assignment, subscription
 from topics_kafka.coordination import Coordination
 from topics_kafka.protocol import SUPPORTED, ApiKey
-from topics_service.api.auth import Scope
+from topics_service.api.access.auth import Scope
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.writer import Writer
 
@@ -79,7 +79,7 @@ async def test_a_join_waits_for_the_others(broker: Broker) -> None:
 
 async def test_a_join_whose_connection_is_gone_is_not_answered(broker: Broker) -> None:
     first = await join(broker)
-    task = asyncio.create_task(join(broker, 3))  # before version 4 nobody can come back as this member
+    task = asyncio.create_task(join(broker, 3))  # before version 4 a client can't return as this member
     coordinator = broker.coordination.coordinator
     while len(coordinator.describe("g").members) == 1:
         await asyncio.sleep(0)
@@ -175,8 +175,8 @@ async def test_a_restart_is_not_noticed_by_members(broker: Broker) -> None:
     assert (await beat(broker, "n"))["assignment"] == {"topic_partitions": []}
 
 
-async def test_a_second_door_has_the_same_groups(broker: Broker) -> None:
-    assert Coordination.of(broker.door) is broker.coordination is broker.engine.groups.coordinator
+async def test_a_second_listener_has_the_same_groups(broker: Broker) -> None:
+    assert Coordination.for_server(broker.server) is broker.coordination is broker.engine.groups.coordinator
 
 
 async def test_what_cannot_be_stored_is_not_told(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ async def test_too_many_groups(broker: Broker, monkeypatch: pytest.MonkeyPatch) 
     assert (await join(broker, group="h"))["error_code"] == 81
 
 
-async def test_the_other_doors_see_the_members(broker: Broker) -> None:
+async def test_other_protocols_see_the_members(broker: Broker) -> None:
     joined = await join(broker)
     await sync(broker, joined, assignment({"t": [0, 1]}))
     membership = broker.engine.groups.describe("g").membership

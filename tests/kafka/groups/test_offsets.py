@@ -1,4 +1,4 @@
-"""Offsets over the codec in all versions, and groups as admins see them."""
+"""Offsets over the codec in all versions, and group administration."""
 
 from typing import Any
 from uuid import uuid4
@@ -8,7 +8,7 @@ import pytest
 from support.kafka_groups import Broker, beat, join, sync, versions
 from support.kafka_members import subscription
 from topics_kafka.protocol import ApiKey, Message
-from topics_service.api.auth import ALL_SCOPES, Principal
+from topics_service.api.access.auth import ALL_SCOPES, Principal
 
 NONE = -1
 
@@ -22,7 +22,7 @@ async def commit(
     epoch: int = NONE,
     **more: Any,
 ) -> dict[tuple[Any, int], int]:
-    """Commit; the error codes by topic (or its id) and partition."""
+    """Commit. Returns the error codes by topic (or its id) and partition."""
     key = "topic_id" if version >= 10 else "name"
     metadata = more.pop("metadata", "note")
     context = more.pop("context", None)
@@ -170,7 +170,7 @@ async def test_metadata_is_measured_as_java_does(broker: Broker) -> None:
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
 async def test_a_position_beyond_the_end_is_kept(broker: Broker, version: int) -> None:
-    """By nobody in particular, by a member of a classic group, and by one of a `consumer` group."""
+    """Committed without membership, by a member of a classic group, and by one of a `consumer` group."""
     await broker.put("t", 2, records=2)
     t = broker.topic_id("t") if version >= 10 else "t"
     joined = await join(broker, group="classic")
@@ -182,7 +182,7 @@ async def test_a_position_beyond_the_end_is_kept(broker: Broker, version: int) -
         "modern": {"member_id": "m", "epoch": 1},
     }
     for group, who in members.items():
-        code = 35 if group == "modern" and version < 9 else 0  # UNSUPPORTED_VERSION: it can't know what an epoch is
+        code = 35 if group == "modern" and version < 9 else 0  # UNSUPPORTED_VERSION: without member epochs
         codes = await commit(broker, {(t, 0): 500, (t, 1): (1 << 63) - 1}, version, group_id=group, **who)
         assert codes == {(t, 0): code, (t, 1): code}
         kept = {} if code else {("t", 0): (500, "note", 0), ("t", 1): ((1 << 63) - 1, "note", 0)}
@@ -193,7 +193,7 @@ async def test_a_position_beyond_the_end_is_kept(broker: Broker, version: int) -
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
 async def test_commits_of_strangers(broker: Broker, version: int) -> None:
-    """To a group that is not there, and to one without members that has positions."""
+    """Commits to a group that does not exist, and to one with positions but without members."""
     await broker.put("t", 1, records=5)
     t = broker.topic_id("t") if version >= 10 else "t"
     missing = 69 if version >= 9 else 22

@@ -1,4 +1,4 @@
-"""What members say of topics: bytes that anybody may have made, and patterns."""
+"""Subscriptions of members: untrusted bytes, and patterns."""
 
 import contextlib
 
@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.kafka_members import assignment, subscription
-from topics_service.engine.group import subscriptions
-from topics_service.engine.group.members import GroupError, RefusedError
-from topics_service.engine.group.subscriptions import compile_pattern, consumer_assignment, consumer_topics, matching
+from topics_service.engine.membership import subscriptions
+from topics_service.engine.membership.members import GroupError, RefusedError
+from topics_service.engine.membership.subscriptions import (
+    compile_pattern,
+    consumer_assignment,
+    consumer_topics,
+    matching,
+)
 
 NAMES = st.text(max_size=20)
 
@@ -33,7 +38,7 @@ def test_anything_else_is_not(junk: bytes) -> None:
 
 @given(st.data())
 def test_nor_is_what_is_cut_short(data: st.DataObject) -> None:
-    text = assignment({"topic": [1, 2, 3], "other": [4]})[:-4]  # without the user data, which nobody reads
+    text = assignment({"topic": [1, 2, 3], "other": [4]})[:-4]  # without the user data, which is never read
     cut = data.draw(st.integers(1, len(text) - 1))
     assert consumer_assignment(text[:cut]) is None
 

@@ -1,6 +1,6 @@
 """The alarms of groups."""
 
-from topics_service.engine.group.timers import Alarm, Timers
+from topics_service.engine.membership.timers import Alarm, Timers
 
 
 def test_alarms_ring_in_the_order_of_their_times() -> None:

@@ -1,4 +1,4 @@
-"""Servers with a Kafka port: real processes, open and with keys, and those in this process with a test's handlers."""
+"""Servers with a Kafka port: real processes, with and without keys, and servers in this process with test handlers."""
 
 import asyncio
 import contextlib
@@ -14,13 +14,14 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))
 from support.kafka_wire import Wire
 from support.server import ServerProcess
-from topics_kafka.handlers import Door, Handler, sasl
+from topics_kafka.handlers import Handler, ServerContext, sasl
 from topics_kafka.listener import KafkaServer
 from topics_kafka.protocol import ApiKey, Message, decode_response, encode_request
+from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
-from topics_service.api.access import Gate
-from topics_service.api.auth import KeyRing, parse_keys
-from topics_service.api.commit import GroupCommit
+from topics_service.api.access.auth import KeyRing, parse_keys
+from topics_service.api.access.authorizer import Authorizer
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
@@ -92,18 +93,18 @@ class Client:
             return await self.reader.readexactly(length)
 
     async def receive(self, api: ApiKey, version: int) -> tuple[int, Message]:
-        """The next response: its correlation id and body."""
+        """Return the next response: its correlation id and body."""
         return decode_response(api, version, await self.frame())
 
     async def log_in(self, password: str) -> int:
-        """SASL/PLAIN; the error code of the answer."""
+        """Authenticate with SASL/PLAIN. Returns the error code."""
         self.send(ApiKey.SASL_HANDSHAKE, 1, 1, mechanism="PLAIN")
         await self.receive(ApiKey.SASL_HANDSHAKE, 1)
         self.send(ApiKey.SASL_AUTHENTICATE, 1, 2, auth_bytes=f"\0any\0{password}".encode())
         return int((await self.receive(ApiKey.SASL_AUTHENTICATE, 1))[1]["error_code"])
 
     async def ended(self) -> bool:
-        """Wait until the server ends the connection, whatever it still sends."""
+        """Wait until the server closes the connection; ignore what it still sends."""
         async with asyncio.timeout(10):
             with contextlib.suppress(ConnectionError):
                 while await self.reader.read(65536):
@@ -117,7 +118,7 @@ Connect = Callable[..., Awaitable[Client]]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Makes servers in this process, on an engine in memory: SASL, and the handlers and settings of the test."""
+    """Start servers in this process, on an engine in memory: SASL, and the handlers and settings of the test."""
     started: list[tuple[KafkaServer, GroupCommit]] = []
 
     async def make(
@@ -129,20 +130,21 @@ async def serve() -> AsyncIterator[Serve]:
         **settings: Any,
     ) -> KafkaServer:
         engine = Engine(MemoryStore(), SystemClock())
-        commit = GroupCommit(engine.writer.store.sync, lambda: engine.writer.written, engine.synced, engine.sync_failed)
+        commit = GroupCommit.for_engine(engine)
         api = TopicsApi(engine, commit)
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
-        door = Door(
+        context = ServerContext(
+            apis=APIS,
             api=api,
             engine=engine,
-            gate=Gate(keys, max_inflight=max_inflight),
+            authorizer=Authorizer(keys, max_inflight=max_inflight),
             settings=KafkaSettings(**settings),
             statistics=api.metrics.kafka,
             cluster_id="cluster",
         )
-        server = KafkaServer(door, sock, tls=tls, handlers=lambda door: {**sasl.handlers(door), **handlers})
-        door.port = sock.getsockname()[1]
+        server = KafkaServer(context, sock, tls=tls, handlers=lambda context: {**sasl.handlers(context), **handlers})
+        context.port = sock.getsockname()[1]
         await server.start()
         started.append((server, commit))
         return server
@@ -155,12 +157,12 @@ async def serve() -> AsyncIterator[Serve]:
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """Opens connections to servers of `serve`."""
+    """Open connections to servers of `serve`."""
     writers: list[asyncio.StreamWriter] = []
 
     async def make(server: KafkaServer, tls: ssl.SSLContext | None = None) -> Client:
         name = None if tls is None else "localhost"
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.door.port, ssl=tls, server_hostname=name)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.context.port, ssl=tls, server_hostname=name)
         writers.append(writer)
         return Client(reader, writer)
 

@@ -1,4 +1,4 @@
-"""Who may use which API on which topic: every scope and a prefix, for every API of topics."""
+"""Access to the APIs of topics: every API with every scope and with a prefix."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +8,8 @@ import pytest
 from support.http import Api
 from support.kafka_wire import Wire
 from support.server import ServerProcess
-from topics_kafka.apis import all_handlers
-from topics_kafka.outcomes import error_codes
-from topics_kafka.protocol import ADVERTISED, SUPPORTED, ApiKey
-from topics_service.api.access import KAFKA_RULES
+from topics_kafka.protocol import ApiKey
+from topics_kafka.registry import APIS, all_handlers, error_codes
 
 from .conftest import SECRETS, Serve
 
@@ -20,7 +18,7 @@ CONFIG = {"resource_type": 2, "configs": []}
 
 
 def _requests(name: str) -> dict[ApiKey, tuple[set[str], dict[str, Any]]]:
-    """For each API the scopes that it takes, and a request that touches the topic `name` without changing it."""
+    """For each API its scopes, and a request that accesses the topic `name` without changing it."""
     partition = {"partition_index": 0, "current_leader_epoch": -1}
     return {
         ApiKey.PRODUCE: (
@@ -58,7 +56,7 @@ def _requests(name: str) -> dict[ApiKey, tuple[set[str], dict[str, Any]]]:
     }
 
 
-APIS = list(_requests(""))
+TOPIC_APIS = list(_requests(""))
 VERSIONS = {ApiKey.PRODUCE: 12, ApiKey.FETCH: 12}  # the last ones that name topics
 
 
@@ -72,7 +70,7 @@ def topics(keyed: ServerProcess) -> tuple[str, str]:
     return "t42.access", "other.access"
 
 
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
+@pytest.mark.parametrize("api", TOPIC_APIS, ids=lambda api: api.name)
 def test_scopes_and_prefixes(api: ApiKey, topics: tuple[str, str], login: Callable[[str], Wire]) -> None:
     for name in topics:
         scopes, request = _requests(name)[api]
@@ -113,6 +111,6 @@ def test_the_configs_of_a_topic_one_made_but_may_not_read(login: Callable[[str],
     assert (made["error_code"], made["topic_config_error_code"], made["configs"]) == (0, 29, None)
 
 
-async def test_every_advertised_api_has_a_handler_and_a_rule(serve: Serve) -> None:
+async def test_every_api_has_a_handler(serve: Serve) -> None:
     server = await serve({})
-    assert set(all_handlers(server.door)) == set(ADVERTISED) == set(KAFKA_RULES) == set(SUPPORTED)
+    assert set(all_handlers(server.context)) == set(APIS) == set(ApiKey)

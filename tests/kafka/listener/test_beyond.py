@@ -1,4 +1,4 @@
-"""A position that a Kafka client committed beyond the end of a log, as every door sees it, and over a restart."""
+"""A position that a Kafka client committed beyond the end of a log: over every protocol, and across a restart."""
 
 import json
 import subprocess
@@ -12,9 +12,9 @@ import pytest
 from support.http import Api, ok, refused
 from support.kafka_wire import Wire
 from support.server import TOPICS, ServerProcess
-from topics.v1 import group_service_pb2 as pb
-from topics.v1 import group_service_pb2_grpc
 from topics_kafka.protocol import ApiKey
+from topics_proto.v1 import group_service_pb2 as pb
+from topics_proto.v1 import group_service_pb2_grpc
 
 GROUP = {"generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None, "retention_time": -1}
 OUT_OF_RANGE = 1
@@ -23,13 +23,13 @@ MOST = (1 << 63) - 1
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that a test may restart."""
+    """A server that tests may restart."""
     with ServerProcess(tmp_path_factory.mktemp("beyond"), kafka=True) as process:
         yield process
 
 
 def commit(server: ServerProcess, group: str, topic: str, offset: int) -> int:
-    """Commit as a consumer without a group's membership does; the error code."""
+    """Commit like a consumer without membership. Returns the error code."""
     partition = {"partition_index": 0, "committed_offset": offset, "committed_leader_epoch": -1}
     topics = [{"name": topic, "partitions": [{**partition, "committed_metadata": ""}]}]
     with Wire(server.kafka_port) as wire:
@@ -45,7 +45,7 @@ def committed(server: ServerProcess, group: str, topic: str) -> int:
 
 
 def fetch(server: ServerProcess, topic: str, offset: int) -> int:
-    """Read at an offset; the error code."""
+    """Read at an offset. Returns the error code."""
     part = {"partition": 0, "current_leader_epoch": -1, "fetch_offset": offset, "last_fetched_epoch": -1}
     part |= {"log_start_offset": -1, "partition_max_bytes": 1 << 20}
     body = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0, "session_id": 0}
@@ -56,7 +56,7 @@ def fetch(server: ServerProcess, topic: str, offset: int) -> int:
 
 
 def run(server: ServerProcess, command: str, *arguments: str) -> None:
-    """Run a command on the data directory of a server that was stopped; it must find nothing wrong."""
+    """Run a command on the data directory of a stopped server. It must find no fault."""
     done = subprocess.run(
         [TOPICS, command, "--data-dir", server.data_dir, *arguments], capture_output=True, text=True, check=False
     )
@@ -68,7 +68,7 @@ def consume(api: Api, group: str, topic: str, **body: Any) -> dict[str, Any]:
 
 
 def seen(server: ServerProcess, api: Api, group: str, topic: str) -> tuple[int, int, int]:
-    """Position, head and lag, which every door and the metrics tell alike."""
+    """Position, head and lag, the same over every protocol and in the metrics."""
     (position,) = ok(api.send("GET", f"/v0/groups/{group}/positions", params={"topic": topic}))["positions"]
     (again,) = [each for each in ok(api.send("GET", f"/v0/groups/{group}"))["positions"] if each["topic"] == topic]
     assert again == position
@@ -96,8 +96,8 @@ def test_it_is_kept_and_counts_as_the_head(own: ServerProcess) -> None:
         ).stdout
         assert [(line["from_seq"], line["lag"]) for line in map(json.loads, told.splitlines())] == [(500, 0)]
         assert (fetch(own, topic, 450), fetch(own, topic, 500)) == (0, OUT_OF_RANGE)
-        for door in ({"from_seq": 451}, {"from_seq": 500}):
-            body = {"topic": topic, **door}
+        for start in ({"from_seq": 451}, {"from_seq": 500}):
+            body = {"topic": topic, **start}
             refused(api.send("POST", "/v0/groups/far/commit", body), 400, "invalid_request")
         assert seen(own, api, "far", topic) == (500, 450, 0)
 

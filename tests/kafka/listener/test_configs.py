@@ -45,7 +45,7 @@ def overrides(wire: Wire, name: str) -> dict[str, str]:
 
 
 def alter(wire: Wire, name: str, configs: dict[str, str | None], *, version: int = 2, **more: Any) -> int:
-    """AlterConfigs of one topic; the error code."""
+    """Send AlterConfigs for one topic. Returns the error code."""
     resource = {
         "resource_type": more.pop("kind", 2),
         "resource_name": name,
@@ -57,7 +57,7 @@ def alter(wire: Wire, name: str, configs: dict[str, str | None], *, version: int
 
 
 def patch(wire: Wire, name: str, *changes: tuple[str, int, str | None], version: int = 1, **more: Any) -> int:
-    """IncrementalAlterConfigs of one topic; the error code."""
+    """Send IncrementalAlterConfigs for one topic. Returns the error code."""
     configs = [{"name": key, "config_operation": operation, "value": value} for key, operation, value in changes]
     resource = {"resource_type": more.pop("kind", 2), "resource_name": name, "configs": configs}
     (answer,) = wire.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, version, resources=[resource], **more)["responses"]
@@ -109,7 +109,7 @@ def test_the_broker(wire: Wire, server: ServerProcess) -> None:
     assert patch(wire, "1", ("num.partitions", SET, "3"), kind=4) == 42
 
 
-def test_both_doors_show_the_same(wire: Wire, api: Api, name: str) -> None:
+def test_both_protocols_show_the_same(wire: Wire, api: Api, name: str) -> None:
     ok(api.put(name, ttl_ms=5000, cap_bytes=6000, cap_records=7, discard="reject", durability="fsync", priority=3))
     assert overrides(wire, name) == {
         "retention.ms": "5000",
@@ -128,7 +128,7 @@ def test_both_doors_show_the_same(wire: Wire, api: Api, name: str) -> None:
     assert "retention.ms" not in overrides(wire, name)
 
 
-def test_what_is_stored_for_kafka_survives_a_put_of_another_door(wire: Wire, api: Api, name: str) -> None:
+def test_configs_stored_for_kafka_survive_a_put_over_http(wire: Wire, api: Api, name: str) -> None:
     assert patch(wire, name, ("segment.bytes", SET, "2000000")) == 0
     ok(api.put(name, ttl_ms=1000))
     assert overrides(wire, name) == {"segment.bytes": "2000000", "retention.ms": "1000"}

@@ -1,4 +1,4 @@
-"""Hostile bytes on the port of a real server: each ends its own connection, and nothing else."""
+"""Hostile bytes on the port of a real server: they close their own connection, and nothing else."""
 
 import os
 import random
@@ -15,7 +15,8 @@ import pytest
 from support.kafka_wire import ClosedError, Wire
 from support.server import ServerProcess
 from support.waiting import poll
-from topics_kafka.protocol import ADVERTISED, SUPPORTED, ApiKey, encode_request
+from topics_kafka.protocol import SUPPORTED, ApiKey, encode_request
+from topics_kafka.registry import APIS
 
 SOFTWARE = {"client_software_name": "test", "client_software_version": "1"}
 
@@ -28,7 +29,7 @@ def scrape(server: ServerProcess, key: str = "") -> str:
 
 
 def closed(server: ServerProcess, key: str = "") -> dict[str, float]:
-    """How many connections the server has ended, by reason."""
+    """The number of connections that the server has closed, by reason."""
     text = scrape(server, key)
     found = re.findall(r'^topics_kafka_connections_closed_total\{reason="(\w+)"\} (\S+)$', text, re.MULTILINE)
     return {reason: float(count) for reason, count in found}
@@ -36,7 +37,7 @@ def closed(server: ServerProcess, key: str = "") -> dict[str, float]:
 
 def rss(server: ServerProcess) -> int:
     """Resident bytes of the server."""
-    # The process is that of setpriv, which has become the server.
+    # setpriv has replaced itself by the server.
     pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -83,7 +84,7 @@ def test_the_first_of_a_flood_is_logged_and_the_others_are_counted(tmp_path: Pat
             with Wire(alone.kafka_port) as hostile:
                 hostile.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
                 assert hostile.is_closed()
-        lines = [line for line in alone.log.splitlines() if "speaks HTTP" in line]
+        lines = [line for line in alone.log.splitlines() if "HTTP request on the Kafka port" in line]
         assert len(lines) == 1
         assert "closing the connection from 127.0.0.1:" in lines[0]
         assert closed(alone) == {"http": 40}
@@ -113,7 +114,7 @@ def test_many_requests_in_one_write(wire: Wire) -> None:
 
 
 def _random_frames(seed: int) -> list[bytes]:
-    """Frames that are random, random behind a right header, and right but for some bytes or their end."""
+    """Frames that are random, random after a valid header, or valid except for some bytes or their end."""
     random_ = random.Random(seed)
     frames = [random_.randbytes(random_.randrange(8, 200)) for _ in range(50)]
     for _ in range(250):
@@ -168,7 +169,7 @@ def _gauge(server: ServerProcess, name: str) -> float:
 
 
 def test_before_authentication(keyed: ServerProcess, login: Callable[[str], Wire]) -> None:
-    for api in ADVERTISED:
+    for api in APIS:
         if api in (ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE):
             continue
         with Wire(keyed.kafka_port) as early:
@@ -179,5 +180,5 @@ def test_before_authentication(keyed: ServerProcess, login: Callable[[str], Wire
         assert early.is_closed()
     late = login("full")
     late.socket.sendall(struct.pack(">i", 1 << 20) + struct.pack(">hhih", ApiKey.METADATA, 5, 1, -1))
-    late.socket.sendall(struct.pack(">i", 0) + bytes((1 << 20) - 14))  # no topics, and a long end
+    late.socket.sendall(struct.pack(">i", 0) + bytes((1 << 20) - 14))  # no topics, and a long tail
     assert late.read_frame()

@@ -1,4 +1,4 @@
-"""What one client may take: memory of requests, time, connections; and how a server ends. Servers in this process."""
+"""Limits of clients: memory of requests, time, connections; and shutdown. Servers in this process."""
 
 import asyncio
 import ssl
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 class Waiter:
-    """Waits for memory."""
+    """Waits for memory of the budget."""
 
     share = None
 

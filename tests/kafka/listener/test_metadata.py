@@ -13,7 +13,8 @@ import pytest
 from support.http import Api, ok
 from support.kafka_wire import Wire
 from support.server import ServerProcess
-from topics_kafka.protocol import ADVERTISED, SUPPORTED, ApiKey, decode_response
+from topics_kafka.protocol import SUPPORTED, ApiKey, decode_response
+from topics_kafka.registry import APIS
 from topics_kafka.topicids import uuid_of
 
 VERSIONS = range(SUPPORTED[ApiKey.METADATA][0], SUPPORTED[ApiKey.METADATA][1] + 1)
@@ -42,7 +43,7 @@ def test_versions(version: int, wire: Wire) -> None:
     body = wire.call(ApiKey.API_VERSIONS, version, client_software_name="a-b.c", client_software_version="1.0.0-x")
     assert body["error_code"] == 0
     found = {entry["api_key"]: (entry["min_version"], entry["max_version"]) for entry in body["api_keys"]}
-    assert found == dict(ADVERTISED)
+    assert found == {key: api.advertised for key, api in APIS.items()}
     assert found[ApiKey.PRODUCE][0] == 0, "else old librdkafka sends uncompressed batches"
 
 
@@ -51,7 +52,7 @@ def test_an_unknown_version_of_api_versions(version: int, wire: Wire) -> None:
     wire.write_frame(struct.pack(">hhih", ApiKey.API_VERSIONS, version, 77, -1) + b"\x01nonsense")
     correlation, body = decode_response(ApiKey.API_VERSIONS, 0, wire.read_frame())
     assert (correlation, body["error_code"]) == (77, 35)
-    assert {entry["api_key"] for entry in body["api_keys"]} == set(ADVERTISED)
+    assert {entry["api_key"] for entry in body["api_keys"]} == set(APIS)
     assert wire.call(ApiKey.API_VERSIONS, 0)["error_code"] == 0, "the connection goes on"
 
 
@@ -62,7 +63,7 @@ def test_software_that_kafka_refuses(software: str, release: str, wire: Wire) ->
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_topic_of_another_door(version: int, wire: Wire, api: Api, name: str, server: ServerProcess) -> None:
+def test_a_topic_of_another_protocol(version: int, wire: Wire, api: Api, name: str, server: ServerProcess) -> None:
     made = ok(api.put(name), 201)
     body = wire.call(ApiKey.METADATA, version, topics=[{"name": name}], allow_auto_topic_creation=False)
     (broker,) = body["brokers"]
@@ -84,7 +85,7 @@ def test_a_topic_of_another_door(version: int, wire: Wire, api: Api, name: str, 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_rafkas_rule(version: int, wire: Wire, name: str) -> None:
-    """Absent and allowed: made with one partition. Absent and not allowed: error 3. Before 4 it is always allowed."""
+    """A missing topic is created with one partition if that is allowed, else error 3. Before version 4 it always is."""
     kept_out = metadata(wire, name, version=version, create=False)[name]
     if version >= 4:
         assert (kept_out["error_code"], kept_out["partitions"]) == (3, [])
@@ -106,7 +107,7 @@ def test_all_topics_and_none(version: int, wire: Wire, api: Api, name: str) -> N
         assert wire.call(ApiKey.METADATA, version, topics=[])["topics"] == []
 
 
-def test_what_a_client_makes_every_door_sees(wire: Wire, api: Api, name: str) -> None:
+def test_a_topic_of_a_client_is_visible_over_every_protocol(wire: Wire, api: Api, name: str) -> None:
     assert metadata(wire, name, create=True)[name]["error_code"] == 0
     state = api.state(name)
     assert (state["topic"], state["head_seq"], state["config"]["durability"]) == (name, 0, "disk")
@@ -127,7 +128,7 @@ def test_names_that_kafka_or_we_refuse(bad: str, wire: Wire) -> None:
     assert (topic["error_code"], topic["partitions"]) == (17, [])
 
 
-def test_names_that_only_other_doors_can_make_are_found(wire: Wire, api: Api, name: str) -> None:
+def test_names_that_only_other_protocols_can_create_are_found(wire: Wire, api: Api, name: str) -> None:
     long = f"tenant42:{name}" + "x" * 240
     ok(api.put(long[:255]), 201)
     assert metadata(wire, long[:255])[long[:255]]["error_code"] == 0

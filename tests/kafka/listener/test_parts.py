@@ -1,4 +1,4 @@
-"""Small parts of the listener, each alone."""
+"""Unit tests of small parts of the listener."""
 
 import asyncio
 import logging
@@ -8,11 +8,11 @@ import pytest
 
 from topics_kafka.handlers import zone_of
 from topics_kafka.handlers.errors import admin_error_of, error_of, group_error_of
-from topics_kafka.outcomes import _PATHS, error_codes
 from topics_kafka.protocol import ApiKey, ErrorCode
 from topics_kafka.protocol.schema import SCHEMA, Field
+from topics_kafka.registry import APIS, error_codes
 from topics_kafka.topicids import TopicIds, uuid_of
-from topics_service.api.quiet import QuietLog
+from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
@@ -44,7 +44,7 @@ def test_errors_of_the_service() -> None:
         error = TopicsError(reason, "", detail)
         return error_of(error), group_error_of(error), admin_error_of(error)
 
-    retried = {ErrorCode(code) for code in (5, 6, 14, 15, 16, 19, 41, 56, 89)}  # by every client
+    retried = {ErrorCode(code) for code in (5, 6, 14, 15, 16, 19, 41, 56, 89)}  # retried by every client
     for reason in Reason:
         if reason.value.retryable:
             assert set(codes(reason)) <= retried, reason
@@ -61,11 +61,10 @@ def test_error_codes_are_looked_for_where_responses_have_them() -> None:
             return any(has_path(field.fields, path[1:]) for field in found)
         return any(inner.name == "error_code" for field in found for inner in field.fields)
 
-    for api, paths in _PATHS.items():
-        assert all(has_path(SCHEMA.apis[api].response_fields, path) for path in paths), api
-    for api in ApiKey:
-        if api not in _PATHS:
-            assert any(field.name == "error_code" for field in SCHEMA.apis[api].response_fields), api
+    for key, api in APIS.items():
+        fields = SCHEMA.apis[key].response_fields
+        assert all(has_path(fields, path) for path in api.errors), api.name
+        assert api.errors or any(field.name == "error_code" for field in fields), api.name
 
 
 def test_error_codes_of_a_response() -> None:
@@ -110,7 +109,7 @@ def test_topics_by_id() -> None:
 
 
 async def test_a_flood_of_log_lines_is_one_and_a_count(caplog: pytest.LogCaptureFixture) -> None:
-    quiet = QuietLog(logging.getLogger("topics.test"), seconds=0.02)
+    limited = RateLimitedLogger(logging.getLogger("topics.test"), seconds=0.02)
 
     async def told(count: int) -> list[str]:
         async with asyncio.timeout(10):
@@ -119,16 +118,16 @@ async def test_a_flood_of_log_lines_is_one_and_a_count(caplog: pytest.LogCapture
         return [record.getMessage() for record in caplog.records]
 
     for number in range(25):
-        quiet.warning("line %d", number)
-    quiet.error("another %s", "kind")
+        limited.warning("line %d", number)
+    limited.error("another %s", "kind")
     assert await told(3) == ["line 0", "another kind", "24 more like this within 0.02 s: line 24"]
-    quiet.warning("line %d", 25)
+    limited.warning("line %d", 25)
     assert (await told(4))[3] == "1 more like this within 0.02 s: line 25"
     async with asyncio.timeout(10):
-        while quiet._kinds:
+        while limited._kinds:
             await asyncio.sleep(0.005)
-    quiet.warning("line %d", 26)
+    limited.warning("line %d", 26)
     assert (await told(5))[4:] == ["line 26"]
     for number in range(1000):
-        quiet.warning(f"{number} of its own %s", "x" * 10_000)
-    assert len(quiet._kinds) == 64
+        limited.warning(f"{number} of its own %s", "x" * 10_000)
+    assert len(limited._kinds) == 64

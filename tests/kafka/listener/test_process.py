@@ -1,4 +1,4 @@
-"""The Kafka port as the process sees it: settings, start and stop."""
+"""Settings, start and stop of the Kafka port."""
 
 import signal
 import socket
@@ -10,7 +10,7 @@ from support.kafka_wire import ClosedError, Wire
 from support.server import ServerProcess
 from support.waiting import poll
 from topics_kafka.protocol import ApiKey
-from topics_service.app.settings import SettingsError, load, split_host
+from topics_server.settings import SettingsError, load, split_host
 
 
 def test_there_is_no_port_unless_it_is_set(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_settings_that_are_refused(env: dict[str, str]) -> None:
         load(env, {})
 
 
-def test_what_the_door_is_told() -> None:
+def test_the_settings_of_the_listener() -> None:
     settings = load({"TOPICS_MEMORY_BYTES": str(1 << 30), "TOPICS_KAFKA_NODE_ID": str(1 << 40)}, {})
     assert settings.kafka.frame_bytes == 256 << 20
     assert settings.kafka.node_id == (1 << 31) - 1

@@ -29,7 +29,7 @@ def name(wire: Wire, api: Api) -> str:
 
 
 def delete(wire: Wire, name: str, *offsets: tuple[int, int], version: int = 2) -> list[tuple[int, int]]:
-    """What is left from where, and the error code, for each (partition, offset)."""
+    """Delete records. Returns the first offset left and the error code for each (partition, offset)."""
     asked = [{"partition_index": partition, "offset": offset} for partition, offset in offsets]
     (found,) = wire.call(ApiKey.DELETE_RECORDS, version, topics=[{"name": name, "partitions": asked}])["topics"]
     assert [each["partition_index"] for each in found["partitions"]] == [partition for partition, _ in offsets]

@@ -1,4 +1,4 @@
-"""SASL/PLAIN with API keys, in plain and over TLS."""
+"""SASL/PLAIN with API keys, with and without TLS."""
 
 import shutil
 import ssl
@@ -24,7 +24,7 @@ def wire(keyed: ServerProcess) -> Iterator[Wire]:
 
 
 def token(wire: Wire, data: bytes, version: int = 2) -> int:
-    """SaslHandshake and SaslAuthenticate; the error code."""
+    """Send SaslHandshake and SaslAuthenticate. Returns the error code."""
     assert wire.call(ApiKey.SASL_HANDSHAKE, 1, mechanism="PLAIN")["error_code"] == 0
     return int(wire.call(ApiKey.SASL_AUTHENTICATE, version, auth_bytes=data)["error_code"])
 
@@ -110,7 +110,7 @@ def test_a_server_without_keys_takes_any_credentials(server: ServerProcess) -> N
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate of localhost that signs itself, and its key."""
+    """A self-signed certificate of localhost, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     folder = tmp_path_factory.mktemp("tls")

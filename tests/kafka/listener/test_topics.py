@@ -32,7 +32,7 @@ def versions(api: ApiKey) -> range:
 def topic(
     name: str, partitions: int = -1, replicas: int = -1, assignments: Any = (), **configs: str | None
 ) -> dict[str, Any]:
-    """A topic to create; a config's dots are underscores."""
+    """A topic to create. Dots in names of configs are written as underscores."""
     return {
         "name": name,
         "num_partitions": partitions,
@@ -48,7 +48,7 @@ def create(wire: Wire, *topics: dict[str, Any], version: int = 7, **more: Any) -
 
 
 def partitions(wire: Wire, name: str) -> int:
-    """How many partitions Metadata shows; 0 if there is no such topic."""
+    """The number of partitions according to Metadata; 0 if there is no such topic."""
     (found,) = wire.call(ApiKey.METADATA, topics=[{"name": name}], allow_auto_topic_creation=False)["topics"]
     return len(found["partitions"])
 
@@ -139,7 +139,7 @@ def test_defaults_and_limits(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, kafka=True, env=env) as server, Wire(server.kafka_port) as wire:
         assert create(wire, topic("a"))[0]["num_partitions"] == 4
         (made,) = create(wire, topic("b"))
-        assert (made["error_code"], "as many topics" in made["error_message"]) == (44, True)
+        assert (made["error_code"], "limit of topics" in made["error_message"]) == (44, True)
         assert create(wire, topic("c", 2))[0]["error_code"] == 0
         (grown,) = wire.call(ApiKey.CREATE_PARTITIONS, topics=[{"name": "c", "count": 3}])["results"]
         assert grown["error_code"] == 44

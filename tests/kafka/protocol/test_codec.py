@@ -1,4 +1,4 @@
-"""What the codec promises beyond the bytes of kio: defaults, nulls, unknown tags, buffers that are not copied."""
+"""Guarantees of the codec beyond the bytes of kio: defaults, nulls, unknown tags, uncopied buffers."""
 
 import random
 import struct
@@ -10,7 +10,7 @@ import pytest
 
 from support.kafka_kio import served
 from topics_kafka.protocol import decode_request, decode_response, encode_request, encode_response, encoding
-from topics_kafka.protocol.decoding import least_size
+from topics_kafka.protocol.decoding import min_size
 from topics_kafka.protocol.encoding import LARGE, encoder
 from topics_kafka.protocol.schema import SCHEMA, Field
 
@@ -170,7 +170,7 @@ class TestTags:
         header = struct.pack(">hhih", 10, 4, 1, -1) + unknown
         _, body = decode_request(header + b"\0" + b"\x02\x02k" + unknown)
         assert body == {"key_type": 0, "coordinator_keys": ["k"]}
-        # In the struct of an array that knows a tag itself, before and after it.
+        # In the struct of an array with a known tag, before and after it.
         partition = struct.pack(">iiqiqi", 1, 2, 3, 4, 5, 6)
         tags = b"\3" + b"\5\1x" + b"\0\x10" + TOPIC_ID.bytes + b"\7\0"
         topic = TOPIC_ID.bytes + b"\x02" + partition + tags + unknown
@@ -227,7 +227,7 @@ class TestBuffers:
                 assert joined(pieces) == joined(encode_response(1, version, 1, fetch_response(whole)))
                 assert sum(map(len, pieces)) == len(joined(pieces))
                 assert all(isinstance(piece, bytes | memoryview) for piece in pieces)
-                # Large buffers stand alone, and what is small between them is one piece.
+                # Large buffers are separate, and the small ones between them are one piece.
                 large = [bytes(piece) == bytes(big) for piece in pieces]
                 assert large.count(True) == sum(len(part) == len(big) for part in parts)
                 assert all(not (one is two is False) for one, two in pairwise(large))
@@ -245,7 +245,7 @@ class TestBuffers:
                 records = decoded["topic_data"][0]["partition_data"][0]["records"]
                 assert isinstance(records, memoryview)
                 assert len(records) == 100_000
-                last = -1 if version == 3 else -4  # behind the records there are three empty sections of tags
+                last = -1 if version == 3 else -4  # three empty tag sections follow the records
                 frame[last] += 1
                 assert records[-1] == frame[last]
                 assert records.obj is frame
@@ -293,7 +293,7 @@ def test_pieces_are_joined_while_more_are_written(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_large_response_is_never_in_many_small_pieces() -> None:
-    """Each takes ten times its bytes: the configs of 30,000 topics, asked for with 457 KB, once took 800 MB."""
+    """Regression: the configs of 30,000 topics, a request of 457 KB, took 800 MB in pieces of ten times their bytes."""
 
     class Pieces(list[encoding.Buffer]):
         most = 0
@@ -322,10 +322,10 @@ def test_the_least_size_of_an_element_is_that_of_an_empty_one() -> None:
             if field.struct:
                 pieces: list[bytes | bytearray | memoryview] = []
                 encoder("an element", field.fields, flexible)({}, pieces, [])
-                assert least_size(field.element, flexible) == len(b"".join(pieces)) > 0
+                assert min_size(field.element, flexible) == len(b"".join(pieces)) > 0
                 seen += 1
             elif field.type == "string":
-                assert least_size(field.element, flexible) == (1 if flexible else 2)
+                assert min_size(field.element, flexible) == (1 if flexible else 2)
             else:
-                assert least_size(field.element, flexible) == {"int8": 1, "int32": 4}[field.type]
+                assert min_size(field.element, flexible) == {"int8": 1, "int32": 4}[field.type]
     assert seen > 500

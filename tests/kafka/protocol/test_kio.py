@@ -10,7 +10,6 @@ from kio.schema.errors import ErrorCode as KioErrorCode
 
 from support.kafka_kio import Maker, message, request, response, served
 from topics_kafka.protocol import (
-    ADVERTISED,
     SUPPORTED,
     ApiKey,
     ErrorCode,
@@ -19,6 +18,7 @@ from topics_kafka.protocol import (
     encode_request,
     encode_response,
 )
+from topics_kafka.registry import APIS
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).with_name("golden.txt")
@@ -89,12 +89,11 @@ def test_error_codes_are_kafkas() -> None:
 
 
 def test_every_api_has_a_key_and_a_range() -> None:
-    assert set(ApiKey) == set(SUPPORTED) == set(ADVERTISED)
-    assert SUPPORTED[ApiKey.PRODUCE] == (3, 13)
-    assert ADVERTISED[ApiKey.PRODUCE] == (0, 13)
-    assert {key: span for key, span in ADVERTISED.items() if key != ApiKey.PRODUCE} == {
-        key: span for key, span in SUPPORTED.items() if key != ApiKey.PRODUCE
-    }
+    assert set(ApiKey) == set(SUPPORTED)
+    assert dict(SUPPORTED) == {key: api.versions for key, api in APIS.items()}
+    assert APIS[ApiKey.PRODUCE].versions == (3, 13)
+    assert APIS[ApiKey.PRODUCE].advertised == (0, 13)
+    assert {key for key, api in APIS.items() if api.advertised != api.versions} == {ApiKey.PRODUCE}
 
 
 def test_the_ranges_that_were_measured_with_clients() -> None:

@@ -1,4 +1,4 @@
-"""Hostile and broken bytes: decoders raise MalformedError, nothing else, and take no memory on the word of a length."""
+"""Hostile and malformed bytes: decoders raise only MalformedError, and allocate no memory because of a length."""
 
 import os
 import random
@@ -56,7 +56,7 @@ def request_frame(key: int, version: int, body: str) -> bytes:
 
 
 def mutations(rng: random.Random, frame: bytes, start: int) -> Iterator[bytes]:
-    """The frame with one to four faults from `start` on, or something random after its start."""
+    """The frame with one to four faults from `start` on, or with random bytes from there."""
     while True:
         broken = bytearray(frame)
         if rng.random() < 0.1:
@@ -82,7 +82,7 @@ def mutations(rng: random.Random, frame: bytes, start: int) -> Iterator[bytes]:
 
 
 def feed(rng: random.Random, cases: int) -> tuple[int, int]:
-    """Gives that many broken frames to each decoder; (refused, accepted)."""
+    """Feed `cases` malformed frames to each decoder. Returns the counts (refused, accepted)."""
     refused = accepted = 0
     for key, version in served():
         decoders: tuple[tuple[bytes, int, Callable[[bytes], object]], ...] = (
@@ -200,7 +200,7 @@ def test_hostile_headers() -> None:
         with pytest.raises(MalformedError):
             decode_request(frame)
     with pytest.raises(MalformedError):
-        decode_request(struct.pack(">hhih", 3, 1, 1, 2) + b"\xc3\x28" + b"\0\0\0\0")  # client id: no UTF-8
+        decode_request(struct.pack(">hhih", 3, 1, 1, 2) + b"\xc3\x28" + b"\0\0\0\0")  # client id: invalid UTF-8
     with pytest.raises(MalformedError):
         decode_request(struct.pack(">hhih", 3, 9, 1, -1) + b"\xff\xff\xff\xff\x07")  # tags of the header
     with pytest.raises(MalformedError):
@@ -245,7 +245,7 @@ def test_the_elements_of_a_message_are_bounded_together() -> None:
 
 
 def test_numbers_count_as_elements() -> None:
-    """Each of them is a struct in the response: 14 MB of partitions to OffsetFetch once took 2 GB and 8 s."""
+    """Regression: 14 MB of partitions in OffsetFetch took 2 GB and 8 s: each number is a struct in the response."""
 
     def offset_fetch(*counts: int) -> bytes:
         topics = [{"name": "t", "partition_indexes": list(range(count))} for count in counts]
@@ -262,6 +262,6 @@ def test_numbers_count_as_elements() -> None:
 def test_the_end_of_a_request_may_be_followed_by_bytes() -> None:
     for frame in FRAMES["request"].values():
         assert decode_request(frame + b"\x01\xff\0") == decode_request(frame)
-    # What librdkafka sends as Metadata v13 for all topics: an array length of 4 bytes where a compact one belongs.
+    # librdkafka sends Metadata v13 for all topics like this: an array length of 4 bytes instead of a compact one.
     _, body = decode_request(request_frame(3, 13, "00 000000 01 00 00"))
     assert body["topics"] is None

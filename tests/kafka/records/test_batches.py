@@ -1,4 +1,4 @@
-"""What a broker does to stored batches: walking, patching, stamping, rebuilding, control batches, times."""
+"""Operations on stored batches: iteration, patching, stamping, rebuilding, control batches, times."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`check`: what producers send is let through, everything else is refused with the right code."""
+"""`check`: batches of producers are accepted, everything else is refused with the right code."""
 
 import time
 import tracemalloc
@@ -141,7 +141,7 @@ def framed(body: bytes) -> bytes:
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 @pytest.mark.parametrize("padding", [0, MIB])
 def test_refuses_records_that_nobody_can_read(body: bytes, codec: str, padding: int) -> None:
-    """Were they let in, the consumers of the partition would be stuck on them."""
+    """If they were accepted, consumers of the partition would be stuck."""
     before = record(0, None, b"x" * padding)
     shifted = body.replace(b"\0\0\0", b"\0\0\2", 1)
     assert refused(batch_of(before + shifted, 2, codec), max_bytes=2 * MIB) == "invalid"
@@ -175,7 +175,7 @@ def test_damaged_compression_is_refused(codec: str) -> None:
 
 
 def test_compression_in_parts() -> None:
-    """A few gzip members are as good as one; neither they nor the chunks of snappy-java come by the thousands."""
+    """A few gzip members are accepted, but thousands of them, or of snappy-java chunks, are not."""
     halves = [compressed(half, "gzip") for half in (record(0), record(1))]
     two = sealed(ONE[:61] + b"".join(halves), attributes=1, count=2, last_offset_delta=1)
     assert recordbatch.check(two, max_bytes=MIB).count == 2
@@ -189,7 +189,7 @@ def test_compression_in_parts() -> None:
 
 @pytest.mark.parametrize("codec", CODEC_NAMES[1:])
 def test_a_decompression_bomb_costs_no_more_than_the_limit(codec: str) -> None:
-    """100 MB, refused when 16 MiB are full."""
+    """100 MB, refused after 16 MiB."""
     bomb = batch_of(bytes(100_000_000), 1, codec)
     limit = 16 * MIB
     tracemalloc.start()
@@ -217,7 +217,7 @@ def test_a_small_batch_takes_little_memory(codec: str) -> None:
 
 
 def test_a_size_that_is_only_claimed_is_not_allocated() -> None:
-    """A snappy block says how large it is, and a zstd frame may."""
+    """A snappy block declares its size, and a zstd frame may."""
     snappy = bytes([0xFF, 0xFF, 0xFF, 0x1F]) + bytes(20)
     zstd = bytes.fromhex("28b52ffda0ffffff03") + bytes(20)
     tracemalloc.start()
@@ -234,7 +234,7 @@ def test_a_size_that_is_only_claimed_is_not_allocated() -> None:
 
 
 def test_many_tiny_records_take_bounded_memory() -> None:
-    """As many of the smallest records as a batch may have, which a hundredth of their bytes says in zstd."""
+    """The maximum number of the smallest records, compressed with zstd to a hundredth."""
     count = recordbatch.MAX_RECORDS
     batch = batch_of(b"".join(record(i, None, None) for i in range(count)), count, "zstd")
     tracemalloc.start()
@@ -256,7 +256,7 @@ def test_too_many_records() -> None:
 
 @pytest.mark.parametrize("claims", ["what it has", "more than it has"])
 def test_many_tiny_headers_take_bounded_memory(claims: str) -> None:
-    """The headers of one record, two bytes each; or a small record that claims those after it as its headers."""
+    """Headers of two bytes each in one record, or a small record that claims the bytes after it as headers."""
     headers = 4 * MIB
     if claims == "what it has":
         body, count = framed(b"\0\0\0\1\1" + varint(headers) + bytes(2 * headers)), 1

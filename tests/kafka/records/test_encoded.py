@@ -54,7 +54,7 @@ def test_columns_come_back() -> None:
     batch = recordbatch.encoded(0, TS, COLUMNS, None)
     header = recordbatch.check(batch, max_bytes=1 << 20)
     assert header.count == 300
-    # digits are JSON, whatever they were written as
+    # digits are JSON, whatever their original type
     assert recordbatch.columns(batch) == COLUMNS._replace(kinds=None)
     assert list(recordbatch.times(batch)) == TS
 

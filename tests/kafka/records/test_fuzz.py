@@ -37,7 +37,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def look(batch: bytes) -> bool:
-    """Whether `check` takes the batch; what it takes has to be readable in all ways."""
+    """Return whether `check` accepts the batch. An accepted batch must be readable in every way."""
     try:
         header = recordbatch.check(batch, max_bytes=MIB, max_inflated=4 * MIB)
     except InvalidBatchError:
@@ -61,9 +61,9 @@ def fuzz(seed: int, rounds: int) -> tuple[int, int]:
         body = plain[61:]
         codec = rng.choice([*CODECS, "xerial"])
         match i % 4:
-            case 0:  # in transit: the checksum tells
+            case 0:  # corrupted in transit: the checksum is wrong
                 batch = mutated(kafka_python_batch(samples(3), codec), rng)
-            case 1:  # hostile header or compression, sealed with a good checksum
+            case 1:  # hostile header or compression with a valid checksum
                 broken = mutated(batch_of(body, 1, codec), rng)
                 batch = sealed(broken, magic=2) if len(broken) > 61 else broken
             case _:  # hostile records
@@ -87,7 +87,7 @@ def test_mutated_batches_for_long() -> None:
 
 
 def columns_never_raise(seed: int, rounds: int) -> int:
-    """Records of any bytes behind lengths that fill the body, which `check` may refuse and `columns` still reads."""
+    """Records of random bytes with lengths that fill the body. `check` may refuse them, `columns` must read them."""
     rng = random.Random(seed)
     raw = 0
     for _ in range(rounds):

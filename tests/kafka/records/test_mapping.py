@@ -1,4 +1,4 @@
-"""Kafka records as records of the other doors, and the way back."""
+"""Kafka records as records of other protocols, and back."""
 
 import json
 from typing import Any
@@ -84,7 +84,7 @@ def test_value_and_data(value: bytes | None, data: bytes, kind: int) -> None:
     assert columns == Columns([data], None, None, bytes([kind]) if kind else None)
     expected = None if value == b"null" else value
     assert back(columns) == [Rec(None, expected)]
-    # and the same in company
+    # the same among other records
     columns = columns_of(Rec(None, b"1"), Rec(None, value), Rec(None, b"\xff"))
     assert columns.kinds == bytes([JSON, kind, BINARY])
 
@@ -187,7 +187,7 @@ def test_header_names_that_are_not_utf8() -> None:
         (None, {}, None, []),
     ],
 )
-def test_meta_of_other_doors(tag: bytes | None, meta: Any, key: bytes | None, headers: list[Any]) -> None:
+def test_meta_of_other_protocols(tag: bytes | None, meta: Any, key: bytes | None, headers: list[Any]) -> None:
     assert back(column_record(tag=tag, meta=meta)) == [Rec(key, b"{}", tuple(headers))]
 
 
@@ -250,7 +250,7 @@ def test_columns_of_a_batch_in_many_pieces() -> None:
 
 def test_records_that_can_not_be_read_are_raw_bytes() -> None:
     bad = b"\0\0\2\1\1\x09"  # a negative count of headers
-    moved = record(7, b"k")  # not where its offset says
+    moved = record(7, b"k")  # not at the position that its offset implies
     body = record(0, b"k", b"1", [(b"h", b"v")]) + varint(len(bad)) + bad + moved + record(3, None, b"2")
     for padding in (b"", record(4, None, b'"%b"' % (b"x" * (2 << 20)))):
         count = 5 if padding else 4
@@ -283,7 +283,7 @@ RECORDS = st.builds(
 @given(st.lists(RECORDS, min_size=1, max_size=12), st.sampled_from(CODEC_NAMES), st.integers(0, 2**62))
 @settings(max_examples=300, deadline=None)
 def test_the_way_there_and_back_loses_nothing(records: list[Rec], codec: str, base_offset: int) -> None:
-    """Of records whose repeated headers stand together, and whose value is not the text `null`."""
+    """For records whose repeated headers are adjacent, and whose value is not the text `null`."""
     batch = kafka_python_batch(records, codec)
     recordbatch.check(batch, max_bytes=1 << 20)
     columns = recordbatch.columns(batch)

@@ -25,6 +25,6 @@ def topics(server: ServerProcess) -> Cli:
 
 @pytest.fixture(scope="module")
 def api(server: ServerProcess) -> Iterator[Api]:
-    """The HTTP door of the server, to see what became of it."""
+    """The HTTP API of the server, to see what became of it."""
     with Api(server.base) as running:
         yield running

@@ -12,8 +12,8 @@ import pytest
 from support.http import Api, fresh
 from support.server import TOPICS
 from support.waiting import poll
-from topics_client.cli import config, types
-from topics_client.cli.output import age, duration, size
+from topics_cli import config, types
+from topics_cli.output import age, duration, size
 from topics_client.models import TopicConfig
 from topics_service.engine.model import TopicConfig as EngineConfig
 
@@ -158,20 +158,20 @@ def test_create_takes_every_field(topics: Cli, api: Api) -> None:
 
 def test_create_leaves_what_is_there_as_it_is(topics: Cli, api: Api) -> None:
     name = api.make("there", cap_records=7)
-    assert topics("create", name, "--partitions", 2).out == f"{name}: 1 partition added, 2 in all\n"
-    assert topics("create", name, "--partitions", 2).out == f"{name}: there already, 2 partitions\n"
+    assert topics("create", name, "--partitions", 2).out == f"{name}: 1 partition added, 2 in total\n"
+    assert topics("create", name, "--partitions", 2).out == f"{name}: already exists, 2 partitions\n"
     error = topics("create", name, "--cap-records", 8, "--ttl", "1s", code=1).err
-    assert f"{name} is there already, with ttl_ms=0, cap_records=7" in error
+    assert f"{name} already exists, with ttl_ms=0, cap_records=7" in error
     assert f"topics set {name} ttl_ms=1000 cap_records=8" in error
     assert api.state(name)["config"]["cap_records"] == 7
     assert "topic_exists_incompatible" in topics("create", name, "--partitions", 1, code=1).err
-    assert "is there already, with type=log" in topics("create", name, "--type", "queue", code=1).err
+    assert "already exists, with type=log" in topics("create", name, "--type", "queue", code=1).err
     assert "at least 1" in topics("create", name, "--partitions", 0, code=2).err
 
 
 def test_create_twice_with_what_the_server_clamps_is_the_same(topics: Cli) -> None:
     name = fresh("clamped")
-    for expected in ("created", "there already"):
+    for expected in ("created", "already exists"):
         arguments = ("--type", "queue", "--lease", "1ms", "--priority", "5000")
         assert topics("create", name, *arguments).out == f"{name}: {expected}, 1 partition\n"
 
@@ -183,7 +183,7 @@ def test_set_changes_only_what_is_named_and_tells_both(topics: Cli, api: Api) ->
     )
     kept = api.state(name)["config"]
     assert (kept["discard"], kept["retain_until_acked_by"]) == ("reject", ["g"])
-    assert topics("set", name, "cap_records=9").out == f"{name}: nothing changes, it is so already\n"
+    assert topics("set", name, "cap_records=9").out == f"{name}: no changes\n"
     row = topics("set", name, "cap-records=", "discard=", "dedupe_node=off", "lease=9s", "--json").row
     assert row["changed"] == {
         "cap_records": {"before": 9, "after": 0},
@@ -207,7 +207,7 @@ def test_set_can_be_tried(topics: Cli, api: Api) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nope=1"], 2, "there is no field 'nope'; known are type, ttl_ms, cap_records"),
+        (["nope=1"], 2, "unknown field 'nope'; known fields: type, ttl_ms, cap_records"),
         (["cap_records"], 2, "'cap_records' is not FIELD=VALUE"),
         (["cap_records=many"], 2, "cap_records: 'many' is not a number"),
         (["ttl=5 parsecs"], 2, "ttl_ms: '5 parsecs' is not a time"),
@@ -257,7 +257,7 @@ def test_rm_asks_at_a_terminal(topics: Cli, api: Api, typed: bytes, code: int) -
     api.write(name, [{"data": 1}])
     ended, shown = at_a_terminal(topics, "rm", name, "nope", "--if-exists", typed=typed)
     assert ended == code, shown
-    assert shown.startswith(f"delete {name} with 1 record (1B), for good? [y/N] ")
+    assert shown.startswith(f"permanently delete {name} with 1 record (1B)? [y/N] ")
     assert api.get(name).status_code == (404 if code == 0 else 200)
 
 
@@ -282,12 +282,12 @@ def test_what_delete_refuses(topics: Cli, api: Api) -> None:
     name = api.make("del")
     api.write(name, [{"data": 1}])
     for arguments in ([], ["--all", "--tag", "x"]):
-        assert "which records?" in topics("delete", name, *arguments, "-y", code=2).err
+        assert "select records with" in topics("delete", name, *arguments, "-y", code=2).err
     assert "not allowed with" in topics("delete", name, "--tag", "a", "--tag-prefix", "b", "-y", code=2).err
     assert "partition_not_found" in topics("delete", name, "--all", "--partition", 3, "-y", code=5).err
     assert "topic_not_found" in topics("delete", "nope", "--all", "-y", code=5).err
     code, shown = at_a_terminal(topics, "delete", name, "--all", typed=b"n\n")
-    assert (code, shown) == (1, f"delete records of {name}, all of them, for good? [y/N] nothing is deleted\n")
+    assert (code, shown) == (1, f"permanently delete all records of {name}? [y/N] nothing was deleted\n")
     assert api.state(name)["count"] == 1
 
 

@@ -114,7 +114,7 @@ def test_an_invalid_line_is_named_and_all_before_it_is_safe(topics: Cli, tmp_pat
     assert ran.out == ""
     assert ran.err == (
         f"topics append: invalid_request: {file}: line 1000, column 9: expecting property name enclosed in double "
-        "quotes, found ','; 999 records before it are appended (seq 1 to 999), --start-line 1000 goes on there\n"
+        "quotes, found ','; 999 records before it were appended (seq 1 to 999), resume with --start-line 1000\n"
     )
     assert stored(topics, topic) == [b"%d" % number for number in range(1, 1000)]
     file.write_bytes(_lines(b"1000"))
@@ -128,7 +128,7 @@ def test_invalid_lines_can_be_skipped(topics: Cli) -> None:
     assert (ran.row["count"], ran.row["skipped"]) == (1499, 11)
     told = ran.err.splitlines()
     assert told[0].endswith("skipped invalid_request: standard input: line 1000, column 1: JSON has no NaN")
-    assert (len(told), told[-1]) == (6, "topics append: skipped 11 in all")
+    assert (len(told), told[-1]) == (6, "topics append: skipped 11 in total")
 
 
 def test_an_invalid_line_of_the_second_file(topics: Cli, tmp_path: Path) -> None:
@@ -136,15 +136,15 @@ def test_an_invalid_line_of_the_second_file(topics: Cli, tmp_path: Path) -> None
     for file, text in zip(files, ("1\n2\n", "3\n[\n", "5\n"), strict=True):
         file.write_text(text)
     ran = topics("append", topic, *(arg for file in files for arg in ("--file", file)), code=1)
-    assert "3 records before it are appended (seq 1 to 3)" in ran.err
-    assert f"--start-line 2 goes on there with {files[1]} {files[2]}" in ran.err
+    assert "3 records before it were appended (seq 1 to 3)" in ran.err
+    assert f"resume with --start-line 2 and {files[1]} {files[2]}" in ran.err
     assert stored(topics, topic) == [b"1", b"2", b"3"]
 
 
 def test_no_value_is_sent_beside_one_that_is_no_json(topics: Cli, api: Api) -> None:
     topic = fresh()
     ran = topics("append", topic, "1", "hello", code=1)
-    assert "value 2, column 1: expecting value, found 'h' (a text needs --format text" in ran.err
+    assert "value 2, column 1: expecting value, found 'h' (a string needs --format text" in ran.err
     assert ran.err.endswith("nothing was appended\n")
     assert api.get(topic).status_code == 404
 
@@ -155,7 +155,7 @@ def test_a_record_of_a_mebibyte_and_one_above(topics: Cli) -> None:
     text = b"\n".join([b"1", largest, b"2", b'"y' + largest[1:], b"3", b'"' + b"z" * (17 << 20) + b'"', b"4"])
     ran = topics("append", topic, stdin=text, code=1)
     assert "record_too_large" in ran.err
-    assert "standard input: line 4; 3 records before it are appended (seq 1 to 3), --start-line 4" in ran.err
+    assert "standard input: line 4; 3 records before it were appended (seq 1 to 3), resume with" in ran.err
     assert stored(topics, topic) == [b"1", largest, b"2"]
     ran = topics(
         "append",
@@ -167,7 +167,7 @@ def test_a_record_of_a_mebibyte_and_one_above(topics: Cli) -> None:
     )
     assert "nothing was appended" in ran.err
     ran = topics("append", topic, "--start-line", 5, stdin=text, code=1)
-    assert "line 6: it is longer than 16 MiB; 1 record before it is appended (seq 4)" in ran.err
+    assert "line 6: it is longer than 16 MiB; 1 record before it was appended (seq 4)" in ran.err
     row = topics("append", topic, "--start-line", 4, "--skip-invalid", "--json", stdin=text).row
     assert (row["count"], row["skipped"]) == (2, 2)
     assert stored(topics, topic) == [b"1", largest, b"2", b"3", b"3", b"4"]
@@ -178,7 +178,7 @@ def test_what_only_the_server_refuses_is_found_to_the_line(topics: Cli) -> None:
     deep = b"[" * 990 + b"]" * 990  # more than the server takes, and less than what Python does
     ran = topics("append", topic, stdin=_lines(deep, at=700), code=1)
     assert "nested too deeply" in ran.err
-    assert "699 records before it are appended (seq 1 to 699), --start-line 700 goes on there" in ran.err
+    assert "699 records before it were appended (seq 1 to 699), resume with --start-line 700" in ran.err
     assert len(stored(topics, topic)) == 699
 
 
@@ -186,7 +186,7 @@ def test_a_topic_that_is_full(topics: Cli, api: Api) -> None:
     topic = api.make(cap_records=1000, discard="reject")
     ran = topics("append", topic, "--batch", 300, stdin=_lines(b"1000"), code=1)
     assert ran.err.startswith("topics append: topic_full: ")
-    assert "line 1001; 1,000 records before it are appended (seq 1 to 1000), --start-line 1001" in ran.err
+    assert "line 1001; 1,000 records before it were appended (seq 1 to 1000), resume with --start-line 1001" in ran.err
     assert stored(topics, topic) == [b"%d" % number for number in range(1, 1001)]
 
 
@@ -195,10 +195,10 @@ def test_a_key_is_for_one_write_that_is_made_once(topics: Cli) -> None:
     first = topics("append", topic, "--key", "k", stdin="1\n2\n")
     assert "2 records appended" in first.out
     again = topics("append", topic, "--key", "k", stdin="1\n2\n")
-    assert again.out.startswith(f"2 records were there already in {topic}: seq 1 to 2")
+    assert again.out.startswith(f"2 records already in {topic}: seq 1 to 2")
     assert stored(topics, topic) == [b"1", b"2"]
     many = topics("append", topic, "--key", "m", stdin="1\n" * 10_001, code=1)
-    assert "--key is for one write" in many.err
+    assert "--key applies to a single write" in many.err
     bad = topics("append", topic, "--key", "m", stdin="1\n[\n", code=1)
     assert "line 2" in bad.err
     assert bad.err.endswith("nothing was appended\n")

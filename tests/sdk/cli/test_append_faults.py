@@ -79,9 +79,9 @@ def test_a_server_that_stays_away_is_given_up_with_a_place_to_go_on(restarting: 
         out, err = command.communicate(timeout=_SECONDS)
     # A repeat after the window might be taken for another write: it is not made.
     assert command.returncode == 1, (out, err)
-    assert b"nobody answered: they may or may not be there" in err
+    assert b"without a response: they may or may not be stored" in err
     assert b"lines 3 to 4" in err
-    assert b"2 records before it are appended (seq 1 to 2), --start-line 3 goes on there" in err
+    assert b"2 records before it were appended (seq 1 to 2), resume with --start-line 3" in err
     assert topics("read", "t").out.startswith("1\n2\n")
 
 
@@ -113,7 +113,7 @@ def test_an_interrupt_says_how_far_it_came(topics: Cli, api: Api) -> None:
         assert command.stderr is not None
         row, err = json.loads(command.stdout.read()), command.stderr.read()
     assert err == (
-        b"topics append: interrupted; 2 records before it are appended (seq 1 to 2), --start-line 4 goes on there\n"
+        b"topics append: interrupted; 2 records before it were appended (seq 1 to 2), resume with --start-line 4\n"
     )
     assert (row["count"], row["next_line"]) == (2, 4)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_client.cli.lines import BadTextError, Source, all_json, chunks, json_value
+from topics_cli.lines import BadTextError, Source, all_json, chunks, json_value
 from topics_service.api.jsontext import check_json
 from topics_service.engine.errors import TopicsError
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from support.fake_topics import FakeTopics, lose, stored
 from support.http import fresh
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2 as pb
 
 from .runner import Cli
 
@@ -17,7 +17,7 @@ def test_a_lost_answer_is_remembered_when_the_server_is_gone_afterwards() -> Non
 
     with FakeTopics(answer, [120_000] * 1000) as fake:
         ran = Cli(fake.target)("append", "t", stdin="1\n2\n", code=3)
-    assert "lines 1 to 2, and nobody answered: they may or may not be there" in ran.err
+    assert "lines 1 to 2, without a response: they may or may not be stored" in ran.err
     assert len({request.idempotency_key for request in fake.attempts}) == 1
     assert len(fake.attempts) > 1
 
@@ -35,7 +35,7 @@ def test_a_lost_write_is_not_made_again_where_it_could_be_stored_twice() -> None
     with FakeTopics(lambda request, attempt, context: lose(context), [None, 100]) as fake:
         ran = Cli(fake.target)("append", "t", "1", code=1)
     assert "outcome_unknown: the answer to a write was lost" in ran.err
-    assert "they may or may not be there" in ran.err
+    assert "they may or may not be stored" in ran.err
     assert len(fake.attempts) == 2
 
 
@@ -46,7 +46,7 @@ def test_an_answer_about_other_records_is_no_success() -> None:
     with FakeTopics(answer) as fake:
         ran = Cli(fake.target)("append", "t", stdin="1\n2\n", code=1)
     assert "its key was used for a write of 1 record, and this one has 2" in ran.err
-    assert "may or may not be there" in ran.err
+    assert "may or may not be stored" in ran.err
     assert len(fake.attempts) == 1, "it is not made in parts, which might be there twice"
 
 

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from topics_client.cli import progress
-from topics_client.cli.progress import Progress, amount, plain_line
+from topics_cli import progress
+from topics_cli.progress import Progress, amount, plain_line
 
 
 class Terminal(io.StringIO):

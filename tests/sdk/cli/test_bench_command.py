@@ -7,7 +7,7 @@ import pytest
 
 from support.http import Api
 from support.waiting import poll
-from topics_client.cli.bench import record_text
+from topics_cli.bench import record_text
 
 from .runner import Cli
 
@@ -33,7 +33,7 @@ def test_several_producers_and_a_topic_of_ones_own(topics: Cli, api: Api) -> Non
     assert [row[:2] for row in cells] == [["append", "1,001"], ["read", "1,001"]]
     assert api.get("mine").status_code == 404
     api.append("mine", 1)
-    assert "mine is there already" in topics(*arguments, code=1).err
+    assert "mine already exists" in topics(*arguments, code=1).err
     assert api.state("mine")["count"] == 1
 
 
@@ -58,6 +58,6 @@ def test_a_record_has_its_size_if_that_is_possible(size: int) -> None:
 
 
 def test_what_makes_no_sense(topics: Cli) -> None:
-    assert "--size is 1,048,576 at most" in topics("bench", "--size", "2MiB", code=2).err
-    assert "--producers is 64 at most" in topics("bench", "--producers", 65, code=2).err
+    assert "--size must be at most 1,048,576" in topics("bench", "--size", "2MiB", code=2).err
+    assert "--producers must be at most 64" in topics("bench", "--producers", 65, code=2).err
     assert "unavailable" in Cli("127.0.0.1:1")("bench", code=3).err

@@ -84,7 +84,7 @@ def test_bash_completes_with_the_script(topics: Cli, api: Api) -> None:
 
 
 def test_without_argcomplete_it_says_what_to_install() -> None:
-    check = "import sys; sys.modules['argcomplete'] = None; from topics_client.cli import main; sys.exit(main({}))"
+    check = "import sys; sys.modules['argcomplete'] = None; from topics_cli import main; sys.exit(main({}))"
     done = subprocess.run(
         [sys.executable, "-c", check.format(["completion", "bash"])], capture_output=True, timeout=30, check=False
     )
@@ -99,7 +99,7 @@ def test_without_argcomplete_it_says_what_to_install() -> None:
 
 
 def test_without_the_server_its_command_is_completed_all_the_same(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['msgspec'] = None; from topics_client.cli import main; main([])"
+    code = "import sys; sys.modules['msgspec'] = None; from topics_cli import main; main([])"
     for line, offered in (("topics serve --port-", "--port-file"), ("topics ser", "serve")):
         answer = tmp_path / "answer"
         asked = environment(None, {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))})

@@ -48,10 +48,10 @@ def whole(topics: Cli, topic: str, directory: Path) -> list[bytes]:
 def test_whole_records_come_back_to_the_byte(topics: Cli, ugly: str, tmp_path: Path) -> None:
     topic, file = fresh(), tmp_path / "a.ndjson"
     told = topics("export", ugly, file, "--with-meta")
-    assert told.out.startswith(f"exported 8 records of {ugly} to {file}: seq 1 to 8; --from-seq 8 goes on there (")
+    assert told.out.startswith(f"exported 8 records of {ugly} to {file}: seq 1 to 8; continue with --from-seq 8 (")
     assert told.err == ""
     assert topics("import", file, "--with-meta", "--topic", topic).out == (
-        f"appended 8 records to {topic}: seq 1 to 8\nread back 8 records, byte for byte the same\n"
+        f"appended 8 records to {topic}: seq 1 to 8\nread back 8 records, byte for byte identical\n"
     )
     assert whole(topics, topic, tmp_path) == whole(topics, ugly, tmp_path)
     assert not list(tmp_path.glob("*.part"))
@@ -76,7 +76,7 @@ def test_parquet_comes_back_to_the_byte(topics: Cli, ugly: str, tmp_path: Path) 
 def test_plain_lines_say_what_they_do_not_keep(topics: Cli, ugly: str, tmp_path: Path) -> None:
     file = tmp_path / "plain"
     told = topics("export", ugly, file)
-    assert "3 records are not there to the byte" in told.err
+    assert "3 records are not preserved byte for byte" in told.err
     lines = file.read_bytes().splitlines()
     assert lines[1] == b'{ \t"b":   []}'
     assert lines[-2:] == [b'{"$base64":"AAr/"}', b'{"$base64":""}']
@@ -102,7 +102,7 @@ def test_ranges_and_standard_output(topics: Cli, api: Api) -> None:
     topics("append", topic, *range(1, 11), "--tag", "t")
     ran = topics("export", topic, "-", "--from-seq", 3, "--to-seq", 5)
     assert ran.out == "4\n5\n"
-    assert "seq 4 to 5; --from-seq 5 goes on there" in ran.err
+    assert "seq 4 to 5; continue with --from-seq 5" in ran.err
     assert topics("export", topic, "-", "--last", 1, "--with-meta").out.endswith(',"$tag":"t","data":10}\n')
     assert topics("export", topic, "-", "--tag", "no").out == ""
 
@@ -111,16 +111,16 @@ def test_a_file_that_is_there_is_not_written_over(topics: Cli, api: Api, tmp_pat
     topic, file = api.make(), tmp_path / "a"
     topics("append", topic, "1")
     file.write_text("mine")
-    assert "is there already; --force writes over it" in topics("export", topic, file, code=1).err
+    assert "already exists; use --force to overwrite it" in topics("export", topic, file, code=1).err
     assert file.read_text() == "mine"
     topics("export", topic, file, "--force")
     assert file.read_text() == "1\n"
     (tmp_path / "b.part").write_text("of another")
-    assert "b.part is there already" in topics("export", topic, tmp_path / "b", code=1).err
+    assert "b.part already exists" in topics("export", topic, tmp_path / "b", code=1).err
     assert "No such file" in topics("export", topic, tmp_path / "no" / "a", code=1).err
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path, tmp_path / "pipe"):
-        assert "is not a file" in topics("export", topic, place, "--force", code=1).err
+        assert "is not a regular file" in topics("export", topic, place, "--force", code=1).err
     (tmp_path / "link").symlink_to(file)
     topics("append", topic, "2")
     topics("export", topic, tmp_path / "link", "--force")
@@ -136,7 +136,7 @@ def test_gaps_are_counted_or_end_it(topics: Cli, api: Api, tmp_path: Path) -> No
     row = topics("export", topic, tmp_path / "b", "--json").row
     assert (row["count"], row["gaps"], row["missed_estimate"]) == (3, 1, 7)
     failed = topics("export", topic, tmp_path / "c", "--gaps", "fail", code=1)
-    assert "--from-seq 7 goes on behind it" in failed.err
+    assert "continue after it with --from-seq 7" in failed.err
     assert not list(tmp_path.glob("c*"))
 
 
@@ -154,7 +154,8 @@ def test_every_partition_and_one(topics: Cli, tmp_path: Path) -> None:
         again = fresh()
         topics("create", again, "--partitions", 3)
         told = topics("import", tmp_path / file, *whole, "--topic", again)
-        assert told.out == f"appended 6 records to {again}: 3 partitions\nread back 6 records, byte for byte the same\n"
+        read_back = "read back 6 records, byte for byte identical\n"
+        assert told.out == f"appended 6 records to {again}: 3 partitions\n{read_back}"
         assert topics("read", again, "--partition", 2).out == "2\n12\n"
         topics("import", tmp_path / file, *whole, "--topic", again, "--partition", 1)
         assert topics("read", again, "--partition", 1).out == "1\n11\n0\n10\n1\n11\n2\n12\n"
@@ -178,7 +179,7 @@ def test_an_interrupt_and_a_dead_server_leave_a_part_and_a_place_to_go_on(tmp_pa
             command.send_signal(signal.SIGCONT)
             assert command.stderr is not None
             first_line = command.stderr.readline()
-            assert b"waiting for the server" in first_line
+            assert b"waiting up to 60 s for the server" in first_line
             command.send_signal(signal.SIGINT)
             assert command.wait(_SECONDS) == 130
             told = command.stderr.read().decode()
@@ -186,7 +187,9 @@ def test_an_interrupt_and_a_dead_server_leave_a_part_and_a_place_to_go_on(tmp_pa
         assert not (tmp_path / "out").exists()
         written = part.read_bytes().splitlines()
         assert written == lines[: len(written)]
-        assert f"holds the first {len(written):,} records; --from-seq {len(written)} goes on behind them" in told
+        assert (
+            f"holds the first {len(written):,} records; resume with --from-seq {len(written)} into another file" in told
+        )
         topics("export", "t", tmp_path / "rest", "--from-seq", len(written))
         assert (tmp_path / "rest").read_bytes().splitlines() == lines[len(written) :]
 
@@ -209,7 +212,10 @@ def test_a_full_disk_leaves_what_was_written_before(topics: Cli, tmp_path: Path)
     assert error == f"topics export: {tmp_path / 'a'}: File too large"
     written = (tmp_path / "a.part").read_bytes().split(b"\n")[:-1]
     assert written == lines[: len(written)]
-    assert f"a.part holds the first {len(written)} records; --from-seq {len(written)} goes on behind them" in told
+    assert (
+        f"a.part holds the first {len(written)} records; resume with --from-seq {len(written)} into another file"
+        in told
+    )
     table = tmp_path / "rows.parquet"
     topics("append", topic, stdin=b"\n".join(b'"%b"' % os.urandom(500).hex().encode() for _ in range(4000)))
     assert limited(table) == f"topics export: {table}: File too large\n"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_client.cli.lines import BadTextError
-from topics_client.cli.recordtext import gap_object, gap_text, parsed, value_line, value_lines, whole_line
-from topics_client.cli.times import moment, shown
+from topics_cli.lines import BadTextError
+from topics_cli.recordtext import gap_object, gap_text, parsed, value_line, value_lines, whole_line
+from topics_cli.times import moment, shown
 from topics_client.models import Gap, Record
 
 UGLY = [
@@ -114,7 +114,7 @@ def test_gaps_have_lines_too() -> None:
     assert parsed(json.dumps({"gap": gap_object(gap)}).encode()) is None
     assert gap_text(gap) == "seq 1 to 9 are gone (cap)"
     assert gap_text(Gap("t", 0, 3, 3, "ttl", 1, 4, 4)) == "seq 3 is gone (ttl)"
-    assert "made again" in gap_text(Gap("t", 0, 1, 0, "recreated", 0, 1, 0))
+    assert "created again" in gap_text(Gap("t", 0, 1, 0, "recreated", 0, 1, 0))
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.http import Api, fresh, ok
-from topics_client.cli import formats
-from topics_client.cli.csvtext import HEADER, csv_lines, csv_rows
-from topics_client.cli.lines import BadTextError
-from topics_client.cli.parquet import ParquetRecords, parquet_rows
-from topics_client.cli.recordtext import Parsed, parsed, whole_line
-from topics_client.cli.server import UsageError
+from topics_cli import formats
+from topics_cli.csvtext import HEADER, csv_lines, csv_rows
+from topics_cli.lines import BadTextError
+from topics_cli.parquet import ParquetRecords, parquet_rows
+from topics_cli.recordtext import Parsed, parsed, whole_line
+from topics_cli.server import UsageError
 from topics_client.models import Record
 
 from .runner import Cli
@@ -156,8 +156,8 @@ def test_a_bad_row_is_named_by_its_line_and_the_rest_goes_on_or_not(topics: Cli,
     topic, file = fresh(), tmp_path / "rows.csv"
     file.write_bytes(b'a,b\n1,"2\n3"\n4\n5,\xff\n6,7\n')
     ran = topics("import", file, "--topic", topic, code=1)
-    assert f"{file}: line 4: it has 1 column, and the header 2; 1 record before it is appended" in ran.err
-    assert "--start-line 4 goes on there" in ran.err
+    assert f"{file}: line 4: it has 1 column, the header 2; 1 record before it was appended" in ran.err
+    assert "resume with --start-line 4" in ran.err
     ran = topics("import", file, "--topic", topic, "--start-line", 4, "--skip-invalid")
     assert "line 5, column 3: byte 0xff is not UTF-8" in ran.err
     assert topics("read", topic).rows == [{"a": "1", "b": "2\n3"}, {"a": "6", "b": "7"}]
@@ -174,22 +174,22 @@ pq.write_table(pa.table({"n": [1]}), _PARQUET)
         ("a.csv", _PARQUET.getvalue(), 1, "looks like Parquet, not CSV: --format parquet reads it"),
         ("a.parquet", b'{"n":1}\n', 1, "isn't Parquet: it does not begin with PAR1"),
         ("a.parquet", gzip.compress(b"1", mtime=0), 2, "Parquet inside gzip isn't supported"),
-        ("a.parquet.gz", b"", 2, "Parquet inside gzip isn't supported, since Parquet packs its own columns; gunzip"),
-        ("a.parquet", _PARQUET.getvalue()[:-9], 1, "cut off or damaged"),
-        ("a.csv.gz", b"a,b\n1,2\n", 1, "is named like gzip and isn't: it may be plain text"),
-        ("a.ndjson.gz", zstd.compress(b"1\n"), 1, "is named like gzip and isn't: it looks like Zstandard"),
-        ("a.ndjson.gz", gzip.compress(b"1\n" * 10_000, mtime=0)[:-9], 1, "its gzip data ends too early: it is cut off"),
-        ("a.csv.zst", zstd.compress(b"1\n" * 10_000)[:-2], 1, "its Zstandard data ends too early: it is cut off"),
-        ("a.gz", gzip.compress(gzip.compress(b"1", mtime=0)), 1, "is packed twice: gunzip it first"),
+        ("a.parquet.gz", b"", 2, "Parquet inside gzip isn't supported, as Parquet compresses its columns"),
+        ("a.parquet", _PARQUET.getvalue()[:-9], 1, "truncated or damaged"),
+        ("a.csv.gz", b"a,b\n1,2\n", 1, "is named like gzip but isn't: it may be plain text"),
+        ("a.ndjson.gz", zstd.compress(b"1\n"), 1, "is named like gzip but isn't: it looks like Zstandard"),
+        ("a.ndjson.gz", gzip.compress(b"1\n" * 10_000, mtime=0)[:-9], 1, "its gzip data is truncated"),
+        ("a.csv.zst", zstd.compress(b"1\n" * 10_000)[:-2], 1, "its Zstandard data is truncated"),
+        ("a.gz", gzip.compress(gzip.compress(b"1", mtime=0)), 1, "is compressed twice: gunzip it first"),
         ("a", b"PK\x03\x04....", 1, "looks like a zip archive or a spreadsheet, not NDJSON"),
         ("a", '{"n":1}'.encode("utf-16"), 1, "looks like UTF-16 text, not NDJSON: iconv -t UTF-8 converts it"),
         ("a", b"n,m\n1,2\n", 1, "line 1, column 1: expecting value, found 'n' (--format csv reads CSV)"),
         ("a.json", b'[\n{"n":1}\n]', 1, "column 2: expecting value, but it ends here (a document of several lines"),
         ("a.bz2", b"", 2, "bz2 isn't supported: unpack it first"),
         ("a.xlsx", b"", 2, "xlsx isn't supported: convert it to NDJSON, CSV or Parquet"),
-        ("a.csv", b"a;b\n1;2\n", 1, "columns are separated by commas here, and its header has ';'"),
-        ("a.csv", b"a,a\n1,2\n", 1, "its header has the column 'a' more than once"),
-        ("a.csv", b'a,b\n1,"2\n', 1, "line 2: its last quotation mark is not closed"),
+        ("a.csv", b"a;b\n1;2\n", 1, "columns must be separated by commas, not by ';'"),
+        ("a.csv", b"a,a\n1,2\n", 1, "duplicate column 'a' in the header"),
+        ("a.csv", b'a,b\n1,"2\n', 1, "line 2: it has an unclosed quotation mark"),
         ("a.csv", b"data,partition\n1,x\n", 1, "line 2: its partition is not a whole number"),
         ("a.csv", b"data,kind\n1,text\n", 1, "line 2: its kind is 'text', neither json nor binary"),
         ("a.csv", b"data\nx\n", 1, "line 2: its data: column 1: expecting value, found 'x'"),
@@ -201,7 +201,7 @@ def test_what_is_of_another_format_is_told_by_its_name(
     """In this process, since only what is told matters: the commands that read it are tested above."""
     file = tmp_path / name
     file.write_bytes(data)
-    from topics_client.cli.inputs import FileInputs
+    from topics_cli.inputs import FileInputs
 
     with pytest.raises(ValueError, match=re.escape(text)) as told:
         for _ in FileInputs([str(file)], chosen=None, whole=False, as_rows=False).batches():
@@ -221,18 +221,18 @@ def test_the_commands_tell_it_as_they_tell_everything(topics: Cli, tmp_path: Pat
 
 
 def test_a_row_that_never_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from topics_client.cli import csvtext
+    from topics_cli import csvtext
 
     monkeypatch.setattr(csvtext, "LONGEST_LINE", 100)
     line, bad = next(csv_rows(_source(b'a\n"' + b"x\n" * 100), "file", as_rows=False, tag_field=None))
-    assert (line, str(bad).partition(";")[2]) == (2, " is a quotation mark not closed?")
+    assert (line, str(bad).partition(";")[2]) == (2, " unclosed quotation mark?")
     rows = csv_rows(_source(b"a\n" + b'"xxx\nxxx",' * 100), "file", as_rows=False, tag_field=None)
-    with pytest.raises(ValueError, match=r"line 2: the row is longer than .* is a quotation mark not closed\?"):
+    with pytest.raises(ValueError, match=r"line 2: the row is longer than .* unclosed quotation mark\?"):
         list(rows)
 
 
 def test_a_long_line_leaves_the_rows_behind_it() -> None:
-    from topics_client.cli import lines
+    from topics_cli import lines
 
     long = b"x" * (lines.LONGEST_LINE + 1)
     (_, bad), (line, good) = csv_rows(_source(b"a\n" + long + b"\n1\n"), "file", as_rows=True, tag_field=None)

@@ -18,7 +18,7 @@ import pytest
 from support.http import Api, fresh
 from support.server import TOPICS, ServerProcess
 from support.waiting import poll
-from topics_client.cli import _ELSEWHERE, COMMANDS, GROUPS, overview, parser
+from topics_cli import _ELSEWHERE, COMMANDS, GROUPS, overview, parser
 
 from .runner import Cli, environment
 
@@ -107,7 +107,7 @@ def test_help_starts_fast_and_without_grpc() -> None:
 
     assert statistics.median(timed() for _ in range(5)) < 0.3
     check = (
-        "import sys; from topics_client.cli import main; code = main({arguments!r});"
+        "import sys; from topics_cli import main; code = main({arguments!r});"
         "loaded = sorted({{'grpc', 'google', 'pyarrow', 'rich'}} & set(sys.modules));"
         "sys.exit(f'loads {{loaded}}' if loaded or code else 0)"
     )
@@ -132,7 +132,7 @@ def test_words_of_other_tools_lead_to_commands() -> None:
         (["lss"], "did you mean ls?"),
         (["describe", "t"], "did you mean info?"),
         (["XADD"], "did you mean append?"),
-        (["--nonsense"], "no command '--nonsense'"),
+        (["--nonsense"], "unknown command '--nonsense'"),
         (["ls", "--nonsense"], "topics ls: unrecognized arguments: --nonsense; usage: topics ls --help"),
         (["ls", "--jso"], "topics ls: unrecognized arguments: --jso; did you mean --json?"),
         (["append", "t", "1", "--tg=x", "2"], "topics append: unrecognized arguments: --tg=x 2; did you mean --tag?"),
@@ -149,7 +149,7 @@ def test_words_of_other_tools_lead_to_commands() -> None:
         (["ls", "--timeout", "nan"], "'nan' is not a time above 0"),
         (
             ["ls", "--server", "http://x"],
-            "that is the URL of an HTTP port: give that of the gRPC port, topics://HOST:4001",
+            "this is the URL of an HTTP port: give the gRPC port, topics://HOST:4001",
         ),
         (["create", "t", "--ttl", "7 days"], "'7 days' is not a time such as"),
         (["create", "t", "--cap-bytes", "1.5"], "'1.5' is not a size such as"),
@@ -216,8 +216,8 @@ def test_a_server_that_is_absent_is_named_with_what_to_do() -> None:
 
 
 def test_names_that_are_none_here_are_told_what_is(topics: Cli) -> None:
-    assert "(--partition N names a partition here)" in topics("read", "wide@1", code=5).err
-    assert "(whole names are wanted here; topics ls -q PREFIX" in topics("info", "wide*", code=5).err
+    assert "(use --partition N to select a partition)" in topics("read", "wide@1", code=5).err
+    assert "(patterns are not supported here; topics ls -q PREFIX" in topics("info", "wide*", code=5).err
     topics("append", "starred", "1")
     assert topics("ls", "-q", "starr*").out == topics("ls", "-q", "starr").out == "starred\n"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import topics_cli as cli
 from support.http import Api, fresh
-from topics_client import cli
-from topics_client.cli import output
-from topics_client.cli.output import Measure, table_lines
-from topics_client.cli.types import Parser
+from topics_cli import output
+from topics_cli.output import Measure, table_lines
+from topics_cli.types import Parser
 
 from .runner import Cli
 
@@ -73,7 +73,7 @@ def test_the_settings_of_a_server_are_printed_without_its_keys(tmp_path: Path) -
 def test_the_url_of_another_port_is_told_with_what_to_give(scheme: str) -> None:
     ran = Cli()("ls", "--server", f"{scheme}://k3y@127.0.0.1:4000", code=2)
     wanted = "topics+tls" if scheme == "https" else "topics"
-    assert f"give that of the gRPC port, {wanted}://HOST:4001; usage: topics ls --help" in ran.err
+    assert f"give the gRPC port, {wanted}://HOST:4001; usage: topics ls --help" in ran.err
     assert "k3y" not in ran.err
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from support.http import fresh
 from support.server import ServerProcess
-from topics_client.cli import profiles, server
+from topics_cli import profiles, server
 
 from .runner import Cli
 
@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_a_profile_is_made_used_shown_and_removed(home: dict[str, str], tmp_path: Path) -> None:
     topics = Cli()
-    assert topics("profile", "list", env=home).err.startswith("there are no profiles; topics profile add")
+    assert topics("profile", "list", env=home).err.startswith("no profiles; create one with topics profile add")
     ran = topics("profile", "add", "prod", "topics+tls://k3y@db:4002?ca=/ca.pem", "--use", env=home)
     assert ran.out == "prod: in use\n"
     topics("profile", "add", "local", "127.0.0.1:9", "--key-env", "LOCAL_KEY", env=home)
@@ -46,10 +46,10 @@ def test_a_profile_is_made_used_shown_and_removed(home: dict[str, str], tmp_path
     ]
     for ran in (listed, shown, topics("profile", "show", "prod", "--json", env=home)):
         assert "k3y" not in ran.out
-    assert "already; --replace" in topics("profile", "add", "prod", "db", env=home, code=1).err
+    assert "already exists; use --replace" in topics("profile", "add", "prod", "db", env=home, code=1).err
     assert "127.0.0.1:9" in topics("ls", "--profile", "local", env=home, code=3).err
-    assert "there is no profile 'loca'" in topics("--profile", "loca", "ls", env=home, code=2).err
-    assert "exclude each other" in topics("ls", "--profile", "local", "--server", "x", env=home, code=2).err
+    assert "unknown profile 'loca'" in topics("--profile", "loca", "ls", env=home, code=2).err
+    assert "mutually exclusive" in topics("ls", "--profile", "local", "--server", "x", env=home, code=2).err
     assert topics("profile", "remove", "prod", env=home).out == "prod: removed\n"
     assert "k3y" not in file.read_text()
     assert topics("profile", "show", "--json", env=home).row["from"] == "default"
@@ -101,7 +101,7 @@ def test_a_file_that_is_damaged_or_open_to_others_is_told(
     assert f"chmod 600 {file}" in capsys.readouterr().err
     for text in ("{", "[]", json.dumps({"profiles": {"a": {"server": 1}}}), json.dumps({"profiles": {"a": {}}})):
         file.write_text(text)
-        with pytest.raises(ValueError, match="is damaged: mend or remove it"):
+        with pytest.raises(ValueError, match="is damaged: fix or remove it"):
             profiles.load()
     assert "is damaged" in Cli()("ls", env=home, code=1).err
 
@@ -110,10 +110,10 @@ def test_what_makes_no_sense(home: dict[str, str]) -> None:
     for arguments, text in (
         (
             ("add", "x", "http://k3y@h"),
-            "URL: that is the URL of an HTTP port: give that of the gRPC port, topics://HOST:4001",
+            "URL: this is the URL of an HTTP port: give the gRPC port, topics://HOST:4001",
         ),
         (("add", "", "h"), "not a name for a profile"),
         (("use",), "either NAME or --none"),
-        (("use", "nope"), "there is no profile 'nope'"),
+        (("use", "nope"), "unknown profile 'nope'"),
     ):
         assert text in Cli()("profile", *arguments, env=home, code=2).err

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.http import Api
 from support.waiting import poll
-from topics_client.cli.queue.jobtext import Handle, claimed_line, handle_of_argument, handle_of_line
+from topics_cli.queue.jobtext import Handle, claimed_line, handle_of_argument, handle_of_line
 from topics_client.models import Job
 
 from .runner import TOPICS, Cli, environment
@@ -44,7 +44,7 @@ def test_claim_prints_jobs_as_http_does(topics: Cli, api: Api) -> None:
     assert first["deadline"] - first["$ts"] >= 3_500_000
     assert second.keys() == first.keys() - {"$tag", "meta"}
     empty = topics("queue", "claim", name)
-    assert (empty.out, empty.err) == ("", f"{name} has no job for now\n")
+    assert (empty.out, empty.err) == ("", f"{name} has no ready job\n")
     assert topics("queue", "claim", name, "--json")[1:] == ("", "")
 
 
@@ -58,7 +58,7 @@ def test_what_was_claimed_is_acked_by_a_pipe(topics: Cli, api: Api) -> None:
     ran = topics("queue", "ack", name, "--json", stdin=kept, code=1)
     assert (ran.row["acked"], len(ran.row["skipped"])) == (0, 500)
     assert ran.err.startswith(
-        "topics queue ack: 500 jobs skipped, not held (any more) under this lease and node: 1, 3,"
+        "topics queue ack: 500 jobs skipped, not (any more) held under this lease and node: 1, 3,"
     )
 
 
@@ -94,7 +94,7 @@ def test_jobs_by_seq_and_lease(topics: Cli, api: Api) -> None:
     wrong = "lease_" + "0" * 32
     ran = topics("queue", "ack", name, "1", f"2:{jobs[1]['lease_id']}", f"3:{wrong}", "--node", "w1", code=1)
     assert ran.out == f"{name}: 2 acked\n"
-    assert "1 job skipped, not held (any more) under this lease and node: 3;" in ran.err
+    assert "1 job skipped, not (any more) held under this lease and node: 3;" in ran.err
     error = topics("queue", "ack", name, "4", code=1).err
     assert "skipped" in error, "this host's own node does not hold it"
     assert topics("queue", "nack", name, "3", "--node", "w1", "--delay", "1h", "--json").row == {
@@ -155,7 +155,7 @@ def test_wrong_usage(topics: Cli, api: Api) -> None:
     for arguments in (["claim", log], ["ack", log, "1"], ["jobs", log], ["redrive", log]):
         error = topics("queue", *arguments, code=1).err
         assert error.startswith(f"topics queue {arguments[0]}: not_a_queue: ")
-        assert error.endswith("(topics create --type queue makes one)\n")
+        assert error.endswith("(topics create --type queue creates a queue)\n")
     assert "not_a_queue" in topics("queue", "stats", log, code=1).err
     for action in ("claim", "stats", "jobs"):
         assert "topic_not_found" in topics("queue", action, "nope", code=5).err

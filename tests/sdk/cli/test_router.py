@@ -25,7 +25,7 @@ def test_a_router_from_its_making_to_its_end(topics: Cli, api: Api) -> None:
         "lag_records": 0,
         "last_error": None,
     }
-    assert topics("router", "create", source, dest).out == f"{name}: there already, configured so\n"
+    assert topics("router", "create", source, dest).out == f"{name}: already exists, configuration updated\n"
     assert ["last", "error", "-"] in topics("router", "info", name).cells
     assert topics("router", "ls", name).cells == [
         ["ROUTER", "SOURCE", "DEST", "GUARANTEE", "FORWARDED", "LAG"],
@@ -34,7 +34,7 @@ def test_a_router_from_its_making_to_its_end(topics: Cli, api: Api) -> None:
     assert "give --yes" in topics("router", "rm", name, code=2).err
     assert topics("router", "rm", name, "--yes").out == f"{name}: removed\n"
     error = topics("router", "rm", name, "--yes", code=5).err
-    assert error == f"topics router rm: router_not_found: {name} is not there (--if-exists makes that no error)\n"
+    assert error == f"topics router rm: router_not_found: {name} does not exist (use --if-exists to ignore this)\n"
     gone = topics("router", "rm", name, "--yes", "--if-exists", "--json").row
     assert gone == {"router": name, "deleted": False}
     assert "router_not_found" in topics("router", "info", name, code=5).err
@@ -58,7 +58,7 @@ def test_every_option_of_a_router(topics: Cli, api: Api) -> None:
     assert rows == listed
     assert [row["router"] for row in rows] == ["mine", "other"]
     assert topics("router", "ls", "--dest", "elsewhere", "--json").rows == []
-    assert topics("router", "ls", "--dest", "elsewhere").err == "there are no such routers\n"
+    assert topics("router", "ls", "--dest", "elsewhere").err == "no such routers\n"
 
 
 def test_what_is_refused(topics: Cli, api: Api) -> None:

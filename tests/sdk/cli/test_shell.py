@@ -12,8 +12,8 @@ import pytest
 from support.http import Api, fresh
 from support.server import ServerProcess
 from support.waiting import poll
-from topics_client.cli import server
-from topics_client.cli.shell import completions
+from topics_cli import server
+from topics_cli.shell import completions
 
 from .runner import Cli
 
@@ -46,10 +46,10 @@ ls
     assert errors[0].startswith('topics info: topic_not_found: topic "nope" does not exist (')
     assert [line.partition(";")[0] for line in errors] == [
         errors[0],
-        "topics shell: a quotation mark is not closed",
-        "topics shell: a line is one command: pipes and files are your system's shell's",
-        "topics shell: topics serve is not for the shell: run it outside",
-        "topics: there is no command 'nope'",
+        "topics shell: unclosed quotation mark",
+        "topics shell: a line is a single command: pipes and redirections are not supported",
+        "topics shell: topics serve is not available in the shell: run it outside",
+        "topics: unknown command 'nope'",
     ]
     topics("shell", stdin="info nope\n", code=5)
 

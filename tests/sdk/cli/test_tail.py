@@ -82,7 +82,7 @@ def test_other_partitions_than_the_first_are_told_of(topics: Cli) -> None:
     topics("create", wide, "--partitions", 2)
     topics("append", wide, "0")
     topics("append", wide, "1", "--partition", 1)
-    note = f"topics tail: only partition 0 of {wide} (2); NAME@N is another\n"
+    note = f"topics tail: only partition 0 of {wide} (2); use NAME@N for another\n"
     for name in (wide, f"{wide}*"):
         ran = topics("tail", name, "--format", "value")
         assert (ran.out, ran.err) == ("0\n", note)
@@ -92,7 +92,7 @@ def test_other_partitions_than_the_first_are_told_of(topics: Cli) -> None:
 
 def test_a_prefix_that_nothing_has_yet_is_told(topics: Cli) -> None:
     ran = topics("tail", "nobody:*")
-    assert (ran.out, ran.err) == ("", "topics tail: no topic begins so yet: nobody:*\n")
+    assert (ran.out, ran.err) == ("", "topics tail: no topics match yet: nobody:*\n")
 
 
 def test_the_newest_records_of_one(topics: Cli, api: Api) -> None:
@@ -156,11 +156,11 @@ def test_it_survives_restarts_of_the_server(tmp_path: Path) -> None:
             topics("append", "t", "2")
             tail.sees("1", "2")
             server.kill()
-            tail.hears("the server is gone; waiting for it")
+            tail.hears("the server is unavailable; waiting for it")
             server.start()
             topics("append", "t", "3")
             tail.sees("1", "2", "3")
-            tail.hears("the server is back")
+            tail.hears("reconnected to the server")
             server.stop()
             server.start()
             topics("append", "t", "4")
@@ -229,7 +229,7 @@ def test_colours_are_for_terminals(topics: Cli, api: Api) -> None:
         (("-f", "nope"), 5, "topic_not_found"),
         (("-f", "nope", "-n", 0), 5, "topic_not_found"),
         (("a", "-n", 100_000), 2, "topics read --last"),
-        (("a", "--json", "--format", "value"), 2, "exclude"),
+        (("a", "--json", "--format", "value"), 2, "mutually exclusive"),
         ((), 2, "TOPIC"),
     ],
 )

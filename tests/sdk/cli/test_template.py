@@ -10,8 +10,8 @@ import pytest
 
 from support.http import Api, fresh
 from support.waiting import poll
-from topics_client.cli.read import Place
-from topics_client.cli.template import FIELDS, Template
+from topics_cli.read import Place
+from topics_cli.template import FIELDS, Template
 from topics_client.errors import NotFoundError, UnavailableError
 from topics_client.models import Record
 
@@ -43,16 +43,16 @@ def test_what_moves_a_terminals_cursor_is_cleaned_for_one() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{sqe}", "there is no field {sqe}; did you mean {seq}? known are {topic} {partition} {seq} "),
+        ("{sqe}", "unknown field {sqe}; did you mean {seq}? known: {topic} {partition} {seq} "),
         ("{offset}", "did you mean {seq}?"),
-        ("{}", "there is no field {}; known are"),
-        ("{seq", "written twice"),
-        ("{seq} }", "written twice"),
+        ("{}", "unknown field {}; known:"),
+        ("{seq", "doubled"),
+        ("{seq} }", "doubled"),
         ("{seq:zz}", "{seq:zz}: 'zz' is not a width for {seq}"),
         ("{raw:4}", "is not a width for {raw}"),
         ("{seq!r}", "no conversion"),
-        ("{seq}\\q", "there is no \\q; known are \\n"),
-        ("{seq}\\", "there is no \\;"),
+        ("{seq}\\q", "unknown escape \\q; known: \\n"),
+        ("{seq}\\", "unknown escape \\;"),
     ],
 )
 def test_what_is_wrong_with_a_format_is_told(text: str, told: str) -> None:
@@ -73,7 +73,7 @@ def test_read_and_tail_print_in_a_format(topics: Cli, api: Api) -> None:
     assert topics("read", topic, "-f", "{seq}:{tag}={value};").out == "1:a=1;2:a=2;"
     assert topics("tail", topic, "--format", "{topic} {raw}\\n", "-n", 1).out == f"{topic} 2\n"
     ran = topics("read", topic, "-f", "{sqe}", code=2)
-    assert "argument -f/--format: there is no field {sqe}; did you mean {seq}?" in ran.err
+    assert "argument -f/--format: unknown field {sqe}; did you mean {seq}?" in ran.err
     assert "is neither value, json, raw, record nor a format" in topics("read", topic, "-f", "vlaue", code=2).err
 
 
@@ -108,12 +108,12 @@ def test_a_group_goes_on_where_it_has_come(topics: Cli, api: Api) -> None:
     assert (position["topic"], position["from_seq"], position["lag"]) == (topic, 3, 3)
     ran = topics("read", topic, "--group", group, "--from-start")
     assert ran.out == "4\n5\n6\n"
-    assert ran.err == f"topics read: {group} goes on behind seq 3; topics groups {group} --reset TO moves it\n"
+    assert ran.err == f"topics read: {group} continues after seq 3; to move it: topics groups {group} --reset TO\n"
     assert topics("read", topic, "--group", group).out == ""
     assert topics("groups", group, "--reset", "1h", "--json").row["from_seq"] == 0
     assert topics("read", topic, "--group", group, "--tag", "none").out == ""
     assert topics("groups", group, "--json").row["lag"] == 0, "what it passed over is dealt with"
-    assert "nor a time" in topics("groups", group, "--reset", "soon", code=2).err
+    assert "or a time such as" in topics("groups", group, "--reset", "soon", code=2).err
 
 
 def test_a_group_that_follows_commits_what_was_printed(topics: Cli, api: Api, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_what_can_not_be_committed_is_told_at_the_end(capsys: pytest.CaptureFixt
     with pytest.raises(UnavailableError):
         place.leave()
     place.abandon()
-    assert "up to seq 9 is printed and not committed, g sees some of it again" in capsys.readouterr().err
+    assert "printed up to seq 9 but could not commit, g will see some records again" in capsys.readouterr().err
     assert client.calls == 4
 
 

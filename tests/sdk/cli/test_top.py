@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from support.http import Api
 from support.server import TOPICS, ServerProcess
-from topics_client.cli.top.rates import SORTS, Reading, Stand, ordered, read, rows, server_line
-from topics_client.cli.top.view import summary, table
+from topics_cli.top.rates import SORTS, Reading, Stand, ordered, read, rows, server_line
+from topics_cli.top.view import summary, table
 from topics_client.installation import install_line
 
 from .runner import Cli, environment
@@ -140,7 +140,7 @@ def test_topics_beyond_those_of_the_metrics(tmp_path: Path) -> None:
 
 
 def test_the_live_table_takes_rich(topics: Cli) -> None:
-    without = "import sys; sys.modules['rich'] = None; from topics_client.cli import main; sys.exit(main(['top']))"
+    without = "import sys; sys.modules['rich'] = None; from topics_cli import main; sys.exit(main(['top']))"
     with terminal(topics.url, "-c", without, program=sys.executable) as live:
         assert live.end() == 1
         live.read(1)

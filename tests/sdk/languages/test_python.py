@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.descriptor_pb2 import MethodOptions
 
-from topics.v1 import (
+from topics_proto.v1 import (
     admin_service_pb2,
     group_service_pb2,
     queue_service_pb2,

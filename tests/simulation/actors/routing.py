@@ -55,8 +55,8 @@ class Forwarder(Actor):
         topic = self.topic(*LOGS) if self.chance(0.1) else None
         if topic is not None:
             self.tell(f"pursues what goes to {topic.name}")
-            for pursuit in routers.behind(topic.name):
-                while self.world.call(lambda pursuit=pursuit: routers.pursue(pursuit)):  # type: ignore[misc]
+            for catch_up in routers.behind(topic.name):
+                while self.world.call(lambda catch_up=catch_up: routers.advance(catch_up)):  # type: ignore[misc]
                     pass
             return
         slices = self.random.randint(1, 4)

@@ -76,5 +76,5 @@ class Upkeep(Actor):
             self.tell("a slice")
             world.look()
             written = world.w
-            world.call(world.engine.upkeep)
+            world.call(world.engine.maintain)
             world.trace.meet("a write of upkeep", world.w - written)

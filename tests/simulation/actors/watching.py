@@ -17,7 +17,7 @@ from topics_service.engine.watch.frames import (
     WatchRequest,
     WatchTopic,
 )
-from topics_service.engine.watch.places import split_place
+from topics_service.engine.watch.topic_partition import parse_topic_partition
 
 MOST = 3
 
@@ -97,7 +97,7 @@ class Watcher(Actor):
         follower.wakes.clear()
         before, epochs = dict(watch.cursors), dict(watch.epochs)
         frame = watch.next()
-        named = None if frame is None else getattr(frame, "place", None)
+        named = None if frame is None else getattr(frame, "topic_partition", None)
         for place, cursor in before.items():
             if place != named and place in watch.cursors:
                 self._check_silence(follower, place, epochs[place], cursor, watch.cursors[place])
@@ -132,18 +132,18 @@ class Watcher(Actor):
         return True
 
     def _check_tombstone(self, follower: Follower, frame: TombstoneFrame, cursor: int, epoch: int) -> None:
-        log = self._followed(follower, frame.place)
+        log = self._followed(follower, frame.topic_partition)
         lost = frame.tombstone
         at = lost.gap_from - 1
-        if epoch != follower.watch.epochs[frame.place]:
+        if epoch != follower.watch.epochs[frame.topic_partition]:
             at = log.view.head + 1
         else:
-            self._check_silence(follower, frame.place, epoch, cursor, at)
+            self._check_silence(follower, frame.topic_partition, epoch, cursor, at)
         told = DiffReply(
             topic=frame.topic, slices=(), next_from_seq=0, head_seq=0, earliest_seq=0, tombstone=lost, records_scanned=0
         )  # fmt: skip
         to = reading.check_loss(self.world, log.view, at, told, self._end(follower, frame.topic, log))
-        demand(follower.watch.cursors[frame.place] == to, "a watch goes on elsewhere than behind the loss")
+        demand(follower.watch.cursors[frame.topic_partition] == to, "a watch goes on elsewhere than behind the loss")
 
     def _end(self, follower: Follower, topic: str, log: LogModel) -> int:
         """What it may see of a log: with `strong` only what a power cut would leave."""
@@ -157,7 +157,7 @@ class Watcher(Actor):
         if cursor == to or log is None:
             return
         demand(to > cursor, f"the cursor of {place} goes back from {cursor} to {to}")
-        config = self.world.topics.by_name[split_place(place)[0]].config
+        config = self.world.topics.by_name[parse_topic_partition(place)[0]].config
         nodes = follower.request.nodes if config.dedupe_node else ()
         reading.check_records(log.view, cursor, to, (), nodes=nodes)
         demand(log.view.lost_at(cursor) is None, f"the loss in {place} behind {cursor} is not told")
@@ -167,12 +167,12 @@ class Watcher(Actor):
             log = self._log(place, follower.watch.epochs.get(place, 0))
             followed = follower.watch._follows.get(place)
             if log is not None and followed is not None and not follower.request.strong:
-                if followed.log.untold:
+                if followed.log.expiry_ticket:
                     continue  # it is woken when the loss in front of it is durable
                 demand(cursor == log.view.head, f"a watch rests at {cursor} of {place}, whose head is {log.view.head}")
 
     def _log(self, place: str, epoch: int) -> LogModel | None:
-        name, partition = split_place(place)
+        name, partition = parse_topic_partition(place)
         topic = self.world.topics.find(name)
         if topic is None or topic.number != epoch or partition >= len(topic.logs):
             return None

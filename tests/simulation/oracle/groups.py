@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from simulation.oracle.log import demand
 from simulation.oracle.topics import History, TopicModel, back, keep, prune
-from topics_service.engine.group.positions import CommitItem, ResetRequest, Target
+from topics_service.engine.offsets.positions import CommitItem, ResetRequest, Target
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -115,7 +115,7 @@ class Groups:
         """The engine has these groups and positions, and holds back what they ask for."""
         world = self._world
         groups = world.engine.groups
-        states = {name: groups.positions(name) for name in groups.roster.by_name}
+        states = {name: groups.positions(name) for name in groups.index.by_name}
         found = {
             name: {(world.engine.catalog.topics[each.topic].number, each.partition): each.from_seq for each in some}
             for name, some in states.items()

@@ -12,22 +12,22 @@ if TYPE_CHECKING:
 
 
 class AsyncArrowStream(AsyncReadStream["pa.RecordBatch"], AsyncArrowExport):
-    """The records of one partition in batches of Arrow, as they come; an iterator, as other streams are."""
+    """The records of one partition as Arrow batches; an iterator like the other streams."""
 
     def __init__(self, connection: AsyncConnection, reading: ArrowReading) -> None:
-        """Made by `read_arrow`."""
+        """Created by `read_arrow`."""
         super().__init__(connection, reading)
         self._arrow = reading
         self._taken: list[Any] = []  # by a `read_all` that was interrupted
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """What retention had taken from the records that were handed out, with `gaps="report"`."""
+        """The gaps that retention left in the records yielded so far, with `gaps="report"`."""
         return tuple(self._arrow.gaps)
 
     async def read_all(self) -> "pa.Table":
-        """All that is left, as one table, which is as large as the records are. After an error, such as a GapError, to
-        call it again goes on behind what failed, and gives what came before it too."""
+        """Read all remaining records into one table, which is held in memory. After an error such as GapError, calling
+        it again resumes after the failure and includes the records read before it."""
         async for batch in self:
             self._taken.append(batch)
         taken, self._taken = self._taken, []

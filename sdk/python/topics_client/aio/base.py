@@ -1,4 +1,4 @@
-"""What every part of the client stands on: its connection."""
+"""The connection that every part of the client uses."""
 
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +11,7 @@ from topics_client.retry import Retry
 
 
 class AsyncBase:
-    """A connection to one server, made with the first call."""
+    """A connection to one server, opened by the first call."""
 
     def __init__(
         self,
@@ -22,12 +22,13 @@ class AsyncBase:
         retry: Retry = DEFAULT_RETRY,
         codec: Codec[Any] | None = None,
     ) -> None:
-        """`url` is `topics://KEY@HOST:PORT`, `topics+tls://…` or `HOST:PORT`; without it that of TOPICS_URL, else
-        `topics://127.0.0.1:4001`. `key` wins over the one in the URL, which wins over TOPICS_API_KEY.
+        """`url` is `topics://KEY@HOST:PORT`, `topics+tls://…` or `HOST:PORT`; if omitted, TOPICS_URL, then
+        `topics://127.0.0.1:4001`. `key` takes precedence over the key in the URL, which takes precedence over
+        TOPICS_API_KEY.
 
-        `timeout` is the deadline of each attempt of a call, in seconds. While the server is unavailable, calls that may
-        be made twice are made again as `retry` says. `codec` is for all values that are appended, and for records and
-        jobs where nothing else is said: see Codec. Raises ValueError for a URL that is none.
+        `timeout` is the deadline in seconds of each attempt of a call. While the server is unavailable, idempotent
+        calls are retried according to `retry`. `codec` encodes all appended values and is the default for records and
+        jobs: see Codec. Raises ValueError for an invalid URL.
         """
         self.codec = codec
         self.connection = AsyncConnection(Address.parse(url, key=key), timeout=timeout, retry=retry)
@@ -37,11 +38,11 @@ class AsyncBase:
 
     @property
     def address(self) -> Address:
-        """Where the server is."""
+        """The address of the server."""
         return self.connection.address
 
     async def close(self) -> None:
-        """End the connection and every call on it."""
+        """Close the connection and cancel every call on it."""
         await self.connection.close()
 
     async def __aenter__(self) -> Self:

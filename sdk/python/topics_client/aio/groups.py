@@ -1,12 +1,12 @@
-"""Consumer groups: positions of readers that the server keeps."""
+"""Consumer groups: reader positions stored by the server."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 
-from topics.v1 import group_service_pb2 as pb
 from topics_client.aio.base import AsyncBase
 from topics_client.decoding import group_position_of, group_summary_of
 from topics_client.models import GroupPosition, GroupSummary
 from topics_client.requests import position_commits, reset_request
+from topics_proto.v1 import group_service_pb2 as pb
 
 
 class AsyncGroups(AsyncBase):
@@ -15,14 +15,14 @@ class AsyncGroups(AsyncBase):
     async def commit_positions(
         self, group: str, positions: Mapping[str, int], *, metadata: str = ""
     ) -> list[GroupPosition]:
-        """Keep how far a group has come: for each topic, or `topic@N`, the seq up to which all is dealt with. All or
-        none. Makes the group."""
+        """Commit a group's positions: for each topic, or `topic@N`, the seq up to which all records are processed.
+        Atomic. Creates the group."""
         request = pb.CommitPositionsRequest(group=group, positions=position_commits(positions, metadata))
         reply = await self.connection.unary(self.connection.groups.CommitPositions, request)
         return [group_position_of(each) for each in reply.positions]
 
     async def fetch_positions(self, group: str, topic: str = "") -> list[GroupPosition]:
-        """How far a group has come, and how far it is behind. Raises NotFoundError."""
+        """Return a group's committed positions and its lag. Raises NotFoundError."""
         request = pb.FetchPositionsRequest(group=group, topic=topic)
         reply = await self.connection.unary(self.connection.groups.FetchPositions, request)
         return [group_position_of(each) for each in reply.positions]
@@ -30,14 +30,14 @@ class AsyncGroups(AsyncBase):
     async def reset_positions(
         self, group: str, to: str | int | None = None, *, to_ts_ms: int | None = None, topics: Iterable[str] = ()
     ) -> list[GroupPosition]:
-        """Move positions `to` "earliest", "latest" or a seq, or to a time; those in `topics` (`topic@N`: one of a
-        partition), else all. All or none. Raises ConflictError while the group has members."""
+        """Move positions `to` "earliest", "latest" or a seq, or to a time: those of `topics` (`topic@N` for one
+        partition), by default all. Atomic. Raises ConflictError while the group has members."""
         request = reset_request(group, to, to_ts_ms, topics)
         reply = await self.connection.unary(self.connection.groups.ResetPositions, request)
         return [group_position_of(each) for each in reply.positions]
 
     async def list_groups(self, prefix: str = "") -> AsyncIterator[GroupSummary]:
-        """Groups by name, in byte order."""
+        """List groups by name, in byte order."""
         request = pb.ListGroupsRequest(prefix=prefix, page_size=1000)
         while True:
             reply = await self.connection.unary(self.connection.groups.ListGroups, request)
@@ -48,6 +48,7 @@ class AsyncGroups(AsyncBase):
             request.cursor = reply.next_cursor
 
     async def delete_group(self, group: str) -> bool:
-        """Remove a group and its positions. False: there was none. Raises ConflictError while it has members."""
+        """Delete a group and its positions. Returns False if there was none. Raises ConflictError while it has
+        members."""
         request = pb.DeleteGroupRequest(group=group)
         return (await self.connection.unary(self.connection.groups.DeleteGroup, request)).deleted

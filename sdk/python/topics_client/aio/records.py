@@ -3,13 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.watch_service_pb2 import (
-    WATCH_CONSISTENCY_EVENTUAL,
-    WATCH_CONSISTENCY_STRONG,
-    WatchRequest,
-    WatchSubscription,
-)
 from topics_client.aio.arrow import AsyncArrowStream
 from topics_client.aio.base import AsyncBase
 from topics_client.aio.streams import HEARTBEAT_SECONDS, AsyncReadStream, AsyncWatchStream
@@ -20,6 +13,13 @@ from topics_client.models import Deleted, Gap, Of, Page, Record, Told
 from topics_client.reading import Reading, ReadOptions, Undecodable
 from topics_client.requests import bulk_request, nodes, tag_match
 from topics_client.watching import Start, Watching, WatchOptions, subscribe
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.watch_service_pb2 import (
+    WATCH_CONSISTENCY_EVENTUAL,
+    WATCH_CONSISTENCY_STRONG,
+    WatchRequest,
+    WatchSubscription,
+)
 
 
 class AsyncRecords(AsyncBase):
@@ -39,10 +39,10 @@ class AsyncRecords(AsyncBase):
         node: str | Sequence[str] = (),
         partition: int = 0,
     ) -> Page:
-        """One page of what lies behind the cursor `from_seq`, or from a time, or the `last` records.
+        """Read one page of records after the cursor `from_seq`, from a time on, or the `last` records.
 
-        `limit` is at most 1000 (0: 256). At the head it waits up to `wait_ms` (30,000 at most) for a record. The next
-        page begins at `next_from_seq`.
+        `limit` is at most 1000 (0: 256). At the head, the call waits up to `wait_ms` (at most 30,000) for a record. The
+        next page begins at `next_from_seq`.
         """
         request = pb.DiffRequest(
             topic=topic,
@@ -119,15 +119,15 @@ class AsyncRecords(AsyncBase):
         codec: Codec[Any] | None = None,
         undecodable: Undecodable = "raise",
     ) -> AsyncReadStream[Any]:
-        """All records behind a cursor (or from a time, or the `last` ones), to iterate over, up to `end_seq`.
+        """Iterate over the records after a cursor (or from a time on, or the `last` ones), up to `end_seq`.
 
-        Without `end_seq` it ends at the head of the moment when it begins, or never with `follow`. Records lost to
-        retention raise GapError where they were; with `gaps="yield"` a Gap stands in their place.
-        Records that one of the `node`s wrote are left out.
+        Without `end_seq` the stream ends at the head as of its start, or never with `follow`. Records lost to retention
+        raise GapError at their position; with `gaps="yield"` a Gap is yielded in their place. Records written by any of
+        the `node`s are left out.
 
-        With `of`, a type, or a `codec` each record comes with its value as that. One that can't be decoded raises
-        DecodeError where it is; with `undecodable="yield"` it comes all the same, and raises for its `value`; with a
-        function it is left out, and the function is called with the error.
+        Values are decoded as the type `of` or by `codec`. A record that can't be decoded raises DecodeError at its
+        position. With `undecodable="yield"` it is yielded, and reading its `value` raises; with a function it is left
+        out, and the function is called with the error.
         """
         request = bulk_request(
             topic,
@@ -158,12 +158,12 @@ class AsyncRecords(AsyncBase):
         partition: int = 0,
         gaps: Literal["raise", "report"] = "raise",
     ) -> AsyncArrowStream:
-        """The same records as batches of Arrow, in the bytes that came from the server: to iterate over, or all in one
-        table by `read_all`. Takes pyarrow.
+        """Read the same records as Arrow batches, without copying the bytes received: iterate over them, or get one
+        table from `read_all`. Requires pyarrow.
 
         The columns are `seq` (int64), `ts` (timestamp[us, UTC]), `kind` (int8: 1 for JSON, 2 for bytes), `node`, `tag`,
-        `meta` (texts, or null) and `data` (binary). Records lost to retention raise GapError where they were; with
-        `gaps="report"` the stream's `gaps` has them. Raises ModuleNotFoundError without pyarrow.
+        `meta` (texts, or null) and `data` (binary). Records lost to retention raise GapError at their position; with
+        `gaps="report"` they are listed in the stream's `gaps`. Raises ModuleNotFoundError without pyarrow.
         """
         request = bulk_request(
             topic,
@@ -252,16 +252,16 @@ class AsyncRecords(AsyncBase):
         codec: Codec[Any] | None = None,
         undecodable: Undecodable = "raise",
     ) -> AsyncWatchStream[Any]:
-        """Follow many topics at once, to iterate over, without an end.
+        """Follow many topics in one endless stream.
 
-        `topics` are names, each with where it begins: a seq to begin behind (0 where none is given) or "tail". A name
-        that ends in `*` stands for all topics that begin so, also those that are made later; `topic@N` is a partition.
-        `cursor`, as an earlier watch gave it, wins. With `strong` records come only once they are synced. With
-        `lenient` topics that are not there are left out.
+        `topics` are names, each with a start: the seq to start after (0 by default) or "tail". A name that ends in `*`
+        matches all topics with that prefix, including those created later; `topic@N` is a partition. `cursor`, from an
+        earlier watch, takes precedence. With `strong`, records are delivered only once they are synced. With `lenient`,
+        missing topics are left out.
 
-        Records lost raise GapError, a deleted topic NotFoundError; iterate again to go on with the others. With
-        `events=True` there come Gap, TopicDeleted, CaughtUp and Advice objects instead. `of`, `codec` and `undecodable`
-        are as in `read`.
+        Lost records raise GapError, a deleted topic NotFoundError; iterate again to continue with the others. With
+        `events=True`, Gap, TopicDeleted, CaughtUp and Advice objects are yielded instead. `of`, `codec` and
+        `undecodable` are as in `read`.
         """
         subscription = WatchSubscription(
             node=nodes(node),
@@ -285,9 +285,10 @@ class AsyncRecords(AsyncBase):
         tag_prefix: str | None = None,
         partition: int = 0,
     ) -> Deleted:
-        """Remove records for good, without a trace: those below `before_seq`, those of a tag, or what is both.
+        """Delete records permanently, without tombstones: those below `before_seq`, those with a tag, or those that
+        match both.
 
-        Made once unless `before_seq` is given: a second one might remove what came between.
+        Not retried unless `before_seq` is given: a retry might delete records written in between.
         """
         request = pb.DeleteRecordsRequest(
             topic=topic, before_seq=before_seq, match=tag_match(tag, tag_prefix), partition=partition
@@ -304,7 +305,7 @@ class AsyncRecords(AsyncBase):
         )
 
     async def locate_time(self, topic: str, ts_ms: int, *, partition: int = 0) -> int:
-        """The first live seq of that time (milliseconds since the epoch) or later; the seq behind the head if there is
-        none yet."""
+        """Return the first live seq at or after a time (milliseconds since the epoch), or the seq after the head if
+        there is none yet."""
         request = pb.LocateTimeRequest(topic=topic, ts_ms=ts_ms, partition=partition)
         return (await self.connection.unary(self.connection.topics.LocateTime, request)).seq

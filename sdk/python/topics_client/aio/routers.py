@@ -1,12 +1,12 @@
-"""Routers: copies of what is appended to one topic in another, made by the server."""
+"""Routers: the server copies records from one topic to another."""
 
 from collections.abc import AsyncIterator
 
-from topics.v1 import router_service_pb2 as pb
 from topics_client.aio.base import AsyncBase
 from topics_client.decoding import router_info_of, router_summary_of
 from topics_client.models import RouterConfig, RouterInfo, RouterSummary
 from topics_client.requests import router_config
+from topics_proto.v1 import router_service_pb2 as pb
 
 
 class AsyncRouters(AsyncBase):
@@ -15,23 +15,22 @@ class AsyncRouters(AsyncBase):
     async def put_router(
         self, router: str, config: RouterConfig, *, create_dest: bool = True, backfill: bool = False
     ) -> bool:
-        """Make a router, or replace its configuration. True: it is new.
+        """Create a router or replace its configuration. Returns True if it is new.
 
-        A new one begins at the head of its source, with `backfill` before its earliest record. Without `create_dest`
-        the destination has to be there. Raises ConflictError for a cycle, and for a destination that another topic
-        feeds.
+        A new router starts at the head of its source, or at its earliest record with `backfill`. Without `create_dest`
+        the destination must exist. Raises ConflictError for a cycle, and for a destination fed by another topic.
         """
         message = router_config(config, create_dest=create_dest, backfill=backfill)
         request = pb.PutRouterRequest(router=router, config=message)
         return (await self.connection.unary(self.connection.routers.PutRouter, request)).created
 
     async def get_router(self, router: str) -> RouterInfo:
-        """A router, once it has come to where its source's head is now. Raises NotFoundError."""
+        """Return a router, once it has caught up with its source's current head. Raises NotFoundError."""
         request = pb.GetRouterRequest(router=router)
         return router_info_of((await self.connection.unary(self.connection.routers.GetRouter, request)).state)
 
     async def list_routers(self, prefix: str = "", *, source: str = "", dest: str = "") -> AsyncIterator[RouterSummary]:
-        """Routers by name, in byte order; those from `source` and to `dest` where these are given."""
+        """List routers by name, in byte order; if given, only those from `source` and to `dest`."""
         request = pb.ListRoutersRequest(prefix=prefix, source=source, dest=dest, page_size=1000)
         while True:
             reply = await self.connection.unary(self.connection.routers.ListRouters, request)
@@ -42,6 +41,6 @@ class AsyncRouters(AsyncBase):
             request.cursor = reply.next_cursor
 
     async def delete_router(self, router: str) -> bool:
-        """Remove a router; its copies stay. False: there was none."""
+        """Delete a router; its copies stay. Returns False if there was none."""
         request = pb.DeleteRouterRequest(router=router)
         return (await self.connection.unary(self.connection.routers.DeleteRouter, request)).deleted

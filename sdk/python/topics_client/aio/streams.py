@@ -1,4 +1,4 @@
-"""Streams that go on where they were when the connection breaks."""
+"""Streams that resume at their position when the connection breaks."""
 
 from asyncio import Event
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -21,8 +21,8 @@ Item = TypeVar("Item")
 
 
 class AsyncFlow(Generic[Item]):
-    """What a stream hands out, whoever holds it: it knows nothing of the stream, so that the call to the server ends
-    with the last who holds an iteration."""
+    """The items of a stream. It holds no reference to the stream, so that the call to the server ends when the last
+    iteration is garbage collected."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class AsyncFlow(Generic[Item]):
         self._cancel: Callable[[], object] = lambda: None
 
     async def items(self) -> AsyncGenerator[Item, None]:
-        """One after the other."""
+        """Yield the items one by one."""
         feed = self._feed
         async with aclosing(self._answers()) as answers:
             async for answer in answers:
@@ -52,7 +52,7 @@ class AsyncFlow(Generic[Item]):
                 feed.passed(answer)
 
     async def batches(self) -> AsyncGenerator[Sequence[Item], None]:
-        """In the groups in which they came."""
+        """Yield the items in the batches received."""
         feed = self._feed
         async with aclosing(self._answers()) as answers:
             async for answer in answers:
@@ -62,7 +62,7 @@ class AsyncFlow(Generic[Item]):
                         return
 
     async def _answers(self) -> AsyncGenerator[Any, None]:
-        """Answers of one call after the other, each dealt with before the next is asked for."""
+        """Yield the responses of consecutive calls; the next call starts where the last one broke off."""
         patience = Patience(self._connection.retry)
         while not (self._feed.done or self._closed.is_set()):
             try:
@@ -94,12 +94,12 @@ class AsyncFlow(Generic[Item]):
 
 
 class AsyncStream(Generic[Item]):
-    """Items, as they come. When the server is gone for a while, the stream waits for it and goes on without a loss or a
-    repeat; it raises UnavailableError once that took longer than the client's `retry` allows.
+    """A stream of items. While the server is unavailable, the stream waits and then resumes without loss or duplicates;
+    it raises UnavailableError once that takes longer than the client's `retry` allows.
 
-    What was handed out counts as dealt with. It is an iterator, with one iteration at a time: a loop goes on where
-    `next` was, and the other way round. To iterate again, also after an error, is to go on behind what was handed out.
-    To leave a loop ends the call to the server, unless `next` was used; so does the end of the stream's context.
+    Yielded items count as processed. The stream is an iterator with a single iteration: a loop continues where `next`
+    stopped, and vice versa. Iterating again, also after an error, resumes after the last item yielded. Leaving a loop
+    ends the call to the server, unless `next` was used; so does leaving the stream's context.
     """
 
     def __init__(
@@ -109,17 +109,17 @@ class AsyncStream(Generic[Item]):
         feed: Feed[Any, Any, Item],
         silence: float | None,
     ) -> None:
-        """Made by the client. `method` gives the stub's. With `silence` so many seconds without a word from the server
-        are a break."""
+        """Created by the client. `method` returns the stub's method. If given, `silence` is the number of seconds
+        without a message after which the connection counts as broken."""
         self._server = str(connection.address)
         self._flow = AsyncFlow(connection, method, feed, silence)
-        # Weak: an iteration that nobody holds any more ends at once.
+        # Weak: an unreferenced iteration ends at once.
         self._iteration: Callable[[], Any] = lambda: None
         self._batches: Callable[[], Any] = lambda: None
         self._held: AsyncGenerator[Item, None] | None = None  # by `next`
 
     def __aiter__(self) -> AsyncIterator[Item]:
-        return self._items()  # no call of Python's for each item, as to return itself would cost
+        return self._items()  # returning self would cost a Python call for each item
 
     async def __anext__(self) -> Item:
         self._held = self._items()
@@ -133,14 +133,15 @@ class AsyncStream(Generic[Item]):
         return items
 
     def batches(self) -> AsyncIterator[Sequence[Item]]:
-        """The same items in the groups in which they came, a few thousand at most: the cheapest way to take many."""
+        """Iterate over the same items in the batches received, of a few thousand at most: the cheapest way to read
+        many."""
         self._held = None
         batches = self._flow.batches()
         self._batches = ref(batches)
         return batches
 
     def close(self) -> None:
-        """End the iteration, also one that waits for the next item in another thread or task."""
+        """End the iteration, including one that is waiting for the next item in another thread or task."""
         self._flow.close()
 
     async def __aenter__(self) -> Self:
@@ -152,12 +153,12 @@ class AsyncStream(Generic[Item]):
         self.close()
         for iteration in (self._iteration(), self._batches()):
             if iteration is not None:
-                with suppress(RuntimeError, ValueError):  # another task or thread is in it, for which it ends by itself
+                with suppress(RuntimeError, ValueError):  # it is running in another task or thread, and ends there
                     await iteration.aclose()
 
 
 class AsyncReadStream(AsyncStream[Item]):
-    """The records of one partition, and its gaps if they were asked for as objects."""
+    """The records of one partition, and its gaps if requested as objects."""
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class AsyncReadStream(AsyncStream[Item]):
         codec: Codec[Any] | None = None,
         undecodable: Undecodable = "raise",
     ) -> None:
-        """Made by `read`."""
+        """Created by `read`."""
         feed: Feed[Any, Any, Any] = reading if codec is None else Decoding(reading, codec, undecodable)
         super().__init__(connection, lambda: connection.topics.BulkDiff, feed, None)
         self._reading = reading
@@ -176,13 +177,13 @@ class AsyncReadStream(AsyncStream[Item]):
 
     @property
     def position(self) -> int | None:
-        """The cursor behind what was handed out: the `from_seq` to go on with. None while it is not known, before the
-        first answer to a read that begins at a time or near the end."""
+        """The cursor after the last item yielded, to be used as `from_seq` to resume. None until the first response to
+        a read that starts at a time or near the end."""
         return self._reading.position
 
 
 class AsyncWatchStream(AsyncStream[Item]):
-    """The records of many topics, and what else happens to them if that was asked for."""
+    """The records of many topics, and their other events if requested."""
 
     def __init__(
         self,
@@ -191,7 +192,7 @@ class AsyncWatchStream(AsyncStream[Item]):
         codec: Codec[Any] | None = None,
         undecodable: Undecodable = "raise",
     ) -> None:
-        """Made by `watch`."""
+        """Created by `watch`."""
         feed: Feed[Any, Any, Any] = watching if codec is None else Decoding(watching, codec, undecodable)
         super().__init__(connection, lambda: connection.watches.Watch, feed, _SILENT_HEARTBEATS * HEARTBEAT_SECONDS)
         self._watching = watching
@@ -201,6 +202,6 @@ class AsyncWatchStream(AsyncStream[Item]):
 
     @property
     def cursor(self) -> dict[str, int]:
-        """The last seq handed out of each topic, or of `topic@N` for a partition N > 0: to be kept, and given to
-        another watch to go on with."""
+        """The last seq yielded of each topic, or of `topic@N` for a partition N > 0. Store it and pass it to another
+        watch to resume."""
         return dict(self._watching.cursor)

@@ -1,22 +1,22 @@
-"""Topics: make, look at, list, remove."""
+"""Topics: create, inspect, list, delete."""
 
 from collections.abc import AsyncIterator
 
-from topics.v1 import topics_service_pb2 as pb
 from topics_client.aio.base import AsyncBase
 from topics_client.decoding import config_of, topic_info_of, topic_summary_of
 from topics_client.models import TopicConfig, TopicInfo, TopicPut, TopicSummary
 from topics_client.requests import config_message
+from topics_proto.v1 import topics_service_pb2 as pb
 
 
 class AsyncTopics(AsyncBase):
     """Calls on topics as a whole."""
 
     async def put_topic(self, topic: str, config: TopicConfig | None = None, *, partitions: int = 0) -> TopicPut:
-        """Make a topic, or replace the whole configuration of the one that is there.
+        """Create a topic, or replace the entire configuration of an existing one.
 
-        What `config` leaves out takes its default. `partitions` can be raised, never lowered; 0 is one for a new topic
-        and no change for an old one. Raises ConflictError for another type or fewer partitions.
+        Fields that `config` leaves unset take their defaults. `partitions` can be raised, never lowered; 0 means one
+        for a new topic and no change for an existing one. Raises ConflictError for another type or fewer partitions.
         """
         request = pb.PutTopicRequest(topic=topic, config=config_message(config), partition_count=partitions)
         reply = await self.connection.unary(self.connection.topics.PutTopic, request)
@@ -30,12 +30,12 @@ class AsyncTopics(AsyncBase):
         )
 
     async def get_topic(self, topic: str, *, partition: int = 0, touch: bool = True) -> TopicInfo:
-        """The state of a topic. With `touch` it counts as a read. Raises NotFoundError."""
+        """Return the state of a topic. With `touch` the call counts as a read. Raises NotFoundError."""
         request = pb.GetTopicRequest(topic=topic, partition=partition, touch=touch)
         return topic_info_of((await self.connection.unary(self.connection.topics.GetTopic, request)).state)
 
     async def list_topics(self, prefix: str = "") -> AsyncIterator[TopicSummary]:
-        """The topics whose name begins with `prefix`, in byte order of their names."""
+        """List the topics whose name starts with `prefix`, in byte order."""
         request = pb.ListTopicsRequest(prefix=prefix, page_size=1000)
         while True:
             reply = await self.connection.unary(self.connection.topics.ListTopics, request)
@@ -46,7 +46,7 @@ class AsyncTopics(AsyncBase):
             request.cursor = reply.next_cursor
 
     async def delete_topic(self, topic: str, *, if_empty: bool = False) -> bool:
-        """Remove a topic for good, with its records and routers. False: there was none. Raises ConflictError for one
-        that has records, with `if_empty`."""
+        """Delete a topic permanently, with its records and routers. Returns False if there was none. With `if_empty`,
+        raises ConflictError for a topic that has records."""
         request = pb.DeleteTopicRequest(topic=topic, if_empty=if_empty)
         return (await self.connection.unary(self.connection.topics.DeleteTopic, request)).deleted

@@ -1,1 +1,1 @@
-"""Producers: what appends many records in the background."""
+"""Producers: append many records in the background."""

@@ -1,4 +1,4 @@
-"""What a producer gathers its records in, and how much of them."""
+"""Batches of records, and the limits of a producer."""
 
 import re
 from collections.abc import Callable
@@ -8,16 +8,16 @@ from typing import Final, NamedTuple
 from topics_client.errors import InvalidRequestError
 from topics_client.producer.delivery import Outcome, Receipt
 
-MOST_RECORDS: Final = 10_000  # that the server takes in one append
-RECORD_OVERHEAD: Final = 100  # bytes of memory that a record takes beside its own parts
-_MOST_BYTES: Final = 32 << 20  # half of what the server takes
+MAX_RECORDS: Final = 10_000  # accepted by the server in one append
+RECORD_OVERHEAD: Final = 100  # bytes of memory of a record beside its parts
+_MAX_BYTES: Final = 32 << 20  # half of the server's limit
 
 Place = tuple[str, int]  # topic and partition
 _TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
 
 
 def check_place(place: Place) -> None:
-    """Raises InvalidRequestError for what is no topic's name, or no partition's number."""
+    """Check a topic's name and a partition's number. Raises InvalidRequestError."""
     topic, partition = place
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic):
         raise InvalidRequestError(
@@ -28,7 +28,7 @@ def check_place(place: Place) -> None:
 
 
 class Parts(NamedTuple):
-    """What a record has beside its data, if it has any of it."""
+    """The parts of a record other than its data."""
 
     binary: bool
     tag: str | None
@@ -39,28 +39,28 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How records are gathered. Raises ValueError for what makes no sense."""
+    """The batching limits of a producer. Raises ValueError for values out of range."""
 
-    linger_ms: float = 5.0  # how long a record waits for others; those whose topic has an append under way always do
-    max_batch_records: int = MOST_RECORDS
-    max_batch_bytes: int = 2 << 20  # of records, each counted with 100 bytes on top; one alone may have more
-    max_in_flight: int = 8  # appends without an answer, over all topics; each topic partition has one at a time
-    max_buffered_bytes: int = 32 << 20  # of records without an outcome, counted likewise
+    linger_ms: float = 5.0  # wait of a record for others; behind an append in flight, records always wait
+    max_batch_records: int = MAX_RECORDS
+    max_batch_bytes: int = 2 << 20  # of records, each with 100 bytes of overhead; a single one may exceed it
+    max_in_flight: int = 8  # appends without a response, of all topics; each partition has one at a time
+    max_buffered_bytes: int = 32 << 20  # of records without an outcome, counted alike
 
     def __post_init__(self) -> None:
-        for name, least, most in (
+        for name, minimum, maximum in (
             ("linger_ms", 0, 3_600_000),
-            ("max_batch_records", 1, MOST_RECORDS),
-            ("max_batch_bytes", 1, _MOST_BYTES),
+            ("max_batch_records", 1, MAX_RECORDS),
+            ("max_batch_bytes", 1, _MAX_BYTES),
             ("max_in_flight", 1, 1000),
             ("max_buffered_bytes", 1, 1 << 40),
         ):
-            if not least <= getattr(self, name) <= most:
-                raise ValueError(f"{name} is {least} to {most}, not {getattr(self, name)}")
+            if not minimum <= getattr(self, name) <= maximum:
+                raise ValueError(f"{name} is {minimum} to {maximum}, not {getattr(self, name)}")
 
 
 class Batch:
-    """Records of one topic partition that go in one append, in order, under one idempotency key."""
+    """Records of one topic partition for one append, in order, under one idempotency key."""
 
     __slots__ = (
         "data",
@@ -79,15 +79,15 @@ class Batch:
     def __init__(self, place: Place, key: str, number: int, receipt: Receipt, opened: float) -> None:
         self.place = place
         self.key = key
-        self.number = number  # in the order in which they were opened
+        self.number = number  # in order of opening
         self.receipt = receipt
-        self.start = 0  # where in the receipt its records begin
-        self.of = 0  # of how many records the receipt is, if these are only a part
+        self.start = 0  # index of its first record in the receipt
+        self.of = 0  # number of records of the receipt, if this batch is only a part of it
         self.opened = opened
         self.data: list[bytes] = []
-        self.parts: dict[int, Parts] = {}  # by index, of those that have some
+        self.parts: dict[int, Parts] = {}  # by index
         self.nbytes = 0
-        self.lost_at: float | None = None  # when it was sent for the first time without an answer: may be stored since
+        self.lost_at: float | None = None  # time of the first send without a response: may be stored
 
     def __len__(self) -> int:
         return len(self.data)
@@ -98,13 +98,13 @@ class Batch:
         return f"{len(self.data)} record{'' if len(self.data) == 1 else 's'} for {where}"
 
     def settle(self, outcome: Outcome) -> list[Callable[[], None]]:
-        """Tell the deliveries. Returns what is to be called now."""
+        """Set the outcome of the deliveries. Returns the callbacks to call now."""
         if self.of:
             return self.receipt.settle_part(self.start, len(self.data), self.of, outcome)
         return self.receipt.settle(outcome)
 
     def part(self, begin: int, end: int, key: str) -> "Batch":
-        """The records from index `begin` to `end`, as a batch of their own."""
+        """The records from index `begin` to `end`, as a separate batch."""
         part = Batch(self.place, key, self.number, self.receipt, self.opened)
         part.start, part.of = self.start + begin, self.of or len(self.data)
         part.data = self.data[begin:end]

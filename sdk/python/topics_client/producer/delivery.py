@@ -1,4 +1,4 @@
-"""What becomes of records on their way through a producer."""
+"""Outcomes of the records of a producer."""
 
 import asyncio
 import threading
@@ -9,47 +9,48 @@ from typing import Final
 
 from topics_client.errors import TopicsError
 
-# The seq of the first record of a run, or what all of them failed with.
+# The seq of the first of consecutive records, or the error of all of them.
 Outcome = int | TopicsError
-_Waiting = dict[tuple[int, Callable[[], None]], None]  # in the order in which they came
+_Waiting = dict[tuple[int, Callable[[], None]], None]  # in order of arrival
 
 _thread: Final = threading.local()
 
 
 def on_delivering_thread() -> bool:
-    """Whether this thread delivers, and runs callbacks. Whoever waits for a delivery here waits for ever."""
+    """Return True if this is a producer's thread, which runs callbacks. Waiting for a delivery in it would deadlock."""
     return getattr(_thread, "delivers", False)
 
 
 def enter_delivering_thread() -> None:
-    """From now on this thread is one."""
+    """Mark this thread as a producer's thread."""
     _thread.delivers = True
 
 
 class Receipt:
-    """What became of the records that one batch was made of: shared by their deliveries, which are only indexes in it.
+    """The outcomes of the records of one batch, shared by their deliveries, which are indexes into it.
 
-    Settled by one thread, asked by any.
+    Settled by one thread, read by any.
     """
 
     __slots__ = ("_each", "_lock", "_outcome", "_waiting", "seen")
 
     def __init__(self) -> None:
-        self.seen = False  # whether a failure has come to somebody
+        self.seen = False  # True once a failure was reported
         self._lock = threading.Lock()
         self._outcome: Outcome | None = None  # of all
-        self._each: list[Outcome | None] | None = None  # or of each, once the batch was split
+        self._each: list[Outcome | None] | None = None  # of each, once the batch was split
         self._waiting: _Waiting = {}
 
     def outcome(self, index: int) -> Outcome | None:
-        """The seq of a record or what it failed with; None as long as neither is known."""
+        """The seq of a record or its error; None while neither is known."""
         if self._each is not None:
             return self._each[index]
         outcome = self._outcome
         return outcome + index if isinstance(outcome, int) else outcome
 
     def when_settled(self, index: int, then: Callable[[], None]) -> bool:
-        """Have `then` called, once, by the thread that settles the record; False, and no call, if it is settled."""
+        """Call `then` once from the thread that settles the record. Returns False, without a call, if it is already
+        settled."""
         with self._lock:
             if self.outcome(index) is not None:
                 return False
@@ -57,12 +58,12 @@ class Receipt:
             return True
 
     def forget(self, index: int, then: Callable[[], None]) -> None:
-        """Whoever gave `then` waits no more."""
+        """Unregister `then`."""
         with self._lock:
             self._waiting.pop((index, then), None)
 
     def settle(self, outcome: Outcome) -> list[Callable[[], None]]:
-        """All records have this outcome. Returns what is to be called now."""
+        """Set the outcome of all records. Returns the callbacks to call now."""
         with self._lock:
             self._outcome = outcome
             now, self._waiting = self._waiting, {}
@@ -85,7 +86,7 @@ class Receipt:
         return [then for _, then in waiting]
 
     def abandon(self, error: TopicsError) -> None:
-        """In the child of a fork, where nobody settles anything and the lock may be held for ever."""
+        """Fail the records in the child of a fork, where nothing settles them and the lock may be held forever."""
         self._lock = threading.Lock()
         self._waiting = {}
         if self._each is not None:
@@ -95,10 +96,10 @@ class Receipt:
 
 
 class Delivery:
-    """A record that was given to a producer: stored at a seq in the end, or failed.
+    """The pending or final outcome of a record given to a producer: its seq, or a failure.
 
-    Wait for it in a thread (`result`, `exception`), in any event loop (`seq = await delivery`), or by a callback.
-    Every error is a TopicsError; its `detail["outcome"]` is `not_stored`, or `unknown` where an answer was lost.
+    Wait for it in a thread (`result`, `exception`), in an event loop (`seq = await delivery`), or with a callback.
+    Every failure is a TopicsError; its `detail["outcome"]` is `not_stored`, or `unknown` if a response was lost.
     """
 
     __slots__ = ("_index", "_receipt")
@@ -108,19 +109,20 @@ class Delivery:
         self._index = index
 
     def done(self) -> bool:
-        """Whether it is known what became of it. Never blocks."""
+        """Return True once the outcome is known. Never blocks."""
         return self._receipt.outcome(self._index) is not None
 
     def result(self, timeout: float | None = None) -> int:
-        """The seq of the record, once it is stored: durable for the class of the topic, and visible to readers.
+        """Return the seq of the record once it is stored: durable at the topic's durability class, and visible to
+        readers.
 
-        Blocks, at most `timeout` seconds. Raises TopicsError for a record that failed, TimeoutError, and RuntimeError
-        in a callback, which would wait for itself.
+        Blocks for up to `timeout` seconds. Raises TopicsError for a failed record, TimeoutError, and RuntimeError in a
+        callback, which would deadlock.
         """
         return self._told(self._wait(timeout))
 
     def exception(self, timeout: float | None = None) -> TopicsError | None:
-        """What the record failed with, None if it is stored. Blocks and raises as `result`."""
+        """Return the error of a failed record, None if it is stored. Blocks and raises as `result`."""
         outcome = self._wait(timeout)
         if isinstance(outcome, int):
             return None
@@ -128,10 +130,11 @@ class Delivery:
         return outcome
 
     def add_done_callback(self, then: "Callable[[Delivery], object]") -> None:
-        """Have `then(delivery)` called once it is done, by the producer's thread, or now, by this one, if it is.
+        """Call `then(delivery)` once the outcome is known: from the producer's thread, or immediately if it is known
+        already.
 
-        For each topic partition, callbacks that were given in the order of the appends come in that order. They must be
-        short, as nothing is sent meanwhile, and must not wait for deliveries; what they raise is logged.
+        Callbacks of a topic partition that were added in the order of the appends are called in that order. They must
+        be short, as nothing is sent meanwhile, and must not wait for deliveries; exceptions are logged.
         """
         if not self._receipt.when_settled(self._index, lambda: self._call(then)):
             self._call(then)
@@ -148,11 +151,11 @@ class Delivery:
         if isinstance(outcome, int):
             return outcome
         self._receipt.seen = True
-        raise copy(outcome)  # its own traceback: many records share the error
+        raise copy(outcome)  # a copy with its own traceback: many records share the error
 
     def _call(self, then: "Callable[[Delivery], object]") -> None:
         if not isinstance(self._receipt.outcome(self._index), int):
-            self._receipt.seen = True  # also where it was settled before
+            self._receipt.seen = True  # also if it was settled before
         then(self)
 
     def _wait(self, timeout: float | None) -> Outcome:
@@ -182,7 +185,7 @@ class Delivery:
                 future.set_result(None)
 
         def settled() -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(wake)
 
         try:

@@ -1,4 +1,4 @@
-"""The thread of a producer: it sends what is due, takes the answers in, and tells the deliveries."""
+"""The thread of a producer: sends due batches, handles responses, and settles deliveries."""
 
 import logging
 import time
@@ -11,18 +11,18 @@ from typing import Any, Final
 
 import grpc
 
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.record_pb2 import ColumnBatch
-from topics_client import window
+from topics_client import retry_window
 from topics_client.connection import Connection
 from topics_client.encoding import column_batch
 from topics_client.errors import TopicsError
 from topics_client.producer.batch import Batch, Parts
 from topics_client.producer.batching import Batches
 from topics_client.producer.delivery import Receipt, enter_delivering_thread
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.record_pb2 import ColumnBatch
 
-_UNSEEN: Final = 100  # failures that are kept for `flush` to raise
-_LOG_SECONDS: Final = 10.0  # between two lines about the same
+_UNSEEN: Final = 100  # unreported failures kept for `flush`
+_LOG_SECONDS: Final = 10.0  # between log lines about the same problem
 _LOG: Final = logging.getLogger("topics_client.producer")
 
 _PLAIN: Final = Parts(False, None, None, b"", 0)
@@ -31,35 +31,35 @@ _Then = Callable[[], None]
 
 
 class Sender:
-    """Sends batches until it is told to finish.
+    """Sends batches until it is asked to finish.
 
-    `lock` guards `batches` and what is said to need it. Calls are started under it too: an appender that is busy keeps
-    the interpreter to itself for 5 ms at a time, several times a call, unless it has to wait for the lock.
+    `lock` guards `batches` and the members marked so. Calls are started under it too: otherwise a busy appending thread
+    would keep the GIL for 5 ms at a time, several times per call.
     """
 
     def __init__(self, connection: Connection, batches: Batches) -> None:
         self.lock = Lock()
         self.batches = batches
-        self.unseen: list[tuple[Receipt, TopicsError]] = []  # failures that have come to nobody; under the lock
+        self.unseen: list[tuple[Receipt, TopicsError]] = []  # unreported failures; under the lock
         self._connection = connection
         self._arrived: SimpleQueue[_Then | None] = SimpleQueue()  # None only wakes
         self.ended = False
-        self._looked: list[tuple[Batch, float]] = []  # to be sent now, and the seconds that are left for it
+        self._looked: list[tuple[Batch, float]] = []  # to be sent now, with the seconds left
         self._waiting_for_room: dict[_Then, None] = {}
         self._waiting_for_end: dict[_Then, int] = {}
         self._wakes_at: float | None = None
         self._finishing = False
-        self._failure_log = self._trouble_log = 0.0  # when there may be another line
+        self._failure_log = self._trouble_log = 0.0  # when the next line may be logged
         self._unlogged = 0
         self.thread = Thread(target=self._run, name="topics-producer", daemon=True)
         self.thread.start()
 
     def wake(self) -> None:
-        """Have it look at `batches` again."""
+        """Make the thread check `batches` again."""
         self._arrived.put(None)
 
     def when_room(self, then: _Then) -> None:
-        """Have `then` called, once, when the buffer has room, or the thread has ended. Under the lock."""
+        """Call `then` once when the buffer has room, or the thread has ended. Under the lock."""
         if self.ended or not self.batches.full:
             then()
         else:
@@ -68,8 +68,8 @@ class Sender:
             self.wake()
 
     def when_settled(self, number: int, then: _Then) -> None:
-        """Have `then` called, once, when all batches up to `number` have their outcomes and their callbacks have run,
-        or the thread has ended. Under the lock."""
+        """Call `then` once when all batches up to `number` have their outcomes and their callbacks have run, or the
+        thread has ended. Under the lock."""
         if self.ended:
             then()
         else:
@@ -77,12 +77,12 @@ class Sender:
             self.wake()
 
     def forget(self, then: _Then) -> None:
-        """Whoever gave `then` waits no more. Under the lock."""
+        """Unregister `then`. Under the lock."""
         self._waiting_for_room.pop(then, None)
         self._waiting_for_end.pop(then, None)
 
     def finish(self, error: TopicsError) -> None:
-        """End, and have the records without an outcome fail. Returns when the thread has ended."""
+        """End the thread, and fail the records without an outcome. Returns when the thread has ended."""
         with self.lock:
             self._finishing = True
             if not self.ended:
@@ -91,8 +91,8 @@ class Sender:
         self.thread.join()
 
     def abandon(self, why: str) -> Lock:
-        """This is the child of a fork, which has no such thread, and in which the lock may be held for ever. Returns a
-        new one."""
+        """Reset the state in the child of a fork, which has no such thread, and where the lock may be held forever.
+        Returns a new lock."""
         self.lock = Lock()
         self.ended = True
         self.unseen = []
@@ -107,11 +107,11 @@ class Sender:
         try:
             while not self._turn():
                 pass
-        except Exception as error:  # a bug; nobody is left waiting for ever
-            _LOG.exception("the thread of a producer failed")
+        except Exception as error:  # a bug: release all waiting callers
+            _LOG.exception("the producer's thread failed")
             with self.lock:
                 self.batches.close(f"its thread failed: {error!r}")
-                self.batches.fail_all(TopicsError("internal", f"the thread of the producer failed: {error!r}"))
+                self.batches.fail_all(TopicsError("internal", f"the producer's thread failed: {error!r}"))
                 heard = self.batches.heard()
             self._tell(heard)
         finally:
@@ -122,7 +122,7 @@ class Sender:
                 then()
 
     def _turn(self) -> bool:
-        """Wait until there is something to do, and do it. Returns whether that was all."""
+        """Wait for work, and do it. Returns True if the thread is to end."""
         arrived = self._wait()
         with self.lock:
             for then in arrived:
@@ -146,16 +146,16 @@ class Sender:
         return self._finishing
 
     def _tell(self, heard: list[_Then]) -> None:
-        """Call those who want to hear of outcomes, and look at the failures that are left."""
+        """Run the callbacks of outcomes, and process the remaining failures."""
         for then in heard:
             try:
                 then()
-            except BaseException:  # sys.exit() too: not from here
-                _LOG.exception("a callback of a delivery failed")
+            except BaseException:  # including sys.exit(), which has no effect here
+                _LOG.exception("a delivery callback failed")
         if self.batches.failures:
             self._look_at_failures()
         if (trouble := self.batches.trouble) is not None and time.monotonic() >= self._trouble_log:
-            _LOG.warning("%s; it is tried again", trouble)
+            _LOG.warning("%s; retrying", trouble)
             self._trouble_log = time.monotonic() + _LOG_SECONDS
 
     def _wait(self) -> list[_Then | None]:
@@ -169,7 +169,7 @@ class Sender:
             return arrived
 
     def _ready(self) -> list[_Then]:
-        """Those whose waiting has come to its end. Under the lock."""
+        """Return and unregister the waiters whose condition is met. Under the lock."""
         batches = self.batches
         ready = [then for then, number in self._waiting_for_end.items() if batches.settled(number)]
         if self._waiting_for_room and not batches.full:
@@ -179,7 +179,7 @@ class Sender:
         return ready
 
     def _look_at_failures(self) -> None:
-        """Keep those that nobody has seen, and log one now and then."""
+        """Keep the unreported failures, and log one from time to time."""
         with self.lock:
             failures = [each for each in self.batches.failures if not each[0].seen]
             self.batches.failures.clear()
@@ -195,12 +195,12 @@ class Sender:
     # -------------------------------------------------------------------- calls
 
     def _send(self, batch: Batch) -> None:
-        if not batch.data:  # a KeyboardInterrupt came between it and its first record
+        if not batch.data:  # a KeyboardInterrupt came before its first record was added
             self._arrived.put(partial(self.batches.stored, batch, 0))
         elif batch.lost_at is None:
             self._append(batch)
         else:
-            look = window.question(batch.place[0])
+            look = retry_window.question(batch.place[0])
             self._start(batch, self._connection.topics.GetTopic, look, partial(self._topic_came, batch, batch.lost_at))
 
     def _append(self, batch: Batch, left: float | None = None) -> None:
@@ -210,19 +210,19 @@ class Sender:
         if batch.parts:
             request.columns.MergeFrom(_other_columns(batch))
         self._start(
-            batch, self._connection.topics.Append, request, partial(self._append_came, batch, window.now()), left
+            batch, self._connection.topics.Append, request, partial(self._append_came, batch, retry_window.now()), left
         )
 
     def _start(
         self, batch: Batch, method: Any, request: Any, then: Callable[[Any], None], left: float | None = None
     ) -> None:
-        """Make a call; `then` gets its future, in a turn of this thread."""
+        """Start a call; `then` receives its future, in this thread."""
         timeout = self._connection.timeout if left is None else min(left, self._connection.timeout)
         try:
             future = self._connection.start(method, request, timeout=timeout)
         except Exception as error:
-            reason = "closed" if isinstance(error, ValueError) else "internal"  # gRPC's word for a closed channel
-            failure = TopicsError(reason, f"{self._connection.address}: no call can be made: {error}")
+            reason = "closed" if isinstance(error, ValueError) else "internal"  # gRPC's error for a closed channel
+            failure = TopicsError(reason, f"{self._connection.address}: the call could not be started: {error}")
             self._arrived.put(partial(self.batches.failed, batch, failure))
             return
         future.add_done_callback(lambda done: self._arrived.put(partial(then, done)))
@@ -230,24 +230,24 @@ class Sender:
     def _append_came(self, batch: Batch, sent_at: float, future: Any) -> None:
         answer = self._answer(future)
         if isinstance(answer, TopicsError):
-            self.batches.failed(batch, answer, sent_at if window.may_be_stored(answer) else None)
+            self.batches.failed(batch, answer, sent_at if retry_window.may_be_stored(answer) else None)
         elif answer.count != len(batch):
-            text = f"the server tells of {answer.count} records in place of {len(batch)}"
+            text = f"the server acknowledged {answer.count} records instead of {len(batch)}"
             self.batches.failed(batch, TopicsError("internal", text), sent_at)
         else:
             self.batches.stored(batch, answer.first_seq)
 
     def _topic_came(self, batch: Batch, lost_at: float, future: Any) -> None:
-        """For how long a repeat of the batch is recognized."""
+        """Send the batch again if its key is still remembered."""
         try:
-            left = window.left(lost_at, window.seconds(self._answer(future)))
+            left = retry_window.left(lost_at, retry_window.seconds(self._answer(future)))
         except TopicsError as error:
             self.batches.failed(batch, error)
         else:
             self._looked.append((batch, left))
 
     def _answer(self, future: Any) -> Any:
-        """What a call gave, or TopicsError as a value."""
+        """The result of a call, or TopicsError as a value."""
         try:
             return future.result()
         except grpc.RpcError as error:
@@ -257,7 +257,7 @@ class Sender:
 
 
 def _other_columns(batch: Batch) -> ColumnBatch:
-    """All columns but that of the data."""
+    """All columns except the data."""
     rows = map(batch.parts.get, range(len(batch)), repeat(_PLAIN))
     binary, tags, nodes, metas, _ = zip(*rows, strict=True)
     return column_batch((), binary, tags, nodes, metas)

@@ -4,27 +4,27 @@
 from collections.abc import Callable
 from typing import Any, Unpack, overload
 
-from topics.v1 import admin_service_pb2 as pb
 from topics_client.codecs import Codec, codec_of
 from topics_client.errors import UnavailableError
 from topics_client.models import Job, Of
-from topics_client.producer.faces import Producer, ProducerOptions
+from topics_client.producer.api import Producer, ProducerOptions
 from topics_client.sync.appends import Appends
 from topics_client.sync.groups import Groups
 from topics_client.sync.queues import Queues
 from topics_client.sync.records import Records
 from topics_client.sync.routers import Routers
 from topics_client.sync.topics import Topics
-from topics_client.worker.faces import Worker
-from topics_client.worker.handling import Handler
+from topics_client.worker.api import Worker
+from topics_client.worker.executor import Handler
 from topics_client.worker.options import WorkerOptions
+from topics_proto.v1 import admin_service_pb2 as pb
 
 
 class TopicsClient(Topics, Appends, Records, Queues, Routers, Groups):
-    """Everything that a server offers. Calls raise TopicsError; its kinds are in `topics_client.errors`.
+    """All calls of a server. Calls raise TopicsError; its subclasses are in `topics_client.errors`.
 
-    One client is enough for a process: calls may go on at the same time. It connects with the first call, and again by
-    itself when the server comes back.
+    One client is enough for a process: calls may run concurrently. It connects with the first call and reconnects
+    automatically when the server comes back.
     """
 
     @overload
@@ -39,8 +39,8 @@ class TopicsClient(Topics, Appends, Records, Queues, Routers, Groups):
     def producer(
         self, *, of: Any = None, codec: Codec[Any] | None = None, **options: Unpack[ProducerOptions]
     ) -> Producer[Any]:
-        """What appends many records fast, in the background; see there for the options. Close it before the client.
-        With `of`, a type, or a `codec` its values are of that."""
+        """Create a producer, which appends many records in the background. See Producer for the options. Close it
+        before the client. Values are encoded as the type `of` or by `codec`."""
         chosen = codec_of(of, codec, self.codec)
         return Producer(self.connection.blocking(), codec=chosen, **options)
 
@@ -66,12 +66,12 @@ class TopicsClient(Topics, Appends, Records, Queues, Routers, Groups):
         codec: Codec[Any] | None = None,
         **options: Unpack[WorkerOptions],
     ) -> Worker:
-        """What calls `handler` for each job of a queue, once it is run; see there for the options. With `of`, a type,
-        or a `codec` the jobs come with their values as that; one that can't be decoded fails."""
+        """Create a worker, which calls `handler` for each job of a queue once it is run. See Worker for the options.
+        Values of jobs are decoded as the type `of` or by `codec`; a job that can't be decoded fails."""
         return Worker(self.connection, queue, handler, codec=codec_of(of, codec, self.codec), **options)
 
     def ready(self) -> bool:
-        """Whether the server takes traffic now; False also when it can't be reached."""
+        """Return True if the server is ready for traffic, False if it is not or can't be reached."""
         try:
             self.connection.unary(self.connection.admin.GetReady, pb.GetReadyRequest(), repeatable=False)
         except UnavailableError:
@@ -79,6 +79,6 @@ class TopicsClient(Topics, Appends, Records, Queues, Routers, Groups):
         return True
 
     def metrics(self) -> str:
-        """The metrics of the server, as Prometheus reads them."""
+        """Return the server's metrics in the Prometheus text format."""
         reply = self.connection.unary(self.connection.admin.GetMetrics, pb.GetMetricsRequest())
         return reply.body.decode()

@@ -1,1 +1,1 @@
-"""Workers: what calls a handler for each job of a queue."""
+"""Workers: call a handler for each job of a queue."""

@@ -1,4 +1,4 @@
-"""What a worker does, whoever calls the handler: it brings the threads together and sees to an orderly end."""
+"""The core of a worker: connects its threads and shuts them down in order."""
 
 import logging
 import time
@@ -8,51 +8,51 @@ from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from topics.v1.job_pb2 import JOB_STATE_IN_FLIGHT
-from topics.v1.queue_service_pb2 import ListJobsRequest, StopWorkRequest
-from topics.v1.topics_service_pb2 import GetTopicRequest
 from topics_client.connection import Connection
 from topics_client.errors import TopicsError
 from topics_client.models import Job
 from topics_client.units import counted
+from topics_client.worker.ack_sender import AckSender, Release, RetryLater, outcome_of
 from topics_client.worker.errors import passes
-from topics_client.worker.feed import Feed
-from topics_client.worker.handling import Handling
-from topics_client.worker.keeper import Keeper
+from topics_client.worker.executor import Executor
+from topics_client.worker.lease_renewer import LeaseRenewer
 from topics_client.worker.leases import Fate, Held, Leases
 from topics_client.worker.options import Options, WorkerStatistics
 from topics_client.worker.outbox import RELEASED, RELEASED_AT_LAST, Outcome
 from topics_client.worker.reasons import reason_of
-from topics_client.worker.settling import Release, RetryLater, Settler, outcome_of
+from topics_client.worker.receiver import Receiver
+from topics_proto.v1.job_pb2 import JOB_STATE_IN_FLIGHT
+from topics_proto.v1.queue_service_pb2 import ListJobsRequest, StopWorkRequest
+from topics_proto.v1.topics_service_pb2 import GetTopicRequest
 
 log = logging.getLogger("topics_client.worker")
 
-_LOOK_SECONDS: Final = 0.02  # between looks whether all is done, at the end
-_EMPTY_SECONDS: Final = 0.1  # between looks whether the queue is empty
-_LEAST_FLUSH_SECONDS: Final = 5.0
-_ARRIVE_SECONDS: Final = 2.0  # what jobs on their way are given to arrive
+_LOOK_SECONDS: Final = 0.02  # poll interval during shutdown
+_EMPTY_SECONDS: Final = 0.1  # poll interval of the check for an empty queue
+_MIN_FLUSH_SECONDS: Final = 5.0
+_ARRIVE_SECONDS: Final = 2.0  # for jobs in transit to arrive
 _JOIN_SECONDS: Final = 1.0
 
 
 class Wish(Enum):
-    """What a running worker is asked for. Each is more urgent than the one before."""
+    """Requests to end a running worker, in increasing urgency."""
 
     STOP = auto()
-    """End once the handlers that run are done, which have `drain_seconds` for it."""
+    """End once the running handlers are done, for which they have `drain_seconds`."""
     HURRY = auto()
-    """Give up the handlers that run, and end once the server knows of the others."""
+    """Abandon the running handlers, and end once all other outcomes are sent."""
     ABANDON = auto()
     """End at once."""
 
 
 class _AbandonedError(Exception):
-    """Nothing more is to be done."""
+    """The worker is to end at once."""
 
 
 class Core:
-    """One run of a worker: four kinds of threads (feed, handlers, settler, keeper), and this one, which waits.
+    """One run of a worker: four kinds of threads (receiver, executor, ack sender, lease renewer) and this one.
 
-    Between them there are only the Leases and queues.
+    This one waits. The threads share only the Leases and queues.
     """
 
     def __init__(self, connection: Connection, queue: str, options: Options) -> None:
@@ -60,14 +60,14 @@ class Core:
         self._queue = queue
         self._options = options
         self._wishes: SimpleQueue[Wish | BaseException] = SimpleQueue()
-        self._handling: Handling
+        self._executor: Executor
         self._error: BaseException | None = None
-        self._is_stopped = False  # whether the server sends no more jobs
+        self._is_stopped = False  # True once the server sends no more jobs
         self.leases = Leases(options.slots)
-        self._settler = Settler(connection, queue, options.node, self.leases, failed=self._failed)
-        self._outbox = self._settler.outbox
-        self._keeper = Keeper(connection, queue, options.node, self.leases, failed=self._failed)
-        self._feed = Feed(
+        self._ack_sender = AckSender(connection, queue, options.node, self.leases, failed=self._failed)
+        self._outbox = self._ack_sender.outbox
+        self._lease_renewer = LeaseRenewer(connection, queue, options.node, self.leases, failed=self._failed)
+        self._receiver = Receiver(
             connection,
             queue,
             options.node,
@@ -76,30 +76,33 @@ class Core:
             opening=self._opening,
             opened=self._opened,
             took=self._took,
-            broke=self._keeper.recheck,
+            broke=self._lease_renewer.recheck,
             has_room=lambda: self.leases.unsettled < options.slots,
             is_wanted=lambda: not self.leases.is_closed,
             failed=self._failed,
         )
 
     def wish(self, wish: Wish) -> None:
-        """Ask for an end. From any thread, and from signal handlers."""
+        """Request the end. Callable from any thread and from signal handlers."""
         self._wishes.put(wish)
 
     def statistics(self) -> WorkerStatistics:
-        """What was done so far."""
+        """Current statistics."""
         taken, running, fates = self.leases.counts()
         kinds: tuple[Fate, ...] = ("acked", "retried", "released", "lost", "given_up")
         return WorkerStatistics(taken, running, *(fates[fate] for fate in kinds))
 
-    def conduct(self, handling: Handling) -> None:
-        """Work until the end. Blocks. Raises what ended it, unless that was a wish or an empty queue."""
-        self._handling = handling
-        log.info("%s: working as %s, %d jobs at a time", self._queue, self._options.node, self._options.concurrency)
+    def conduct(self, executor: Executor) -> None:
+        """Run until the end. Blocks. Raises the error that ended it, unless it ended by request or with an empty
+        queue."""
+        self._executor = executor
+        log.info(
+            "%s: started as %s, up to %d jobs at a time", self._queue, self._options.node, self._options.concurrency
+        )
         try:
-            self._settler.start()
-            self._keeper.start()
-            self._feed.start()
+            self._ack_sender.start()
+            self._lease_renewer.start()
+            self._receiver.start()
             wish = self._until_asked()
             self._drain(wish)
         except BaseException as error:
@@ -111,7 +114,7 @@ class Core:
             raise self._error
 
     def finished(self, held: Held, error: BaseException | None) -> None:
-        """A handler has returned, or raised."""
+        """Process the end of a handler, which returned or raised `error`."""
         outcome = outcome_of(error, held.job, self._options.backoff)
         if error is not None and not isinstance(error, Release | RetryLater):
             self._tell(held, error, outcome)
@@ -148,7 +151,7 @@ class Core:
             self._give_back(held)
         if self.leases.busy:
             log.info(
-                "%s: stopping, %d handlers run and have %g s", self._queue, self.leases.busy, ends - time.monotonic()
+                "%s: stopping, %d handlers have %g s to finish", self._queue, self.leases.busy, ends - time.monotonic()
             )
         while self.leases.busy and time.monotonic() < ends:
             with suppress(Empty):
@@ -159,22 +162,22 @@ class Core:
             self._outbox.put(held, RELEASED_AT_LAST)
         if left:
             log.warning(
-                "%s: %d handlers were not done in time, their jobs are given back: seq %s",
+                "%s: %d handlers did not finish in time, releasing their jobs: seq %s",
                 self._queue, len(left), ", ".join(str(held.job.seq) for held in left[:5]),
             )  # fmt: skip
         arrives = time.monotonic() + _ARRIVE_SECONDS
         while self._stopped() and time.monotonic() < arrives:
             time.sleep(_LOOK_SECONDS)
-        self._flush(max(ends, time.monotonic() + _LEAST_FLUSH_SECONDS))
-        self._feed.stop()
-        self._keeper.stop()
-        self._handling.close()
-        for thread in (self._feed, self._keeper):
+        self._flush(max(ends, time.monotonic() + _MIN_FLUSH_SECONDS))
+        self._receiver.stop()
+        self._lease_renewer.stop()
+        self._executor.close()
+        for thread in (self._receiver, self._lease_renewer):
             thread.join(_JOIN_SECONDS)
 
     def _stopped(self) -> int:
-        """Have the server send no more jobs: they would come back untried, with a delivery counted. How many it has
-        sent that are not settled, whether they are here yet or not; 0 where it can't be asked."""
+        """Make the server stop sending jobs: they would be returned unprocessed, with a delivery counted. Returns the
+        number of jobs sent but not settled, including those in transit; 0 if the server can't be reached."""
         request = StopWorkRequest(topic=self._queue, node=self._options.node)
         try:
             stop = self._connection.queues.StopWork
@@ -185,37 +188,37 @@ class Core:
         return held
 
     def _give_back(self, held: Held) -> None:
-        """Let others have a job that can't run here."""
-        if self._is_stopped:  # it makes no room for another
+        """Return a job that can't run here to the queue."""
+        if self._is_stopped:  # this makes no room for another
             self._outbox.put(held, RELEASED)
         else:
             self._outbox.give_back(held)
 
     def _flush(self, ends: float) -> None:
-        """Have the settler send what it has; more urgent wishes are heard meanwhile."""
+        """Let the ack sender send what it has, while listening for more urgent wishes."""
         self._outbox.close()
-        while not self._settler.is_done and time.monotonic() < ends:
+        while not self._ack_sender.is_done and time.monotonic() < ends:
             with suppress(Empty):
                 self._heard(self._wishes.get(timeout=_LOOK_SECONDS))
-        self._settler.give_up()
+        self._ack_sender.give_up()
         undone = self.leases.abandon()
         if undone:
             jobs = counted(undone, "job")
-            log.warning("%s: no ack reached the server for %s, which will be delivered again", self._queue, jobs)
+            log.warning("%s: could not ack %s, which will be delivered again", self._queue, jobs)
 
     def _abandon(self) -> None:
         self.leases.abandon()
-        self._settler.give_up()
-        self._feed.stop()
-        self._keeper.stop()
-        self._handling.close()
+        self._ack_sender.give_up()
+        self._receiver.stop()
+        self._lease_renewer.stop()
+        self._executor.close()
 
     def _opening(self, lease_ms: int) -> None:
         self._length = lease_ms / 1e3
-        self._keeper.lasts(lease_ms)
+        self._lease_renewer.lasts(lease_ms)
 
     def _opened(self) -> None:
-        if self.leases.is_closed:  # it was on its way when the others were stopped
+        if self.leases.is_closed:  # it was opened while the worker was stopping
             self._stopped()
 
     def _took(self, jobs: list[Job]) -> None:
@@ -223,9 +226,9 @@ class Core:
         for held in refused:
             self._give_back(held)
         if accepted:
-            self._handling.start(accepted)
+            self._executor.start(accepted)
         for held in lost:
-            log.warning("%s: job %d comes again, its lease was lost before it was acked", self._queue, held.job.seq)
+            log.warning("%s: job %d was delivered again: its lease was lost before the ack", self._queue, held.job.seq)
 
     def _failed(self, error: BaseException) -> None:
         self._wishes.put(error)
@@ -239,28 +242,28 @@ class Core:
                 log.warning("%s: job %d failed after its lease was lost: %r", self._queue, job.seq, error)
         elif self._options.on_error is None and outcome.fate == "given_up":
             log.warning(
-                "%s: job %d failed and is given up after %d deliveries",
+                "%s: job %d failed for the last time, after %d deliveries",
                 self._queue, job.seq, job.deliveries, exc_info=error,
             )  # fmt: skip
         elif self._options.on_error is None:
             log.warning(
-                "%s: job %d failed (delivery %d) and rests for %d ms",
+                "%s: job %d failed (delivery %d), retry in %d ms",
                 self._queue, job.seq, job.deliveries, outcome.delay_ms, exc_info=error,
             )  # fmt: skip
         else:
             try:
                 self._options.on_error(job, error)
-            except BaseException as raised:  # the job has its outcome all the same
+            except BaseException as raised:  # the job's outcome is unaffected
                 log.exception("%s: on_error failed for job %d", self._queue, job.seq)
                 if not isinstance(raised, Exception):
                     self._failed(raised)
 
     def _is_empty(self) -> bool:
-        """Return whether the queue has nothing ready, and this worker nothing in hand; if so, tells what is left.
+        """Return True if the queue has nothing ready and this worker holds no jobs; if so, log the remaining jobs.
 
-        Where the deliveries of a job are limited, jobs that rest before a retry are waited for: that ends.
+        If deliveries are limited, jobs waiting for a retry are waited for, as their number of retries is finite.
         """
-        if self.leases.unsettled or not self._feed.is_open:
+        if self.leases.unsettled or not self._receiver.is_open:
             return False
         topics, queues = self._connection.topics, self._connection.queues
         try:
@@ -270,7 +273,7 @@ class Core:
             is_limited = config.max_deliveries > 0 and config.HasField("dead_letter")
             if counts.ready or (counts.retrying and is_limited):
                 return False
-            # What is leased to this worker may be on its way.
+            # Jobs leased to this worker may be in transit.
             after, more = 0, counts.in_flight > 0
             while more:
                 page = self._connection.unary(
@@ -288,12 +291,12 @@ class Core:
         if self.leases.unsettled:
             return False
         left = (
-            (counts.retrying, "that rest before a retry"),
-            (counts.delayed - counts.retrying, "that are not due yet"),
-            (counts.in_flight, "that other workers hold"),
-            (counts.exhausted, "that the dead-letter topic does not take"),
+            (counts.retrying, "waiting for a retry"),
+            (counts.delayed - counts.retrying, "not due yet"),
+            (counts.in_flight, "leased by other workers"),
+            (counts.exhausted, "not accepted by the dead-letter topic"),
         )
         for count, which in left:
             if count:
-                log.info("%s: nothing is ready; jobs %s are left: %d", self._queue, which, count)
+                log.info("%s: nothing is ready; jobs %s: %d", self._queue, which, count)
         return True

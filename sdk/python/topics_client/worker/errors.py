@@ -1,4 +1,4 @@
-"""Which failures end a worker, and which it lives through."""
+"""Classification of failures: those that end a worker, and those it retries."""
 
 from typing import Final
 
@@ -18,11 +18,11 @@ _PERMANENT: Final = (AuthError, ConflictError, ConnectError, InvalidRequestError
 
 
 def passes(error: Exception) -> UnavailableError | None:
-    """The error as one to wait after, if it may be gone later, such as that of a server that stops in the middle of a
-    call; None if no repetition helps."""
+    """Return the error as UnavailableError if a retry may help, such as for a server that stops during a call;
+    otherwise None."""
     if isinstance(error, UnavailableError):
         return error
-    # An error that no call is the cause of tells of a client that was closed.
+    # An error without a call as its cause means that the client was closed.
     if (
         not isinstance(error, TopicsError)
         or isinstance(error, _PERMANENT)

@@ -1,4 +1,4 @@
-"""The leases that a worker holds: which jobs may run, which leases are to be extended, which are lost. No I/O."""
+"""The leases that a worker holds: jobs that may run, leases to extend, and lost leases. No I/O."""
 
 import math
 import time
@@ -12,23 +12,23 @@ from topics_client.models import Job
 
 Fate = Literal["acked", "retried", "given_up", "released", "lost"]
 _EXTENDED_AT: Final = 1 / 6
-"""The age, as a part of its length, from which a lease is extended. The keeper looks as often: none gets past 1/3."""
+"""The age, as a part of its length, from which a lease is extended. The renewer checks as often: none gets past 1/3."""
 
 
 class Stage(Enum):
-    """How far a delivery has come."""
+    """The stage of a delivery."""
 
     ACCEPTED = auto()
     RUNNING = auto()
     SETTLING = auto()
-    """Its handler is done."""
+    """The handler is done."""
     RETURNING = auto()
-    """It was never begun."""
+    """The handler was never started."""
     GONE = auto()
 
 
 class Held:
-    """One delivery of a job, from its arrival until it is known what became of it. Guarded by the lock of Leases."""
+    """One delivery of a job, from its arrival until its outcome is known. Guarded by the lock of Leases."""
 
     __slots__ = ("ends", "extended", "is_over", "job", "length", "reason", "stage")
 
@@ -39,38 +39,39 @@ class Held:
         self.extended = now
         self.ends = now + length
         self.reason = ""
-        """Why its handler failed, for the server to keep."""
+        """The reason of a failed handler, to be stored by the server."""
         self.is_over = (
             False  # the lease is not ours any more, or was given up: the handler's outcome counts for nothing
         )
 
 
 class Leases:
-    """All deliveries of one worker; usable by any thread. Times are of `clock`, in seconds.
+    """All deliveries of one worker. Thread-safe. Times are of `clock`, in seconds.
 
-    A job runs only while one of `slots` is free. There is none for it if handlers still run whose jobs were lost, or
-    once the worker is closed; nor does one job run twice at a time.
+    A job runs only if one of `slots` is free. Running handlers whose jobs were lost still occupy slots, and a closed
+    worker has none. No job runs twice at the same time.
     """
 
     def __init__(self, slots: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._slots = slots
         self._clock = clock
         self._lock = Lock()
-        self._held: dict[int, Held] = {}  # by seq: what runs, or is to be extended
-        self._aside: set[Held] = set()  # the others that are not settled yet
+        self._held: dict[int, Held] = {}  # by seq: running, or to be extended
+        self._aside: set[Held] = set()  # the other unsettled ones
         self._busy = 0
         self._unsettled = 0
         self._taken = 0
         self._fates: Counter[Fate] = Counter()
         self._is_closed = False
-        self._doubted = -math.inf  # when all of them were last in doubt
+        self._doubted = -math.inf  # when all were last rechecked
 
-    # ------------------------------------------------------------ a job's way
+    # ----------------------------------------------------------- life of a job
 
     def take(self, jobs: Iterable[Job], length: float) -> tuple[list[Held], list[Held], list[Held]]:
-        """Jobs have come, under leases of `length` seconds: those to run, those to give back, those found to be lost.
+        """Add received jobs, under leases of `length` seconds. Returns the jobs to run, to return, and found to be
+        lost.
 
-        The lost ones are earlier deliveries of the same jobs whose handlers run still.
+        The lost ones are earlier deliveries of the same jobs whose handlers are still running.
         """
         accepted, refused, lost = [], [], list[Held]()
         with self._lock:
@@ -86,7 +87,7 @@ class Leases:
                     refused.append(Held(job, Stage.RETURNING, length, now))
                     continue
                 if before is not None and before.stage is not Stage.GONE:
-                    self._aside.add(before)  # it was given back, and the answer to that is on its way
+                    self._aside.add(before)  # it was returned, and the response is in transit
                 self._busy += 1
                 held = self._held[job.seq] = Held(job, Stage.ACCEPTED, length, now)
                 accepted.append(held)
@@ -94,7 +95,7 @@ class Leases:
         return accepted, refused, lost
 
     def begin(self, held: Held) -> bool:
-        """Its handler is about to be called; False: it is not to be."""
+        """Mark a job as running. Returns False if its handler must not be called."""
         with self._lock:
             if held.stage is not Stage.ACCEPTED or held.is_over:
                 return False
@@ -102,7 +103,7 @@ class Leases:
             return True
 
     def finish(self, held: Held) -> bool:
-        """Its handler is done; whether the outcome counts, and is to be settled."""
+        """Mark a handler as done. Returns True if the outcome is valid and is to be sent."""
         with self._lock:
             self._busy -= 1
             if held.is_over:
@@ -112,12 +113,12 @@ class Leases:
             return True
 
     def settled(self, batch: Iterable[Held], fate: Fate, skipped: Collection[int] = ()) -> list[Held]:
-        """The server has answered; those whose leases turned out to be lost."""
+        """Record the server's response. Returns the jobs whose leases turned out to be lost."""
         lost = list[Held]()
         with self._lock:
             for held in batch:
                 if held.stage in (Stage.GONE, Stage.RUNNING):
-                    continue  # abandoned, or left: that counts already
+                    continue  # abandoned, or left: already counted
                 if held.job.seq in skipped:
                     self._lose(held, lost)
                 else:
@@ -128,7 +129,7 @@ class Leases:
     # --------------------------------------------------------------- extending
 
     def due(self) -> list[Held]:
-        """Those whose leases are to be extended now; `extended` or `recheck` tells of the call."""
+        """The jobs whose leases are to be extended now; report the result to `extended` or `recheck`."""
         with self._lock:
             now = self._clock()
             return [
@@ -138,33 +139,33 @@ class Leases:
             ]
 
     def extended(self, batch: Iterable[Held], skipped: Collection[int], length: float, sent: float) -> list[Held]:
-        """A call that was sent at `sent` has extended them; those that turned out to be lost."""
+        """Record an extension sent at `sent`. Returns the jobs that turned out to be lost."""
         lost = list[Held]()
         with self._lock:
             for held in batch:
                 if held.job.seq not in skipped:
                     held.length, held.ends = length, sent + length
-                    held.extended = sent if sent >= self._doubted else -math.inf  # it tells of the time before
-                elif held.stage in (Stage.ACCEPTED, Stage.RUNNING):  # else an ack or a nack was faster
+                    held.extended = sent if sent >= self._doubted else -math.inf  # it is older than the recheck
+                elif held.stage in (Stage.ACCEPTED, Stage.RUNNING):  # otherwise an ack or nack came first
                     self._lose(held, lost)
         return lost
 
     def recheck(self) -> None:
-        """They may all be lost: the next `due` gives each."""
+        """Make all leases due at once, as they may be lost."""
         with self._lock:
             self._doubted = self._clock()
             for held in self._held.values():
                 held.extended = -math.inf
 
     def lost(self, job: Job) -> bool:
-        """Whether this delivery is the worker's no longer, for all that is known here."""
+        """Return True if the worker no longer holds this delivery, as far as is known locally."""
         held = self._held.get(job.seq)
         return held is None or held.job.lease_id != job.lease_id or held.is_over or self._clock() > held.ends
 
-    # ------------------------------------------------------------- the end
+    # ---------------------------------------------------------------- shutdown
 
     def close(self) -> list[Held]:
-        """No handler is called from now on; those that were about to be, to give back."""
+        """Stop starting handlers. Returns the jobs that were waiting, to be returned."""
         with self._lock:
             self._is_closed = True
             unbegun = [held for held in self._held.values() if held.stage is Stage.ACCEPTED and not held.is_over]
@@ -174,7 +175,7 @@ class Leases:
             return unbegun
 
     def leave(self) -> list[Held]:
-        """The time of the handlers that run is up: their jobs are given up, as `lost` tells them; to give back."""
+        """Give up the running handlers at the end of their time, which `lost` reports to them. Returns their jobs."""
         with self._lock:
             left = [held for held in self._held.values() if held.stage is Stage.RUNNING and not held.is_over]
             for held in left:
@@ -183,7 +184,7 @@ class Leases:
             return left
 
     def abandon(self) -> int:
-        """Nothing is settled any more; how many jobs were done, and may be done again for want of an ack."""
+        """Give up all jobs. Returns the number of finished jobs without an ack, which may be processed again."""
         with self._lock:
             self._is_closed = True
             undone = 0
@@ -201,21 +202,21 @@ class Leases:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no handler is called any more."""
+        """True once no more handlers are started."""
         return self._is_closed
 
     @property
     def busy(self) -> int:
-        """Slots that are taken."""
+        """The number of occupied slots."""
         return self._busy
 
     @property
     def unsettled(self) -> int:
-        """Deliveries of which it is not known what became of them, or whose handlers still run."""
+        """The number of deliveries with an unknown outcome or a running handler."""
         return self._unsettled
 
     def counts(self) -> tuple[int, int, Counter[Fate]]:
-        """Taken, busy, and what became of how many, at one moment."""
+        """A consistent snapshot: jobs taken, busy slots, and the number of jobs by fate."""
         with self._lock:
             return self._taken, self._busy, Counter(self._fates)
 

@@ -1,4 +1,4 @@
-"""What a worker can be told to do, and what it tells of what it did."""
+"""Options and statistics of a worker."""
 
 import os
 import secrets
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final, TypedDict
 
 from topics_client.models import Job
-from topics_client.worker.settling import Backoff
+from topics_client.worker.ack_sender import Backoff
 
-_MOST_JOBS: Final = 1000  # of one stream; what the server clamps to
+_MAX_JOBS: Final = 1000  # of one stream; the server clamps to this
 _LEASE_MS: Final = range(100, 86_400_000 + 1)
 _NODE_BYTES: Final = 128
 DEFAULT_BACKOFF: Final = Backoff()
@@ -19,7 +19,7 @@ OnError = Callable[[Job, BaseException], None]
 
 
 class WorkerOptions(TypedDict, total=False):
-    """The options of a worker, for those who pass them on: see Worker."""
+    """The options of Worker, to annotate functions that pass them on."""
 
     node: str | None
     concurrency: int
@@ -34,10 +34,10 @@ class WorkerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatistics:
-    """What a worker has done so far: jobs `taken`, and of those `acked` (for good, as durably as the queue promises),
-    `retried` (failed and given back, to be tried again), `given_up` (failed for the last time: dead-lettered, or soon
-    to be), `released` (given back untried, or not ended in time), `lost` (not known to be acked: the lease was lost
-    before; they may be done again). `running` is now."""
+    """Statistics of a worker: jobs `taken`, and of these `acked` (at the queue's durability), `retried` (failed and
+    returned for a retry), `given_up` (failed for the last time: dead-lettered, or about to be), `released` (returned
+    unprocessed, or not finished in time), `lost` (not known to be acked, as the lease was lost; may be processed
+    again). `running` is the current number."""
 
     taken: int = 0
     running: int = 0
@@ -50,7 +50,7 @@ class WorkerStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a worker works: see Worker. Raises ValueError."""
+    """Validated options: see Worker. Raises ValueError."""
 
     node: str
     concurrency: int
@@ -63,15 +63,15 @@ class Options:
 
     @property
     def slots(self) -> int:
-        """How many jobs the worker holds at most."""
+        """The maximum number of jobs that the worker holds."""
         return self.concurrency + self.prefetch
 
     def __post_init__(self) -> None:
-        if not 1 <= self.concurrency <= _MOST_JOBS:
-            raise ValueError(f"concurrency is {self.concurrency}: a worker runs 1 to {_MOST_JOBS} jobs at a time")
-        if not 0 <= self.prefetch <= _MOST_JOBS - self.concurrency:
+        if not 1 <= self.concurrency <= _MAX_JOBS:
+            raise ValueError(f"concurrency is {self.concurrency}: a worker runs 1 to {_MAX_JOBS} jobs at a time")
+        if not 0 <= self.prefetch <= _MAX_JOBS - self.concurrency:
             raise ValueError(
-                f"prefetch is {self.prefetch}: with concurrency it is at most {_MOST_JOBS}, and not below 0"
+                f"prefetch is {self.prefetch}: with concurrency it is at most {_MAX_JOBS}, and not below 0"
             )
         if self.lease_ms is not None and self.lease_ms not in _LEASE_MS:
             raise ValueError(f"lease_ms is {self.lease_ms}: a lease is {_LEASE_MS[0]} to {_LEASE_MS[-1]} ms long")
@@ -82,5 +82,5 @@ class Options:
 
 
 def default_node() -> str:
-    """A name that no other worker has."""
+    """A unique name for a worker."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"[-_NODE_BYTES:]

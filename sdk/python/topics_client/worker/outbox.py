@@ -1,4 +1,4 @@
-"""Outcomes of jobs on their way to the server, gathered into batches."""
+"""Outcomes of jobs to be sent to the server, gathered into batches."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from topics_client.worker.leases import Fate, Held
 
-_MOST: Final = 1000
+_MAX_BATCH: Final = 1000
 _NAP_SECONDS: Final = 0.0001
 _NAPS: Final = 5
 _PARK_SECONDS: Final = 0.25
@@ -15,7 +15,7 @@ _PARK_PART: Final = 1 / 3  # of a lease
 
 
 class Outcome(NamedTuple):
-    """What to tell the server of a job."""
+    """The outcome of a job."""
 
     fate: Fate
     delay_ms: int = 0
@@ -24,20 +24,21 @@ class Outcome(NamedTuple):
 ACKED: Final = Outcome("acked")
 RELEASED: Final = Outcome("released")
 RELEASED_AT_LAST: Final = Outcome("released", 250)
-"""With a delay, as this worker, which still has a stream but runs nothing any more, must not get the job once again."""
+"""With a delay, so that this worker, which still has a stream but runs nothing more, does not receive the job again."""
 
 Groups = dict[Outcome, list[Held]]
 
 
 class Outbox:
-    """Any thread puts outcomes in, one takes them out.
+    """A queue of outcomes: filled by any thread, emptied by one.
 
-    Jobs that can't run here are held for a moment before they are given back: each makes room at the server for another
-    that can't run either. So they go round four times a second, and others get them, rather than as fast as can be.
+    Jobs that can't run here are parked briefly before they are returned, as each makes room on the server for another
+    that can't run either. They circulate four times a second, so that other workers get them, instead of in a busy
+    loop.
     """
 
     def __init__(self, is_busy: Callable[[], object], *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`is_busy` says whether more outcomes may be about to come."""
+        """`is_busy` returns True if more outcomes may follow soon."""
         self._is_busy = is_busy
         self._clock = clock
         self._items: SimpleQueue[tuple[Held, Outcome | None] | None] = SimpleQueue()
@@ -45,26 +46,26 @@ class Outbox:
         self._parked_until = 0.0
 
     def put(self, held: Held, outcome: Outcome) -> None:
-        """Tell the server of a job, soon."""
+        """Add an outcome."""
         self._items.put((held, outcome))
 
     def give_back(self, held: Held) -> None:
-        """Let others have a job that can't run here."""
+        """Return a job that can't run here to the queue."""
         self._items.put((held, None))
 
     def close(self) -> None:
-        """Nothing is put any more. Usable from signal handlers, as `put` is."""
+        """Signal the end of outcomes. Usable from signal handlers, as `put` is."""
         self._items.put(None)
 
     def gather(self) -> tuple[Groups, bool]:
-        """Wait for outcomes; those of one kind together, at most 1000, and whether there may be more later."""
+        """Wait for outcomes. Returns up to 1000, grouped by kind, and True if more may follow."""
         groups: Groups = {}
         try:
             item = self._items.get(timeout=max(0.0, self._parked_until - self._clock()) if self._parked else None)
         except Empty:
             self._unpark(groups, RELEASED)
             return groups, True
-        count = naps = least = 0
+        count = naps = minimum = 0
         while item is not None:
             held, outcome = item
             if outcome is None:
@@ -72,17 +73,17 @@ class Outbox:
             else:
                 groups.setdefault(outcome, []).append(held)
             count += 1
-            if count >= _MOST:
+            if count >= _MAX_BATCH:
                 break
             while True:
                 try:
                     item = self._items.get_nowait()
                     break
                 except Empty:
-                    if count < least or not self._is_busy() or naps == _NAPS:
+                    if count < minimum or not self._is_busy() or naps == _NAPS:
                         return groups, True
-                    # Handlers that run now may be done in a moment, as these were.
-                    naps, least = naps + 1, count + 1
+                    # Other running handlers may finish in a moment, too.
+                    naps, minimum = naps + 1, count + 1
                     time.sleep(_NAP_SECONDS)
         if item is None:
             self._unpark(groups, RELEASED_AT_LAST)

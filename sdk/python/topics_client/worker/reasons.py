@@ -1,19 +1,20 @@
-"""Why a handler failed, as a text that the server keeps with the job."""
+"""The reason of a failed handler, as a text stored with the job."""
 
 from traceback import TracebackException
 from typing import Final
 
-from topics_client.worker.settling import Release, RetryLater
+from topics_client.worker.ack_sender import Release, RetryLater
 
-_BYTES: Final = 4096  # the server takes no more
+_BYTES: Final = 4096  # the server's limit
 _HEAD_BYTES: Final = 1024
 _CUT: Final = "…"
 
 
 def reason_of(error: BaseException | None) -> str:
-    """Type and message of what a handler raised, then the end of its traceback: at most 4096 bytes. Empty for none.
+    """Format a handler's exception: type and message, then the end of its traceback, in up to 4096 bytes. Empty for
+    none.
 
-    `RetryLater` and `Release` say no more than what they were raised from.
+    For `RetryLater` and `Release`, the exception they were raised from is used.
     """
     if isinstance(error, Release | RetryLater):
         error = error.__cause__
@@ -22,21 +23,21 @@ def reason_of(error: BaseException | None) -> str:
     try:
         told = TracebackException.from_exception(error, compact=True)
         head = _first("".join(told.format_exception_only()).strip(), _HEAD_BYTES)
-    except Exception:  # one whose own methods fail
+    except Exception:  # an exception whose own methods fail
         return type(error).__qualname__[:_HEAD_BYTES]
     return f"{head}\n{_last(''.join(told.format()).rstrip(), _BYTES - len(head.encode()) - 1)}"
 
 
-def _first(text: str, most: int) -> str:
+def _first(text: str, maximum: int) -> str:
     raw = _encoded(text)
-    return raw.decode() if len(raw) <= most else raw[: most - len(_CUT.encode())].decode(errors="ignore") + _CUT
+    return raw.decode() if len(raw) <= maximum else raw[: maximum - len(_CUT.encode())].decode(errors="ignore") + _CUT
 
 
-def _last(text: str, most: int) -> str:
+def _last(text: str, maximum: int) -> str:
     raw = _encoded(text)
-    return raw.decode() if len(raw) <= most else _CUT + raw[len(_CUT.encode()) - most :].decode(errors="ignore")
+    return raw.decode() if len(raw) <= maximum else _CUT + raw[len(_CUT.encode()) - maximum :].decode(errors="ignore")
 
 
 def _encoded(text: str) -> bytes:
-    """A message may hold what UTF-8 has no form for."""
+    """Encode text that may contain lone surrogates."""
     return text.encode(errors="backslashreplace")

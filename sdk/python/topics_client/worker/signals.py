@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT while workers run: the first asks them to stop, the second ends them at once."""
+"""SIGTERM and SIGINT while workers run: the first stops them gracefully, the second ends them at once."""
 
 import asyncio
 import signal
@@ -11,14 +11,14 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def _ending(signum: int) -> BaseException:
-    """What a process ends with that has been told twice."""
+    """The exception that ends the process on the second signal."""
     return KeyboardInterrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
 
 
 @contextmanager
 def heeded(stop: Callable[[], None], *, install: bool) -> Iterator[None]:
-    """In the main thread: `stop` with the first signal; the second raises KeyboardInterrupt or SystemExit in here. The
-    handlers of before are back afterwards. In other threads, or unless `install`: nothing."""
+    """In the main thread, call `stop` on the first signal, and raise KeyboardInterrupt or SystemExit on the second. The
+    previous handlers are restored afterwards. Does nothing in other threads, or unless `install`."""
     if not install or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -32,7 +32,7 @@ def heeded(stop: Callable[[], None], *, install: bool) -> Iterator[None]:
         stop()
 
     before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
-    # One that was not installed from Python can't be restored.
+    # A handler not installed from Python can't be restored.
     ours = {signum: handler for signum, handler in before.items() if handler is not None}
     try:
         for signum in ours:
@@ -44,8 +44,8 @@ def heeded(stop: Callable[[], None], *, install: bool) -> Iterator[None]:
 
 
 class _Ear:
-    """What hears the signals of the loop that runs in the main thread, for all the workers there: it has one handler
-    for each. There from the first of them to the last."""
+    """The signal handlers of the main thread's event loop, shared by all its workers, as a loop has one handler per
+    signal. Exists while workers run."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.heeding: list[Callable[[int], None]] = []
@@ -56,7 +56,7 @@ class _Ear:
         for signum in self._before:
             try:
                 loop.add_signal_handler(signum, self._told, signum)
-            except NotImplementedError:  # not everywhere
+            except NotImplementedError:  # not on all platforms
                 break
             self._installed.append(signum)
 
@@ -65,10 +65,10 @@ class _Ear:
             told(signum)
 
     def close(self) -> None:
-        """The handlers of before are back."""
+        """Restore the previous handlers."""
         for signum in self._installed:
             self._loop.remove_signal_handler(signum)
-            signal.signal(signum, self._before[signum])  # which the loop does not remember
+            signal.signal(signum, self._before[signum])  # the loop does not restore it
 
 
 _ears: Final[dict[asyncio.AbstractEventLoop, _Ear]] = {}
@@ -82,7 +82,7 @@ def heeded_by_loop(
     *,
     install: bool,
 ) -> Iterator[None]:
-    """The same for a coroutine that runs in the main thread: `end` is called with what it is to raise."""
+    """The same for a coroutine in the main thread: `end` is called with the exception it is to raise."""
     if not install or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -8,11 +8,11 @@ from typing import Any
 from grpc.aio import ServicerContext
 
 import topics_service
-from topics.v1 import admin_service_pb2 as pb
-from topics.v1 import admin_service_pb2_grpc
+from topics_proto.v1 import admin_service_pb2 as pb
+from topics_proto.v1 import admin_service_pb2_grpc
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.grpc.guard import caller
-from topics_service.api.metrics import JSON_TYPE, TEXT_TYPE
+from topics_service.api.metrics.collector import JSON_TYPE, TEXT_TYPE
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from topics.v1 import errors_pb2
-from topics.v1 import topics_service_pb2 as pb
-from topics_service.api.auth import Principal
+from topics_proto.v1 import errors_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_service.api.access.auth import Principal
 from topics_service.api.grpc import convert
 from topics_service.api.grpc.status import detail_texts
 from topics_service.api.topics import Submitted, TopicsApi
@@ -57,7 +57,7 @@ class AppendPipe:
         """The acks. Raises what ended the input, once every batch that was taken in has its ack."""
         intake = asyncio.create_task(self._take_in())
         try:
-            with self._api.told_of_drain(self._changed):
+            with self._api.notify_on_drain(self._changed):
                 while True:
                     if self._api.draining and not self._ended:
                         await _cancel(intake)  # what it has not taken in stays out

@@ -4,14 +4,14 @@ import struct
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from topics.v1 import record_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import record_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.grpc import arrow
 from topics_service.api.grpc.arrow import Column, Field, Piece
 from topics_service.api.grpc.slices import Joined, by_block, joined_data, numbers, seq_runs, time_runs
 from topics_service.engine.model import Slice
 from topics_service.storage.block import Block
-from topics_service.storage.texts import Packed, pack
+from topics_service.storage.varbinary import VarBinary, pack
 
 _KIND_BYTES: Final = bytes.maketrans(b"\0\1", bytes((record_pb2.RECORD_KIND_JSON, record_pb2.RECORD_KIND_BINARY)))
 
@@ -105,8 +105,8 @@ def _texts(groups: Sequence[tuple[Block, Sequence[Slice]]], count: int, name: Li
     return Column(nulls, (bits, values.offsets, values.data))
 
 
-def _absent(packed: Packed, slices: Sequence[Slice], at: int) -> list[int]:
-    """Where the records of slices have no value; the first stands at `at`."""
+def _absent(packed: VarBinary, slices: Sequence[Slice], at: int) -> list[int]:
+    """Return the indexes of records without a value; the first record has index `at`."""
     absent: list[int] = []
     for piece in slices:
         absent += [at + i - piece.start for i in packed.absent_between(piece.start, piece.stop)]
@@ -123,7 +123,7 @@ def _bitmap(valid: bytearray) -> bytes:
 
 
 def _prefix(size: int) -> bytes:
-    """What stands in front of the field's bytes on the wire."""
+    """Return the tag and length that precede the field's bytes on the wire."""
     prefix = bytearray((_FIELD,))
     while size > 127:
         prefix.append(size & 127 | 128)

@@ -6,8 +6,8 @@ from contextlib import aclosing
 from itertools import accumulate
 from typing import Final
 
-from topics.v1 import record_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import record_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.bulk import Turns, read_bulk
 from topics_service.api.grpc.bulk_arrow import ArrowFrames, kinds
 from topics_service.api.grpc.convert import checked_time, tag_match, tombstone_message
@@ -16,7 +16,7 @@ from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import BulkRequest, DiffReply, Slice
-from topics_service.storage.texts import lengths
+from topics_service.storage.varbinary import lengths
 
 _DEFAULT_BYTES: Final = 512 << 10
 _LEAST_BYTES: Final = 64 << 10

@@ -32,7 +32,7 @@ class _Details(grpc.HandlerCallDetails):
 
 
 class CallContext:
-    """What handlers and interceptors here ask of the context of a call; holds the status that the call ends with."""
+    """Call context as handlers and interceptors use it; holds the final status of the call."""
 
     def __init__(self, metadata: Metadata, peer: str) -> None:
         """`peer` is an address as gRPC writes it, `ipv4:127.0.0.1:50000`."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from topics.v1 import record_pb2
+from topics_proto.v1 import record_pb2
 from topics_service.api.grpc.records import kind_in, normalize_datas, normalize_metas
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from topics.v1 import topic_pb2
+from topics_proto.v1 import topic_pb2
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import ConfigInput, Discard, Durability, TopicConfig, TopicType
 
@@ -28,7 +28,7 @@ _ENUM_NAMES: Final = {"type": _TYPE_NAMES, "discard": _DISCARD_NAMES, "durabilit
 
 
 def config_input(message: topic_pb2.TopicConfig) -> ConfigInput:
-    """What the client set; the rest is None. An enum set to its unspecified value counts as left out.
+    """Return the fields that the client set; the others are None. An enum with its unspecified value counts as unset.
 
     Raises `invalid_request` for an enum number that this version does not know.
     """

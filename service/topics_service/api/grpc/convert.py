@@ -4,8 +4,8 @@ Requests raise TopicsError `invalid_request` for what the engine's structs canno
 `performance.server_total_ms`, which is the servicer's to measure.
 """
 
-from topics.v1 import performance_pb2, record_pb2, topic_pb2
-from topics.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import performance_pb2, record_pb2, topic_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.grpc.columns import columnar_batch
 from topics_service.api.grpc.configs import TYPES, config_input, config_message
@@ -138,7 +138,7 @@ def append_request(request: pb.AppendRequest, limits: Limits) -> AppendRequest:
 
 
 def append_response(reply: AppendReply, *, return_seqs: bool) -> pb.AppendResponse:
-    """Where an append went. A deduped one wrote nothing, so it has no write timings."""
+    """Convert the reply of an append. A deduplicated one wrote nothing and has no write timings."""
     performance = performance_pb2.Performance()
     if not reply.deduped:
         performance.wal_append_ms = reply.wal_append_ms
@@ -209,7 +209,7 @@ def delete_records_request(request: pb.DeleteRecordsRequest) -> DeleteRequest:
 
 
 def delete_records_response(reply: DeleteReply) -> pb.DeleteRecordsResponse:
-    """What a deletion removed, and what is left."""
+    """Convert the reply of a deletion."""
     return pb.DeleteRecordsResponse(
         topic=reply.topic,
         partition=reply.partition,

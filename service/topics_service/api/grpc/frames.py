@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from topics.v1 import errors_pb2, record_pb2, stream_pb2
+from topics_proto.v1 import errors_pb2, record_pb2, stream_pb2
 from topics_service.api.grpc.convert import tombstone_message
 from topics_service.api.grpc.record_runs import Parts, RunCache
 from topics_service.api.watch_stream import WatchStream
@@ -58,22 +58,22 @@ class FrameWriter:
             from_seq = frame.from_seq
             for slices in first:
                 to_seq = slices[-1].block.base_seq + slices[-1].stop - 1
-                yield _message(self._records(frame, slices, from_seq, to_seq), {frame.place: to_seq})
+                yield _message(self._records(frame, slices, from_seq, to_seq), {frame.topic_partition: to_seq})
                 from_seq = to_seq
             yield _message(self._records(frame, last, from_seq, frame.to_seq), moved)
         elif isinstance(frame, TopicDeletedFrame):
-            yield _message(_body(_rare(frame)), self._departed(frame.place))
+            yield _message(_body(_rare(frame)), self._departed(frame.topic_partition))
         else:
             yield _message(_body(_rare(frame)), self._moved())
 
     def _moved(self) -> dict[str, int]:
         told = self._told
-        moved = {topic: seq for topic, seq in self._stream.place.items() if told.get(topic) != seq}
+        moved = {topic: seq for topic, seq in self._stream.resume_cursors.items() if told.get(topic) != seq}
         told.update(moved)
         return moved
 
     def _departed(self, topic: str) -> dict[str, int]:
-        """What has moved once the client took the topic out of its map: a named one goes back in.
+        """Return the moved cursors after a topic left the client's map; one subscribed by name is added again.
 
         One that came through a pattern stays out, unless it was made again and so stands elsewhere already.
         """
@@ -98,7 +98,7 @@ class FrameWriter:
 
 
 def position_message(position: Position) -> stream_pb2.TopicPosition:
-    """Where one topic stood."""
+    """Convert the position of a topic."""
     return stream_pb2.TopicPosition(
         from_seq=position.from_seq, head_seq=position.head_seq, earliest_seq=position.earliest_seq
     )

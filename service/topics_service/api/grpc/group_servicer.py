@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from grpc.aio import ServicerContext
 
-from topics.v1 import group_service_pb2 as pb
-from topics.v1 import group_service_pb2_grpc
+from topics_proto.v1 import group_service_pb2 as pb
+from topics_proto.v1 import group_service_pb2_grpc
 from topics_service.api.grpc import groups
 from topics_service.api.grpc.convert import diff_response
 from topics_service.api.grpc.guard import caller

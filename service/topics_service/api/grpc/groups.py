@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from topics.v1 import group_pb2
-from topics.v1 import group_service_pb2 as pb
+from topics_proto.v1 import group_pb2
+from topics_proto.v1 import group_service_pb2 as pb
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.groups import ConsumeRequest
 from topics_service.api.grpc.convert import checked_time, tag_match
 from topics_service.engine.errors import invalid
-from topics_service.engine.group.positions import (
+from topics_service.engine.model import DiffRequest
+from topics_service.engine.offsets.positions import (
     CommitItem,
     GroupState,
     ListGroupsReply,
@@ -19,7 +20,6 @@ from topics_service.engine.group.positions import (
     ResetRequest,
     Target,
 )
-from topics_service.engine.model import DiffRequest
 
 _ENDS: dict[int, Literal["earliest", "latest"]] = {
     group_pb2.LOG_END_UNSPECIFIED: "earliest",

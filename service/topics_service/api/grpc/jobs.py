@@ -6,8 +6,8 @@ Requests raise `invalid_request` for what the engine's structs cannot express. R
 
 from typing import Final
 
-from topics.v1 import job_pb2, performance_pb2, record_pb2, stream_pb2
-from topics.v1 import queue_service_pb2 as pb
+from topics_proto.v1 import job_pb2, performance_pb2, record_pb2, stream_pb2
+from topics_proto.v1 import queue_service_pb2 as pb
 from topics_service.api.grpc.convert import tag_match
 from topics_service.api.grpc.frames import error_message
 from topics_service.api.work import WorkFrame
@@ -75,7 +75,7 @@ def claim_request(request: pb.ClaimRequest | pb.WorkRequest) -> ClaimRequest:
 
 
 def claim_response(reply: ClaimReply) -> pb.ClaimResponse:
-    """What was claimed; `fsync_ms` only where an ack in it waited for one."""
+    """Convert the reply of a claim; `fsync_ms` is set only if an ack in it waited for an fsync."""
     response = pb.ClaimResponse(
         topic=reply.topic,
         claimed=map(job_message, reply.jobs),
@@ -99,7 +99,7 @@ def ack_request(request: pb.AckRequest) -> SettleRequest:
 
 
 def ack_response(reply: SettleReply) -> pb.AckResponse:
-    """What was acked; `fsync_ms` only where the ack waited for one."""
+    """Convert the reply of an ack; `fsync_ms` is set only if it waited for an fsync."""
     performance = performance_pb2.Performance()
     if reply.fsync_ms:
         performance.fsync_ms = reply.fsync_ms
@@ -130,7 +130,7 @@ def nack_request(request: pb.NackRequest) -> SettleRequest:
 
 
 def nack_response(reply: SettleReply) -> pb.NackResponse:
-    """What was given back."""
+    """Convert the reply of a nack."""
     return pb.NackResponse(
         topic=reply.topic,
         nacked=reply.done,
@@ -156,7 +156,7 @@ def extend_request(request: pb.ExtendRequest) -> SettleRequest:
 
 
 def extend_response(reply: SettleReply) -> pb.ExtendResponse:
-    """What was extended, and until when."""
+    """Convert the reply of an extension, with the new ends of leases."""
     return pb.ExtendResponse(
         topic=reply.topic, extended=reply.done, skipped=reply.skipped, deadlines_ts_ms=reply.deadlines
     )
@@ -169,7 +169,7 @@ def redrive_request(request: pb.RedriveRequest) -> RedriveRequest:
 
 
 def redrive_response(reply: RedriveReply) -> pb.RedriveResponse:
-    """What came back."""
+    """Convert the reply of a redrive."""
     return pb.RedriveResponse(topic=reply.topic, dead_letter=reply.dead_letter, redriven=reply.redriven)
 
 

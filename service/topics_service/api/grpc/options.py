@@ -1,4 +1,4 @@
-"""What clients depend on in each gRPC server of ours, and what such a server does not log."""
+"""Options and log filters shared by all gRPC servers."""
 
 import logging
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from grpc.aio import ServicerContext
 
-from topics.v1 import queue_service_pb2 as pb
-from topics.v1 import queue_service_pb2_grpc
+from topics_proto.v1 import queue_service_pb2 as pb
+from topics_proto.v1 import queue_service_pb2_grpc
 from topics_service.api.grpc import jobs
 from topics_service.api.grpc.guard import caller
 from topics_service.api.topics import TopicsApi

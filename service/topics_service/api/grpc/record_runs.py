@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from topics.v1 import stream_pb2
+from topics_proto.v1 import stream_pb2
 from topics_service.api.grpc.records import add_records
 from topics_service.engine.model import Slice
 from topics_service.statistics import CacheStatistics
@@ -16,7 +16,7 @@ _SHARE: Final = 4  # a slice below 1/4 of its block is serialized alone
 
 
 class Parts(NamedTuple):
-    """Which optional fields the records have."""
+    """Optional fields present in the records."""
 
     tags: bool
     metas: bool
@@ -38,7 +38,7 @@ class RunCache:
 
     @property
     def size(self) -> int:
-        """What the kept runs weigh."""
+        """Size of the cached runs in bytes."""
         return self._bytes
 
     def records(self, slices: Iterable[Slice], parts: Parts) -> list[bytes | memoryview]:
@@ -87,7 +87,7 @@ def _serialize(piece: Slice, parts: Parts) -> bytes:
 
 
 def _ends(data: bytes) -> "array[int]":
-    """Where each record begins, and where the last one ends. A record is a byte for the field, its length, itself."""
+    """Return the start of each record and the end of the last. A record is a field byte, its length and its bytes."""
     at, ends = 0, array("Q", [0])
     while at < len(data):
         at += 1

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 
-from topics.v1 import record_pb2, stream_pb2, topics_service_pb2
+from topics_proto.v1 import record_pb2, stream_pb2, topics_service_pb2
 from topics_service.api.jsontext import check_meta, normalize_json
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits

@@ -7,8 +7,8 @@ from typing import Any, Final, TypeVar
 
 from grpc.aio import ServicerContext
 
-from topics.v1 import record_pb2, router_pb2, router_service_pb2_grpc
-from topics.v1 import router_service_pb2 as pb
+from topics_proto.v1 import record_pb2, router_pb2, router_service_pb2_grpc
+from topics_proto.v1 import router_service_pb2 as pb
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.grpc.convert import tag_match
 from topics_service.api.grpc.guard import caller

@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from topics.v1 import (
+from topics_proto.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
     group_service_pb2,
@@ -22,7 +22,7 @@ from topics.v1 import (
     topics_service_pb2_grpc,
     watch_service_pb2,
 )
-from topics_service.api.access import Gate
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.grpc import health
 from topics_service.api.grpc.admin_servicer import AdminServicer, BulkReaders, no_bulk_readers
@@ -55,7 +55,7 @@ SERVICE_NAMES: Final = tuple(
 
 
 class GrpcServer:
-    """Serves `api` on one TCP port, with TLS if there are `credentials`, to everyone if there is no `gate`.
+    """Serves `api` on one TCP port. TLS is disabled without `credentials`, authentication without `authorizer`.
 
     Lives on the event loop that calls `start`; starts once. `bulk_readers` are what ListBulkReaders tells;
     `interceptors` stand around the guard. Beyond `max_connections` (0: no limit) further ones are closed at once.
@@ -70,7 +70,7 @@ class GrpcServer:
         host: str,
         port: int,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
-        gate: Gate | None = None,
+        authorizer: Authorizer | None = None,
         bulk_readers: BulkReaders = no_bulk_readers,
         checkpoints: Checkpoints | None = None,
         credentials: grpc.ServerCredentials | None = None,
@@ -82,7 +82,7 @@ class GrpcServer:
         self._credentials = credentials
         self._services = Services()
         self._add_services(api, bulk_readers, checkpoints)
-        guard = Guard(gate or Gate(), api.metrics.refusals)
+        guard = Guard(authorizer or Authorizer(), api.metrics.refusals)
         self._interceptors = (CallMeter(api.metrics.grpc), *interceptors, guard)
         self.calls = Calls(self._services, self._interceptors)
         """The same services, for another way to call them."""

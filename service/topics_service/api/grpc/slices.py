@@ -7,7 +7,7 @@ from typing import Final
 
 from topics_service.engine.model import Slice
 from topics_service.storage.block import Block
-from topics_service.storage.texts import Packed
+from topics_service.storage.varbinary import VarBinary
 
 _CHUNK: Final = 1024
 _RAMP: Final = int.from_bytes(array("Q", range(_CHUNK)).tobytes(), "little")
@@ -113,7 +113,7 @@ class Joined:
         self.data: list[bytes | memoryview] = []
         self.size = 0
 
-    def add(self, packed: Packed, slices: Iterable[Slice]) -> None:
+    def add(self, packed: VarBinary, slices: Iterable[Slice]) -> None:
         """Add the values of slices of one block; large data is not copied."""
         ends, data, view = packed.ends, packed.data, memoryview(packed.data)
         size = self.size
@@ -138,5 +138,5 @@ def joined_data(slices: Iterable[Slice]) -> Joined:
     """The data of slices."""
     found = Joined()
     for block, some in by_block(slices):
-        found.add(Packed(block.ends, block.data), some)
+        found.add(VarBinary(block.ends, block.data), some)
     return found

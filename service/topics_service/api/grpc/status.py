@@ -26,7 +26,7 @@ class RpcFailure(NamedTuple):
 
 
 def failure(error: TopicsError) -> RpcFailure:
-    """How `error` is told to the client.
+    """Convert an error to its gRPC status.
 
     `ErrorInfo.reason` is the stable code in upper case (as google.rpc requires), `domain` is "topics" and `metadata`
     holds the detail: texts as they are, other values as JSON text. Long texts are cut to fit the metadata limits.

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from grpc.aio import ServicerContext
 
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1 import topics_service_pb2_grpc
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1 import topics_service_pb2_grpc
 from topics_service.api.bulk import Turns
 from topics_service.api.grpc import convert
 from topics_service.api.grpc.append_stream import AppendPipe

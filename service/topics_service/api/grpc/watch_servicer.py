@@ -9,7 +9,7 @@ from typing import Any, Final
 import grpc
 from grpc.aio import ServicerContext
 
-from topics.v1 import watch_service_pb2 as pb
+from topics_proto.v1 import watch_service_pb2 as pb
 from topics_service.api.grpc.convert import tag_match
 from topics_service.api.grpc.frames import FrameWriter, position_message
 from topics_service.api.grpc.guard import caller

@@ -1,1 +1,1 @@
-"""Leases over the records of a topic: jobs, workers, dead letters (SPEC API 10)."""
+"""Leases over the records of a topic: jobs, workers, dead letters (docs/contract.md, 10)."""

@@ -18,21 +18,21 @@ class Alarms:
         self._heap: list[tuple[int, int, Sequence[int]]] = []  # time, serial number, seqs
         self._serial = 0
         self._size = 0
-        self._most = _SLACK
+        self._max = _SLACK
 
     def set(self, at: int, seqs: Sequence[int]) -> None:
         """Add an entry for each of the seqs."""
         self._serial += 1
         heapq.heappush(self._heap, (at, self._serial, seqs))
         self._size += len(seqs)
-        if self._size > self._most:
+        if self._size > self._max:
             kept = [
                 (then, serial, [seq for seq in some if self._holds(then, seq)]) for then, serial, some in self._heap
             ]
             self._heap = [entry for entry in kept if entry[2]]
             heapq.heapify(self._heap)
             self._size = sum(len(some) for _, _, some in self._heap)
-            self._most = 2 * self._size + _SLACK
+            self._max = 2 * self._size + _SLACK
 
     def until(self, now: int) -> Iterator[int]:
         """Take out the entries up to and including `now`; gives those that hold when they are reached."""

@@ -1,4 +1,4 @@
-"""What became of a job's deliveries that failed: a short history, kept with its lease and told in its dead letter."""
+"""Failed deliveries of a job: a short history, kept with its lease and copied to its dead letter."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,7 +15,7 @@ _CUT: Final = "…"
 
 
 class Attempt(Struct, frozen=True, gc=False, array_like=True):
-    """A delivery that failed: its number, when it ended (ms), who held it, and why.
+    """A failed delivery: its number, the time it ended (ms), the node that held it, and the reason.
 
     The reason is the worker's if it `is_told`; else it is the server's word for what happened, empty for a nack that
     says nothing.
@@ -43,7 +43,7 @@ def remembered(attempts: Attempts, newest: Attempt) -> Attempts:
 
 
 def is_told(attempts: Attempts) -> bool:
-    """Return whether a worker has given a reason: without one nobody is shown the history."""
+    """Return whether a worker has given a reason; without one the history is not shown."""
     return any(attempt.is_told for attempt in attempts)
 
 
@@ -81,9 +81,9 @@ def _shown(attempts: Sequence[Attempt]) -> bytes:
     return msgspec.json.encode([members(attempt) for attempt in attempts])
 
 
-def _cut(text: str, most: int) -> str:
+def _cut(text: str, max_bytes: int) -> str:
     """The beginning of a text, so that it has at most so many bytes."""
     raw = text.encode()
-    if len(raw) <= most:
+    if len(raw) <= max_bytes:
         return text
-    return raw[: most - len(_CUT.encode())].decode(errors="ignore") + _CUT
+    return raw[: max_bytes - len(_CUT.encode())].decode(errors="ignore") + _CUT

@@ -1,4 +1,4 @@
-"""Looking at a queue's jobs without touching them: pages in order of seq, one state at a time."""
+"""Browsing a queue's jobs without changing them: pages in order of seq, one state at a time."""
 
 import heapq
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Dealing jobs to the claimers of one pass: one each in turn, in the order they came (SPEC DESIGN 10.3)."""
+"""Dealing jobs to the claimers of one pass: one each in turn, in order of arrival (docs/contract.md, 10.2)."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -13,7 +13,7 @@ Dealt = tuple[int, Block]  # a job's seq and the block that holds it
 def deal(
     jobs: Iterator[int], wants: list[int], budgets: list[int], blocks: LogBlocks, max_record: int
 ) -> list[list[Dealt]]:
-    """Give each claimer at most as many jobs as it wants; a claimer that has enough is passed over.
+    """Give each claimer at most the number of jobs it requested; satisfied claimers are skipped.
 
     One that has its budget of record bytes has enough, whatever it wanted: a reply is at most one record (`max_record`
     bytes) larger. Raises TopicsError `internal` when a record can't be read.

@@ -1,4 +1,4 @@
-"""The `$dead_letter_*` members of a dead letter's meta (SPEC API 10.6).
+"""The `$dead_letter_*` members of a dead letter's meta (docs/contract.md, 10.7).
 
 Meta is kept byte for byte as it was sent: members are cut out of its text and put in, the rest is never re-encoded.
 """
@@ -23,7 +23,7 @@ class _Member(Struct):
 
 
 def stamp(meta: bytes | None, queue: str, deliveries: int, seq: int, attempts: bytes | None = None) -> bytes:
-    """The meta of a dead letter: that of the job, where it came from, and what its workers said (a JSON array)."""
+    """Return the meta of a dead letter: that of the job, its origin, and the reasons of its workers (a JSON array)."""
     ours = (
         f'"$dead_letter_from":"{queue}","$dead_letter_deliveries":"{deliveries}","$dead_letter_src_seq":"{seq}"'
     ).encode()  # a topic's name needs no escapes
@@ -35,7 +35,7 @@ def stamp(meta: bytes | None, queue: str, deliveries: int, seq: int, attempts: b
 
 
 def strip(meta: bytes | None) -> bytes | None:
-    """The meta without those members; None when nothing is left."""
+    """Return the meta without those members; None if nothing is left."""
     if meta is None:
         return None
     members = _members(meta)
@@ -56,7 +56,7 @@ def strip(meta: bytes | None) -> bytes | None:
 
 
 def origin(meta: bytes | None) -> str | None:
-    """The queue that a dead letter came from; None if it is not one."""
+    """Return the queue that a dead letter came from; None if it is not a dead letter."""
     if meta is None:
         return None
     found = [member for member in _members(meta) if member.key == _FROM]

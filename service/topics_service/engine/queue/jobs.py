@@ -1,4 +1,4 @@
-"""Requests and replies of queues: the plain structs that cross the engine's seam (SPEC API 10)."""
+"""Requests and replies of queues: the plain structs that cross the engine's seam (docs/contract.md, 10)."""
 
 from typing import Literal
 
@@ -113,7 +113,7 @@ class RedriveRequest(Struct, frozen=True, kw_only=True):
     start: int = 1
 
     def takes(self, tag: bytes | None) -> bool:
-        """Whether a dead letter with this tag is one of those."""
+        """Return whether a dead letter with this tag is one of those."""
         match = self.match
         if match is None or tag is None:
             return match is None
@@ -121,7 +121,7 @@ class RedriveRequest(Struct, frozen=True, kw_only=True):
 
 
 class RedriveReply(Struct, kw_only=True):
-    """How many came back, and where from. `resume` is not 0 if the call stopped at a bound: where to go on."""
+    """The result of a redrive. `resume` is not 0 if the call stopped at a bound: the seq to continue from."""
 
     topic: str
     dead_letter: str

@@ -1,4 +1,4 @@
-"""A job that was delivered and is not done, and its row: what `leases_durable` keeps over a restart (SPEC DESIGN 10).
+"""A delivered, unfinished job, and the row that `leases_durable` keeps of it over a restart (docs/contract.md, 10).
 
 Rows of Family.LEASES, by log id and seq. The row of seq 0 is the queue's own: it is kept whatever `leases_durable` is.
 """
@@ -25,7 +25,7 @@ _VERSION = 1
 
 
 class Delivery(Struct, gc=False):
-    """A job that was delivered and is not done.
+    """A delivered job that is not done.
 
     Held by `node` under `lease_id` up to and including `deadline` (ms); or given back (`node` None), and then
     `deadline` is when it can be claimed again, 0 for now.
@@ -39,12 +39,12 @@ class Delivery(Struct, gc=False):
     attempts: Attempts = ()
 
     def held_by(self, node: str, lease_id: str) -> bool:
-        """Whether `node` holds it, under this token if one is given."""
+        """Return whether `node` holds the job, under this token if one is given."""
         return self.node == node and (not lease_id or self.lease_id == lease_id)
 
 
 def is_token(text: str) -> bool:
-    """Whether `text` has the form of a lease id, ours or that of another server of the contract."""
+    """Return whether `text` has the form of a lease id, ours or that of another server of the contract."""
     return _TOKEN.fullmatch(text) is not None
 
 
@@ -82,7 +82,7 @@ def encode(delivery: Delivery) -> bytes:
 
 
 def decode(row: bytes) -> Delivery:
-    """A delivery from its stored form. What can't be read is a job given back, as if every lease of it had expired."""
+    """Decode a delivery. An unreadable one becomes a returned job, as if every lease of it had expired."""
     try:
         return parse(row)
     except ValueError:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from topics_service.engine.blocks import LogBlocks
+from topics_service.engine.capacity import Capacity
 from topics_service.engine.checks import batch_bytes
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import Batch
 from topics_service.engine.retention import sizes_of
-from topics_service.engine.room import Room
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
@@ -19,9 +19,9 @@ NewMeta = Callable[[bytes | None, int], bytes | None]  # from a record's meta an
 
 
 def copies(blocks: LogBlocks, seqs: Sequence[int], new_meta: NewMeta) -> Batch:
-    """The records, to be appended elsewhere: data, tag and node as they are, meta as `new_meta` makes it.
+    """Return the records for an append elsewhere: data, tag and node unchanged, meta from `new_meta`.
 
-    Stops after `MOVE_BYTES` and before one that can't be read, but not before the first: for that it raises.
+    Stops after `MOVE_BYTES` and before an unreadable record; raises if that is the first.
     """
     datas: list[bytes] = []
     tags: list[bytes | None] = []
@@ -50,19 +50,19 @@ def copies(blocks: LogBlocks, seqs: Sequence[int], new_meta: NewMeta) -> Batch:
     return Batch(datas=datas, tags=_column(tags), nodes=_column(nodes), metas=_column(metas), kinds=_kinds(kinds))
 
 
-def fitting(batch: Batch, seqs: Sequence[int], source: Topic, dest: Topic, room: Room, now: int) -> Batch:
-    """The batch, or as much of its beginning as `dest` has room for (by halves). The `seqs` leave `source` for it.
+def fitting(batch: Batch, seqs: Sequence[int], source: Topic, dest: Topic, capacity: Capacity, now: int) -> Batch:
+    """Return the batch, or as much of its beginning as fits into `dest` (by halves). The `seqs` leave `source` for it.
 
-    Raises what `Room.check` does when not even the first record fits.
+    Raises the error of `Capacity.check` if not even the first record fits.
     """
-    if not room.is_checked(dest):
+    if not capacity.is_checked(dest):
         return batch
     s = dest.log.begin(dest.config, now)
     while True:
         count = len(batch.datas)
         try:
             freed = sum(size for _, size in sizes_of(source.log.blocks, seqs[:count]))
-            room.check(dest, s, count, batch_bytes(batch), freed)
+            capacity.check(dest, s, count, batch_bytes(batch), freed)
         except TopicsError:
             if count == 1:
                 raise

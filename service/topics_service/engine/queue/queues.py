@@ -1,7 +1,7 @@
-"""The calls of queues on plain structs, synchronous, each atomic (SPEC API 10, DESIGN 10).
+"""Queue calls on plain structs: synchronous, each atomic (docs/contract.md, 10).
 
-A lease is in memory; with `leases_durable` also a row, written in the batch of what it belongs to. An ack is the
-deletion of the job in the log. Nothing is loaded for a job at a start: a queue is read when somebody first asks.
+A lease is in memory; with `leases_durable` it is also a row, written in the batch of its cause. An ack is the
+deletion of the job in the log. Startup loads no jobs: a queue is read on first use.
 """
 
 import os
@@ -11,6 +11,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from topics_service.engine import config
+from topics_service.engine.capacity import Capacity
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, invalid
@@ -35,7 +36,6 @@ from topics_service.engine.queue.jobs import (
 from topics_service.engine.queue.leases import Delivery
 from topics_service.engine.queue.schedule import Schedule, Write
 from topics_service.engine.queue.state import Queue
-from topics_service.engine.room import Room
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
@@ -52,8 +52,8 @@ _REDRIVE_LOOKS = 10_000
 class Queues:
     """Every queue of the engine. Calls by name raise `topic_not_found` and `not_a_queue`.
 
-    What a call returns as ticket is what its acknowledgement waits for, 0 for nothing: an ack is as durable as the
-    topic, leases are in an `fsync` queue with `leases_durable`.
+    The ticket that a call returns is the one its acknowledgement waits for, 0 for none: an ack is as durable as the
+    topic; leases are durable in an `fsync` queue with `leases_durable`.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class Queues:
         writer: Writer,
         clock: Clock,
         limits: Limits,
-        room: Room,
+        capacity: Capacity,
         touched: Callable[[Log], None],
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        """`touched` is told of logs that changed; `random` gives so many unpredictable bytes, for lease ids."""
+        """`touched` is called with logs that changed; `random` returns unpredictable bytes for lease ids."""
         self.dead_letter_failures = 0
         """How often dead letters could not be moved; `last_error` says why."""
         self._catalog = catalog
         self._writer = writer
         self._clock = clock
         self._limits = limits
-        self._room = room
+        self._capacity = capacity
         self._touched = touched
         self._random = random
         self._queues: dict[int, Queue] = {}  # by topic number
@@ -84,7 +84,7 @@ class Queues:
     # -------------------------------------------------------------------- checks
 
     def topic(self, name: str) -> Topic:
-        """The topic of a queue. Raises `topic_not_found` and `not_a_queue`."""
+        """Return the topic of a queue. Raises `topic_not_found` and `not_a_queue`."""
         topic = self._catalog.visible(name)
         if topic.config.type != "queue":
             raise TopicsError(Reason.NOT_A_QUEUE, f'topic "{name}" is not a queue', {"topic": name})
@@ -98,11 +98,11 @@ class Queues:
     # -------------------------------------------------------------------- claims
 
     def claim(self, requests: Sequence[ClaimRequest]) -> tuple[list[ClaimReply], int]:
-        """Serve one cohort of claims on one queue: jobs go round one at a time, in the order of the requests.
+        """Serve a cohort of claims on one queue: jobs are dealt one at a time, in the order of the requests.
 
-        A reply holds fewer jobs than asked for when there are no more, or when they are more than `max_bytes`.
+        A reply holds fewer jobs than requested if there are no more, or if they exceed `max_bytes`.
         Jobs due for the dead letter topic are moved there on the way, which the ticket covers. Raises `invalid_request`
-        for an empty or long node; then, and when it fails, nobody has got anything.
+        for an empty or long node. On any error no job is leased.
         """
         topic, queue = self._open(requests[0].topic)
         for request in requests:
@@ -151,17 +151,17 @@ class Queues:
         ready = queue.ready(log.state, log.view.head)
         for reply in replies:
             reply.ready = ready
-        return replies, max(ticket, buried, log.untold)
+        return replies, max(ticket, buried, log.expiry_ticket)
 
     # ---------------------------------------------------------------- settlement
 
     def ack(self, request: SettleRequest) -> tuple[SettleReply, int]:
-        """Complete jobs: each is deleted for good, in one write for all of them. A duplicate counts once."""
+        """Complete jobs: delete all of them in one write. A duplicate counts once."""
         (reply,), ticket = self.ack_together((request,))
         return reply, ticket
 
     def ack_together(self, requests: Sequence[SettleRequest]) -> tuple[list[SettleReply], int]:
-        """Acks of one queue, in their order, as one write. When it raises, what one ack would, nothing is acked."""
+        """Apply acks of one queue in order, as one write. Raises the errors of a single ack; nothing is acked then."""
         for request in requests:
             self._check(request)
         topic, queue, now = self._begin(requests[0].topic)
@@ -173,7 +173,7 @@ class Queues:
             found |= held
             parts.append((len(held), skipped))
         # What is skipped may be an ack before that still waits, or have expired just now.
-        ticket = max(log.pending_ticket, log.untold)
+        ticket = max(log.pending_ticket, log.expiry_ticket)
         if found:
             live = [seq for seq in found if seq in queue.jobs]
             with Transaction(self._writer) as tx:
@@ -192,8 +192,8 @@ class Queues:
     def nack(self, request: SettleRequest) -> tuple[SettleReply, int]:
         """Give jobs back, to be claimed again after `delay_ms`; with mode `release` the attempt does not count.
 
-        Those that were delivered for the last time move to the dead letter topic in the same write, whatever the
-        delay. Where that refuses them they are exhausted; the reply tells them apart.
+        Jobs after their last delivery move to the dead letter topic in the same write, regardless of the delay. If that
+        topic refuses them they are exhausted; the reply lists both separately.
         """
         topic, queue, now, found, skipped = self._settle(request)
         delay = max(0, min(request.delay_ms, _DAY_MS))
@@ -207,12 +207,12 @@ class Queues:
         reply = self._reply(topic, queue, len(found), skipped)
         reply.dead_lettered = moved
         reply.exhausted = [seq for seq in found if seq in queue.exhausted or seq in queue.aside]
-        return reply, max(ticket, topic.log.untold)
+        return reply, max(ticket, topic.log.expiry_ticket)
 
     def extend(self, request: SettleRequest) -> tuple[SettleReply, int]:
         """Set the deadlines of held jobs to `lease_ms` from now; lease ids and delivery counts stay.
 
-        A seq that comes again is extended once, and not skipped: the job is still held.
+        A repeated seq is extended once, and not skipped: the job is still held.
         """
         topic, queue, now, found, skipped = self._settle(request)
         skipped = [seq for seq in skipped if seq not in found]
@@ -223,10 +223,10 @@ class Queues:
         self._watch(topic, queue, now)
         reply = self._reply(topic, queue, len(found), skipped)
         reply.deadlines = dict.fromkeys(found, deadline)
-        return reply, max(ticket, topic.log.untold)
+        return reply, max(ticket, topic.log.expiry_ticket)
 
     def release(self, topic: str, held: Mapping[int, str]) -> int:
-        """Give back what is still held under these lease ids (by seq), like a nack; returns how many that were.
+        """Give back jobs still held under these lease ids (by seq), like a nack; return their number.
 
         No error when the topic is gone or not a queue any more. Raises `throttled` or `internal`, and gives nothing
         back, when durable leases can't be written.
@@ -241,7 +241,7 @@ class Queues:
         return len(found)
 
     def held(self, topic: str, held: Mapping[int, str]) -> set[int]:
-        """The seqs whose lease ids still hold. No error when the topic is gone or not a queue any more."""
+        """Return the seqs with valid lease ids. No error when the topic is gone or not a queue any more."""
         opened = self._find(topic)
         if opened is None:
             return set()
@@ -251,11 +251,11 @@ class Queues:
     # ---------------------------------------------------------------------- state
 
     def counters(self, topic: str) -> QueueCounters:
-        """The queue's counters now."""
+        """Return the queue's current counters."""
         return self.state(self._open(topic)[0])
 
     def state(self, topic: Topic) -> QueueCounters:
-        """The counters of a topic that is a queue."""
+        """Return the counters of a queue's topic."""
         queue = self._queue(topic)
         self._refresh(topic, queue)
         s, head = topic.log.state, topic.log.view.head
@@ -269,7 +269,7 @@ class Queues:
         )
 
     def oldest_ready_ms(self, topic: Topic) -> int:
-        """How long ago (ms) the oldest job was appended that a claim could get now; 0 if there is none.
+        """Return the age (ms) of the oldest job that a claim could get now; 0 if there is none.
 
         As `state` left the queue. Raises TopicsError when the job can't be read; each is read once.
         """
@@ -284,9 +284,9 @@ class Queues:
         return max(0, self._clock.now_ms() - known[1])
 
     def next_due(self, topic: str) -> int | None:
-        """When (ms, after now) jobs become claimable by time alone: a lease expires or a delay ends. None: never.
+        """Return the time (ms) until a lease expires or a delay ends and jobs become claimable; None if never.
 
-        What has come due since the queue was looked at last counts as due now, so that nobody misses it.
+        Jobs that have come due since the last look at the queue count as due now, so that none is missed.
         """
         opened = self._find(topic)
         if opened is None:
@@ -297,15 +297,15 @@ class Queues:
 
     @property
     def leases_in_flight(self) -> int:
-        """Leases of all queues, those included that expired since somebody asked their queue."""
+        """Return the leases of all queues, including those that expired since the last look at their queue."""
         return sum(queue.in_flight for queue in self._queues.values())
 
     def last_error(self, topic: str) -> str | None:
-        """Why the queue's dead letters could not be moved the last time; None if they could."""
+        """Return the error of the last attempt to move dead letters; None if it succeeded."""
         return self._open(topic)[1].last_error
 
     def jobs(self, request: ListJobsRequest) -> ListJobsReply:
-        """One page of jobs in one state, by seq, without touching them: at most `max_bytes` of records, and one."""
+        """Return a page of jobs in one state, by seq, unchanged: at most `max_bytes` of records, but at least one."""
         topic, queue = self._open(request.topic)
         if not 1 <= request.limit <= self._limits.max_limit:
             raise invalid(f"limit must be from 1 to {self._limits.max_limit}")
@@ -315,9 +315,9 @@ class Queues:
     # ---------------------------------------------------------------- dead letters
 
     def bury(self) -> bool:
-        """Move the exhausted jobs of one queue where that is due: when a last lease ends, and again after a failure.
+        """Move the exhausted jobs of one due queue: after the end of a last lease, and again after a failure.
 
-        A slice of upkeep; True if more is due at once. Raises `internal` when the store fails.
+        A slice of maintenance; returns True if more is due at once. Raises `internal` when the store fails.
         """
         now = self._clock.now_ms()
         number = next(self._alarms.until(now), None)
@@ -331,7 +331,7 @@ class Queues:
         return due is not None and due <= now
 
     def recover(self) -> None:
-        """See soon to queues whose leases may tell of exhausted jobs. The catalog is loaded."""
+        """Schedule queues whose leases may be of exhausted jobs. Call it after the catalog is loaded."""
         for topic in self._catalog.topics.values():
             if topic.config.type == "queue" and topic.config.leases_durable and _limit(topic.config):
                 self._look(topic, self._clock.now_ms())
@@ -339,9 +339,9 @@ class Queues:
     def redrive(self, request: RedriveRequest) -> tuple[RedriveReply, int]:
         """Move dead letters of this queue back into it, in one atomic write, as fresh jobs: one bounded slice.
 
-        At most `max` (0: 1000) jobs and 8 MiB; letters that somebody holds (the dead letter topic is a queue) stay.
-        `resume` says that it is not done. Raises `invalid_request` without a dead letter topic, and what a write to
-        the queue without room raises.
+        At most `max` (0: 1000) jobs and 8 MiB. Leased letters stay, if the dead letter topic is a queue. `resume` says
+        that it is not done. Raises `invalid_request` without a dead letter topic, and the errors of a write to a full
+        queue.
         """
         topic, queue = self._open(request.topic)
         name = topic.config.dead_letter
@@ -357,13 +357,13 @@ class Queues:
             held = self._queue(letters)
             self._refresh(letters, held)
         letters.log.visible(letters.config, now)
-        most = min(request.max or moves.MOVE_JOBS, moves.MOVE_JOBS)
-        seqs, at = self._letters(topic, letters, held, request, most)
+        max_jobs = min(request.max or moves.MOVE_JOBS, moves.MOVE_JOBS)
+        seqs, at = self._letters(topic, letters, held, request, max_jobs)
         reply.resume = at if at <= letters.log.view.head else 0
         if not seqs:
             return reply, 0
         batch = moves.copies(letters.log.blocks, seqs, lambda meta, _: deadletters.strip(meta))
-        batch = moves.fitting(batch, seqs, letters, topic, self._room, now)
+        batch = moves.fitting(batch, seqs, letters, topic, self._capacity, now)
         reply.redriven = len(batch.datas)
         if reply.redriven < len(seqs):
             reply.resume = seqs[reply.redriven]
@@ -377,7 +377,7 @@ class Queues:
     # ---------------------------------------------------------- for other calls
 
     def stage_jobs(self, tx: Transaction, topic: Topic, request: AppendRequest, base: int, now: int) -> Write:
-        """Stage what an append with a delay or a priority adds beside its records; `added` follows the commit.
+        """Stage the rows that an append with a delay or a priority adds to its records; `added` follows the commit.
 
         The records are staged already, from seq `base` on.
         """
@@ -387,11 +387,11 @@ class Queues:
         return write
 
     def added(self, topic: Topic, write: Write) -> None:
-        """What `stage_jobs` staged is written."""
+        """Apply what `stage_jobs` staged, once it is written."""
         self._queue(topic).schedule.added(write)
 
     def stage_config(self, tx: Transaction, topic: Topic, resolved: TopicConfig) -> None:
-        """Stage what a change of the topic's config means for rows: `leases_durable` makes or drops those of leases."""
+        """Stage the rows for a change of the topic's config: `leases_durable` adds or removes those of leases."""
         if topic.config.type != "queue":
             return
         if _limit(topic.config) != _limit(resolved):
@@ -410,7 +410,7 @@ class Queues:
             queue.trash = []
 
     def forget(self, topic: Topic) -> None:
-        """The topic was deleted."""
+        """Forget a deleted topic."""
         self._queues.pop(topic.number, None)
         self._moves.pop(topic.number, None)
         self._oldest.pop(topic.number, None)
@@ -428,7 +428,7 @@ class Queues:
         return topic, self._queue(topic)
 
     def _queue(self, topic: Topic) -> Queue:
-        """The queue's state, read from its rows if nobody has asked before. O(jobs under way)."""
+        """Return the queue's state, read from its rows on first use. O(jobs under way)."""
         queue = self._queues.get(topic.number)
         if queue is None:
             queue = self._queues[topic.number] = self._load(topic)
@@ -454,7 +454,7 @@ class Queues:
         return queue
 
     def _refresh(self, topic: Topic, queue: Queue) -> int:
-        """Let the queue know of what the log has lost, what has expired and how it is configured; returns the time."""
+        """Update the queue after losses, expiries and config changes of the log; return the time."""
         now, log = self._clock.now_ms(), topic.log
         log.visible(topic.config, now)
         is_changed = queue.limit(_limit(topic.config))
@@ -480,7 +480,7 @@ class Queues:
         return topic, queue, now, *self._held(queue, request, {})
 
     def _check(self, request: SettleRequest) -> None:
-        """What can be wrong with a request whatever the queue; the checks are in contract.md's order, section 10."""
+        """Check the parts of a request that do not depend on the queue, in the order of docs/contract.md, 10.3."""
         for token in request.lease_ids:
             if token and not leases.is_token(token):
                 raise invalid("lease_ids must hold lease ids as a claim gave them, or empty strings")
@@ -507,7 +507,7 @@ class Queues:
     def _held(
         self, queue: Queue, request: SettleRequest, others: Mapping[int, Delivery]
     ) -> tuple[dict[int, Delivery], list[int]]:
-        """What the request's node holds of its seqs, and the others of them; `others` are no longer held."""
+        """Split the request's seqs into those that its node holds and the others."""
         found: dict[int, Delivery] = {}
         skipped = []
         for seq, token in zip(request.seqs, request.lease_ids or [""] * len(request.seqs), strict=True):
@@ -539,7 +539,7 @@ class Queues:
         """End leases, with the counts and attempts of `ended`: the jobs can be claimed again from `ready_at` on, or
         move to the dead letters.
 
-        Returns the ticket to wait for, and the seqs of what has moved.
+        Returns the ticket to wait for, and the seqs of moved jobs.
         """
         rows = {
             seq: replace(
@@ -570,7 +570,7 @@ class Queues:
     def _write_leases(
         self, topic: Topic, queue: Queue, changed: Iterable[tuple[int, Delivery]], *, move_cursor: bool = False
     ) -> int:
-        """Write the rows of changed deliveries where the config asks for it; returns the ticket to wait for."""
+        """Write the rows of changed deliveries if the config requires it; return the ticket to wait for."""
         if not topic.config.leases_durable:
             return 0
         with Transaction(self._writer) as tx:
@@ -586,7 +586,7 @@ class Queues:
     def _stage_leases(
         self, batch: WriteBatch, topic: Topic, queue: Queue, changed: Iterable[tuple[int, Delivery]]
     ) -> None:
-        """Stage the rows of changed deliveries and, if there are any, the end of those that cover nothing any more."""
+        """Stage the rows of changed deliveries and, if there are any, the removal of obsolete ones."""
         log_id = topic.log.log_id
         for seq, delivery in changed:
             batch.put(Family.LEASES, leases.key(log_id, seq), leases.encode(delivery))
@@ -601,7 +601,7 @@ class Queues:
         batch.put(Family.LEASES, leases.key(topic.log.log_id, 0), row)
 
     def _watch(self, topic: Topic, queue: Queue, now: int) -> None:
-        """Have `bury` look at the queue when a last lease ends, or when what is exhausted can be tried."""
+        """Schedule `bury` for the end of a last lease, or for the next attempt to move exhausted jobs."""
         at = queue.next_move(now)
         if at is not None:
             self._look(topic, at)
@@ -615,8 +615,8 @@ class Queues:
     def _bury(self, topic: Topic, queue: Queue, now: int) -> int:
         """Move exhausted jobs to the dead letter topic: many in one atomic write.
 
-        Returns the ticket after which readers see them there. When it fails they stay, nobody gets them and it is
-        tried again after a while.
+        Returns the ticket after which readers see them there. On failure they stay, are not claimable, and the move is
+        retried later.
         """
         if not queue.exhausted or now < queue.stuck_until:
             return 0
@@ -629,7 +629,7 @@ class Queues:
             return 0
 
     def _refused(self, queue: Queue, first: int, now: int, error: TopicsError) -> None:
-        """A move that began with the job `first` was refused."""
+        """Note that a move beginning with the job `first` was refused."""
         if error.reason in (Reason.RECORD_TOO_LARGE, Reason.INTERNAL):
             # It never fits or can't be read: the others need not wait for it.
             queue.set_aside(first, now + _BACKOFF_MAX_MS)
@@ -641,10 +641,10 @@ class Queues:
     def _move_letters(
         self, topic: Topic, queue: Queue, seqs: Sequence[int], now: int, rows: Mapping[int, Delivery]
     ) -> tuple[int, list[int]]:
-        """Move the first of these jobs to the dead letter topic, as many as there is room for, and write `rows`.
+        """Move as many of these jobs as fit, from the first on, to the dead letter topic, and write `rows`.
 
         `rows` are those of deliveries that end in the same write. Returns the ticket after which readers see the
-        letters, and what has moved: at least one. Raises what speaks against the first; nothing has happened then.
+        letters, and the moved jobs, at least one. Raises the error that refuses the first; nothing has happened then.
         """
         cfg, log = topic.config, topic.log
         name = cfg.dead_letter or ""
@@ -659,7 +659,7 @@ class Queues:
             return deadletters.stamp(meta, topic.name, cfg.max_deliveries, seq, told)
 
         batch = moves.copies(log.blocks, seqs, stamped)
-        batch = moves.fitting(batch, seqs, topic, letters, self._room, now)
+        batch = moves.fitting(batch, seqs, topic, letters, self._capacity, now)
         moved = list(seqs[: len(batch.datas)])
         with Transaction(self._writer) as tx:
             moves.move(tx, batch, moved, topic, letters, now)
@@ -685,14 +685,14 @@ class Queues:
         return waits, moved
 
     def _letters(
-        self, topic: Topic, letters: Topic, held: Queue | None, request: RedriveRequest, most: int
+        self, topic: Topic, letters: Topic, held: Queue | None, request: RedriveRequest, max_jobs: int
     ) -> tuple[list[int], int]:
-        """Dead letters of the queue that match, at most `most`; and where to look on, past the head when done."""
+        """Return up to `max_jobs` matching dead letters, and the seq to continue from, past the head when done."""
         s, head, blocks = letters.log.state, letters.log.view.head, letters.log.blocks
         at = max(s.earliest, request.start)
         found: list[int] = []
         looks = 0
-        while (at := s.first_live(at)) <= head and len(found) < most and looks < _REDRIVE_LOOKS:
+        while (at := s.first_live(at)) <= head and len(found) < max_jobs and looks < _REDRIVE_LOOKS:
             block = blocks.records(at)
             i = at - block.base_seq
             looks += 1
@@ -707,8 +707,8 @@ class Queues:
         return found, at
 
     def _budget(self, max_bytes: int) -> int:
-        most = self._limits.max_batch_bytes
-        return min(max_bytes or most, most)
+        limit = self._limits.max_batch_bytes
+        return min(max_bytes or limit, limit)
 
 
 def _limit(cfg: TopicConfig) -> int:
@@ -716,7 +716,7 @@ def _limit(cfg: TopicConfig) -> int:
 
 
 def _failed(delivery: Delivery, now: int, reason: str, *, is_told: bool = True) -> Delivery:
-    """The delivery as it is once it has failed."""
+    """Return the delivery after its failure."""
     attempt = Attempt(delivery.deliveries, now, delivery.node or "", reason, is_told and reason != "")
     return replace(delivery, attempts=remembered(delivery.attempts, attempt))
 

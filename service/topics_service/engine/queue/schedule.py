@@ -1,4 +1,4 @@
-"""Jobs that were appended with a delay or a priority: who waits for its time, and who is served before others.
+"""Jobs with a delay or a priority: those that wait for their time, and the order of the others.
 
 In memory they are bitmaps of seqs, about a bit for each. Rows of Family.JOBS, by log id, kind and what follows:
 
@@ -26,7 +26,7 @@ from topics_service.storage.store import Family, Store, WriteBatch
 FOLD_ROWS = 1000
 _DUE_ROWS = 10_000
 _CHUNK_BITS = 16
-_WAITING = 10  # the level of the set of those who wait
+_WAITING = 10  # the level of the set of waiting jobs
 _WRITE, _TIME, _SET, _FOLDED = b"\x01", b"\x02", b"\x03", b"\x04"
 _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
@@ -61,12 +61,12 @@ class Schedule:
         self.levels: dict[int, BitMap64] = {}
         self.skip = BitMap64()
         self.soonest: int | None = None
-        """When the next of those who wait is ready (ms); a little early if those jobs are gone."""
+        """Return the time (ms) at which the next waiting job is ready; a little early if that job is gone."""
         self._prefix = keys.u64(log_id)
         self._store = store
         self._unfolded: list[Write] = []
         self._over: list[Write] = []  # delayed ones whose time has come and whose rows are still there
-        self._time_from = self._prefix + _TIME  # where the rows begin that nobody has seen come due
+        self._time_from = self._prefix + _TIME  # the first row that was not seen as due yet
         self._sets_from: int | None = None  # the lowest chunk that can have sets
         self._folding = False
         self._folding_from = 0
@@ -118,7 +118,7 @@ class Schedule:
             self.fold(batch, s, write)
 
     def added(self, write: Write) -> None:
-        """The rows of `stage` are written."""
+        """Apply the rows of `stage`, once they are written."""
         if self._folding:
             self.folded()
         else:
@@ -133,7 +133,7 @@ class Schedule:
             self.soonest = write.ready_at
 
     def fold_is_due(self, s: Snapshot) -> bool:
-        """Whether rows that cover nothing any more wait for a `fold` that no append has done."""
+        """Return whether obsolete rows wait for a `fold` that no append has done."""
         if len(self._over) >= FOLD_ROWS:
             return True
         return self._sets_from is not None and s.earliest >> _CHUNK_BITS > self._sets_from
@@ -167,7 +167,7 @@ class Schedule:
         self._folding_from = first
 
     def folded(self) -> None:
-        """What `fold` staged is written."""
+        """Apply what `fold` staged, once it is written."""
         self._unfolded = []
         self._over = []
         self._sets_from = self._folding_from
@@ -175,7 +175,7 @@ class Schedule:
     # -------------------------------------------------------------------- time
 
     def advance(self, now: int) -> None:
-        """Let those whose time has come be ready: a bounded number of writes, the next call goes on."""
+        """Make due jobs ready: a bounded number of writes; the next call continues."""
         if self.soonest is None or now < self.soonest:
             return
         due = self._store.scan(Family.JOBS, self._time_from, self._prefix + _TIME + _U64.pack(now + 1))
@@ -191,7 +191,7 @@ class Schedule:
         self._next_time()
 
     def lookup(self, seq: int) -> tuple[int, int]:
-        """(priority, ready_at) of one that waits."""
+        """Return (priority, ready_at) of a waiting job."""
         row = self._store.floor(Family.JOBS, self._prefix + _WRITE + _U64.pack(seq))
         if row is None or not row[0].startswith(self._prefix + _WRITE):
             return 0, 0
@@ -199,7 +199,7 @@ class Schedule:
         return priority, ready_at
 
     def priority_of(self, seq: int) -> int:
-        """The priority of one that was not handed out."""
+        """Return the priority of a job that was not delivered."""
         for priority, level in self.levels.items():
             if seq in level:
                 return priority
@@ -208,18 +208,18 @@ class Schedule:
     # ------------------------------------------------------------------ leaving
 
     def forget(self, seq: int) -> None:
-        """The job was handed out before a restart, or is gone."""
+        """Forget a job that was delivered before a restart, or is gone."""
         self.waiting.discard(seq)
         for level in self.levels.values():
             level.discard(seq)
 
     def forget_below(self, seq: int) -> None:
-        """Every job below `seq` is gone."""
+        """Forget all jobs below `seq`."""
         for numbers in (self.waiting, self.skip, *self.levels.values()):
             numbers.remove_range(0, seq)
 
     def first_unscheduled(self, start: int, stop: int) -> int:
-        """The first seq in [start, stop) that goes by the order of seqs; `stop` if there is none."""
+        """Return the first seq in [start, stop) that is served in order of seqs; `stop` if there is none."""
         return first_absent(self.skip, start, stop) if self.skip else start
 
     # ---------------------------------------------------------------- internals

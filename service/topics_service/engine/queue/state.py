@@ -1,4 +1,4 @@
-"""One queue: which jobs are held, given back, delayed or fresh. No I/O, no timers, memory only for jobs under way.
+"""The state of one queue: held, returned, delayed and fresh jobs. No I/O, no timers, memory only for jobs under way.
 
 A job is *touched* from its first delivery until it is done: it is in `jobs` and in exactly one of the sets `held`,
 `free`, `delayed`, `exhausted` and `aside`. All others are found by their order: the schedule's levels, then the seqs
@@ -85,35 +85,35 @@ class Queue:
     # ----------------------------------------------------------------- counters
 
     def ready(self, s: Snapshot, head: int) -> int:
-        """Return how many jobs a claim could get now."""
+        """Return the number of claimable jobs."""
         live = s.count
         if head < s.head:
             live -= s.live_between(head + 1, s.head + 1)
         return live - len(self.held) - self.not_due(s, head) - self.spent
 
     def not_due(self, s: Snapshot, head: int) -> int:
-        """Return how many jobs wait for their time: written with a delay, or given back with one."""
+        """Return the number of jobs that wait for their time: appended or given back with a delay."""
         waiting = self.schedule.waiting
         return len(self.delayed) + (len(waiting) if head >= s.head else waiting.range_cardinality(0, head + 1))
 
     @property
     def spent(self) -> int:
-        """How many jobs nobody gets any more: they are to be dead letters, and have not moved yet."""
+        """Return the number of exhausted jobs that have not become dead letters yet."""
         return len(self.exhausted) + len(self.aside)
 
     def oldest_ready(self, s: Snapshot, head: int) -> int | None:
-        """The lowest seq that a claim could get now; None if there is none."""
+        """Return the lowest claimable seq; None if there is none."""
         found = [self._first_fresh(s, head)]
         found += [_first_live(numbers, s, head) for numbers in (self.free, *self.schedule.levels.values())]
         return min((seq for seq in found if seq is not None), default=None)
 
     @property
     def in_flight(self) -> int:
-        """How many jobs are held."""
+        """Return the number of leased jobs."""
         return len(self.held)
 
     def next_due(self) -> int | None:
-        """Return when (ms) the next lease expires or delay ends; None: nothing of that."""
+        """Return the time (ms) at which the next lease expires or delay ends; None if there is none."""
         expiry, end = self._expiries.next(), self._delays.next()
         due = [] if expiry is None else [expiry + 1]
         if end is not None:
@@ -123,7 +123,7 @@ class Queue:
         return min(due, default=None)
 
     def next_move(self, now: int) -> int | None:
-        """When (ms) to look for exhausted jobs that can move; None: there are none, and no lease or delay ends."""
+        """Return the time (ms) of the next search for exhausted jobs that can move; None if nothing is pending."""
         if not self._limit:
             return None
         expiry, end = self._expiries.next(), self._delays.next()
@@ -137,7 +137,7 @@ class Queue:
     # --------------------------------------------------------- time and the log
 
     def sweep(self, now: int) -> None:
-        """Take back what expired (deadline < now) and end delays (<= now). O(what changes)."""
+        """Take back expired leases (deadline < now) and end delays (<= now). O(changes)."""
         for seq in self._expiries.until(now - 1):
             if seq in self.jobs:
                 self._expire(self.jobs[seq])
@@ -149,10 +149,10 @@ class Queue:
         self.schedule.advance(now)
 
     def limit(self, deliveries: int) -> bool:
-        """After so many deliveries (0: any number) a job that is given back is exhausted; also those given back before,
-        once they have rested.
+        """Set the number of deliveries (0: unlimited) after which a returned job is exhausted, including jobs returned
+        before, once their delay is over.
 
-        Returns whether that is new.
+        Returns whether the limit has changed.
         """
         if deliveries == self._limit:
             return False
@@ -162,13 +162,13 @@ class Queue:
         return True
 
     def is_last(self, deliveries: int) -> bool:
-        """Return whether no delivery follows that with this number."""
+        """Return whether the delivery with this number is the last one."""
         return 0 < self._limit <= deliveries
 
     def prune(self, s: Snapshot) -> None:
-        """Let go of jobs that the log has lost since the last call. O(what was lost), chunks of it where that is less.
+        """Forget jobs that the log has lost since the last call. O(lost jobs), or chunks of them if that is less.
 
-        A held one moves to `gone`.
+        Held ones move to `gone`.
         """
         waiting = self.schedule.waiting
         sets = self._sets
@@ -193,16 +193,16 @@ class Queue:
             self._deletes = s.deletes
 
     def seen(self, s: Snapshot) -> None:
-        """The log's state is `s` by what the queue did itself: there is nothing to prune."""
+        """Note that the log's state is `s` by changes of the queue itself: there is nothing to prune."""
         self._earliest = s.earliest
         self._deletes = s.deletes
 
     # ------------------------------------------------------------------- claims
 
     def offer(self, s: Snapshot, head: int) -> Iterator[int]:
-        """The claimable jobs in the order of service: given back, then by priority, then by seq.
+        """Yield the claimable jobs in the order of service: returned ones, then by priority, then by seq.
 
-        What the iterator gives is taken: `lease` it, or `put_back` all of it.
+        Yielded jobs are taken: `grant` them, or `put_back` all of them.
         """
         self._taken = {}
         self._taken_from = self.cursor
@@ -210,13 +210,13 @@ class Queue:
         return self._offer(s, head)
 
     def put_back(self) -> None:
-        """Undo what `offer` gave since it began."""
+        """Put back all jobs that `offer` has yielded."""
         for seq, level in self._taken.items():
             (self.free if level == _FREE else self.schedule.levels[level]).add(seq)
         self.cursor = self._taken_from
 
     def grant(self, seqs: Sequence[int], node: str, tokens: Iterable[str], deadline: int) -> list[Delivery]:
-        """What taken jobs become when `node` gets them; `granted` makes it so."""
+        """Return the leases of taken jobs for `node`; `granted` applies them."""
         jobs, taken = self.jobs, self._taken
         deliveries = []
         for seq, token in zip(seqs, tokens, strict=True):
@@ -229,7 +229,7 @@ class Queue:
         return deliveries
 
     def granted(self, seqs: Sequence[int], deliveries: Sequence[Delivery]) -> None:
-        """The jobs are held, all up to the same deadline."""
+        """Apply leases with one common deadline."""
         self.jobs.update(zip(seqs, deliveries, strict=True))
         self.held.update(seqs)
         self._expiries.set(deliveries[0].deadline, seqs)
@@ -237,11 +237,11 @@ class Queue:
     # --------------------------------------------------------------- settlement
 
     def find(self, seq: int) -> Delivery | None:
-        """The job's delivery, if it was delivered and is not done."""
+        """Return the job's delivery, if it was delivered and is not done."""
         return self.jobs.get(seq) or self.gone.get(seq)
 
     def done(self, seqs: Iterable[int]) -> None:
-        """The jobs are acked or moved away."""
+        """Remove jobs that are acked or moved away."""
         for seq in seqs:
             if self.jobs.pop(seq, None) is None:
                 self.gone.pop(seq, None)
@@ -270,7 +270,7 @@ class Queue:
             self._delays.set(ready_at, later)
 
     def set_aside(self, seq: int, until: int) -> None:
-        """An exhausted job lets the others pass until then (ms)."""
+        """Set an exhausted job aside until a time (ms), so that others can move."""
         self._rest(seq, self.aside, until)
         self._delays.set(until, (seq,))
 
@@ -282,7 +282,7 @@ class Queue:
             self._expiries.set(deadline, seqs)
 
     def restore(self, seq: int, delivery: Delivery, now: int) -> None:
-        """Take in what a row says of a live job."""
+        """Restore a live job from its row."""
         self.schedule.forget(seq)
         self.jobs[seq] = delivery
         if delivery.node is not None and now <= delivery.deadline:
@@ -303,7 +303,7 @@ class Queue:
         delivery.attempts = remembered(delivery.attempts, failed)
 
     def _file(self, seq: int) -> None:
-        """Put a touched job where a claim finds it."""
+        """Add a touched job to the set that claims take it from."""
         self._leave(seq)
         delivery = self.jobs[seq]
         delivery.node, delivery.lease_id, delivery.deadline = None, "", 0
@@ -337,12 +337,12 @@ class Queue:
             self.trash.append(seq)
 
     def _expires(self, deadline: int, seq: int) -> bool:
-        """Whether an alarm is that of a lease that holds."""
+        """Return whether an alarm belongs to a valid lease."""
         delivery = self.jobs.get(seq) or self.gone.get(seq)
         return delivery is not None and delivery.node is not None and delivery.deadline == deadline
 
     def _rests(self, end: int, seq: int) -> bool:
-        """Return whether an alarm is that of a delay that lasts."""
+        """Return whether an alarm belongs to a pending delay."""
         return (seq in self.delayed or seq in self.aside) and self.jobs[seq].deadline == end
 
     def _offer(self, s: Snapshot, head: int) -> Iterator[int]:
@@ -376,7 +376,7 @@ class Queue:
         return None
 
     def _fresh(self, s: Snapshot, last: int) -> Iterator[int]:
-        """The jobs from the cursor up to `last` that go by the order of seqs."""
+        """Yield the jobs from the cursor up to `last` that are served in order of seqs."""
         skip = self.schedule.skip
         self.cursor = max(self.cursor, s.earliest)
         while self.cursor <= last:

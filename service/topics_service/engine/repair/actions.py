@@ -1,4 +1,4 @@
-"""What a repair does, to be shown before it is done."""
+"""Actions of a repair, which can be shown before they are applied."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, Protocol
@@ -28,8 +28,8 @@ class Action(Struct, frozen=True, kw_only=True):
     last_seq: int | None = None
 
 
-class Doubts(Struct, frozen=True, kw_only=True):
-    """What is not known of the end of what was written: nothing is missing, by default.
+class Uncertain(Struct, frozen=True, kw_only=True):
+    """Uncertainty about the last writes: nothing is missing by default.
 
     `jump`: so many seqs behind a head may have been handed out by writes that are lost. `heads`: for these logs a later
     write tells how far they were. `one_table`: all that is lost is one table, so that of a log's state and its blocks
@@ -43,7 +43,7 @@ class Doubts(Struct, frozen=True, kw_only=True):
 
 
 class Sink(Protocol):
-    """Where the rows go that are saved."""
+    """The destination of saved rows."""
 
     def put(self, family: Family, key: bytes, value: bytes) -> None:
         """Take one row; those of a family come in any order, and each once."""
@@ -53,15 +53,15 @@ class Sink(Protocol):
 class Rows:
     """Reads rows past damage, and tells what is done."""
 
-    def __init__(self, source: Source, sink: Sink, tell: Callable[[Action], None]) -> None:
+    def __init__(self, source: Source, sink: Sink, report: Callable[[Action], None]) -> None:
         self.source = source
         self.put = sink.put
         self.batch = sink
         self.holes: dict[Family, list[Damage]] = {}
         """The stretches that could not be read, by family."""
-        self._tell = tell
+        self._report = report
 
-    def of(self, family: Family) -> Iterator[tuple[bytes, bytes]]:
+    def family(self, family: Family) -> Iterator[tuple[bytes, bytes]]:
         """Every row that can be read."""
         holes = self.holes[family] = []
         for found in self.source.rows(family):
@@ -70,12 +70,12 @@ class Rows:
             else:
                 yield found
 
-    def tell(
+    def report(
         self, kind: Kind, text: str, part: Part | None = None, first: int | None = None, last: int | None = None
     ) -> None:
         """Tell of one."""
         topic, partition = (None, None) if part is None else (part.row.name, part.partition)
-        self._tell(Action(kind=kind, text=text, topic=topic, partition=partition, first_seq=first, last_seq=last))
+        self._report(Action(kind=kind, text=text, topic=topic, partition=partition, first_seq=first, last_seq=last))
 
 
 def log_of(key: bytes) -> int:

@@ -41,17 +41,17 @@ def topics(rows: Rows) -> Ledger:
     ledger = Ledger()
     found: dict[str, TopicRow] = {}
     numbers: list[int] = []
-    for key, value in rows.of(Family.TOPICS):
+    for key, value in rows.family(Family.TOPICS):
         with suppress(*DECODING):
             numbers.append(keys.read_u64(key))
             ledger.last_topic = max(ledger.last_topic, numbers[-1])
         try:
             row = decode_row(value)
         except DECODING as error:
-            rows.tell("lost", f"the catalog row {key.hex()} of a topic can't be read: {error}")
+            rows.report("lost", f"the catalog row {key.hex()} of a topic can't be read: {error}")
             continue
         if row.name in found or any(log_id in ledger.parts for log_id in row.log_ids):
-            rows.tell("lost", f'there are two topics "{row.name}", or they share a log: the older one stays')
+            rows.report("lost", f'there are two topics "{row.name}", or they share a log: the older one stays')
             continue
         found[row.name] = row
         for partition, log_id in enumerate(row.log_ids):
@@ -59,21 +59,21 @@ def topics(rows: Rows) -> Ledger:
             ledger.see(log_id)
         rows.put(Family.TOPICS, key, value)
     for hole in rows.holes[Family.TOPICS]:
-        rows.tell("lost", f"catalog rows of topics can't be read: {hole.why}")
+        rows.report("lost", f"catalog rows of topics can't be read: {hole.why}")
     _states(rows, ledger)
-    for key, value in rows.of(Family.CEILINGS):
+    for key, value in rows.family(Family.CEILINGS):
         ledger.see(log_of(key))
         if log_of(key) not in ledger.parts:
-            rows.tell("dropped", f"the ceiling of log {log_of(key)}, which belongs to no topic")
+            rows.report("dropped", f"the ceiling of log {log_of(key)}, which belongs to no topic")
         elif len(value) == len(key) == 8:
             ledger.ceilings[log_of(key)] = keys.read_u64(value)
         else:
-            rows.tell("dropped", "a damaged ceiling", ledger.parts[log_of(key)])
+            rows.report("dropped", "a damaged ceiling", ledger.parts[log_of(key)])
     return ledger
 
 
 def _states(rows: Rows, ledger: Ledger) -> None:
-    for key, value in rows.of(Family.LOGS):
+    for key, value in rows.family(Family.LOGS):
         ledger.see(log_of(key))
         try:
             s = snapshot.decode(value)
@@ -86,7 +86,7 @@ def _states(rows: Rows, ledger: Ledger) -> None:
             ledger.derived.add(log_id)
             part.s = Snapshot()
             text = "its state is lost and made anew of its records; the last that were deleted or evicted can come back"
-            rows.tell("derived", text, part)
+            rows.report("derived", text, part)
 
 
 def _adopted(rows: Rows, ledger: Ledger, log_id: int) -> Part:
@@ -98,19 +98,19 @@ def _adopted(rows: Rows, ledger: Ledger, log_id: int) -> Part:
         )
     ledger.last_topic += 1
     row = TopicRow(
-        name=name, topic_id=f"top_{log_id:026}", slug=names.slug(name), rrl=names.rrl(names.Place(), name),
+        name=name, topic_id=f"top_{log_id:026}", slug=names.slug(name), rrl=names.rrl(names.ResourcePrefix(), name),
         config=TopicConfig(), log_ids=[log_id], created_ts=0,
     )  # fmt: skip
     part = ledger.parts[log_id] = Part(log_id=log_id, number=ledger.last_topic, partition=0, row=row)
     rows.put(Family.TOPICS, keys.u64(part.number), row.encode())
-    rows.tell("lost", "the name and configuration of the topic (or partition) that these records are of", part)
+    rows.report("lost", "the name and configuration of the topic (or partition) that these records are of", part)
     return part
 
 
 def gaps_and_deletes(rows: Rows, ledger: Ledger, *, bring_back: bool) -> dict[int, list[tuple[int, int]]]:
     """Read these into the states. Returns by log the ranges of seqs of which it is not known what was deleted."""
     gaps: dict[int, list[Gap]] = {}
-    for key, value in rows.of(Family.GAPS):
+    for key, value in rows.family(Family.GAPS):
         ledger.see(log_of(key))
         with suppress(*DECODING):
             gap = Gap(keys.read_u64(key, 8), keys.read_u64(value), msgspec.convert(value[8:].decode(), GapReason))
@@ -119,7 +119,7 @@ def gaps_and_deletes(rows: Rows, ledger: Ledger, *, bring_back: bool) -> dict[in
                 last.append(gap)
     chunks: dict[int, dict[int, Chunk]] = {}
     damaged: dict[int, list[int]] = {}
-    for key, value in rows.of(Family.DELETES):
+    for key, value in rows.family(Family.DELETES):
         ledger.see(log_of(key))
         try:
             chunks.setdefault(log_of(key), {})[keys.read_u64(key, 8)] = decode_chunk(value)
@@ -127,27 +127,27 @@ def gaps_and_deletes(rows: Rows, ledger: Ledger, *, bring_back: bool) -> dict[in
             if len(key) == 16:
                 damaged.setdefault(log_of(key), []).append(keys.read_u64(key, 8))
     for log_id in (gaps.keys() | chunks.keys()) - ledger.parts.keys():
-        rows.tell("dropped", f"deletes and gaps of log {log_id}, which belongs to no topic")
-    doubts: dict[int, list[tuple[int, int]]] = {}
+        rows.report("dropped", f"deletes and gaps of log {log_id}, which belongs to no topic")
+    lost: dict[int, list[tuple[int, int]]] = {}
     for log_id, part in ledger.parts.items():
         s = part.s
         assert s is not None, "every part has a state by now"
         s.gaps = tuple(gaps.get(log_id, ()))
         s.deletes = Deletes(chunks.get(log_id))
-        found = _doubts(rows, part, s, damaged.get(log_id, []), derived=log_id in ledger.derived)
+        found = _lost_deletes(rows, part, s, damaged.get(log_id, []), derived=log_id in ledger.derived)
         if not found:
             continue
         if bring_back or part.row.config.type == "queue":
             what = "jobs that were done can be given out again" if part.row.config.type == "queue" else "they come back"
             for first, last_seq in found:
-                rows.tell("derived", f"it is lost which of its records were deleted: {what}", part, first, last_seq)
+                rows.report("derived", f"it is lost which of its records were deleted: {what}", part, first, last_seq)
         else:
-            doubts[log_id] = found
-    return doubts
+            lost[log_id] = found
+    return lost
 
 
-def _doubts(rows: Rows, part: Part, s: Snapshot, damaged: list[int], *, derived: bool) -> list[tuple[int, int]]:
-    """Where marks of deletes are lost: in damaged bitmaps, and by what the state counts."""
+def _lost_deletes(rows: Rows, part: Part, s: Snapshot, damaged: list[int], *, derived: bool) -> list[tuple[int, int]]:
+    """Return the ranges in which delete marks are lost: in damaged bitmaps, and according to the state's counters."""
     first, last = s.earliest >> CHUNK_BITS, s.head >> CHUNK_BITS
     wanted = {number for number in damaged if first <= number <= last}
     fewer = not derived and not s.volatile_from and s.count < s.live_between(s.earliest, s.head + 1)
@@ -162,7 +162,7 @@ def _doubts(rows: Rows, part: Part, s: Snapshot, damaged: list[int], *, derived:
 
 
 def _reaches_head(rows: Rows, log_id: int, s: Snapshot) -> bool:
-    """Whether there are records up to the head, as far as is known: else it is not deletes that are missing."""
+    """Return whether there are records up to the head, as far as is known: else it is not deletes that are missing."""
     if s.gap_at(s.head) is not None:
         return True
     with suppress(*DECODING):
@@ -176,22 +176,24 @@ def _reaches_head(rows: Rows, log_id: int, s: Snapshot) -> bool:
 def facts(rows: Rows, ledger: Ledger, *, end_lost: bool = False) -> None:
     """Save the facts about the directory; its counters are above everything that was seen, and far above if writes are
     lost that may have counted. Call it last."""
-    found = dict(rows.of(Family.META))
-    least = {
+    found = dict(rows.family(Family.META))
+    minimum = {
         b"next_topic": ledger.last_topic + 1,
         b"next_log": ledger.last_log + 1,
         b"next_producer": ledger.last_producer + 1,
     }
     for name, what in _COUNTERS.items():
         value = found.pop(name, b"")
-        if len(value) == 8 and keys.read_u64(value) >= least[name]:
+        if len(value) == 8 and keys.read_u64(value) >= minimum[name]:
             rows.put(Family.META, name, keys.u64(keys.read_u64(value) + _MARGIN) if end_lost else value)
-        elif value or least[name] > 1 or rows.holes[Family.META]:
-            rows.tell("derived", f"the counter of {what}")
-            rows.put(Family.META, name, keys.u64(least[name] + _MARGIN))
+        elif value or minimum[name] > 1 or rows.holes[Family.META]:
+            rows.report("derived", f"the counter of {what}")
+            rows.put(Family.META, name, keys.u64(minimum[name] + _MARGIN))
     if rows.holes[Family.META] and _BOOT not in found:
         found[_BOOT] = b"lost"
-        rows.tell("derived", "how the last run ended: it is taken for a power cut, topics go on above their ceilings")
+        rows.report(
+            "derived", "the end of the last run: it is taken for a power cut, topics go on above their ceilings"
+        )
     found.pop(b"format", None)  # a new store has its own
     for name, value in found.items():
         rows.put(Family.META, name, value)

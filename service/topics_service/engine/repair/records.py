@@ -6,9 +6,9 @@ from pyroaring import BitMap
 
 from topics_service.engine import snapshot, tags
 from topics_service.engine.deletes import CHUNK_BITS, Chunk, Deletes
-from topics_service.engine.repair.actions import Doubts, Rows
+from topics_service.engine.maintenance import SEAL_RECORDS
+from topics_service.engine.repair.actions import Rows, Uncertain
 from topics_service.engine.snapshot import Gap, Snapshot
-from topics_service.engine.upkeep import SEAL_RECORDS
 from topics_service.engine.verify.findings import DECODING, Part
 from topics_service.storage import keys
 from topics_service.storage.block import Block, StoredBlock
@@ -25,17 +25,17 @@ class LogSalvage:
     """
 
     def __init__(
-        self, rows: Rows, part: Part, doubts: list[tuple[int, int]], *, derived: bool, evidence: int, end: Doubts
+        self, rows: Rows, part: Part, lost: list[tuple[int, int]], *, derived: bool, known_head: int, end: Uncertain
     ) -> None:
-        """`doubts` are ranges of seqs that count as lost. `evidence` is the highest seq that other rows speak of."""
+        """`lost` are ranges of seqs. `known_head` is the highest seq that auxiliary rows refer to."""
         assert part.s is not None, "the state is made up before"
         self.s: Snapshot = part.s
         self._rows = rows
         self._part = part
         self._derived = derived
-        self._evidence = evidence
+        self._known_head = known_head
         self._end = end
-        self._closed = [*((gap.start, gap.stop) for gap in part.s.gaps), *doubts]
+        self._closed = [*((gap.start, gap.stop) for gap in part.s.gaps), *lost]
         self._first: int | None = None  # where the first block begins that is saved
         self._next = self.s.earliest
         self._cum: int | None = None
@@ -81,7 +81,7 @@ class LogSalvage:
         if not s.volatile_from:  # a start finds the head of the others, above their ceilings
             head = max(s.head, self._next - 1, *(gap.stop for gap in s.gaps))
             if head > s.head:
-                self._rows.tell("derived", f"its head is {head}, by its records", self._part)
+                self._rows.report("derived", f"its head is {head}, by its records", self._part)
             s.head = self._with_doubt(head)
         self._lose(self._next, s.volatile_from or s.head + 1)
         s.earliest = min(max(1, s.earliest), s.head + 1)
@@ -109,7 +109,7 @@ class LogSalvage:
         """The head, above every seq that may have been handed out."""
         end, found = self._end, self._end.heads.get(self._part.log_id)
         if self._derived or end.jump:
-            head = max(head, self._evidence)
+            head = max(head, self._known_head)
         if found is not None:
             return max(head, found)
         if self._derived and self._first is None:
@@ -122,14 +122,14 @@ class LogSalvage:
         s, count = self.s, self.s.live_between(self.s.earliest, self.s.head + 1)
         if not self._lost and not self._derived and (s.count, s.bytes) != (count, self._bytes):
             what = f"{s.count} records of {s.bytes} bytes were {count} of {self._bytes}"
-            self._rows.tell("derived", f"its counters: {what}", self._part)
+            self._rows.report("derived", f"its counters: {what}", self._part)
         s.count, s.bytes = count, self._bytes
 
     def _lose(self, start: int, stop: int) -> None:
         """The seqs of [start, stop) that lie in no gap become one each."""
         for first, last in self._between_gaps(start, stop):
             self._lost.append(Gap(first, last, "cap"))
-            self._rows.tell("gap", "can't be read any more", self._part, first, last)
+            self._rows.report("gap", "can't be read any more", self._part, first, last)
 
     def _between_gaps(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         while start < stop:
@@ -168,7 +168,7 @@ class LogSalvage:
         return Deletes(chunks)
 
     def _index(self, block: StoredBlock) -> None:
-        """The tag index is made anew, in runs as `upkeep` makes them."""
+        """The tag index is made anew, in runs as `maintenance` makes them."""
         if block.end_seq - 1 > self.s.sealed_to:
             self._flush_run()
             return

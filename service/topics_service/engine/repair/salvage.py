@@ -6,8 +6,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from topics_service.engine.repair import beside, catalog, links
-from topics_service.engine.repair.actions import Action, Doubts, Rows, Sink
+from topics_service.engine.repair import auxiliary, catalog, references
+from topics_service.engine.repair.actions import Action, Rows, Sink, Uncertain
 from topics_service.engine.repair.catalog import Ledger
 from topics_service.engine.repair.records import LogSalvage
 from topics_service.storage import keys
@@ -18,7 +18,7 @@ _END: Final = (1 << 64) - 1  # no log has this id
 
 
 class Saved(Struct, kw_only=True):
-    """What there is afterwards."""
+    """Totals after the repair."""
 
     topics: int = 0
     partitions: int = 0
@@ -37,14 +37,14 @@ class Salvage:
         self,
         source: Source,
         sink: Sink,
-        tell: Callable[[Action], None],
+        report: Callable[[Action], None],
         *,
-        end: Doubts | None = None,
+        end: Uncertain | None = None,
         bring_back: bool = False,
     ) -> None:
-        """`tell` is told of each change. `bring_back`: records stay of which it is lost whether they were deleted."""
-        self._rows = Rows(source, sink, tell)
-        self._end = end or Doubts()
+        """`report` is called with each change. `bring_back` keeps records that may have been deleted."""
+        self._rows = Rows(source, sink, report)
+        self._end = end or Uncertain()
         self._bring_back = bring_back
         self.progress: Callable[[int], None] = lambda _: None
         """Told of so many more records that were saved."""
@@ -53,16 +53,16 @@ class Salvage:
         """Do it. Blocks, for as long as the disk takes."""
         rows = self._rows
         ledger = catalog.topics(rows)
-        doubts = catalog.gaps_and_deletes(rows, ledger, bring_back=self._bring_back)
-        known = beside.evidence(rows, ledger) if ledger.derived or self._end.jump else {}
+        lost = catalog.gaps_and_deletes(rows, ledger, bring_back=self._bring_back)
+        known = auxiliary.highest_seqs(rows, ledger) if ledger.derived or self._end.jump else {}
         for log_id, ceiling in ledger.ceilings.items():
             rows.put(Family.CEILINGS, keys.u64(log_id), keys.u64(ceiling + self._end.jump))
             if log_id in ledger.derived:
                 known[log_id] = max(known.get(log_id, 0), ceiling)
-        self._records(ledger, doubts, known)
-        beside.save(rows, ledger, self._end.revived)
-        links.save_routers(rows, ledger)
-        links.save_groups(rows, ledger, self._end.revived)
+        self._records(ledger, lost, known)
+        auxiliary.save(rows, ledger, self._end.revived)
+        references.save_routers(rows, ledger)
+        references.save_groups(rows, ledger, self._end.revived)
         catalog.facts(rows, ledger, end_lost=bool(self._end.jump))
         return Saved(
             topics=len({part.number for part in ledger.parts.values()}),
@@ -70,7 +70,7 @@ class Salvage:
             records=sum(part.s.count for part in ledger.parts.values() if part.s is not None),
         )
 
-    def _records(self, ledger: Ledger, doubts: dict[int, list[tuple[int, int]]], known: dict[int, int]) -> None:
+    def _records(self, ledger: Ledger, lost: dict[int, list[tuple[int, int]]], known: dict[int, int]) -> None:
         waiting = deque(sorted(ledger.parts))
         current: LogSalvage | None = None
         log_id = 0
@@ -89,8 +89,8 @@ class Salvage:
                     return
                 log_id = waiting.popleft()
                 current = LogSalvage(
-                    self._rows, ledger.parts[log_id], doubts.get(log_id, []),
-                    derived=log_id in ledger.derived, evidence=known.get(log_id, 0), end=self._end,
+                    self._rows, ledger.parts[log_id], lost.get(log_id, []),
+                    derived=log_id in ledger.derived, known_head=known.get(log_id, 0), end=self._end,
                 )  # fmt: skip
 
         for found in self._rows.source.rows(Family.BLOCKS):
@@ -104,5 +104,5 @@ class Salvage:
                 self.progress(1)
             elif owner not in strange:
                 strange.add(owner)
-                self._rows.tell("lost", f"the records of log {owner}, whose topic is gone, stay in the quarantine")
+                self._rows.report("lost", f"the records of log {owner}, whose topic is gone, stay in the quarantine")
         finish_below(_END)

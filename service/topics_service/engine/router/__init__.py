@@ -1,1 +1,1 @@
-"""Forwarding from topic to topic (SPEC API 6)."""
+"""Forwarding from topic to topic (docs/contract.md, 7)."""

@@ -1,4 +1,4 @@
-"""What of a source one slice of forwarding copies, gathered from blocks as columns (SPEC DESIGN 8)."""
+"""The copies of one slice of forwarding, gathered from blocks of the source as columns (docs/contract.md, 7.4)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -7,7 +7,7 @@ from itertools import chain
 from topics_service.engine.blocks import LogBlocks
 from topics_service.engine.deletes import Deletes
 from topics_service.engine.model import TagMatch
-from topics_service.engine.router.stamps import Run, joined
+from topics_service.engine.router.provenance import Run, joined
 from topics_service.engine.snapshot import Snapshot
 from topics_service.storage.block import Block, merge
 
@@ -19,9 +19,9 @@ Piece = tuple[Block, Sequence[int]]
 
 
 class Copies:
-    """The live records after a cursor that a filter lets pass, as far as one slice goes.
+    """The live records after a cursor that pass a filter, up to the size of one slice.
 
-    `cursor` is the last seq that was dealt with, copied or passed over.
+    `cursor` is the last seq that was copied or skipped.
     """
 
     __slots__ = ("_block", "count", "cursor", "pieces")
@@ -57,7 +57,7 @@ class Copies:
         self.cursor = end
 
     def keep(self, wanted: Callable[[int], bool]) -> None:
-        """Pass over the records whose seq is not wanted."""
+        """Skip the records with unwanted seqs."""
         pieces: list[Piece] = []
         for block, positions in self.pieces:
             kept = [i for i in positions if wanted(block.base_seq + i)]
@@ -78,7 +78,7 @@ class Copies:
         self.count, self._block = count, None
 
     def runs(self, first: int) -> list[Run]:
-        """Which source seqs become which seqs of the destination, when the first record becomes `first`."""
+        """Map source seqs to seqs of the destination, the first of which is `first`."""
         runs: list[Run] = []
         for block, positions in self.pieces:
             if isinstance(positions, range):
@@ -95,7 +95,7 @@ class Copies:
         return chain.from_iterable((block.base_seq + i for i in positions) for block, positions in self.pieces)
 
     def block(self) -> Block:
-        """All records as one block, whose seqs mean nothing; the source's own one where that is all there is."""
+        """Return all records as one block without meaningful seqs; the source's block if it holds exactly these."""
         if self._block is None:
             picked = [block.picked(positions) for block, positions in self.pieces]
             self._block = picked[0] if len(picked) == 1 else merge(picked)
@@ -103,7 +103,7 @@ class Copies:
 
 
 class LastCopies:
-    """Remembers what was gathered last: the routers of one source come one after the other and want the same."""
+    """A cache of the last slice: the routers of one source run one after the other and need the same records."""
 
     __slots__ = ("_copies", "_cursor", "_deletes", "_log_id", "_match")
 
@@ -114,7 +114,7 @@ class LastCopies:
         self._match: TagMatch | None = None
 
     def gather(self, s: Snapshot, blocks: LogBlocks, cursor: int, end: int, match: TagMatch | None) -> Copies:
-        """As `Copies` of the same arguments, but perhaps not as far. The caller may change it."""
+        """Return `Copies` of the same arguments, which may end earlier. The caller may change it."""
         found = self._copies
         if (
             found is None

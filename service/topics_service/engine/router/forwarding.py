@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
+from topics_service.engine.capacity import Capacity
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.log import Log
-from topics_service.engine.room import Room
 from topics_service.engine.router.copies import Copies, LastCopies
 from topics_service.engine.router.hops import MAX_HOPS, Hops
+from topics_service.engine.router.provenance import DedupMap, Provenance, Run, joined
 from topics_service.engine.router.router import Router
-from topics_service.engine.router.stamps import Evidence, Run, Stamp, joined
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
@@ -17,33 +17,33 @@ from topics_service.engine.writer import Writer
 from topics_service.storage.block import Block
 from topics_service.storage.store import Family
 
-_PRUNE_SEQS = 256  # rows of evidence are looked through when so many records have left the destination
+_PRUNE_SEQS = 256  # rows of the dedup map are examined when so many records have left the destination
 
 
 class Forwarding:
-    """Moves routers on. Off the ack path: a slice is a write of its own, and asks for an fsync only for a destination
+    """Advances routers. Off the ack path: a slice is a write of its own, and requests an fsync only for a destination
     of the class `fsync`.
 
-    A record that was deleted before its turn is passed over. What was evicted, expired or lost is burnt in the
-    destination: as many seqs, as one gap with the reason `source_trim`, which count as forwarded.
+    A record that was deleted before its turn is skipped. For evicted, expired or lost records the destination skips as
+    many seqs, as one gap with the reason `source_trim`, which count as forwarded.
     """
 
-    def __init__(self, writer: Writer, room: Room, clock: Clock, touched: Callable[[Log], None]) -> None:
-        """`touched` is told of logs that want upkeep."""
+    def __init__(self, writer: Writer, capacity: Capacity, clock: Clock, touched: Callable[[Log], None]) -> None:
+        """`touched` is called with logs that have maintenance due."""
         self._writer = writer
-        self._room = room
+        self._capacity = capacity
         self._clock = clock
         self._touched = touched
         self._last = LastCopies()
 
     def step(self, router: Router, source_hops: Hops | None = None, dest_hops: Hops | None = None) -> bool:
-        """Deal with what comes next in the source. True if there is more.
+        """Forward the next slice of the source. Returns True if there is more.
 
         A router that is part of a cycle comes with the hop counts of its ends: no record is forwarded more than
-        `MAX_HOPS` times. While there are too many of them, what clients write waits for what goes round already.
+        `MAX_HOPS` times. While there are too many copies on the cycle, records of clients wait for them.
 
-        Raises TopicsError when the router can't go on, for want of room for one record or otherwise. Until then it
-        has gone as far as it could.
+        Raises TopicsError when the router can't continue, for lack of capacity for one record or otherwise, after
+        advancing as far as possible.
         """
         source = router.source
         s = source.log.visible(source.config, self._clock.now_ms())
@@ -60,7 +60,7 @@ class Forwarding:
                 raise TopicsError(Reason.THROTTLED, f'too many copies in "{router.dest.name}" wait to go round a cycle')
         lost_to = _lost_to(s, router.cursor, end)
         if lost_to > router.cursor:
-            first, count = self._burn(router, lost_to)
+            first, count = self._skip_lost(router, lost_to)
         else:
             gap = s.next_gap(router.cursor + 1)
             first, count = self._copy(router, s, end if gap is None else min(end, gap.start - 1))
@@ -76,17 +76,17 @@ class Forwarding:
             tx.commit()
         router.cursor = cursor
 
-    def _burn(self, router: Router, lost_to: int) -> tuple[int, int]:
+    def _skip_lost(self, router: Router, lost_to: int) -> tuple[int, int]:
         dest, count = router.dest, lost_to - router.cursor
         d = dest.log.begin(dest.config, self._clock.now_ms())
         first = d.head + 1
         with Transaction(self._writer) as tx:
-            dest.log.burn(tx, d, count, dest.config)
+            dest.log.skip_seqs(tx, d, count, dest.config)
             self._commit(tx, router, lost_to, count)
         return first, count
 
     def _copy(self, router: Router, s: Snapshot, end: int) -> tuple[int, int]:
-        """Copy records up to `end`; returns the first seq in the destination and how many."""
+        """Copy records up to `end`; return the first seq in the destination and the number of copies."""
         dest = router.dest
         copies = self._last.gather(s, router.source.log.blocks, router.cursor, end, router.config.filter)
         d = dest.log.begin(dest.config, self._clock.now_ms())
@@ -103,7 +103,7 @@ class Forwarding:
             self._pass_over(router, copies.cursor)
             return first, 0
         block = self._block(router, copies, d)
-        if self._room.is_checked(dest):
+        if self._capacity.is_checked(dest):
             fits, refused = self._fitting(dest, d, block)
             if refused is not None:
                 copies.cut(fits)
@@ -129,57 +129,57 @@ class Forwarding:
         self._touched(router.dest.log)
 
     def _block(self, router: Router, copies: Copies, d: Snapshot) -> Block:
-        """The copies as the destination's next block."""
+        """Return the copies as the destination's next block."""
         config, source, log = router.config, router.source, router.dest.log
         block, metas = copies.block(), None
         if config.guarantee == "exactly_once":
-            stamp = Stamp(router.name, source.name, source.identity.topic_id, source.identity.epoch)
-            metas = stamp.column(block.metas, copies.seqs())
+            provenance = Provenance(router.name, source.name, source.identity.topic_id, source.identity.epoch)
+            metas = provenance.column(block.metas, copies.seqs())
         ts = max(self._clock.now_ms(), d.last_ts)
         return block.moved(
             log.log_id, d.head + 1, ts, d.cum_bytes, tags=config.preserve_tag, nodes=config.preserve_node, metas=metas
         )
 
     def _fitting(self, dest: Topic, d: Snapshot, block: Block) -> tuple[int, TopicsError | None]:
-        """How many of the block's first records there is room for, and why not for all."""
+        """Return the number of the block's leading records that fit, and the error if not all do."""
         fits, too_many, refused = 0, block.count + 1, None
         count = block.count
         while too_many - fits > 1:
             try:
-                self._room.check(dest, d, count, block.sizes_upto(count))
+                self._capacity.check(dest, d, count, block.sizes_upto(count))
                 fits = count
             except TopicsError as error:
                 too_many, refused = count, error
             count = (fits + too_many) // 2
         return fits, refused
 
-    def _evidence(self, router: Router) -> Evidence:
-        return Evidence(self._writer.store, router.dest.log.log_id, router.name, router.source.identity.epoch)
+    def _dedup_map(self, router: Router) -> DedupMap:
+        return DedupMap(self._writer.store, router.dest.log.log_id, router.name, router.source.identity.epoch)
 
     def _old_rows(self, router: Router, last: int) -> list[tuple[bytes, list[Run]]]:
-        """The rows of evidence of copies of what is now next, up to `last`."""
-        if router.evidence_to is None:
-            router.evidence_to = self._evidence(router).end()
-        return self._evidence(router).overlapping(router.cursor + 1, last) if router.cursor < router.evidence_to else []
+        """The dedup map rows for copies of what is now next, up to `last`."""
+        if router.dedup_to is None:
+            router.dedup_to = self._dedup_map(router).end()
+        return self._dedup_map(router).overlapping(router.cursor + 1, last) if router.cursor < router.dedup_to else []
 
     def _remember(
         self, tx: Transaction, router: Router, runs: list[Run], old_rows: list[tuple[bytes, list[Run]]], d: Snapshot
     ) -> None:
-        """Add evidence of the copies, together with what is still live of the rows in their place."""
-        evidence = self._evidence(router)
+        """Add the copies to the dedup map, merged with the live parts of the rows they replace."""
+        dedup_map = self._dedup_map(router)
         if old_rows:
             for key, old in old_rows:
                 tx.batch.delete(Family.ROUTER_COPIES, key)
                 runs += [(seq + i, at + i, 1) for seq, at, count in old for i in range(count) if d.is_live(at + i)]
             runs = joined(sorted(runs))
-        evidence.put(tx.batch, runs)
+        dedup_map.put(tx.batch, runs)
         if d.earliest >= router.pruned_at + _PRUNE_SEQS:
-            router.evidence_from = evidence.prune(tx.batch, router.evidence_from, d.earliest)
+            router.dedup_from = dedup_map.prune(tx.batch, router.dedup_from, d.earliest)
             router.pruned_at = d.earliest
 
 
 def _lost_to(s: Snapshot, cursor: int, end: int) -> int:
-    """The last seq of the loss that begins right after `cursor`, up to `end`; `cursor` itself if there is none."""
+    """Return the last seq, up to `end`, of the loss that begins right after `cursor`; `cursor` if there is none."""
     at = cursor + 1
     while at <= end:
         gap = s.gap_at(at)

@@ -1,4 +1,4 @@
-"""Which topic feeds which. A topic is fed by one other at most (fan-in is refused), so each has one way upstream."""
+"""The graph of routers. A topic has at most one source (fan-in is refused), so each has a single way upstream."""
 
 from collections.abc import Iterator
 
@@ -13,20 +13,20 @@ class RouterGraph:
         self._counts: dict[str, int] = {}
 
     def add(self, source: str, dest: str) -> None:
-        """A router has these ends now."""
+        """Add an edge."""
         self._feeders[dest] = source
         self._counts[dest] = self._counts.get(dest, 0) + 1
 
     def remove(self, source: str, dest: str) -> None:
-        """A router has these ends no more."""
+        """Remove an edge."""
         self._counts[dest] -= 1
         if not self._counts[dest]:
             del self._counts[dest], self._feeders[dest]
 
     def cycle(self, source: str, dest: str, without: Edge | None = None) -> list[str] | None:
-        """The cycle that an edge closes, from its source back to it; None if it closes none.
+        """Return the cycle that an edge closes, from its source back to it; None if it closes none.
 
-        One router with the ends `without` is taken away first.
+        One router with the ends `without` is ignored.
         """
         path = [source]
         for at in self._upstream(source, without):
@@ -36,7 +36,7 @@ class RouterGraph:
         return None
 
     def rings(self) -> set[str]:
-        """The topics that lie on a cycle. O(topics with routers)."""
+        """Return the topics on a cycle. O(topics with routers)."""
         done: set[str] = set()
         rings: set[str] = set()
         for start in self._feeders:
@@ -52,7 +52,7 @@ class RouterGraph:
         return rings
 
     def _upstream(self, topic: str, without: Edge | None) -> Iterator[str]:
-        """The topics that `topic` is fed from, directly and in turn, until one comes again."""
+        """Yield the direct and indirect sources of `topic`, until one repeats."""
         seen = {topic}
         at = topic
         while (feeder := self._feeders.get(at)) is not None and feeder not in seen:

@@ -1,10 +1,10 @@
-"""How often records were forwarded, so that a cycle of routers comes to an end (SPEC DESIGN 8.3). In memory only."""
+"""Hop counts of forwarded records, in memory only: they end a cycle of routers (docs/contract.md, 7.5)."""
 
 from bisect import bisect_right
 from typing import Final
 
 MAX_HOPS: Final = 8
-MOST_RUNS: Final = 1 << 13
+MAX_RUNS: Final = 1 << 13
 
 
 class Hops:
@@ -18,14 +18,14 @@ class Hops:
 
     @property
     def is_full(self) -> bool:
-        """Whether no client's records should be added to those that go round (see Forwarding.step).
+        """Return whether records of clients should not join the cycle for now (see Forwarding.step).
 
-        What goes round already still is, up to `MAX_HOPS` times as many runs.
+        Copies on the cycle still advance, up to `MAX_HOPS` times as many runs.
         """
-        return len(self._starts) >= MOST_RUNS
+        return len(self._starts) >= MAX_RUNS
 
     def at(self, seq: int) -> tuple[int, int | None]:
-        """The hops of `seq`, and the first seq above it that may have others (None: none is known to)."""
+        """Return the hops of `seq`, and the first seq above it that may have others; None if none is known."""
         i = bisect_right(self._starts, seq) - 1
         if i >= 0 and seq < self._runs[i][0]:
             stop, hops = self._runs[i]
@@ -34,7 +34,7 @@ class Hops:
         return 0, following
 
     def add(self, start: int, count: int, hops: int) -> None:
-        """The seqs from `start` on, above all that are known, are copies with so many hops."""
+        """Note that `count` seqs from `start` on, above all known ones, are copies with this number of hops."""
         stop = start + count
         if self._runs and self._runs[-1] == (start, hops):
             self._runs[-1] = (stop, hops)
@@ -43,7 +43,7 @@ class Hops:
         self._runs.append((stop, hops))
 
     def forget_below(self, seq: int) -> None:
-        """Nobody will ask for seqs below this one."""
+        """Forget seqs below this one."""
         i = bisect_right(self._starts, seq) - 1
         if i >= 0 and self._runs[i][0] <= seq:
             i += 1

@@ -1,4 +1,4 @@
-"""A router: what clients ask and are told of it, where it stands, and its rows."""
+"""A router: its requests and replies, its state, and its rows."""
 
 import struct
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _BACKOFF_MAX_MS = 2000
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):
-    """What a router does (SPEC API 6). `filter` None forwards everything, also untagged records."""
+    """The configuration of a router (docs/contract.md, 7). `filter` None forwards everything, also untagged records."""
 
     source: str
     dest: str
@@ -36,7 +36,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
 class PutRouterRequest(Struct, frozen=True, kw_only=True):
     """Create a router or replace its config.
 
-    `create_dest` False asks that the destination be there. Beyond the contract: with `backfill` a router that this
+    `create_dest` False requires that the destination exists. Beyond the contract: with `backfill` a router that this
     call creates starts before the earliest record of its source, not at the head.
     """
 
@@ -57,7 +57,7 @@ class PutRouterReply(Struct, kw_only=True):
 class RouterState(Struct, kw_only=True):
     """A router's state. `forwarded_total` counts delivered copies, and the seqs of ranges lost at the source.
 
-    `lag_records` are the seqs of the source that it has not dealt with; `last_error` says why it stands still.
+    `lag_records` is the number of source seqs that are not forwarded yet; `last_error` is the error that stopped it.
     """
 
     router: str
@@ -92,7 +92,7 @@ class DeleteRouterReply(Struct, kw_only=True):
 
 
 class RouterRow(Struct, kw_only=True, array_like=True):
-    """What is stored of a router, but for its cursor. New fields go to the end, with a default."""
+    """The stored row of a router, without its cursor. New fields go to the end, with a default."""
 
     version: int = _VERSION
     name: str
@@ -116,7 +116,7 @@ def decode_cursor(row: bytes) -> tuple[int, int]:
 
 
 class Router:
-    """A live router. `cursor` is the last seq of the source that it has dealt with, `forwarded` its total.
+    """A live router. `cursor` is the last forwarded or skipped seq of the source, `forwarded` the total.
 
     Two rows: the config, and the cursor, which each slice of forwarding rewrites. `number` is their key.
     """
@@ -125,9 +125,9 @@ class Router:
         "config",
         "created_ts",
         "cursor",
+        "dedup_from",
+        "dedup_to",
         "dest",
-        "evidence_from",
-        "evidence_to",
         "fault",
         "forwarded",
         "gone",
@@ -150,8 +150,8 @@ class Router:
         self.dest = dest
         self.cursor = cursor
         self.forwarded = forwarded
-        self.evidence_to: int | None = None  # up to here it may meet what it copied in an earlier life; None: unknown
-        self.evidence_from = 0  # rows of evidence below this source seq are gone,
+        self.dedup_to: int | None = None  # up to here it may meet what it copied in an earlier life; None: unknown
+        self.dedup_from = 0  # dedup map rows below this source seq are gone,
         self.pruned_at = 0  # as of this first live seq of the destination
         self.fault: Fault | None = None
         self.gone = False
@@ -162,7 +162,7 @@ class Router:
 
     @property
     def lag(self) -> int:
-        """How many visible seqs of the source it has not dealt with."""
+        """Return the number of visible seqs of the source that are not forwarded yet."""
         return max(0, self.source.log.view.head - self.cursor)
 
     def state(self) -> RouterState:
@@ -181,12 +181,12 @@ class Router:
         return config_key(self.number), row.encode()
 
     def cursor_row(self, cursor: int, forwarded: int) -> tuple[bytes, bytes]:
-        """Key and value of the row of such a cursor."""
+        """Key and value of the row of this cursor."""
         return cursor_key(self.number), _CURSOR.pack(_VERSION, cursor, forwarded)
 
 
 class Fault:
-    """Why a router stands still, and when it tries again: at `retry_at`, or as soon as the destination changes.
+    """The error that stopped a router. It tries again at `retry_at`, or as soon as the destination changes.
 
     The waits double from 50 ms to 2 s.
     """
@@ -201,7 +201,7 @@ class Fault:
         self.dest_state = dest_state
 
     def is_over(self, now: int, dest_state: Snapshot) -> bool:
-        """Whether to try again now. A clock that was set back does not lengthen a wait."""
+        """Return whether to try again now. Setting the clock back does not lengthen a wait."""
         return now >= self.retry_at or now < self.blocked_at or dest_state is not self.dest_state
 
 

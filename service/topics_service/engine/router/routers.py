@@ -1,4 +1,4 @@
-"""Routers: who forwards what to where, and whose turn it is (SPEC API 6, DESIGN 8)."""
+"""Routers: their control plane, and the scheduling of forwarding (docs/contract.md, 7)."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -38,8 +38,8 @@ _RETRIES_A_POLL = 100
 _SLICES_BEFORE_A_CHANGE = 8
 
 
-class Pursuit:
-    """A reader's wait until a router has dealt with what its source held when the wait began."""
+class CatchUp:
+    """A reader's wait for a router to forward everything that its source held when the wait began."""
 
     __slots__ = ("head", "router", "source")
 
@@ -50,7 +50,7 @@ class Pursuit:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to forward, or nobody who would."""
+        """Return whether nothing is left to forward, or the router no longer does."""
         router = self.router
         return router.gone or router.source is not self.source or router.cursor >= self.head
 
@@ -82,7 +82,7 @@ class Routers:
 
     @property
     def blocked(self) -> int:
-        """How many routers stand still for an error."""
+        """Return the number of routers that an error has stopped."""
         return len(self._blocked)
 
     def load(self, found: Iterable[tuple[int, RouterRow, int, int]]) -> None:
@@ -100,12 +100,12 @@ class Routers:
     # ---------------------------------------------------------- control plane
 
     def find(self, name: str) -> Router | None:
-        """The router, also while its creation waits for its fsync."""
+        """Return the router, even while its creation waits for an fsync."""
         router: Router | None = self._routers.get(name)
         return router
 
     def check(self, request: PutRouterRequest) -> None:
-        """Raise for whatever keeps a PUT from being done now, in the order of contract.md 7. Nothing is changed."""
+        """Raise if a PUT can't be done now; the checks run in the order of docs/contract.md, 7.2."""
         names.check_router_name(request.router)
         given, catalog = request.config, self._catalog
         if given.source == given.dest:
@@ -130,7 +130,7 @@ class Routers:
         router = self.find(request.router)
         if router is None and self._limits.max_routers and len(self) >= self._limits.max_routers:
             raise TopicsError(
-                Reason.THROTTLED, "there are as many routers as this server allows",
+                Reason.THROTTLED, "the server has reached its limit of routers",
                 {"limit": "max_routers", "max": self._limits.max_routers},
             )  # fmt: skip
         if not given.allow_cycle and (router is None or _may_close_a_cycle(router.config, given)):
@@ -141,7 +141,7 @@ class Routers:
         missing = sum(catalog.find(name) is None for name in (given.source, given.dest))
         if missing and not catalog.has_room_for(missing):
             raise TopicsError(
-                Reason.THROTTLED, "there are as many topics as this server allows",
+                Reason.THROTTLED, "the server has reached its limit of topics",
                 {"limit": "max_topics", "max": self._limits.max_topics},
             )  # fmt: skip
 
@@ -149,7 +149,7 @@ class Routers:
         """Create the router or replace its config. See RoutersApi.put.
 
         What is visible in the source is forwarded first, on the old terms: here and now, so that whoever serves
-        others meanwhile lets the router get there with `pursue` (see `move`). If it can't, a change of the source is
+        others meanwhile lets the router get there with `advance` (see `move`). If it can't, a change of the source is
         refused with the reason, and one of the destination is not: what is left goes to the new one. If the ends
         stay, a router that is far behind takes its backlog along.
         """
@@ -163,7 +163,7 @@ class Routers:
         return PutRouterReply(router=router.name, created=False, config=given), router.written
 
     def get(self, name: str) -> RouterState:
-        """The router's state, as far as forwarding has come. Raises `router_not_found`."""
+        """Return the router's current state. Raises `router_not_found`."""
         router = self.find(name)
         if router is None or not self._is_shown(router):
             raise router_not_found(name)
@@ -209,9 +209,9 @@ class Routers:
         if self._rings:
             self._find_rings()
 
-    def sample(self, most: int, allowed: tuple[str, ...] | None = None) -> Iterator[Router]:
-        """The first routers by name, at most `most`, with name and both ends under `allowed`, for metrics."""
-        return islice(self._shown(ListRoutersRequest(), allowed), most)
+    def sample(self, limit: int, allowed: tuple[str, ...] | None = None) -> Iterator[Router]:
+        """The first routers by name, at most `limit`, with name and both ends under `allowed`, for metrics."""
+        return islice(self._shown(ListRoutersRequest(), allowed), limit)
 
     # -------------------------------------------------------------- forwarding
 
@@ -237,32 +237,32 @@ class Routers:
                 self._queue(router)
                 self.on_due()
 
-    def behind(self, topic: str) -> list[Pursuit]:
-        """What a reader of the topic waits for: its routers that have not come to the head of their source yet."""
+    def behind(self, topic: str) -> list[CatchUp]:
+        """Return the catch-ups that a reader of the topic waits for: of routers behind the head of their source."""
         feeders = self._to.get(topic)
         if feeders is None:
             return []
-        return [Pursuit(router) for router in feeders.values() if self._is_behind(router)]
+        return [CatchUp(router) for router in feeders.values() if self._is_behind(router)]
 
-    def pursuit(self, name: str) -> Pursuit | None:
-        """What a reader of the router's state waits for."""
+    def catch_up(self, name: str) -> CatchUp | None:
+        """Return the catch-up that a reader of the router's state waits for."""
         router = self.find(name)
-        return Pursuit(router) if router is not None and self._is_behind(router) else None
+        return CatchUp(router) if router is not None and self._is_behind(router) else None
 
-    def move(self, request: PutRouterRequest) -> Pursuit | None:
-        """What has to be forwarded before a PUT gives its router another end."""
+    def move(self, request: PutRouterRequest) -> CatchUp | None:
+        """Return the catch-up that precedes a PUT which changes an end of its router."""
         router, given = self.find(request.router), request.config
         if router is None or (given.source, given.dest) == (router.config.source, router.config.dest):
             return None
-        return Pursuit(router)
+        return CatchUp(router)
 
-    def pursue(self, pursuit: Pursuit) -> bool:
-        """One slice of a router that somebody waits for; True if that one should go on waiting, and call again.
+    def advance(self, catch_up: CatchUp) -> bool:
+        """Forward one slice of an awaited router; return True if the reader should wait on and call again.
 
         A router that stands still ends the wait.
         """
-        router = pursuit.router
-        if pursuit.is_over or self._writer.failure is not None:
+        router = catch_up.router
+        if catch_up.is_over or self._writer.failure is not None:
             return False
         fault = router.fault
         if fault is not None and not fault.is_over(self._clock.now_ms(), router.dest.log.state):
@@ -270,7 +270,7 @@ class Routers:
         if self._step(router):
             self._queue(router)
             self.on_due()
-        return router.fault is None and not pursuit.is_over
+        return router.fault is None and not catch_up.is_over
 
     # --------------------------------------------------------------- internals
 
@@ -298,7 +298,8 @@ class Routers:
     def _change(self, router: Router, given: RouterConfig) -> None:
         before = router.config
         ends_change = (given.source, given.dest) != (before.source, before.dest)
-        self._finish(router, must=given.source != before.source, most=None if ends_change else _SLICES_BEFORE_A_CHANGE)
+        max_slices = None if ends_change else _SLICES_BEFORE_A_CHANGE
+        self._finish(router, must=given.source != before.source, max_slices=max_slices)
         source, dest = self._end(given.source), self._end(given.dest)
         cursor = router.cursor if source is router.source else source.log.view.head
         with Transaction(self._writer) as tx:
@@ -314,10 +315,10 @@ class Routers:
         if ends_change and (self._rings or given.allow_cycle):
             self._find_rings()
 
-    def _finish(self, router: Router, *, must: bool, most: int | None) -> None:
-        """Forward all that the router's source shows, in `most` slices at most. Raises what keeps it if it `must`."""
+    def _finish(self, router: Router, *, must: bool, max_slices: int | None) -> None:
+        """Forward all visible records of the source, in at most `max_slices` slices. If it `must`, raise its fault."""
         slices = 0
-        while router.cursor < router.source.log.view.head and slices != most:
+        while router.cursor < router.source.log.view.head and slices != max_slices:
             self._step(router)
             slices += 1
             if router.fault is not None:
@@ -370,7 +371,7 @@ class Routers:
         siblings[router.name] = router
         self._to.setdefault(dest, {})[router.name] = router
         self._graph.add(source, dest)
-        router.evidence_to, router.evidence_from, router.pruned_at = None, 0, 0
+        router.dedup_to, router.dedup_from, router.pruned_at = None, 0, 0
         if router.fault is not None:
             router.fault = None
             self._blocked.pop(router, None)
@@ -445,5 +446,5 @@ class Routers:
 
 
 def _may_close_a_cycle(before: RouterConfig, given: RouterConfig) -> bool:
-    """Whether a cycle has to be looked for: not when the edge was there before, on the same terms."""
+    """Return whether to check for a cycle: not if the same edge existed before, on the same terms."""
     return before.allow_cycle or (before.source, before.dest) != (given.source, given.dest)

@@ -1,4 +1,4 @@
-"""Whether the rows of a store agree with each other: checks that change nothing and go on past what is wrong."""
+"""Consistency checks over the rows of a store. They change nothing and continue after an error."""
 
 from topics_service.engine.verify.checks import Audit
 from topics_service.engine.verify.findings import Problem

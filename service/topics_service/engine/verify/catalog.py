@@ -28,11 +28,11 @@ def parts(findings: Findings) -> dict[int, Part]:
             number = last_topic = keys.read_u64(key)
             row = decode_row(value)
             if row.name in names:
-                findings.tell("mismatch", f'there are two topics "{row.name}"')
+                findings.report("mismatch", f'there are two topics "{row.name}"')
             names.add(row.name)
             for partition, log_id in enumerate(row.log_ids):
                 if log_id in found:
-                    findings.tell("mismatch", f'topics "{row.name}" and "{found[log_id].row.name}" share a log')
+                    findings.report("mismatch", f'topics "{row.name}" and "{found[log_id].row.name}" share a log')
                 else:
                     found[log_id] = Part(log_id=log_id, number=number, partition=partition, row=row)
     _states(findings, found)
@@ -40,17 +40,17 @@ def parts(findings: Findings) -> dict[int, Part]:
         with findings.decoding(f"the ceiling {key.hex()}"):
             keys.read_u64(value)
             if keys.read_u64(key) not in found:
-                findings.tell("orphan", f"the ceiling of log {keys.read_u64(key)} belongs to no topic")
-    most = {b"next_topic": last_topic, b"next_log": max(found, default=0)}
+                findings.report("orphan", f"the ceiling of log {keys.read_u64(key)} belongs to no topic")
+    highest = {b"next_topic": last_topic, b"next_log": max(found, default=0)}
     for key, value in findings.rows(Family.META):
-        if key in most:
+        if key in highest:
             with findings.decoding(f"the counter of {_COUNTERS[key]}"):
-                if keys.read_u64(value) <= most[key]:
-                    findings.tell("mismatch", f"the counter of {_COUNTERS[key]} is not above {most[key]}")
-                del most[key]
-    for key, last in most.items():
+                if keys.read_u64(value) <= highest[key]:
+                    findings.report("mismatch", f"the counter of {_COUNTERS[key]} is not above {highest[key]}")
+                del highest[key]
+    for key, last in highest.items():
         if last:
-            findings.tell("missing", f"there is no counter of {_COUNTERS[key]}")
+            findings.report("missing", f"there is no counter of {_COUNTERS[key]}")
     return found
 
 
@@ -61,13 +61,13 @@ def _states(findings: Findings, found: Mapping[int, Part]) -> None:
             log_id = keys.read_u64(key)
             part = found.get(log_id)
             if part is None:
-                findings.tell("orphan", f"the state of log {log_id} belongs to no topic")
+                findings.report("orphan", f"the state of log {log_id} belongs to no topic")
                 continue
             seen.add(log_id)
             with findings.decoding("its state", part):
                 part.s = snapshot.decode(value)
     for log_id in found.keys() - seen:
-        findings.tell("missing", "there is no row of its state", found[log_id])
+        findings.report("missing", "there is no row of its state", found[log_id])
 
 
 def load(findings: Findings, part: Part, s: Snapshot) -> None:
@@ -90,7 +90,7 @@ def load(findings: Findings, part: Part, s: Snapshot) -> None:
 
 def _check_state(findings: Findings, part: Part, s: Snapshot) -> None:
     def wrong(text: str, first: int | None = None, last: int | None = None) -> None:
-        findings.tell("mismatch", text, part, first, last)
+        findings.report("mismatch", text, part, first, last)
 
     if not 1 <= s.earliest <= s.head + 1:
         wrong(f"its first seq {s.earliest} does not lie between 1 and its head {s.head}")

@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from topics_service.engine.snapshot import Snapshot
-from topics_service.engine.verify import beside, catalog, links
+from topics_service.engine.verify import auxiliary, catalog, references
 from topics_service.engine.verify.findings import Findings, Part, Problem
 from topics_service.engine.verify.records import Records
 from topics_service.engine.verify.tagindex import TagIndex
@@ -19,7 +19,7 @@ _END: Final = (1 << 64) - 1  # no log has this id
 
 
 class Totals(Struct, kw_only=True):
-    """What there was to look at. `records` are those that could be read, dead ones that are still on disk included."""
+    """Totals of a check. `records` are the readable ones, including dead ones still on disk."""
 
     topics: int = 0
     partitions: int = 0
@@ -35,18 +35,18 @@ class Audit:
     def __init__(
         self,
         source: Source,
-        tell: Callable[[Problem], None],
+        report: Callable[[Problem], None],
         *,
         deep: bool = False,
     ) -> None:
-        """`tell` is told of each problem as it is found.
+        """`report` is called with each problem as it is found.
 
         `deep` also compares the tag index with the records, and takes apart what Kafka clients compressed.
         """
         self.totals = Totals()
         self.expected = 0
         """About how many records there are to read, after `begin`."""
-        self._findings = Findings(source, tell)
+        self._findings = Findings(source, report)
         self._source = source
         self._deep = deep
         self.progress: Callable[[int], None] = lambda _: None
@@ -66,9 +66,9 @@ class Audit:
         self._other_rows(Family.TAGS, "the tag index")
         self._other_rows(Family.DELETES, "delete bitmaps")
         self._other_rows(Family.GAPS, "gaps")
-        beside.check(self._findings, self._parts)
-        self.totals.routers = links.check_routers(self._findings, self._parts)
-        self.totals.groups = links.check_groups(self._findings, self._parts)
+        auxiliary.check(self._findings, self._parts)
+        self.totals.routers = references.check_routers(self._findings, self._parts)
+        self.totals.groups = references.check_groups(self._findings, self._parts)
         return self.totals
 
     def _records(self) -> None:
@@ -91,10 +91,10 @@ class Audit:
                 self._count(log.records.count - before)
             elif log_id not in self._parts and log_id != strange:
                 strange = log_id
-                self._findings.tell("orphan", f"the records of log {log_id} belong to no topic")
+                self._findings.report("orphan", f"the records of log {log_id} belong to no topic")
         self._go_on(log, waiting, _END)
         for damage in damages:
-            if damage not in self._findings.told:  # of what is dead
+            if damage not in self._findings.reported:  # of what is dead
                 self._findings.unreadable(Family.BLOCKS, damage)
 
     def _go_on(
@@ -139,7 +139,7 @@ class Audit:
             if log_id > start:
                 stop = keys.u64(log_id)
                 for key, _ in self._findings.rows(family, keys.u64(start), stop):
-                    self._findings.tell("orphan", f"{what} of log {keys.read_u64(key)} belongs to no topic")
+                    self._findings.report("orphan", f"{what} of log {keys.read_u64(key)} belongs to no topic")
                     break
             start = log_id + 1
 

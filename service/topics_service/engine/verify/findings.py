@@ -1,4 +1,4 @@
-"""What an audit finds."""
+"""Findings of a check."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ class Part(Struct, kw_only=True):
     row: TopicRow
     s: Snapshot | None = None
     certain: bool = True
-    """Whether all deletes and gaps of it could be read."""
+    """Return whether all deletes and gaps of it could be read."""
 
     @property
     def settled(self) -> Snapshot | None:
@@ -66,15 +66,15 @@ class Part(Struct, kw_only=True):
 class Findings:
     """Tells problems as they are found, and reads rows past those that can't be read."""
 
-    def __init__(self, source: Source, tell: Callable[[Problem], None]) -> None:
+    def __init__(self, source: Source, report: Callable[[Problem], None]) -> None:
         self.source = source
-        self.told: set[Damage] = set()
-        self._tell = tell
+        self.reported: set[Damage] = set()
+        self._report = report
         self.holes = 0
         """How often rows were passed over that could not be read."""
         self._told_of: set[tuple[Family, str]] = set()
 
-    def tell(
+    def report(
         self,
         kind: Kind,
         text: str,
@@ -85,14 +85,14 @@ class Findings:
     ) -> None:
         """Tell of one."""
         topic, partition = (None, None) if part is None else (part.row.name, part.partition)
-        self._tell(
+        self._report(
             Problem(
                 kind=kind, text=text, topic=topic, partition=partition, first_seq=first, last_seq=last, file=file,
             )
         )  # fmt: skip
 
     def rows(self, family: Family, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """The rows with start <= key < stop that can be read. What can't be is told."""
+        """The rows with start <= key < stop that can be read; the others are reported."""
         for found in self.source.rows(family, start):
             if isinstance(found, Damage):
                 if stop is None or found.after is None or found.after < stop:
@@ -115,8 +115,8 @@ class Findings:
         if part is None and (family, damage.why) in self._told_of:
             return
         self._told_of.add((family, damage.why))
-        self.told.add(damage)
-        self.tell("unreadable", f"{_NAMES[family]} can't be read: {damage.why}", part, first, last, damage.file)
+        self.reported.add(damage)
+        self.report("unreadable", f"{_NAMES[family]} can't be read: {damage.why}", part, first, last, damage.file)
 
     @contextmanager
     def decoding(self, what: str, part: Part | None = None, *, hole: bool = False) -> Iterator[None]:
@@ -125,7 +125,7 @@ class Findings:
             yield
         except DECODING as error:
             self.holes += hole
-            self.tell("damaged", f"{what} is damaged: {error}", part)
+            self.report("damaged", f"{what} is damaged: {error}", part)
 
 
 _NAMES = {

@@ -83,17 +83,17 @@ class Records:
     def _cover(self, stop: int) -> None:
         """The next records begin at `stop`: what should be there before is not."""
         why, self._why = self._why, None
-        told = False
+        reported = False
         for first, last in self._wanted(self._next, min(stop, self._top + 1)):
-            told, self._whole = True, False
+            reported, self._whole = True, False
             if why is None:
-                self._findings.tell("missing", "no block holds these records", self._part, first, last)
+                self._findings.report("missing", "no block holds these records", self._part, first, last)
             elif isinstance(why, str):
-                self._findings.tell("damaged", f"records can't be read: {why}", self._part, first, last)
+                self._findings.report("damaged", f"records can't be read: {why}", self._part, first, last)
             else:
                 self._findings.unreadable(Family.BLOCKS, why, self._part, first, last)
-        if isinstance(why, str) and not told:
-            self._findings.tell("damaged", f"a block of dead records can't be read: {why}", self._part)
+        if isinstance(why, str) and not reported:
+            self._findings.report("damaged", f"a block of dead records can't be read: {why}", self._part)
         self._next = max(self._next, stop)
 
     def _wanted(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -133,4 +133,4 @@ class Records:
             self._dead[seq >> CHUNK_BITS] = self._dead.get(seq >> CHUNK_BITS, 0) + size
 
     def _wrong(self, text: str, first: int | None = None, last: int | None = None) -> None:
-        self._findings.tell("mismatch", text, self._part, first, last)
+        self._findings.report("mismatch", text, self._part, first, last)

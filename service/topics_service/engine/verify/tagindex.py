@@ -20,7 +20,7 @@ from topics_service.storage.kafkablock import KafkaBlock, decode
 from topics_service.storage.store import Family
 
 _CACHE_BYTES: Final = 32 << 20
-_TOLD: Final = 20  # of the rows of one log
+_MAX_REPORTED: Final = 20  # of the rows of one log
 
 
 class TagIndex:
@@ -53,11 +53,11 @@ class TagIndex:
             absent = [seq for seq in seqs if seq not in known]
             if absent:
                 text = f"the tag index does not know {counted(len(absent), 'record')} with the tag {_shown(tag)}"
-                self._findings.tell("missing", text, self._part, absent[0], absent[-1])
+                self._findings.report("missing", text, self._part, absent[0], absent[-1])
                 self._whole = False
 
     def finish(self) -> None:
-        """All blocks were seen; those that can't be read are told elsewhere."""
+        """All blocks were read; unreadable ones are reported elsewhere."""
         if self._whole and self._live_entries != self._live_tagged:
             self._find_strays()
 
@@ -68,21 +68,21 @@ class TagIndex:
         part = self._part
         if key < keys.unindexed_range(part.log_id)[1]:
             if len(key) != 18 or value or keys.tag_run(key) > self._s.sealed_to:
-                self._findings.tell("damaged", f"the mark {key.hex()} of the tag index is none", part)
+                self._findings.report("damaged", f"the mark {key.hex()} of the tag index is none", part)
             elif self._deep:
                 self._check_mark(keys.tag_run(key))
             return
         run = keys.tag_run(key)
         if not value or len(value) % 4 or key[-10:-8] != b"\x00\x01":
-            self._findings.tell("damaged", f"the row {key.hex()} of the tag index is none", part)
+            self._findings.report("damaged", f"the row {key.hex()} of the tag index is none", part)
             return
         row = array("I", value)
         if not all(map(lt, row, row[1:])):
-            self._findings.tell("damaged", f"the row {key.hex()} of the tag index is not in order", part)
+            self._findings.report("damaged", f"the row {key.hex()} of the tag index is not in order", part)
             self._whole = False
         elif run + row[-1] > self._s.sealed_to:
             text = f"the tag index speaks of seqs above {self._s.sealed_to}, where it ends"
-            self._findings.tell("mismatch", text, part, run + row[0], run + row[-1])
+            self._findings.report("mismatch", text, part, run + row[0], run + row[-1])
             self._whole = False
         elif self._deep:
             self._live_entries += sum(map(self._s.is_live, (run + position for position in row)))
@@ -93,14 +93,14 @@ class TagIndex:
             Family.BLOCKS, keys.pair(self._part.log_id, base)
         ) is None:  # fmt: skip
             text = f"the tag index marks a block at {base}, where none begins"
-            self._findings.tell("mismatch", text, self._part, base, base)
+            self._findings.report("mismatch", text, self._part, base, base)
 
     def _known(self, tag: bytes, seq: int) -> set[int]:
         """The seqs in the row of the tag whose run can hold `seq`."""
         wanted = keys.tag(self._part.log_id, tag, seq)
         try:
             found = self._findings.source.floor(Family.TAGS, wanted)
-        except DECODING:  # told when the rows were read
+        except DECODING:  # reported when the rows were read
             return set()
         if found is None or found[0][:-8] != wanted[:-8] or len(found[1]) % 4:
             return set()
@@ -109,7 +109,7 @@ class TagIndex:
 
     def _find_strays(self) -> None:
         """Tell which rows speak of live records that don't have the tag."""
-        cache, told, log_id = BlockCache(_CACHE_BYTES), 0, self._part.log_id
+        cache, reported, log_id = BlockCache(_CACHE_BYTES), 0, self._part.log_id
         start = keys.unindexed_range(log_id)[1]
         for key, value in self._findings.rows(Family.TAGS, start, keys.log_range(log_id)[1]):
             tag, run = _unescaped(key), keys.tag_run(key)
@@ -119,10 +119,10 @@ class TagIndex:
                 if self._s.is_live(run + position) and self._tag(cache, run + position) not in (tag, _UNKNOWN)
             ]
             if strays:
-                told += 1
+                reported += 1
                 text = f"the tag index is wrong about {counted(len(strays), 'record')} without the tag {_shown(tag)}"
-                self._findings.tell("mismatch", text, self._part, strays[0], strays[-1])
-                if told == _TOLD:
+                self._findings.report("mismatch", text, self._part, strays[0], strays[-1])
+                if reported == _MAX_REPORTED:
                     return
 
     def _tag(self, cache: BlockCache, seq: int) -> bytes | None:
@@ -135,7 +135,7 @@ class TagIndex:
                 block = decode(row[1], self._part.log_id, keys.read_u64(row[0], 8))
                 if isinstance(block, KafkaBlock):
                     block = block.columns()
-            except DECODING:  # told with the records
+            except DECODING:  # reported with the records
                 return _UNKNOWN
             cache.put(block)
         tags = block.columns().tags if seq < block.end_seq else (_UNKNOWN,) * (seq - block.base_seq + 1)

@@ -1,1 +1,1 @@
-"""Following many logs at once: the watch core and what it is made of (SPEC API 7)."""
+"""Following many logs at once: the watch core and what it is made of (docs/contract.md, 8)."""

@@ -1,4 +1,4 @@
-"""The watch core: turns the state of many logs into the frames of one subscriber, pulled one by one (SPEC API 7)."""
+"""The watch core: the frames of one subscriber, pulled from the state of many logs (docs/contract.md, 8)."""
 
 from collections.abc import Callable, Mapping
 
@@ -20,9 +20,9 @@ from topics_service.engine.watch.frames import (
     WatchFrame,
     WatchRequest,
 )
-from topics_service.engine.watch.places import split_place
 from topics_service.engine.watch.scope import Scope
-from topics_service.engine.watch.turns import Turn, Turns
+from topics_service.engine.watch.topic_partition import parse_topic_partition
+from topics_service.engine.watch.topic_scheduler import ScheduledLog, TopicScheduler
 
 _FRAME_BYTES = 1 << 18
 _SILENT_RECORDS = 1 << 11  # so much is read without a frame before others get the thread, or
@@ -32,28 +32,47 @@ _NO_NODES: frozenset[bytes] = frozenset()
 
 
 class Watch:
-    """One subscriber's place in many logs. It reads when it is asked and keeps no records: being slow costs nothing.
+    """The cursors of one subscriber in many logs. It reads on demand and keeps no records: a slow reader costs nothing.
 
-    `next` gives the next frame that is due. None means that there is nothing to tell until `wake` is called with the
-    place of a log; that can happen within `next` itself, which stops early when it passes much in silence: forget
-    earlier calls of `wake` before asking, and let others run before asking again.
+    `next` returns the next due frame. None means that there is none until `wake` is called with the name of a log. That
+    can happen within `next` itself, which stops early after skipping many records: discard earlier calls of `wake`
+    before calling it, and let other work run before calling it again.
 
     Each topic's frames are what `diff` from its cursor gives: a tombstone for every loss, then records in seq order,
-    and `CaughtUpFrame` whenever the backlog ends. Topics take turns (`Turns`); a turn is one page. A topic that is
-    deleted, or deleted and made again, ends with a `TopicDeletedFrame`; one that can't be read ends with an
-    `ErrorFrame` that names it. Nothing is told twice.
+    and `CaughtUpFrame` whenever the backlog ends. Topics take turns (`TopicScheduler`); a turn is one page. A topic
+    that is deleted, or deleted and created again, ends with a `TopicDeletedFrame`; one that can't be read ends with an
+    `ErrorFrame` that names it. Nothing is reported twice.
 
-    A log is named by its place (`places`): the topic's name, and the partition unless it is 0.
+    A log is named by its topic partition: the topic's name, and the partition unless it is 0.
 
-    `positions` are the logs found at the start, in the order of places. `cursors` are where all logs of the watch stand
-    now, after the frame given last; a deleted one stays, but if it was followed through a pattern only until the next
-    call of `next`. `epochs` are the numbers of the instances that the cursors belong to.
+    `positions` are the logs found at the start, in order of their names. `cursors` are those of all logs after the last
+    frame; a deleted log keeps its cursor, but if it was followed through a pattern only until the next call of `next`.
+    `epochs` are the numbers of the instances that the cursors belong to.
     """
 
     __slots__ = (
-        "_catalog", "_clock", "_departed", "_follows", "_leaving", "_limit", "_match", "_max_bytes", "_max_topics",
-        "_named", "_nodes", "_patience", "_prefixes", "_refused", "_strong", "_turn", "_turns", "_untold", "_wake",
-        "cursors", "epochs", "positions",
+        "_catalog",
+        "_clock",
+        "_departed",
+        "_follows",
+        "_leaving",
+        "_limit",
+        "_match",
+        "_max_bytes",
+        "_max_topics",
+        "_named",
+        "_nodes",
+        "_patience",
+        "_prefixes",
+        "_refused",
+        "_scheduler",
+        "_strong",
+        "_turn",
+        "_unreported",
+        "_wake",
+        "cursors",
+        "epochs",
+        "positions",
     )  # fmt: skip
 
     def __init__(
@@ -67,13 +86,13 @@ class Watch:
         epochs: Mapping[str, int] | None = None,
         heads: Mapping[str, int] | None = None,
     ) -> None:
-        """Start to follow. `wake` is called often and must be cheap; all that is found is due at first, without it.
+        """Start following. `wake` is called often and must be cheap; all logs are due at first, without a call of it.
 
         Raises `invalid_request` for no topics, too many or a bad pattern, `topic_not_found` or `partition_not_found`
         for an unknown name or partition unless `request.lenient`; nothing is followed then.
 
-        A session that is opened again passes what its last `Watch` said in `epochs` and `heads`. A topic with another
-        number is another instance: it is told as recreated and read from its earliest record. Of the names in
+        A resumed session passes the `epochs` and `heads` of its last `Watch`. A topic with another number is another
+        instance: it is reported as recreated and read from its earliest record. Of the names in
         `request.topics` only those in `heads` count. A topic in `heads` that is gone gives a `TopicDeletedFrame`
         instead of an error. A topic that matches a pattern and is not in `heads` is new: it is read from its first
         record.
@@ -91,14 +110,14 @@ class Watch:
         self._named = request.topics
         self._patience = min(64, max(2, _SILENT_RECORDS // self._limit))
         self._follows: dict[str, _Follow] = {}
-        self._turn: _Follow | None = None  # goes on with the turn that its last frame began
+        self._turn: _Follow | None = None  # continues the turn of its last frame
         self._leaving: str | None = None
         now = clock.now_ms()
         scope = Scope(catalog, request, self._max_topics, heads)
         self._prefixes = scope.prefixes
-        self._refused = scope.refused  # topics beyond the limit, not told yet
+        self._refused = scope.refused  # topics beyond the limit, not reported yet
         self._departed = scope.departed
-        self._untold = sorted(scope.departed.items(), reverse=True)
+        self._unreported = sorted(scope.departed.items(), reverse=True)
         self.positions: dict[str, Position] = {}
         self.cursors: dict[str, int] = {}
         self.epochs: dict[str, int] = {}
@@ -117,36 +136,36 @@ class Watch:
                 follow.foreign = True
                 self.epochs[name] = epochs[name]  # as long as the cursor does
             self.positions[name] = Position(from_seq=cursor, head_seq=s.head, earliest_seq=s.earliest)
-        self._turns = Turns(list(self._follows.values()), now)
+        self._scheduler = TopicScheduler(list(self._follows.values()), now)
         if self._prefixes:
             catalog.on_created.append(self._created)
 
     @property
     def finished(self) -> bool:
-        """Nothing is left to follow or to tell, and nothing can come."""
-        return not (self._follows or self._prefixes or self._untold or self._refused)
+        """Return whether nothing is left to follow or report, and nothing can come."""
+        return not (self._follows or self._prefixes or self._unreported or self._refused)
 
     @property
     def heads(self) -> dict[str, int]:
-        """The highest visible seq that is known of each topic in `cursors`."""
+        """Return the highest known visible seq of each topic in `cursors`."""
         return self._departed | {name: follow.log.view.head for name, follow in self._follows.items()}
 
     @property
     def lag(self) -> int:
-        """Seqs between the cursors and the heads of what is followed."""
+        """Return the number of seqs between the cursors and the heads of the followed logs."""
         cursors = self.cursors
         return sum(max(0, follow.log.view.head - cursors[name]) for name, follow in self._follows.items())
 
     def next(self) -> WatchFrame | ErrorFrame | None:
-        """The next frame that is due, after which `cursors` have moved; None if there is none for now."""
+        """Return the next due frame, after moving `cursors`; None if there is none for now."""
         if self._leaving is not None:
             self._forget(self._leaving)
-        if self._untold:
-            name, head = self._untold.pop()
+        if self._unreported:
+            name, head = self._unreported.pop()
             if name not in self._named:
                 self._leaving = name
             self._succeed(name)
-            topic, partition = split_place(name)
+            topic, partition = parse_topic_partition(name)
             return TopicDeletedFrame(topic=topic, partition=partition or None, head_seq=head)
         if self._refused:
             return self._refusal()
@@ -155,7 +174,7 @@ class Watch:
             follow, self._turn = self._turn, None
             fresh = follow is None
             if follow is None:
-                turn = self._turns.next(now)
+                turn = self._scheduler.next(now)
                 if turn is None:
                     return None
                 assert isinstance(turn, _Follow), "nothing else takes turns here"
@@ -189,34 +208,34 @@ class Watch:
         return True
 
     def close(self) -> None:
-        """Stop following everything; nothing is due any more, and `heads` stay as they are. Twice is fine."""
+        """Stop following everything; `heads` keep their values. May be called twice."""
         self._departed = self.heads
         for follow in list(self._follows.values()):
             self._unfollow(follow)
         if self._prefixes:
             self._catalog.on_created.remove(self._created)
         self._prefixes = ()
-        self._untold, self._refused = [], []
+        self._unreported, self._refused = [], []
 
     def woken(self, follow: "_Follow") -> None:
-        """There may be something to tell about a topic that had nothing."""
+        """Wake the watch: a topic without news may have some."""
         follow.due, follow.due_ts = True, self._clock.now_ms()
-        self._turns.add(follow)
+        self._scheduler.add(follow)
         self._wake(follow.name)
 
     # -------------------------------------------------------------- one topic
 
     def _step(self, follow: "_Follow", now: int, *, fresh: bool) -> WatchFrame | None:
-        """Go on with one topic. Not `fresh` means that its last frame was of the same turn."""
+        """Serve one topic. If not `fresh`, its last frame was of the same turn."""
         topic, name = follow.topic, follow.name
         if self._catalog.topics.get(topic.name) is not topic:
             return self._deleted(follow)
         topic.touch(now)
         log, config, cursor = follow.log, topic.config, self.cursors[name]
         s = log.visible(config, now)
-        if log.untold and cursor + 1 < s.earliest:
+        if log.expiry_ticket and cursor + 1 < s.earliest:
             follow.due = False
-            log.wake_when_told()
+            log.wake_after_expiry()
             return None
         end = s.head
         if self._strong and config.durability != "ephemeral":
@@ -269,7 +288,7 @@ class Watch:
         )  # fmt: skip
 
     def _drained(self, follow: "_Follow", end: int, head: int) -> CaughtUpFrame | None:
-        """What is up to `end` was read, and no more can be now: what is behind it waits for an fsync."""
+        """Handle a reader that has read up to `end`, behind which records wait for an fsync."""
         follow.due = follow.opening = False
         follow.stale = None
         if end < head or follow.live:
@@ -278,9 +297,9 @@ class Watch:
         return CaughtUpFrame(topic=follow.topic.name, partition=follow.partition, head_seq=head)
 
     def _again(self, follow: "_Follow", now: int) -> None:
-        """More is to be read, in a later turn."""
+        """Schedule another turn, as more is to be read."""
         follow.due_ts = now
-        self._turns.add(follow)
+        self._scheduler.add(follow)
 
     def _deleted(self, follow: "_Follow") -> TopicDeletedFrame:
         name, head = follow.name, follow.log.view.head
@@ -292,7 +311,7 @@ class Watch:
         return TopicDeletedFrame(topic=follow.topic.name, partition=follow.partition, head_seq=head)
 
     def _failed(self, follow: "_Follow", error: TopicsError) -> ErrorFrame:
-        """The topic can't be read: the others go on without it."""
+        """Drop a topic that can't be read; the others continue."""
         name = follow.name
         self._unfollow(follow)
         self._departed[name] = follow.log.view.head
@@ -304,28 +323,28 @@ class Watch:
     # ------------------------------------------------------- coming and going
 
     def _created(self, topic: Topic) -> None:
-        """Readers may know of a new topic: follow it from its first record if a pattern asks for it."""
+        """Follow a topic that has become visible from its first record, if a pattern matches it."""
         name = topic.name
         if name in self._follows or not name.startswith(self._prefixes):
             return  # where an earlier instance is still followed, its end is told first
-        if any(name == gone for gone, _ in self._untold):
+        if any(name == gone for gone, _ in self._unreported):
             return  # so it is here
         if len(self._follows) >= self._max_topics:
             if len(self._refused) < self._max_topics:
                 self._refused.append(name)
         else:
-            self._turns.join(self._follow(name, topic, self._clock.now_ms(), joined=True))
+            self._scheduler.join(self._follow(name, topic, self._clock.now_ms(), joined=True))
         self._wake(name)
 
     def _succeed(self, name: str) -> None:
-        """The end of a topic is told: go on with the one that has its name by now."""
+        """Continue after the reported end of a topic with the topic that has its name by now."""
         successor = self._catalog.find(name)
         if successor is not None and not self._catalog.unsynced(successor):
             self._created(successor)
 
     def _follow(self, name: str, topic: Topic, now: int, *, joined: bool) -> "_Follow":
-        """Follow the log at a place, from its first record."""
-        follow = self._follows[name] = _Follow(self, name, topic, split_place(name)[1], now, joined=joined)
+        """Follow the log of a topic partition, from its first record."""
+        follow = self._follows[name] = _Follow(self, name, topic, parse_topic_partition(name)[1], now, joined=joined)
         self.cursors[name], self.epochs[name] = 0, topic.number
         if self._leaving == name:
             self._leaving = None
@@ -340,7 +359,7 @@ class Watch:
             self._turn = None
 
     def _forget(self, name: str) -> None:
-        """The name has left the watch: it has no cursor any more."""
+        """Remove the cursor of a name that has left the watch."""
         for known in (self.cursors, self.epochs, self._departed):
             known.pop(name, None)
         if self._leaving == name:
@@ -354,8 +373,8 @@ class Watch:
         )  # fmt: skip
 
 
-class _Follow(Turn):
-    """One log that is followed: `number` is that of its partition, `name` its place."""
+class _Follow(ScheduledLog):
+    """One log that is followed: `number` is that of its partition, `name` its topic partition."""
 
     __slots__ = ("foreign", "joined", "live", "name", "number", "opening", "stale", "watch")
 
@@ -376,13 +395,13 @@ class _Follow(Turn):
         return self.number if len(self.topic.logs) > 1 else None
 
     def woken(self) -> None:
-        """The log has grown, or is gone."""
+        """Wake the watch: the log has grown, or is gone."""
         if not self.due and self.watch is not None:
             self.watch.woken(self)
 
 
 def _look(topic: Topic, log: Log, now: int) -> Snapshot:
-    """What a reader sees of one of the topic's logs. Damage is met, and told, when it is read."""
+    """Return what a reader sees of one of the topic's logs. Damage is found and reported on reading."""
     try:
         return log.visible(topic.config, now)
     except TopicsError:

@@ -1,4 +1,4 @@
-"""A subscription and the frames of its stream: the union that gRPC, SSE and WebSocket carry alike (SPEC API 7)."""
+"""A subscription and the frames of its stream, the same for gRPC, SSE and WebSocket (docs/contract.md, 8)."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from topics_service.engine.errors import Reason
 from topics_service.engine.model import Slice, TagMatch, Tombstone
-from topics_service.engine.watch.places import place_of
+from topics_service.engine.watch.topic_partition import format_topic_partition
 
 _INVOLUNTARY: Final = frozenset({"cap", "ttl", "mixed"})
 
@@ -19,31 +19,32 @@ class _OfTopic(Struct, frozen=True, kw_only=True):
     partition: int | None = None
 
     @property
-    def place(self) -> str:
-        """The key of its cursor, see `places`."""
-        return place_of(self.topic, self.partition or 0)
+    def topic_partition(self) -> str:
+        """The key of its cursor, see `topic_partition`."""
+        return format_topic_partition(self.topic, self.partition or 0)
 
 
 class WatchTopic(Struct, frozen=True, kw_only=True):
-    """Where to start in one topic: after `from_seq`, or with `tail` at the head of this moment."""
+    """The start in one topic: after `from_seq`, or with `tail` at the head of this moment."""
 
     from_seq: int = 0
     tail: bool = False
 
 
 class WatchRequest(Struct, kw_only=True):
-    """Follow many topics (SPEC API 7.2).
+    """Follow many topics (docs/contract.md, 8.2).
 
     The keys of `topics` are names or, beyond the contract, a prefix and a `*` (`tenant42:*`, or `*` for everything):
     every topic that starts with it, also those created later, which are followed from their first record. `topic@3` is
-    partition 3 of a topic (see `places`); names and prefixes mean partition 0. `cursor` maps the same to the last seq
-    dealt with and replaces their start; a topic that it lacks though it has others of the same pattern is new since,
-    and is read from its first record too. `limit` and `max_batch_bytes` bound one frame of
-    records: a limit of 0 means 256 and is clamped to 1000, None bytes mean 262144 and 0 means 1 MiB, clamped to 8 MiB.
-    `heartbeat_ms` None means no heartbeats. `nodes` drops records written by these nodes, `filter` keeps only those
-    with a matching tag. `strong` holds records back until they are durable by fsync. `lenient` leaves unknown topics
-    out.
-    `include_tags`, `include_metas` and `include_data` are for the door that shows the records.
+    partition 3 of a topic (see `topic_partition`); names and prefixes mean partition 0. `cursor` maps the same keys to
+    the last seq processed and replaces their start; a topic that it lacks although it has others of the same pattern
+    is new, and is read from its first record too.
+
+    `limit` and `max_batch_bytes` bound one frame of records: a limit of 0 means 256 and is clamped to 1000, None bytes
+    mean 262144 and 0 means 1 MiB, clamped to 8 MiB. `heartbeat_ms` None means no heartbeats. `nodes` drops records
+    written by these nodes, `filter` keeps only those with a matching tag. `strong` holds records back until they are
+    durable by fsync. `lenient` ignores unknown topics. `include_tags`, `include_metas` and `include_data` tell the
+    protocol layer which columns to send.
     """
 
     topics: dict[str, WatchTopic]
@@ -61,7 +62,7 @@ class WatchRequest(Struct, kw_only=True):
 
 
 class Position(Struct, frozen=True, kw_only=True):
-    """Where one topic stood when the subscription began: the reader's cursor, and the log."""
+    """The state of one topic when the subscription began: the reader's cursor, and the log."""
 
     from_seq: int
     head_seq: int
@@ -89,7 +90,7 @@ class TombstoneFrame(_OfTopic, frozen=True, kw_only=True):
 
     @property
     def too_old(self) -> bool:
-        """Whether SSE and gRPC tell it as `from_seq_too_old`: not of another topic's cursor, or a source's loss."""
+        """Return whether SSE and gRPC report `from_seq_too_old`: not for another topic's cursor or a source's loss."""
         return self.opening and self.tombstone.reason in _INVOLUNTARY
 
 
@@ -115,8 +116,8 @@ class HeartbeatFrame(Struct, frozen=True, kw_only=True):
 class ErrorFrame(Struct, frozen=True, kw_only=True):
     """Something about the stream itself; a `terminal` one is its last frame. No topics means the whole stream.
 
-    `topics` are places. `code` is HTTP-aligned: 409 not a queue any more, 410 session removed, 429 paced or too many
-    topics, 500 a topic that can't be read, 503 shutting down.
+    `topics` are topic partitions. `code` is HTTP-aligned: 409 not a queue any more, 410 session removed, 429 paced or
+    too many topics, 500 a topic that can't be read, 503 shutting down.
     """
 
     reason: Reason

@@ -1,4 +1,4 @@
-"""Effective priority: which of the topics that are due is served first (SPEC DESIGN 3).
+"""Effective priority: which of the topics that are due is served first (docs/contract.md, 3.7).
 
 It decides order only, never what is delivered.
 """
@@ -20,5 +20,5 @@ def effective(topic: Topic, now: int, due_ts: int) -> int:
 
 
 def age_boost(waited_ms: int) -> int:
-    """What a wait adds: 0 to 1000."""
+    """Return the boost for a wait: 0 to 1000."""
     return AGE_RATE * max(0, min(waited_ms, AGE_CAP_MS)) // 1000

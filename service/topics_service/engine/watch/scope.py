@@ -1,4 +1,4 @@
-"""What a subscription covers when it begins: topics by name and by pattern, and where to start in each."""
+"""The scope of a subscription when it begins: topics by name and by pattern, and the start in each."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,7 +8,7 @@ from topics_service.engine.errors import TopicsError, invalid
 from topics_service.engine.names import is_topic_name, narrow
 from topics_service.engine.topic import Topic
 from topics_service.engine.watch.frames import WatchRequest, WatchTopic
-from topics_service.engine.watch.places import place_of, split_place
+from topics_service.engine.watch.topic_partition import format_topic_partition, parse_topic_partition
 
 
 def by_place(starts: Iterable[tuple[str, int, WatchTopic]]) -> dict[str, WatchTopic]:
@@ -18,15 +18,15 @@ def by_place(starts: Iterable[tuple[str, int, WatchTopic]]) -> dict[str, WatchTo
     """
     topics: dict[str, WatchTopic] = {}
     for key, partition, start in starts:
-        place = key
+        name = key
         if partition:
-            name, number = split_place(key)
+            topic, number = parse_topic_partition(key)
             if "*" in key or number not in (0, partition):
                 raise invalid(f'"{key}" has no partition {partition}')
-            place = place_of(name, partition)
-        if place in topics:
-            raise invalid(f'duplicate topic "{place}"')
-        topics[place] = start
+            name = format_topic_partition(topic, partition)
+        if name in topics:
+            raise invalid(f'duplicate topic "{name}"')
+        topics[name] = start
     return topics
 
 
@@ -40,12 +40,12 @@ def prefix_of(key: str) -> str | None:
         return None
     prefix = key[:-1]
     if star != len(prefix) or (prefix and not is_topic_name(prefix)):
-        raise invalid(f'"{key}" is no pattern: a pattern is the beginning of topic names and one * at the end')
+        raise invalid(f'"{key}" is not a pattern: a pattern is a prefix of topic names with one * at the end')
     return prefix
 
 
 class Scope:
-    """The places of a subscription: `topics` to follow and `departed`, which are gone, with their last heads.
+    """The topic partitions of a subscription: `topics` to follow and `departed`, which are gone, with their last heads.
 
     A topic that has come to be without the partition is gone too. `prefixes` are those of the patterns; `refused` are
     topics that match but are too many.
@@ -85,7 +85,7 @@ class Scope:
                 break
 
     def start(self, name: str, head: int) -> int:
-        """The cursor to start at in one of the places, whose head is given.
+        """Return the cursor to start at in a topic partition whose head is given.
 
         A topic that matches a pattern and is new since is read from its first record: one that a session does not know,
         or one without a cursor where there are some for the pattern.
@@ -106,7 +106,7 @@ class Scope:
     def _find_named(self, catalog: Catalog) -> None:
         for key in self._request.topics:
             if "*" not in key:
-                name, partition = split_place(key)
+                name, partition = parse_topic_partition(key)
                 try:
                     topic = catalog.visible(name)
                     topic.partition(partition)
@@ -118,7 +118,7 @@ class Scope:
     def _find_known(self, catalog: Catalog, known: Mapping[str, int]) -> None:
         for key, head in known.items():
             if key in self._request.topics or key.startswith(self.prefixes):
-                name, partition = split_place(key)
+                name, partition = parse_topic_partition(key)
                 topic = catalog.find(name)
                 if topic is None or catalog.unsynced(topic) or partition >= len(topic.logs):
                     self.departed[key] = head

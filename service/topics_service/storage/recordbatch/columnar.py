@@ -1,4 +1,4 @@
-"""Batches as columns of records, as the other doors have them, and such columns as a batch."""
+"""Conversion between batches and columns of records, the form of the other protocols."""
 
 from collections.abc import Sequence
 from itertools import repeat
@@ -10,7 +10,7 @@ from topics_service.storage.recordbatch.mapping import NODE_HEADER, key_and_head
 from topics_service.storage.recordbatch.records import Piece, body_of, parsed, pieces
 from topics_service.storage.recordbatch.varint import MalformedRecordError
 from topics_service.storage.recordbatch.written import HeaderList, written
-from topics_service.storage.texts import Column
+from topics_service.storage.varbinary import Column
 
 _NULL: Final = b"null"
 

@@ -58,7 +58,7 @@ class Header(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int  # type: ignore[assignment]  # nobody counts values in a header
+    count: int  # type: ignore[assignment]  # `tuple.count` is never used on a header
 
     @property
     def size(self) -> int:
@@ -67,22 +67,22 @@ class Header(NamedTuple):
 
     @property
     def codec(self) -> int:
-        """How the records are compressed: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
+        """The compression of the records: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
         return self.attributes & CODEC_MASK
 
     @property
     def is_log_append_time(self) -> bool:
-        """Whether all records have the time `max_ts`, set by the broker."""
+        """Return whether all records have the time `max_ts`, set by the broker."""
         return bool(self.attributes & LOG_APPEND_TIME)
 
     @property
     def is_transactional(self) -> bool:
-        """Whether the batch is part of a transaction."""
+        """Return whether the batch is part of a transaction."""
         return bool(self.attributes & TRANSACTIONAL)
 
     @property
     def is_control(self) -> bool:
-        """Whether the records are markers for clients, not for applications."""
+        """Return whether the records are markers for clients, not for applications."""
         return bool(self.attributes & CONTROL)
 
 

@@ -28,8 +28,8 @@ class Codec(IntEnum):
 _FIRST_BUFFER: Final = 64 << 10
 _GROWTH: Final = 4  # so all attempts together write at most 4/3 of the limit
 _FULL: Final = "whole buffer"  # how cramjam says that the output does not fit; damaged data raises the same class
-_MOST_MEMBERS: Final = 16  # producers write one; each costs a copy of those that follow
-_MOST_CHUNKS: Final = 10_000  # producers fill 32 KiB with each
+_MAX_MEMBERS: Final = 16  # producers write one; each costs a copy of those that follow
+_MAX_CHUNKS: Final = 10_000  # producers fill 32 KiB with each
 _XERIAL: Final = b"\x82SNAPPY\x00"  # the framing of snappy-java: magic, version, compatible version, chunks
 _XERIAL_HEADER: Final = 16
 _CHUNK: Final = struct.Struct(">i")
@@ -69,8 +69,8 @@ def _gzip(data: bytes, limit: int) -> bytes:
     pieces: list[bytes] = []
     room = limit
     while data or not pieces:
-        if len(pieces) == _MOST_MEMBERS:
-            raise InvalidBatchError("invalid", f"gzip: more than {_MOST_MEMBERS} members")
+        if len(pieces) == _MAX_MEMBERS:
+            raise InvalidBatchError("invalid", f"gzip: more than {_MAX_MEMBERS} members")
         member = zlib.decompressobj(wbits=31)
         try:
             piece = member.decompress(data, room + 1)
@@ -104,8 +104,8 @@ def _snappy(data: bytes, limit: int) -> bytes:
         room -= len(piece)
         pieces.append(piece)
         position += size
-        if len(pieces) > _MOST_CHUNKS:
-            raise InvalidBatchError("invalid", f"snappy: more than {_MOST_CHUNKS} chunks")
+        if len(pieces) > _MAX_CHUNKS:
+            raise InvalidBatchError("invalid", f"snappy: more than {_MAX_CHUNKS} chunks")
     return b"".join(pieces)
 
 

@@ -1,4 +1,4 @@
-"""Which values are JSON: exactly one JSON text in UTF-8, as strictly as the API takes it in an append."""
+"""Detection of JSON values: exactly one JSON text in UTF-8, checked as strictly as an append does."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -19,7 +19,7 @@ MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def is_json(value: bytes) -> bool:
-    """Whether `value` is one JSON text. White space around it is allowed, lone surrogates and endless nesting not."""
+    """Return whether this is one JSON text. Outer white space is allowed; lone surrogates and deep nesting are not."""
     try:
         if not value.isascii():
             value.decode()  # msgspec skips over string bytes when it makes a Raw
@@ -51,7 +51,7 @@ def kinds_of(values: Sequence[bytes]) -> bytes | None:
 
 
 def all_json(values: Sequence[bytes]) -> bool:
-    """Whether every value is one JSON text in UTF-8 without white space around it.
+    """Return whether every value is one JSON text in UTF-8 without white space around it.
 
     One pass over a megabyte of them, several times cheaper than a call for each. False says nothing about which value
     is the reason; `is_json` tells.

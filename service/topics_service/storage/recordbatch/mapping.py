@@ -1,4 +1,4 @@
-"""What a Kafka record is to the other doors, and the way back.
+"""The mapping of Kafka records to those of the other protocols, and back.
 
 A key is the tag if it is UTF-8 of at most 256 bytes, else the meta member `$key`. A value is the data: JSON if it is
 one JSON text, kept byte for byte, else binary; a null value is the JSON `null`. Headers are the members of the meta,
@@ -65,7 +65,7 @@ def meta_of(key: bytes | None, headers: list[tuple[str, bytes | None]]) -> bytes
 
 
 def meta_of_any(key: bytes | None, headers: Sequence[tuple[str | bytes, bytes | None]]) -> bytes | None:
-    """What `meta_of` says, of header names that may be bytes."""
+    """Return the same as `meta_of`, for header names that may be bytes."""
     if key is None and not headers:
         return None
     members: dict[str, Any] = {} if key is None else {KEY: _encoded(key)}
@@ -124,7 +124,7 @@ def _value(content: bytes) -> str | dict[str, str]:
 
 
 def _is_special(name: str) -> bool:
-    """Whether `name` without the `$` before it is one that this mapping makes."""
+    """Return whether `name` without the `$` before it is one that this mapping makes."""
     rest = "$" + name.lstrip("$")
     return rest == KEY or rest.startswith(_BASE64_NAME)
 

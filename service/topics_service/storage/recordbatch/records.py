@@ -83,7 +83,7 @@ class Piece(NamedTuple):
     data: Buffer
 
     def can_be_read(self) -> bool:
-        """Whether `read` and `timestamps` can read it, and each record is where its offset says."""
+        """Return whether `read` and `timestamps` can read it, and each record is where its offset says."""
         try:
             return [record.offset for record in self._reader()] == list(range(self.first, self.first + self.records))
         except Exception:  # the reader's own error, or whatever Python's allocator and UTF-8 decoder raise
@@ -205,13 +205,13 @@ def rebuilt(batch: Buffer, base_offset: int, keep: Sequence[int]) -> bytes:
     return assembled(header._replace(base_offset=base_offset, attributes=attributes, count=len(keep)), kept)
 
 
-def inflated_size(batch: Buffer, most: int) -> int | None:
-    """The bytes of the batch once its records are inflated; None for more than `most`. Takes no longer than those."""
+def inflated_size(batch: Buffer, max_bytes: int) -> int | None:
+    """Return the inflated size of the batch; None if it exceeds `max_bytes`. Inflates no more than that."""
     header = header_of(batch)
     if not header.codec:
-        return header.size if header.size <= most else None
+        return header.size if header.size <= max_bytes else None
     try:
-        return HEADER.size + len(inflated(header.codec, memoryview(batch)[HEADER.size : header.size], most))
+        return HEADER.size + len(inflated(header.codec, memoryview(batch)[HEADER.size : header.size], max_bytes))
     except InvalidBatchError:
         return None
 
@@ -261,7 +261,7 @@ def _timestamp(frame: bytes, base_ts: int) -> int:
 
 
 def _stops(body: bytes, count: int) -> "array[int]":
-    """Where each record stops. Raises MalformedRecordError if the lengths before them don't lead to the end."""
+    """Return the end of each record. Raises MalformedRecordError if the lengths before them don't lead to the end."""
     stops = array("Q")
     add = stops.append
     size = len(body)

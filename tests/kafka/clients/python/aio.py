@@ -285,7 +285,7 @@ def _run(command: Callable[[Command], Awaitable[Any]]) -> Callable[[Command], An
         try:
             async with asyncio.timeout(facts.get("seconds", 30) + 15):
                 return await command(facts)
-        except asyncio.CancelledError:  # what stop() gives for a task of its own that it cancelled
+        except asyncio.CancelledError:  # stop() raises it for a task that it has cancelled itself
             raise RuntimeError("cancelled") from None
 
     return lambda facts: asyncio.run(bounded(facts))

@@ -1,6 +1,6 @@
 """The loop of a client program: a JSON command a line on stdin, a JSON reply a line on stdout.
 
-Commands are in ../README.md. Bytes travel as base64, null stays null. A command that the broker refused is answered
+Commands are in ../README.md. Bytes are sent as base64, null as null. A command that the broker refused is answered
 `{"error": {"code": ..., "message": ...}}` with Kafka's error code (null for any other failure).
 """
 
@@ -25,12 +25,12 @@ class RefusedError(Exception):
 
 
 def packed(data: bytes | None) -> str | None:
-    """Bytes as they travel."""
+    """Encode bytes for JSON."""
     return None if data is None else base64.b64encode(data).decode()
 
 
 def unpacked(text: str | None) -> bytes | None:
-    """The bytes that travelled."""
+    """Decode bytes from JSON."""
     return None if text is None else base64.b64decode(text)
 
 
@@ -42,7 +42,7 @@ def record(
     value: bytes | None,
     headers: list[tuple[str, bytes | None]],
 ) -> Record:
-    """A consumed record as it travels; `timestamp` in ms."""
+    """Encode a consumed record for JSON; `timestamp` in ms."""
     return {
         "partition": partition,
         "offset": offset,
@@ -59,7 +59,7 @@ def numbered(count: int, partitions: int) -> list[Record]:
 
 
 class Journal:
-    """What a group member saw, a JSON array a line, flushed at once so that it outlives the process."""
+    """The events of a group member, one JSON array a line, flushed at once so that they outlive the process."""
 
     def __init__(self, path: str) -> None:
         self._file = open(path, "a")  # noqa: SIM115 (open as long as the member)
@@ -73,10 +73,10 @@ class Journal:
 
 
 class Uncommitted:
-    """What a member has processed and not committed, positions by partition. A rebalance refuses commits: what was
-    refused is repeated with the next commit, while the member owns the partition, and before it leaves.
+    """Processed but uncommitted positions of a member, by partition.
 
-    `commit` raises one of `refusals`.
+    Commits refused during a rebalance are repeated with the next commit while the member owns the partition, and before
+    it leaves. `commit` raises one of `refusals`.
     """
 
     _LAST_TRIES = 100
@@ -88,7 +88,7 @@ class Uncommitted:
         self._places: dict[int, int] = {}
 
     def steps(self, stop: threading.Event) -> Iterator[None]:
-        """One for each poll: until `stop` is set, and then some more if need be."""
+        """Yield for each poll: until `stop` is set, and then some more if needed."""
         while not stop.is_set():
             yield
         tries = 0
@@ -97,19 +97,19 @@ class Uncommitted:
             yield
 
     def processed(self, records: list[tuple[int, int]]) -> None:
-        """Partition and offset of each record of a poll; commits."""
+        """Add the (partition, offset) of each record of a poll, and commit."""
         if records:
             self._journal.write("records", records)
             self._places |= {partition: offset + 1 for partition, offset in records}
         self._flush(self._places)
 
     def revoked(self, partitions: list[int]) -> None:
-        """These go in good order: the last chance."""
+        """Commit before an orderly revocation of the partitions."""
         self._flush({partition: self._places[partition] for partition in partitions if partition in self._places})
         self.lost(partitions, "revoked")
 
     def lost(self, partitions: list[int], event: str = "lost") -> None:
-        """These are somebody else's."""
+        """Drop partitions that have another owner now."""
         for partition in partitions:
             self._places.pop(partition, None)
         self._journal.write(event, partitions)
@@ -137,7 +137,7 @@ class Members:
         self._members: dict[str, tuple[threading.Thread, threading.Event]] = {}
 
     def start(self, command: Mapping[str, Any]) -> None:
-        """Start a member; its journal tells how it goes."""
+        """Start a member, which writes its journal."""
         stop, journal = threading.Event(), Journal(command["journal"])
 
         def body() -> None:
@@ -153,7 +153,7 @@ class Members:
         thread.start()
 
     def stop(self, command: Mapping[str, Any]) -> None:
-        """Let a member leave, and wait until it has."""
+        """Make a member leave, and wait until it has left."""
         thread, stop = self._members.pop(command["member"])
         stop.set()
         thread.join(30)
@@ -162,7 +162,7 @@ class Members:
 
 
 def serve(commands: Mapping[str, Callable[[dict[str, Any]], Any]], refusal: Callable[[Exception], int | None]) -> None:
-    """Answer commands until stdin ends. `refusal` gives the Kafka error code of an exception of the client, if any."""
+    """Answer commands until stdin ends. `refusal` returns the Kafka error code of a client's exception, if any."""
     for line in sys.stdin:
         command = json.loads(line)
         reply: dict[str, Any]

@@ -56,7 +56,7 @@ def _admin(command: Command) -> AdminClient:
         failures.append(error)
 
     admin = AdminClient(_settings(command, error_cb=failed, **{"socket.timeout.ms": 10000}))
-    if "user" in command["conn"]:  # a refused login is only told to the callback
+    if "user" in command["conn"]:  # a refused login is reported to the callback only
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             admin.poll(0.05)
@@ -71,7 +71,7 @@ def _admin(command: Command) -> AdminClient:
 
 
 def _ask(command: Command, method: str, *facts: Any, **more: Any) -> Any:
-    """The value of the only future that a method of AdminClient gives (the client has to live until then)."""
+    """Return the value of the only future of an AdminClient method. The client has to live until then."""
     admin = _admin(command)
     future = getattr(admin, method)(*facts, **more)
     if isinstance(future, dict):

@@ -52,7 +52,7 @@ def _checked(code: int, message: object = "") -> None:
 
 
 def _spelled(outcome: str) -> None:
-    """Some calls spell their errors: `[Error 40] ...`."""
+    """Raise errors that some calls return as text: `[Error 40] ...`."""
     found = re.match(r"\[Error (\d+)\]", outcome)
     if found:
         raise RefusedError(int(found[1]), outcome)

@@ -1,4 +1,4 @@
-"""Commands with kcat (the librdkafka of the distribution), a process a command."""
+"""Commands with kcat (the distribution's librdkafka), one process per command."""
 
 import subprocess
 import tempfile
@@ -10,7 +10,7 @@ from commands import Record, RefusedError, record, serve, unpacked
 
 Command = dict[str, Any]
 
-# Fields of a message: binary ones behind their lengths, which are -1 for null.
+# Fields of a message: a length, -1 for null, precedes each binary one.
 _FORMAT = r"%p %o %T %K %S\n%k%s"
 
 
@@ -44,11 +44,11 @@ def _spelled_headers(item: Record) -> list[str]:
 
 
 def produce(command: Command) -> None:
-    """A run of kcat a record: its key and value in files, so that they may hold anything. Gives no offsets."""
+    """Run kcat once per record, with key and value in files, so that they can hold any bytes. Returns no offsets."""
     for item in command["records"]:
         key, value = unpacked(item["key"]), unpacked(item["value"])
         with tempfile.TemporaryDirectory() as directory:
-            # The delimiters can't occur in what the tests write.
+            # The delimiters never occur in data of the tests.
             line = (b"" if key is None else key) + b"\x1e" + (b"" if value is None else value) + b"\x1f"
             path = Path(directory) / "record"
             path.write_bytes(line)
@@ -60,7 +60,7 @@ def produce(command: Command) -> None:
 
 
 def _headers(command: Command, *options: str) -> dict[tuple[int, int], list[tuple[str, bytes | None]]]:
-    """Headers by place. kcat prints them as text: NULL stands for null."""
+    """Headers by partition and offset. kcat prints them as text: NULL is null."""
     found = {}
     for line in _kcat(command, *options, "-f", r"%p %o %h\x1d").split(b"\x1d")[:-1]:
         partition, offset, text = line.split(b" ", 2)
@@ -90,7 +90,7 @@ def _parsed(out: bytes, headers: Mapping[tuple[int, int], list[tuple[str, bytes 
 
 
 def read(command: Command) -> dict[str, Any]:
-    """kcat -e ends when it has reached the end of the partition: that it ends is the proof."""
+    """Read with kcat -e, which exits only at the end of the partition."""
     records: list[Record] = []
     ends = {}
     for partition, offset in command["start"].items():
@@ -109,7 +109,7 @@ def offsets(command: Command) -> int:
 
 
 def consume(command: Command) -> list[Record]:
-    """One member that reads so many records and commits them on leaving."""
+    """Run one member that reads `count` records and commits them on leaving."""
     options = ["-X", "auto.offset.reset=earliest", "-X", "session.timeout.ms=10000", "-c", str(command["count"])]
     out = _kcat(command, *options, "-f", _FORMAT, "-G", command["group"], command["topic"])
     return _parsed(out, {})

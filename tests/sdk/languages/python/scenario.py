@@ -13,11 +13,11 @@ import grpc
 from google.protobuf.descriptor_pb2 import MethodOptions
 from google.rpc import error_details_pb2, status_pb2
 
-from topics.v1 import queue_service_pb2, record_pb2, stream_pb2, topic_pb2, watch_service_pb2
-from topics.v1 import topics_service_pb2 as pb
-from topics.v1.queue_service_pb2_grpc import QueueServiceStub
-from topics.v1.topics_service_pb2_grpc import TopicsServiceStub
-from topics.v1.watch_service_pb2_grpc import WatchServiceStub
+from topics_proto.v1 import queue_service_pb2, record_pb2, stream_pb2, topic_pb2, watch_service_pb2
+from topics_proto.v1 import topics_service_pb2 as pb
+from topics_proto.v1.queue_service_pb2_grpc import QueueServiceStub
+from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub
+from topics_proto.v1.watch_service_pb2_grpc import WatchServiceStub
 
 Facts = dict[str, Any]
 SECONDS = 20.0

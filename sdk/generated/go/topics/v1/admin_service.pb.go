@@ -25,7 +25,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// How metrics are written.
+// Format of metrics.
 type MetricsFormat int32
 
 const (
@@ -289,7 +289,7 @@ func (x *GetReadyResponse) GetWritesRefused() *WritesRefused {
 	return nil
 }
 
-// Why writes are refused. The fields are those in the detail of the error that they get.
+// Cause of refused writes. The fields are those in the detail of their errors.
 type WritesRefused struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The limit that is met: min_free_bytes, the free space of the disk (TOPICS_MIN_FREE_BYTES).
@@ -537,8 +537,8 @@ func (x *ListBulkReadersResponse) GetReaders() []*BulkReader {
 	return nil
 }
 
-// One process that serves BulkDiff, and nothing else, from the same data. It takes the same keys. What the server had
-// acknowledged when a call came to it, it finds; a read has to name the end_seq it wants, which the server has told.
+// One process that serves BulkDiff, and nothing else, from the same data. It takes the same keys. A call finds
+// everything that the server had acknowledged before it; a read has to name an end_seq, which comes from the server.
 // Topics whose records live in memory only are read at the server.
 type BulkReader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -597,7 +597,7 @@ func (x *BulkReader) GetPort() uint32 {
 // Asks for CreateCheckpoint.
 type CreateCheckpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The server removes the checkpoint after this time if nobody releases it before, and in any case when it starts
+	// The server removes the checkpoint after this time unless it is released before, and in any case when it starts
 	// again. In milliseconds, at most seven days. Default: an hour.
 	TtlMs         uint64 `protobuf:"varint,1,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields

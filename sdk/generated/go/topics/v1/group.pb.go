@@ -160,7 +160,7 @@ type GroupPosition struct {
 	// Cursor, exclusive: everything up to this seq is dealt with. Above head_seq where a Kafka client committed that: it
 	// counts as the head until the log has grown past it.
 	FromSeq uint64 `protobuf:"varint,3,opt,name=from_seq,json=fromSeq,proto3" json:"from_seq,omitempty"`
-	// What the client gave with it.
+	// Text of the client's own.
 	Metadata string `protobuf:"bytes,4,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	// Time of the commit in milliseconds since the Unix epoch.
 	CommitTsMs int64 `protobuf:"varint,5,opt,name=commit_ts_ms,json=commitTsMs,proto3" json:"commit_ts_ms,omitempty"`
@@ -329,11 +329,11 @@ type GroupMember struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Identity of the member within the group.
 	MemberId string `protobuf:"bytes,1,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
-	// What the client calls itself.
+	// The client's own name.
 	ClientId string `protobuf:"bytes,2,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`
 	// Address that it comes from.
 	ClientHost string `protobuf:"bytes,3,opt,name=client_host,json=clientHost,proto3" json:"client_host,omitempty"`
-	// What it was given to read.
+	// Partitions assigned to it.
 	Assignment    []*TopicPartitions `protobuf:"bytes,4,rep,name=assignment,proto3" json:"assignment,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -506,9 +506,9 @@ type GroupSummary struct {
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// Kind of group (see GroupState.protocol_type).
 	ProtocolType string `protobuf:"bytes,3,opt,name=protocol_type,json=protocolType,proto3" json:"protocol_type,omitempty"`
-	// How many members it has.
+	// Number of its members.
 	Members uint32 `protobuf:"varint,4,opt,name=members,proto3" json:"members,omitempty"`
-	// How many positions it has committed.
+	// Number of its positions.
 	Positions uint32 `protobuf:"varint,5,opt,name=positions,proto3" json:"positions,omitempty"`
 	// Time of the newest commit in milliseconds since the Unix epoch; absent if there is none.
 	LastCommitTsMs *int64 `protobuf:"varint,6,opt,name=last_commit_ts_ms,json=lastCommitTsMs,proto3,oneof" json:"last_commit_ts_ms,omitempty"`

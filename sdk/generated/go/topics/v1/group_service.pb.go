@@ -372,7 +372,7 @@ type ConsumeRequest struct {
 	Topic string `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
 	// Partition to read. Default 0.
 	Partition uint32 `protobuf:"varint,3,opt,name=partition,proto3" json:"partition,omitempty"`
-	// Where to start while the group has committed nothing in this partition. JSON member `start`: "earliest", "latest" or
+	// Start of reading while the group has no position in this partition. JSON member `start`: "earliest", "latest" or
 	// a number. Default: earliest.
 	//
 	// Types that are valid to be assigned to Start:
@@ -384,11 +384,11 @@ type ConsumeRequest struct {
 	Limit uint32 `protobuf:"varint,6,opt,name=limit,proto3" json:"limit,omitempty"`
 	// Own nodes of the reader: their records are left out. Default: none.
 	Node []string `protobuf:"bytes,7,rep,name=node,proto3" json:"node,omitempty"`
-	// Whether records carry their tag. Default false.
+	// True to include the tag of records. Default false.
 	IncludeTags bool `protobuf:"varint,8,opt,name=include_tags,json=includeTags,proto3" json:"include_tags,omitempty"`
-	// Whether records carry their meta. Default true.
+	// True to include the meta of records. Default true.
 	IncludeMeta *bool `protobuf:"varint,9,opt,name=include_meta,json=includeMeta,proto3,oneof" json:"include_meta,omitempty"`
-	// How long to wait for a record when there is none, in milliseconds, clamped to 30000. Default 0: answer at once.
+	// Time to wait for a first record, in milliseconds, clamped to 30000. Default 0: answer at once.
 	WaitMs uint64 `protobuf:"varint,10,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
 	// Byte budget of the reply, counted as data + meta, clamped to 8 MiB. Default 0: 1 MiB.
 	MaxBatchBytes uint64 `protobuf:"varint,11,opt,name=max_batch_bytes,json=maxBatchBytes,proto3" json:"max_batch_bytes,omitempty"`
@@ -550,7 +550,7 @@ type ConsumeResponse struct {
 	Partition uint32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
 	// Position of the group when the call came; absent when it has committed nothing here.
 	CommittedFromSeq *uint64 `protobuf:"varint,3,opt,name=committed_from_seq,json=committedFromSeq,proto3,oneof" json:"committed_from_seq,omitempty"`
-	// What Diff would answer from there; its performance is absent. To commit what it holds is to commit its
+	// The answer of Diff from there, without its performance. To commit its records, commit its
 	// next_from_seq. The JSON reply has its fields at the top level.
 	Page *DiffResponse `protobuf:"bytes,4,opt,name=page,proto3" json:"page,omitempty"`
 	// Server-side timings.
@@ -876,7 +876,7 @@ type ResetPositionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the group; required. Path parameter.
 	Group string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// Where to; required. JSON members `to` ("earliest", "latest" or a number) and `to_ts`.
+	// New position; required. JSON members `to` ("earliest", "latest" or a number) and `to_ts`.
 	//
 	// Types that are valid to be assigned to To:
 	//
@@ -1117,7 +1117,7 @@ type DeletePositionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the group.
 	Group string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// How many positions there were.
+	// Number of deleted positions.
 	Deleted uint64 `protobuf:"varint,2,opt,name=deleted,proto3" json:"deleted,omitempty"`
 	// Server-side timings.
 	Performance   *Performance `protobuf:"bytes,3,opt,name=performance,proto3" json:"performance,omitempty"`

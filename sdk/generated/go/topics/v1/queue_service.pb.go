@@ -24,7 +24,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// What a Nack makes of the delivery that it ends.
+// Effect of a Nack on the delivery that it ends.
 type NackMode int32
 
 const (
@@ -492,11 +492,11 @@ type NackRequest struct {
 	DelayMs uint64 `protobuf:"varint,4,opt,name=delay_ms,json=delayMs,proto3" json:"delay_ms,omitempty"`
 	// Fence by lease, as in AckRequest. Default: none.
 	LeaseIds []string `protobuf:"bytes,5,rep,name=lease_ids,json=leaseIds,proto3" json:"lease_ids,omitempty"`
-	// Whether the delivery counts. Default (unspecified): it does.
+	// The delivery counts, unless this says otherwise. Default (unspecified): it does.
 	Mode NackMode `protobuf:"varint,6,opt,name=mode,proto3,enum=topics.v1.NackMode" json:"mode,omitempty"`
-	// Why, at most 4096 bytes of text; kept with the job, and told in its dead letter. Default: nothing is said.
+	// Cause, at most 4096 bytes of text; kept with the job, and copied into its dead letter. Default: none.
 	Reason string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Why, in place of `reason`: one entry per entry of `seqs`, or none at all. gRPC only.
+	// Causes, in place of `reason`: one entry per entry of `seqs`, or none at all. gRPC only.
 	Reasons       []string `protobuf:"bytes,8,rep,name=reasons,proto3" json:"reasons,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -605,7 +605,7 @@ type NackResponse struct {
 	Performance *Performance `protobuf:"bytes,6,opt,name=performance,proto3" json:"performance,omitempty"`
 	// Seqs of the jobs among `nacked` that have moved to the dead-letter topic. Not in JSON.
 	DeadLettered []uint64 `protobuf:"varint,7,rep,packed,name=dead_lettered,json=deadLettered,proto3" json:"dead_lettered,omitempty"`
-	// Seqs of the jobs among `nacked` that nobody gets any more, and that the dead-letter topic has not taken yet: the
+	// Seqs of the jobs among `nacked` that are no longer delivered, and that the dead-letter topic has not taken yet: the
 	// server goes on trying. Not in JSON.
 	Exhausted     []uint64 `protobuf:"varint,8,rep,packed,name=exhausted,proto3" json:"exhausted,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1321,7 +1321,7 @@ type ListJobsResponse struct {
 	State JobState `protobuf:"varint,2,opt,name=state,proto3,enum=topics.v1.JobState" json:"state,omitempty"`
 	// Jobs of this page, in ascending order of seq.
 	Jobs []*JobView `protobuf:"bytes,3,rep,name=jobs,proto3" json:"jobs,omitempty"`
-	// What to give as `after` for the next page; absent on the last one.
+	// Value of `after` for the next page; absent on the last one.
 	NextAfter *uint64 `protobuf:"varint,4,opt,name=next_after,json=nextAfter,proto3,oneof" json:"next_after,omitempty"`
 	// Server-side timings.
 	Performance   *Performance `protobuf:"bytes,5,opt,name=performance,proto3" json:"performance,omitempty"`

@@ -68,9 +68,10 @@ type QueueServiceClient interface {
 	// 15000 ms of silence. Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue,
 	// not_acceptable (HTTP), throttled.
 	Work(ctx context.Context, in *WorkRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WorkResponse], error)
-	// Lets the Work streams of a worker bring no more jobs, so that it can end in order: without it, each job that it
-	// settles makes room for another, which it would give back untried and with a delivery counted. What the streams
-	// hold stays leased until it is settled or they end; they stay open. Told again, it says how much that is. gRPC only.
+	// Stops the delivery of jobs on the Work streams of a worker, so that it can end in order: without it, each settled
+	// job makes room for another, which would be given back untried and with a delivery counted. Jobs of the streams
+	// stay leased until they are settled or the streams end, which stay open. Repeated calls return their number. gRPC
+	// only.
 	// Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue.
 	StopWork(ctx context.Context, in *StopWorkRequest, opts ...grpc.CallOption) (*StopWorkResponse, error)
 	// Moves dead letters of the queue back into it, oldest first: each becomes a new record at the queue's end, without
@@ -217,9 +218,10 @@ type QueueServiceServer interface {
 	// 15000 ms of silence. Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue,
 	// not_acceptable (HTTP), throttled.
 	Work(*WorkRequest, grpc.ServerStreamingServer[WorkResponse]) error
-	// Lets the Work streams of a worker bring no more jobs, so that it can end in order: without it, each job that it
-	// settles makes room for another, which it would give back untried and with a delivery counted. What the streams
-	// hold stays leased until it is settled or they end; they stay open. Told again, it says how much that is. gRPC only.
+	// Stops the delivery of jobs on the Work streams of a worker, so that it can end in order: without it, each settled
+	// job makes room for another, which would be given back untried and with a delivery counted. Jobs of the streams
+	// stay leased until they are settled or the streams end, which stay open. Repeated calls return their number. gRPC
+	// only.
 	// Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue.
 	StopWork(context.Context, *StopWorkRequest) (*StopWorkResponse, error)
 	// Moves dead letters of the queue back into it, oldest first: each becomes a new record at the queue's end, without

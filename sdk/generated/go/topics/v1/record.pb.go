@@ -27,7 +27,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// How the bytes of `data` are to be read.
+// Interpretation of the bytes of `data`.
 type RecordKind int32
 
 const (
@@ -36,7 +36,7 @@ const (
 	// One JSON text in UTF-8 (object, array, string, number, true, false or null). Checked on write, then kept
 	// and returned byte for byte: key order, number spelling, escapes and inner white space survive.
 	RecordKind_RECORD_KIND_JSON RecordKind = 1
-	// Any bytes, never looked into. JSON doors show them as a base64 string with `"$encoding":"base64"`.
+	// Any bytes, never looked into. JSON shows them as a base64 string with `"$encoding":"base64"`.
 	RecordKind_RECORD_KIND_BINARY RecordKind = 2
 )
 
@@ -81,7 +81,7 @@ func (RecordKind) EnumDescriptor() ([]byte, []int) {
 	return file_topics_v1_record_proto_rawDescGZIP(), []int{0}
 }
 
-// Why a range of seqs can no longer be read. Informational: the range of the tombstone is what counts.
+// Cause of a lost range of seqs. Informational: only the range of the tombstone is binding.
 type GapReason int32
 
 const (
@@ -171,7 +171,7 @@ type Record struct {
 	// Payload, byte for byte as written; at most 1 MiB together with meta. Empty when the stream was opened with
 	// include_data off.
 	Data []byte `protobuf:"bytes,6,opt,name=data,proto3" json:"data,omitempty"`
-	// What `data` holds. Always set by the server.
+	// Kind of `data`. Always set by the server.
 	Kind          RecordKind `protobuf:"varint,7,opt,name=kind,proto3,enum=topics.v1.RecordKind" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -262,7 +262,7 @@ type AppendRecord struct {
 	// Payload; required. A JSON record must hold exactly one JSON text (`null` is one, the empty string is not),
 	// else invalid_request. data + meta above 1 MiB: record_too_large.
 	Data []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
-	// What `data` holds. Default (unspecified): RECORD_KIND_JSON.
+	// Kind of `data`. Default (unspecified): RECORD_KIND_JSON.
 	Kind RecordKind `protobuf:"varint,2,opt,name=kind,proto3,enum=topics.v1.RecordKind" json:"kind,omitempty"`
 	// Key for later deletion and for router filters, at most 256 bytes of UTF-8. Absent: the record can never be
 	// matched by tag. The empty string is a tag.
@@ -341,7 +341,7 @@ func (x *AppendRecord) GetMeta() []byte {
 	return nil
 }
 
-// Stands in a read where records were lost to retention. Loss is told exactly once per cursor and is data, not
+// Stands in a read where records were lost to retention. Loss is reported exactly once per cursor and is data, not
 // an error. Records removed by DeleteRecords or by an ack leave no tombstone: their removal was asked for.
 type Tombstone struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -349,10 +349,10 @@ type Tombstone struct {
 	GapFrom uint64 `protobuf:"varint,1,opt,name=gap_from,json=gapFrom,proto3" json:"gap_from,omitempty"`
 	// Last lost seq, inclusive. Reading goes on behind it. For GAP_REASON_RECREATED on an empty topic: 0.
 	GapTo uint64 `protobuf:"varint,2,opt,name=gap_to,json=gapTo,proto3" json:"gap_to,omitempty"`
-	// Why the range is gone.
+	// Cause of the loss.
 	Reason GapReason `protobuf:"varint,3,opt,name=reason,proto3,enum=topics.v1.GapReason" json:"reason,omitempty"`
-	// Upper estimate of the records lost: it may count seqs that had been deleted on purpose before. The SSE
-	// and WebSocket doors do not carry it.
+	// Upper estimate of the records lost: it may count seqs that had been deleted on purpose before. SSE and
+	// WebSocket do not carry it.
 	MissedEstimate uint64 `protobuf:"varint,4,opt,name=missed_estimate,json=missedEstimate,proto3" json:"missed_estimate,omitempty"`
 	// First live seq of the topic now, or head_seq + 1 when it is empty.
 	EarliestSeq uint64 `protobuf:"varint,5,opt,name=earliest_seq,json=earliestSeq,proto3" json:"earliest_seq,omitempty"`
@@ -594,9 +594,9 @@ type ColumnBatch struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Payload of each record (see AppendRecord.data).
 	Data [][]byte `protobuf:"bytes,1,rep,name=data,proto3" json:"data,omitempty"`
-	// What every `data` holds. Default (unspecified): RECORD_KIND_JSON.
+	// Kind of every `data`. Default (unspecified): RECORD_KIND_JSON.
 	Kind RecordKind `protobuf:"varint,2,opt,name=kind,proto3,enum=topics.v1.RecordKind" json:"kind,omitempty"`
-	// Where records differ in kind: one byte per record, the number of its RecordKind. Wins over `kind`. Default
+	// If records differ in kind: one byte per record, the number of its RecordKind. Wins over `kind`. Default
 	// empty.
 	Kinds []byte `protobuf:"bytes,3,opt,name=kinds,proto3" json:"kinds,omitempty"`
 	// Tags (see AppendRecord.tag).
@@ -686,7 +686,7 @@ type PackedColumn struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The values in order, without anything between them.
 	Data []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
-	// Where they are: little-endian uint32 numbers, one more than there are records, the first of them 0. The value of
+	// Offsets of the values: little-endian uint32 numbers, one more than there are records, the first of them 0. The value of
 	// record i is data[offset[i]:offset[i+1]]. Empty: all of `data` is the value of every record.
 	Offsets []byte `protobuf:"bytes,2,opt,name=offsets,proto3" json:"offsets,omitempty"`
 	// Indexes, ascending, of records that do not have this part; their value is empty.
@@ -753,9 +753,9 @@ type RecordColumns struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Payload of each record; always set.
 	Data *PackedColumn `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
-	// What every record holds; unspecified only where `kinds` is set.
+	// Kind of every record; unspecified only where `kinds` is set.
 	Kind RecordKind `protobuf:"varint,2,opt,name=kind,proto3,enum=topics.v1.RecordKind" json:"kind,omitempty"`
-	// Where records differ in kind: one byte per record, the number of its RecordKind. Else empty.
+	// If records differ in kind: one byte per record, the number of its RecordKind. Else empty.
 	Kinds []byte `protobuf:"bytes,3,opt,name=kinds,proto3" json:"kinds,omitempty"`
 	// Tags, in UTF-8.
 	Tag *PackedColumn `protobuf:"bytes,4,opt,name=tag,proto3" json:"tag,omitempty"`

@@ -23,7 +23,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// How often a record of the source can appear in the destination.
+// Number of times that a record of the source can appear in the destination.
 type RouterGuarantee int32
 
 const (
@@ -85,11 +85,11 @@ type RouterConfig struct {
 	// Topic to forward to; required, other than source. Fed by one source only: a router from another source is
 	// topic_exists_incompatible with detail reason `router_dest_fan_in`.
 	Dest string `protobuf:"bytes,2,opt,name=dest,proto3" json:"dest,omitempty"`
-	// Whether copies keep the node of the record, on which loop prevention rests. Default true.
+	// True if copies keep the node of the record, on which loop prevention rests. Default true.
 	PreserveNode *bool `protobuf:"varint,3,opt,name=preserve_node,json=preserveNode,proto3,oneof" json:"preserve_node,omitempty"`
-	// Whether copies keep the tag of the record. Default true.
+	// True if copies keep the tag of the record. Default true.
 	PreserveTag *bool `protobuf:"varint,4,opt,name=preserve_tag,json=preserveTag,proto3,oneof" json:"preserve_tag,omitempty"`
-	// Whether an absent destination is created; false answers topic_not_found. Default true. Acts on the call
+	// True to create an absent destination; false answers topic_not_found. Default true. Acts on the call
 	// only: not kept, and absent in responses.
 	CreateDest *bool `protobuf:"varint,5,opt,name=create_dest,json=createDest,proto3,oneof" json:"create_dest,omitempty"`
 	// Forward only records whose tag matches. Absent: forward all.
@@ -98,7 +98,7 @@ type RouterConfig struct {
 	AllowCycle bool `protobuf:"varint,7,opt,name=allow_cycle,json=allowCycle,proto3" json:"allow_cycle,omitempty"`
 	// Delivery guarantee. Default: at least once.
 	Guarantee RouterGuarantee `protobuf:"varint,8,opt,name=guarantee,proto3,enum=topics.v1.RouterGuarantee" json:"guarantee,omitempty"`
-	// Whether a new router starts before the earliest record of its source instead of at the head. Default false. Acts
+	// True to start a new router before the earliest record of its source instead of at the head. Default false. Acts
 	// on the call that creates the router only: not kept, and absent in responses.
 	Backfill      *bool `protobuf:"varint,9,opt,name=backfill,proto3,oneof" json:"backfill,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -209,7 +209,7 @@ type RouterState struct {
 	ForwardedTotal uint64 `protobuf:"varint,3,opt,name=forwarded_total,json=forwardedTotal,proto3" json:"forwarded_total,omitempty"`
 	// Seqs of the source that are yet to be forwarded: its head less the cursor of the router. 0 when there are none.
 	LagRecords uint64 `protobuf:"varint,4,opt,name=lag_records,json=lagRecords,proto3" json:"lag_records,omitempty"`
-	// Why the router stands still, for people; absent while it does not. Tried again with backoff.
+	// Cause of a router's standstill, for people; absent otherwise. Retried with backoff.
 	LastError     *string `protobuf:"bytes,5,opt,name=last_error,json=lastError,proto3,oneof" json:"last_error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

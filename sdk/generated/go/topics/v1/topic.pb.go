@@ -27,7 +27,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// What a topic can do. Fixed when the topic is created.
+// Kind of a topic. Fixed when the topic is created.
 type TopicType int32
 
 const (
@@ -80,7 +80,7 @@ func (TopicType) EnumDescriptor() ([]byte, []int) {
 	return file_topics_v1_topic_proto_rawDescGZIP(), []int{0}
 }
 
-// What an append to a full topic does.
+// Effect of an append to a full topic.
 type DiscardPolicy int32
 
 const (
@@ -210,7 +210,7 @@ type TopicConfig struct {
 	CapRecords *uint64 `protobuf:"varint,3,opt,name=cap_records,json=capRecords,proto3,oneof" json:"cap_records,omitempty"`
 	// Most live bytes kept, counted as data + meta as stored. Default 0: no limit. The cap reached first acts.
 	CapBytes *uint64 `protobuf:"varint,4,opt,name=cap_bytes,json=capBytes,proto3,oneof" json:"cap_bytes,omitempty"`
-	// What happens when a cap is reached. Default: evict the oldest. An explicit unspecified counts as absent.
+	// Policy at a cap. Default: evict the oldest. An explicit unspecified counts as absent.
 	Discard *DiscardPolicy `protobuf:"varint,5,opt,name=discard,proto3,enum=topics.v1.DiscardPolicy,oneof" json:"discard,omitempty"`
 	// Short form of `durability`, read only when that is absent: true asks for FSYNC, false for DISK.
 	// Default false. In responses true exactly when the class is FSYNC.
@@ -221,15 +221,15 @@ type TopicConfig struct {
 	// Fixed delivery priority, higher served first under load, clamped to [-1000, 1000]. Default (absent): derived
 	// from recent reads, see auto_priority.
 	Priority *int32 `protobuf:"zigzag32,8,opt,name=priority,proto3,oneof" json:"priority,omitempty"`
-	// Whether a topic without a fixed priority gains one from being read recently. Default true.
+	// True to derive the priority from recent reads if none is set. Default true.
 	AutoPriority *bool `protobuf:"varint,9,opt,name=auto_priority,json=autoPriority,proto3,oneof" json:"auto_priority,omitempty"`
-	// Whether a write may create the topic. Default true. Only matters at that write; the `create` field of the
+	// True if a write may create the topic. Default true. Only matters at that write; the `create` field of the
 	// append overrides it.
 	AutoCreate *bool `protobuf:"varint,10,opt,name=auto_create,json=autoCreate,proto3,oneof" json:"auto_create,omitempty"`
-	// How long an idempotency key is remembered, in milliseconds from the first write, as durably as the records.
+	// Lifetime of an idempotency key, in milliseconds from the first write, as durably as the records.
 	// Default 120000.
 	IdempotencyWindowMs *uint64 `protobuf:"varint,11,opt,name=idempotency_window_ms,json=idempotencyWindowMs,proto3,oneof" json:"idempotency_window_ms,omitempty"`
-	// Whether readers that present a node are spared the records of that node. Default true.
+	// True to leave out the records of the node that a reader presents. Default true.
 	DedupeNode *bool `protobuf:"varint,12,opt,name=dedupe_node,json=dedupeNode,proto3,oneof" json:"dedupe_node,omitempty"`
 	// Queue only: how long a claimed job stays with its worker, in milliseconds, clamped to [100, 86400000].
 	// Default 30000.
@@ -422,7 +422,7 @@ type QueueState struct {
 	Delayed uint64 `protobuf:"varint,4,opt,name=delayed,proto3" json:"delayed,omitempty"`
 	// Jobs among the delayed ones that were delivered before and wait for their next attempt. Not in JSON.
 	Retrying uint64 `protobuf:"varint,5,opt,name=retrying,proto3" json:"retrying,omitempty"`
-	// Jobs that nobody gets any more, and that the dead-letter topic has not taken yet. Not in JSON.
+	// Jobs that are no longer delivered, and that the dead-letter topic has not taken yet. Not in JSON.
 	Exhausted     uint64 `protobuf:"varint,6,opt,name=exhausted,proto3" json:"exhausted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -540,7 +540,7 @@ type TopicState struct {
 	// Partition that head_seq to bytes and last_write_ts_ms are about: the one asked for. On HTTP only where there are
 	// several.
 	Partition uint32 `protobuf:"varint,18,opt,name=partition,proto3" json:"partition,omitempty"`
-	// Where every partition stands, in order of number; empty where there is one.
+	// Positions of every partition, in order of number; empty where there is one.
 	Partitions    []*PartitionState `protobuf:"bytes,19,rep,name=partitions,proto3" json:"partitions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -709,7 +709,7 @@ func (x *TopicState) GetPartitions() []*PartitionState {
 	return nil
 }
 
-// Where one partition of a topic stands.
+// Positions of one partition of a topic.
 type PartitionState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of the partition, from 0.

@@ -24,7 +24,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// How BulkDiff answers.
+// Format of the answers of BulkDiff.
 type BulkFormat int32
 
 const (
@@ -87,7 +87,7 @@ type PutTopicRequest struct {
 	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
 	// Whole configuration; absent means every default. The JSON body is this message.
 	Config *TopicConfig `protobuf:"bytes,2,opt,name=config,proto3" json:"config,omitempty"`
-	// How many partitions the topic is to have, up to 1000 (TOPICS_MAX_PARTITIONS), else invalid_request. Default 0: one
+	// Number of partitions, up to 1000 (TOPICS_MAX_PARTITIONS), else invalid_request. Default 0: one
 	// for a new topic, no change for an old one. More can be added at any time; none can be removed, which is
 	// topic_exists_incompatible. Above 1 for a queue or an end of a router: invalid_request. On HTTP a member of the body
 	// beside those of the config.
@@ -270,7 +270,7 @@ type GetTopicRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the topic; required. Path parameter.
 	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	// Whether this call counts as a read for auto-priority and last_read_ts_ms. Default true; monitoring passes
+	// True if this call counts as a read for auto-priority and last_read_ts_ms. Default true; monitoring passes
 	// false.
 	Touch *bool `protobuf:"varint,2,opt,name=touch,proto3,oneof" json:"touch,omitempty"`
 	// Partition whose positions and counters the state is to have. Default 0. On HTTP a query parameter.
@@ -395,7 +395,7 @@ type ListTopicsRequest struct {
 	// next_cursor of the page before. Default empty: the first page. A cursor the server cannot read is
 	// invalid_request.
 	Cursor string `protobuf:"bytes,3,opt,name=cursor,proto3" json:"cursor,omitempty"`
-	// Whether the listing counts as a read for auto-priority. Default false.
+	// True if the listing counts as a read for auto-priority. Default false.
 	Touch         *bool `protobuf:"varint,4,opt,name=touch,proto3,oneof" json:"touch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -665,14 +665,14 @@ type AppendRequest struct {
 	// key. A retry that meets the first append still in flight waits for it. Default: none. HTTP also takes it
 	// as the header Idempotency-Key.
 	IdempotencyKey *string `protobuf:"bytes,4,opt,name=idempotency_key,json=idempotencyKey,proto3,oneof" json:"idempotency_key,omitempty"`
-	// Whether an absent topic is created by this write: true creates, false answers topic_not_found. Default:
+	// Creation of an absent topic by this write: true creates, false answers topic_not_found. Default:
 	// auto_create of `config`, itself true by default.
 	Create *bool `protobuf:"varint,5,opt,name=create,proto3,oneof" json:"create,omitempty"`
 	// Configuration for a topic that this write creates. Ignored when the topic exists. Default: all defaults.
 	Config *TopicConfig `protobuf:"bytes,6,opt,name=config,proto3" json:"config,omitempty"`
 	// Do not answer throttled under processor pressure, wait instead. Default false. Resource caps still apply.
 	DisableBackpressure bool `protobuf:"varint,7,opt,name=disable_backpressure,json=disableBackpressure,proto3" json:"disable_backpressure,omitempty"`
-	// Whether `seqs` is filled in the reply. Default true; in AppendStream false. On HTTP a query parameter.
+	// True to fill `seqs` in the reply. Default true; in AppendStream false. On HTTP a query parameter.
 	ReturnSeqs *bool `protobuf:"varint,8,opt,name=return_seqs,json=returnSeqs,proto3,oneof" json:"return_seqs,omitempty"`
 	// Partition to write to. Default 0. One that the topic does not have, or a new one would not: partition_not_found.
 	Partition uint32 `protobuf:"varint,9,opt,name=partition,proto3" json:"partition,omitempty"`
@@ -1032,12 +1032,12 @@ func (x *AppendStreamResponse) GetAcks() []*AppendAck {
 	return nil
 }
 
-// What became of one batch of AppendStream.
+// Outcome of one batch of AppendStream.
 type AppendAck struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// request_id of the batch.
 	RequestId uint64 `protobuf:"varint,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// How it went; always set.
+	// Success or failure; always set.
 	//
 	// Types that are valid to be assigned to Outcome:
 	//
@@ -1128,10 +1128,10 @@ func (*AppendAck_Appended) isAppendAck_Outcome() {}
 
 func (*AppendAck_Error) isAppendAck_Outcome() {}
 
-// Why one batch of AppendStream was refused; the same as the status of Append would say.
+// Refusal of one batch of AppendStream, as in the status of Append.
 type AppendError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What happened.
+	// Description for people.
 	Reason ErrorReason `protobuf:"varint,1,opt,name=reason,proto3,enum=topics.v1.ErrorReason" json:"reason,omitempty"`
 	// Text for people; may change between versions.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
@@ -1215,13 +1215,13 @@ type BulkDiffRequest struct {
 	// Last seq to read, inclusive. Without `follow` at most, and by default, the head when the call starts; with it
 	// the default is no end.
 	EndSeq *uint64 `protobuf:"varint,5,opt,name=end_seq,json=endSeq,proto3,oneof" json:"end_seq,omitempty"`
-	// Whether to wait at the head for new records instead of ending there. Default false.
+	// True to wait at the head for new records instead of ending there. Default false.
 	Follow bool `protobuf:"varint,6,opt,name=follow,proto3" json:"follow,omitempty"`
 	// Own nodes of the reader, whose records are left out (see DiffRequest.node). Default: none.
 	Node []string `protobuf:"bytes,7,rep,name=node,proto3" json:"node,omitempty"`
-	// Whether records carry their tag. Default false.
+	// True to include the tag of records. Default false.
 	IncludeTags bool `protobuf:"varint,8,opt,name=include_tags,json=includeTags,proto3" json:"include_tags,omitempty"`
-	// Whether records carry their meta. Default true.
+	// True to include the meta of records. Default true.
 	IncludeMeta *bool `protobuf:"varint,9,opt,name=include_meta,json=includeMeta,proto3,oneof" json:"include_meta,omitempty"`
 	// Bytes of data + meta to fill a frame with, clamped to [64 KiB, 1 MiB]. Default 0: 512 KiB. A record that alone is
 	// larger still comes, in a frame of its own; any other frame is below 4 MiB, the default limit of clients, as a
@@ -1229,7 +1229,7 @@ type BulkDiffRequest struct {
 	FrameBytes uint32 `protobuf:"varint,10,opt,name=frame_bytes,json=frameBytes,proto3" json:"frame_bytes,omitempty"`
 	// Partition to read. Default 0.
 	Partition uint32 `protobuf:"varint,11,opt,name=partition,proto3" json:"partition,omitempty"`
-	// How the frames hold records. Default (unspecified): BULK_FORMAT_COLUMNS.
+	// Format of the frames. Default (unspecified): BULK_FORMAT_COLUMNS.
 	Format BulkFormat `protobuf:"varint,12,opt,name=format,proto3,enum=topics.v1.BulkFormat" json:"format,omitempty"`
 	// Only records whose tag matches, as in Diff; the cursor moves past the others, silently. Default (absent): every
 	// record.
@@ -1237,7 +1237,7 @@ type BulkDiffRequest struct {
 	// Identity that the topic must have (see TopicState.topic_id), else topic_not_found: a range that was planned for one
 	// life of a topic is not read from the next. Default (empty): any.
 	TopicId string `protobuf:"bytes,14,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
-	// Whether records carry their data. Default true.
+	// True to include the data of records. Default true.
 	IncludeData   *bool `protobuf:"varint,15,opt,name=include_data,json=includeData,proto3,oneof" json:"include_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1649,11 +1649,11 @@ type DiffRequest struct {
 	// Own nodes of the reader, compared byte for byte: their records are left out, silently, and the cursor moves
 	// past them. No effect where the topic has dedupe_node off. Default: none.
 	Node []string `protobuf:"bytes,4,rep,name=node,proto3" json:"node,omitempty"`
-	// Whether records carry their tag. Default false.
+	// True to include the tag of records. Default false.
 	IncludeTags bool `protobuf:"varint,5,opt,name=include_tags,json=includeTags,proto3" json:"include_tags,omitempty"`
-	// Whether records carry their meta. Default true.
+	// True to include the meta of records. Default true.
 	IncludeMeta *bool `protobuf:"varint,6,opt,name=include_meta,json=includeMeta,proto3,oneof" json:"include_meta,omitempty"`
-	// How long to wait for a record when the reader is caught up, in milliseconds, clamped to 30000. Default 0:
+	// Time to wait for a record when the reader is caught up, in milliseconds, clamped to 30000. Default 0:
 	// answer at once. A wait ends early, possibly without records, when something is appended.
 	WaitMs uint64 `protobuf:"varint,7,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
 	// Byte budget of the reply, counted as data + meta, clamped to 8 MiB. Default 0: 1 MiB. The first record is

@@ -64,9 +64,9 @@ type TopicsServiceClient interface {
 	// Errors: invalid_request, batch_too_large, record_too_large, topic_not_found, partition_not_found,
 	// payload_too_large, topic_full, throttled.
 	Append(ctx context.Context, in *AppendRequest, opts ...grpc.CallOption) (*AppendResponse, error)
-	// Reads what lies behind a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
-	// router destination first waits for forwarding up to the source's head of this moment. Whether there is more
-	// is told by caught_up, never by the number of records. Scope: read. Errors: invalid_request,
+	// Reads the records after a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
+	// router destination first waits for forwarding up to the source's head of this moment. Only caught_up says that
+	// there is no more, never the number of records. Scope: read. Errors: invalid_request,
 	// topic_not_found, partition_not_found, throttled.
 	Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (*DiffResponse, error)
 	// Appends many batches, to one topic or several, without waiting for each: batches take effect in the order they
@@ -79,10 +79,10 @@ type TopicsServiceClient interface {
 	// each batch. Errors of a batch: as for Append.
 	AppendStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AppendStreamRequest, AppendStreamResponse], error)
 	// Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
-	// same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
+	// same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not
 	// wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
 	// topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
-	// partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are told by
+	// partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are listed by
 	// AdminService.ListBulkReaders.
 	BulkDiff(ctx context.Context, in *BulkDiffRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BulkDiffResponse], error)
 	// Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found,
@@ -245,9 +245,9 @@ type TopicsServiceServer interface {
 	// Errors: invalid_request, batch_too_large, record_too_large, topic_not_found, partition_not_found,
 	// payload_too_large, topic_full, throttled.
 	Append(context.Context, *AppendRequest) (*AppendResponse, error)
-	// Reads what lies behind a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
-	// router destination first waits for forwarding up to the source's head of this moment. Whether there is more
-	// is told by caught_up, never by the number of records. Scope: read. Errors: invalid_request,
+	// Reads the records after a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
+	// router destination first waits for forwarding up to the source's head of this moment. Only caught_up says that
+	// there is no more, never the number of records. Scope: read. Errors: invalid_request,
 	// topic_not_found, partition_not_found, throttled.
 	Diff(context.Context, *DiffRequest) (*DiffResponse, error)
 	// Appends many batches, to one topic or several, without waiting for each: batches take effect in the order they
@@ -260,10 +260,10 @@ type TopicsServiceServer interface {
 	// each batch. Errors of a batch: as for Append.
 	AppendStream(grpc.BidiStreamingServer[AppendStreamRequest, AppendStreamResponse]) error
 	// Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
-	// same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
+	// same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not
 	// wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
 	// topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
-	// partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are told by
+	// partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are listed by
 	// AdminService.ListBulkReaders.
 	BulkDiff(*BulkDiffRequest, grpc.ServerStreamingServer[BulkDiffResponse]) error
 	// Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found,

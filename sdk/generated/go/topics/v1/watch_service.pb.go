@@ -77,7 +77,7 @@ func (WatchConsistency) EnumDescriptor() ([]byte, []int) {
 	return file_topics_v1_watch_service_proto_rawDescGZIP(), []int{0}
 }
 
-// Where to start in one topic.
+// Start of reading in one topic.
 type WatchTopic struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Cursor, exclusive: records with a greater seq are delivered. Default 0: from the earliest retained record.
@@ -141,7 +141,7 @@ func (x *WatchTopic) GetPartition() uint32 {
 	return 0
 }
 
-// What a watcher wants.
+// Topics and options of a watcher.
 type WatchSubscription struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Topics by name; 1 to 256, else invalid_request. `<topic>@<N>` is partition N of a topic, the same as its name with
@@ -165,11 +165,11 @@ type WatchSubscription struct {
 	MaxBatchBytes *uint64 `protobuf:"varint,5,opt,name=max_batch_bytes,json=maxBatchBytes,proto3,oneof" json:"max_batch_bytes,omitempty"`
 	// Silence after which a heartbeat is sent, in milliseconds, clamped to [1000, 60000]. Default (absent): 15000.
 	HeartbeatMs *uint64 `protobuf:"varint,6,opt,name=heartbeat_ms,json=heartbeatMs,proto3,oneof" json:"heartbeat_ms,omitempty"`
-	// Whether records carry their meta. Default true.
+	// True to include the meta of records. Default true.
 	IncludeMeta *bool `protobuf:"varint,7,opt,name=include_meta,json=includeMeta,proto3,oneof" json:"include_meta,omitempty"`
-	// Whether records carry their tag. Default false.
+	// True to include the tag of records. Default false.
 	IncludeTags bool `protobuf:"varint,8,opt,name=include_tags,json=includeTags,proto3" json:"include_tags,omitempty"`
-	// Whether records carry their data. Default true.
+	// True to include the data of records. Default true.
 	IncludeData *bool `protobuf:"varint,9,opt,name=include_data,json=includeData,proto3,oneof" json:"include_data,omitempty"`
 	// When a record may be sent. Default: eventual.
 	Consistency WatchConsistency `protobuf:"varint,10,opt,name=consistency,proto3,enum=topics.v1.WatchConsistency" json:"consistency,omitempty"`

@@ -35,7 +35,7 @@ const (
 // GET /v0/ws has no RPC on purpose: it is JSON over WebSocket in both directions (subscribe, unsubscribe,
 // publish, ping), which gRPC clients have as Watch and Append. It carries the same frames.
 //
-// A slow watcher is never skipped silently: what it is told next is read from the log when it can take it. On HTTP
+// A slow watcher is never skipped silently: its next frame is read from the log when it can take it. On HTTP
 // its stream is ended after 30 s in which it took not one byte; on gRPC flow control holds it as long as it answers
 // pings.
 type WatchServiceClient interface {
@@ -119,7 +119,7 @@ type WatchService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 // GET /v0/ws has no RPC on purpose: it is JSON over WebSocket in both directions (subscribe, unsubscribe,
 // publish, ping), which gRPC clients have as Watch and Append. It carries the same frames.
 //
-// A slow watcher is never skipped silently: what it is told next is read from the log when it can take it. On HTTP
+// A slow watcher is never skipped silently: its next frame is read from the log when it can take it. On HTTP
 // its stream is ended after 30 s in which it took not one byte; on gRPC flow control holds it as long as it answers
 // pings.
 type WatchServiceServer interface {

@@ -117,7 +117,7 @@ export declare type GetReadyResponse = Message<"topics.v1.GetReadyResponse"> & {
 export declare const GetReadyResponseSchema: GenMessage<GetReadyResponse>;
 
 /**
- * Why writes are refused. The fields are those in the detail of the error that they get.
+ * Cause of refused writes. The fields are those in the detail of their errors.
  *
  * @generated from message topics.v1.WritesRefused
  */
@@ -232,8 +232,8 @@ export declare type ListBulkReadersResponse = Message<"topics.v1.ListBulkReaders
 export declare const ListBulkReadersResponseSchema: GenMessage<ListBulkReadersResponse>;
 
 /**
- * One process that serves BulkDiff, and nothing else, from the same data. It takes the same keys. What the server had
- * acknowledged when a call came to it, it finds; a read has to name the end_seq it wants, which the server has told.
+ * One process that serves BulkDiff, and nothing else, from the same data. It takes the same keys. A call finds
+ * everything that the server had acknowledged before it; a read has to name an end_seq, which comes from the server.
  * Topics whose records live in memory only are read at the server.
  *
  * @generated from message topics.v1.BulkReader
@@ -267,7 +267,7 @@ export declare const BulkReaderSchema: GenMessage<BulkReader>;
  */
 export declare type CreateCheckpointRequest = Message<"topics.v1.CreateCheckpointRequest"> & {
   /**
-   * The server removes the checkpoint after this time if nobody releases it before, and in any case when it starts
+   * The server removes the checkpoint after this time unless it is released before, and in any case when it starts
    * again. In milliseconds, at most seven days. Default: an hour.
    *
    * @generated from field: uint64 ttl_ms = 1;
@@ -377,7 +377,7 @@ export declare type ReleaseCheckpointResponse = Message<"topics.v1.ReleaseCheckp
 export declare const ReleaseCheckpointResponseSchema: GenMessage<ReleaseCheckpointResponse>;
 
 /**
- * How metrics are written.
+ * Format of metrics.
  *
  * @generated from enum topics.v1.MetricsFormat
  */

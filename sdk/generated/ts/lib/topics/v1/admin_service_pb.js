@@ -119,7 +119,7 @@ export const MetricsFormatSchema = /*@__PURE__*/
   enumDesc(file_topics_v1_admin_service, 0);
 
 /**
- * How metrics are written.
+ * Format of metrics.
  *
  * @generated from enum topics.v1.MetricsFormat
  */

@@ -83,7 +83,7 @@ export declare type GroupPosition = Message<"topics.v1.GroupPosition"> & {
   fromSeq: bigint;
 
   /**
-   * What the client gave with it.
+   * Text of the client's own.
    *
    * @generated from field: string metadata = 4;
    */
@@ -172,7 +172,7 @@ export declare type GroupMember = Message<"topics.v1.GroupMember"> & {
   memberId: string;
 
   /**
-   * What the client calls itself.
+   * The client's own name.
    *
    * @generated from field: string client_id = 2;
    */
@@ -186,7 +186,7 @@ export declare type GroupMember = Message<"topics.v1.GroupMember"> & {
   clientHost: string;
 
   /**
-   * What it was given to read.
+   * Partitions assigned to it.
    *
    * @generated from field: repeated topics.v1.TopicPartitions assignment = 4;
    */
@@ -289,14 +289,14 @@ export declare type GroupSummary = Message<"topics.v1.GroupSummary"> & {
   protocolType: string;
 
   /**
-   * How many members it has.
+   * Number of its members.
    *
    * @generated from field: uint32 members = 4;
    */
   members: number;
 
   /**
-   * How many positions it has committed.
+   * Number of its positions.
    *
    * @generated from field: uint32 positions = 5;
    */

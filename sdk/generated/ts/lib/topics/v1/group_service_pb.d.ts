@@ -213,7 +213,7 @@ export declare type ConsumeRequest = Message<"topics.v1.ConsumeRequest"> & {
   partition: number;
 
   /**
-   * Where to start while the group has committed nothing in this partition. JSON member `start`: "earliest", "latest" or
+   * Start of reading while the group has no position in this partition. JSON member `start`: "earliest", "latest" or
    * a number. Default: earliest.
    *
    * @generated from oneof topics.v1.ConsumeRequest.start
@@ -251,21 +251,21 @@ export declare type ConsumeRequest = Message<"topics.v1.ConsumeRequest"> & {
   node: string[];
 
   /**
-   * Whether records carry their tag. Default false.
+   * True to include the tag of records. Default false.
    *
    * @generated from field: bool include_tags = 8;
    */
   includeTags: boolean;
 
   /**
-   * Whether records carry their meta. Default true.
+   * True to include the meta of records. Default true.
    *
    * @generated from field: optional bool include_meta = 9;
    */
   includeMeta?: boolean | undefined;
 
   /**
-   * How long to wait for a record when there is none, in milliseconds, clamped to 30000. Default 0: answer at once.
+   * Time to wait for a first record, in milliseconds, clamped to 30000. Default 0: answer at once.
    *
    * @generated from field: uint64 wait_ms = 10;
    */
@@ -320,7 +320,7 @@ export declare type ConsumeResponse = Message<"topics.v1.ConsumeResponse"> & {
   committedFromSeq?: bigint | undefined;
 
   /**
-   * What Diff would answer from there; its performance is absent. To commit what it holds is to commit its
+   * The answer of Diff from there, without its performance. To commit its records, commit its
    * next_from_seq. The JSON reply has its fields at the top level.
    *
    * @generated from field: topics.v1.DiffResponse page = 4;
@@ -484,7 +484,7 @@ export declare type ResetPositionsRequest = Message<"topics.v1.ResetPositionsReq
   group: string;
 
   /**
-   * Where to; required. JSON members `to` ("earliest", "latest" or a number) and `to_ts`.
+   * New position; required. JSON members `to` ("earliest", "latest" or a number) and `to_ts`.
    *
    * @generated from oneof topics.v1.ResetPositionsRequest.to
    */
@@ -603,7 +603,7 @@ export declare type DeletePositionsResponse = Message<"topics.v1.DeletePositions
   group: string;
 
   /**
-   * How many positions there were.
+   * Number of deleted positions.
    *
    * @generated from field: uint64 deleted = 2;
    */
@@ -624,14 +624,14 @@ export declare type DeletePositionsResponse = Message<"topics.v1.DeletePositions
 export declare const DeletePositionsResponseSchema: GenMessage<DeletePositionsResponse>;
 
 /**
- * A group is a name under which readers share committed positions, one for each partition of any topic: what is
- * behind a position is dealt with, by whoever did it. Positions are the same for every door: what a Kafka client
- * commits is read here, and the other way round. Delivery is at least once: what was read and not committed is read
- * again. HTTP and gRPC readers do not join a group and are not told apart: who reads which partition is theirs to
- * agree on.
+ * A group is a name under which readers share committed positions, one for each partition of any topic:
+ * records up to a position have been handled, by any reader. All protocols share the positions: those that a Kafka
+ * client commits are read here, and the other way round. Delivery is at least once: records that were read and not
+ * committed are read again. HTTP and gRPC readers do not join a group and are not distinguished: they have to agree
+ * on partitions among themselves.
  *
  * A group name is any text of 1 to 255 characters; in a path it is percent-encoded. A group is created by its first
- * commit and goes when nobody has used it for TOPICS_GROUP_RETENTION_MS. Positions go with their topic. A commit is
+ * commit and goes when it has not been used for TOPICS_GROUP_RETENTION_MS. Positions go with their topic. A commit is
  * as durable as the topic. In JSON, positions of one topic can be given without a list: as `topic` and `partition`
  * beside the other fields.
  *

@@ -130,14 +130,14 @@ export const DeletePositionsResponseSchema = /*@__PURE__*/
   messageDesc(file_topics_v1_group_service, 15);
 
 /**
- * A group is a name under which readers share committed positions, one for each partition of any topic: what is
- * behind a position is dealt with, by whoever did it. Positions are the same for every door: what a Kafka client
- * commits is read here, and the other way round. Delivery is at least once: what was read and not committed is read
- * again. HTTP and gRPC readers do not join a group and are not told apart: who reads which partition is theirs to
- * agree on.
+ * A group is a name under which readers share committed positions, one for each partition of any topic:
+ * records up to a position have been handled, by any reader. All protocols share the positions: those that a Kafka
+ * client commits are read here, and the other way round. Delivery is at least once: records that were read and not
+ * committed are read again. HTTP and gRPC readers do not join a group and are not distinguished: they have to agree
+ * on partitions among themselves.
  *
  * A group name is any text of 1 to 255 characters; in a path it is percent-encoded. A group is created by its first
- * commit and goes when nobody has used it for TOPICS_GROUP_RETENTION_MS. Positions go with their topic. A commit is
+ * commit and goes when it has not been used for TOPICS_GROUP_RETENTION_MS. Positions go with their topic. A commit is
  * as durable as the topic. In JSON, positions of one topic can be given without a list: as `topic` and `partition`
  * beside the other fields.
  *

@@ -292,21 +292,21 @@ export declare type NackRequest = Message<"topics.v1.NackRequest"> & {
   leaseIds: string[];
 
   /**
-   * Whether the delivery counts. Default (unspecified): it does.
+   * The delivery counts, unless this says otherwise. Default (unspecified): it does.
    *
    * @generated from field: topics.v1.NackMode mode = 6;
    */
   mode: NackMode;
 
   /**
-   * Why, at most 4096 bytes of text; kept with the job, and told in its dead letter. Default: nothing is said.
+   * Cause, at most 4096 bytes of text; kept with the job, and copied into its dead letter. Default: none.
    *
    * @generated from field: string reason = 7;
    */
   reason: string;
 
   /**
-   * Why, in place of `reason`: one entry per entry of `seqs`, or none at all. gRPC only.
+   * Causes, in place of `reason`: one entry per entry of `seqs`, or none at all. gRPC only.
    *
    * @generated from field: repeated string reasons = 8;
    */
@@ -375,7 +375,7 @@ export declare type NackResponse = Message<"topics.v1.NackResponse"> & {
   deadLettered: bigint[];
 
   /**
-   * Seqs of the jobs among `nacked` that nobody gets any more, and that the dead-letter topic has not taken yet: the
+   * Seqs of the jobs among `nacked` that are no longer delivered, and that the dead-letter topic has not taken yet: the
    * server goes on trying. Not in JSON.
    *
    * @generated from field: repeated uint64 exhausted = 8;
@@ -753,7 +753,7 @@ export declare type ListJobsResponse = Message<"topics.v1.ListJobsResponse"> & {
   jobs: JobView[];
 
   /**
-   * What to give as `after` for the next page; absent on the last one.
+   * Value of `after` for the next page; absent on the last one.
    *
    * @generated from field: optional uint64 next_after = 4;
    */
@@ -774,7 +774,7 @@ export declare type ListJobsResponse = Message<"topics.v1.ListJobsResponse"> & {
 export declare const ListJobsResponseSchema: GenMessage<ListJobsResponse>;
 
 /**
- * What a Nack makes of the delivery that it ends.
+ * Effect of a Nack on the delivery that it ends.
  *
  * @generated from enum topics.v1.NackMode
  */
@@ -884,9 +884,10 @@ export declare const QueueService: GenService<{
     output: typeof WorkResponseSchema;
   },
   /**
-   * Lets the Work streams of a worker bring no more jobs, so that it can end in order: without it, each job that it
-   * settles makes room for another, which it would give back untried and with a delivery counted. What the streams
-   * hold stays leased until it is settled or they end; they stay open. Told again, it says how much that is. gRPC only.
+   * Stops the delivery of jobs on the Work streams of a worker, so that it can end in order: without it, each settled
+   * job makes room for another, which would be given back untried and with a delivery counted. Jobs of the streams
+   * stay leased until they are settled or the streams end, which stay open. Repeated calls return their number. gRPC
+   * only.
    * Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue.
    *
    * @generated from rpc topics.v1.QueueService.StopWork

@@ -143,7 +143,7 @@ export const NackModeSchema = /*@__PURE__*/
   enumDesc(file_topics_v1_queue_service, 0);
 
 /**
- * What a Nack makes of the delivery that it ends.
+ * Effect of a Nack on the delivery that it ends.
  *
  * @generated from enum topics.v1.NackMode
  */

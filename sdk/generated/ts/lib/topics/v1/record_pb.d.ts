@@ -70,7 +70,7 @@ export declare type Record = Message<"topics.v1.Record"> & {
   data: Uint8Array;
 
   /**
-   * What `data` holds. Always set by the server.
+   * Kind of `data`. Always set by the server.
    *
    * @generated from field: topics.v1.RecordKind kind = 7;
    */
@@ -98,7 +98,7 @@ export declare type AppendRecord = Message<"topics.v1.AppendRecord"> & {
   data: Uint8Array;
 
   /**
-   * What `data` holds. Default (unspecified): RECORD_KIND_JSON.
+   * Kind of `data`. Default (unspecified): RECORD_KIND_JSON.
    *
    * @generated from field: topics.v1.RecordKind kind = 2;
    */
@@ -135,7 +135,7 @@ export declare type AppendRecord = Message<"topics.v1.AppendRecord"> & {
 export declare const AppendRecordSchema: GenMessage<AppendRecord>;
 
 /**
- * Stands in a read where records were lost to retention. Loss is told exactly once per cursor and is data, not
+ * Stands in a read where records were lost to retention. Loss is reported exactly once per cursor and is data, not
  * an error. Records removed by DeleteRecords or by an ack leave no tombstone: their removal was asked for.
  *
  * @generated from message topics.v1.Tombstone
@@ -156,15 +156,15 @@ export declare type Tombstone = Message<"topics.v1.Tombstone"> & {
   gapTo: bigint;
 
   /**
-   * Why the range is gone.
+   * Cause of the loss.
    *
    * @generated from field: topics.v1.GapReason reason = 3;
    */
   reason: GapReason;
 
   /**
-   * Upper estimate of the records lost: it may count seqs that had been deleted on purpose before. The SSE
-   * and WebSocket doors do not carry it.
+   * Upper estimate of the records lost: it may count seqs that had been deleted on purpose before. SSE and
+   * WebSocket do not carry it.
    *
    * @generated from field: uint64 missed_estimate = 4;
    */
@@ -279,14 +279,14 @@ export declare type ColumnBatch = Message<"topics.v1.ColumnBatch"> & {
   data: Uint8Array[];
 
   /**
-   * What every `data` holds. Default (unspecified): RECORD_KIND_JSON.
+   * Kind of every `data`. Default (unspecified): RECORD_KIND_JSON.
    *
    * @generated from field: topics.v1.RecordKind kind = 2;
    */
   kind: RecordKind;
 
   /**
-   * Where records differ in kind: one byte per record, the number of its RecordKind. Wins over `kind`. Default
+   * If records differ in kind: one byte per record, the number of its RecordKind. Wins over `kind`. Default
    * empty.
    *
    * @generated from field: bytes kinds = 3;
@@ -335,7 +335,7 @@ export declare type PackedColumn = Message<"topics.v1.PackedColumn"> & {
   data: Uint8Array;
 
   /**
-   * Where they are: little-endian uint32 numbers, one more than there are records, the first of them 0. The value of
+   * Offsets of the values: little-endian uint32 numbers, one more than there are records, the first of them 0. The value of
    * record i is data[offset[i]:offset[i+1]]. Empty: all of `data` is the value of every record.
    *
    * @generated from field: bytes offsets = 2;
@@ -372,14 +372,14 @@ export declare type RecordColumns = Message<"topics.v1.RecordColumns"> & {
   data?: PackedColumn | undefined;
 
   /**
-   * What every record holds; unspecified only where `kinds` is set.
+   * Kind of every record; unspecified only where `kinds` is set.
    *
    * @generated from field: topics.v1.RecordKind kind = 2;
    */
   kind: RecordKind;
 
   /**
-   * Where records differ in kind: one byte per record, the number of its RecordKind. Else empty.
+   * If records differ in kind: one byte per record, the number of its RecordKind. Else empty.
    *
    * @generated from field: bytes kinds = 3;
    */
@@ -442,7 +442,7 @@ export declare type RecordColumns = Message<"topics.v1.RecordColumns"> & {
 export declare const RecordColumnsSchema: GenMessage<RecordColumns>;
 
 /**
- * How the bytes of `data` are to be read.
+ * Interpretation of the bytes of `data`.
  *
  * @generated from enum topics.v1.RecordKind
  */
@@ -463,7 +463,7 @@ export enum RecordKind {
   JSON = 1,
 
   /**
-   * Any bytes, never looked into. JSON doors show them as a base64 string with `"$encoding":"base64"`.
+   * Any bytes, never looked into. JSON shows them as a base64 string with `"$encoding":"base64"`.
    *
    * @generated from enum value: RECORD_KIND_BINARY = 2;
    */
@@ -476,7 +476,7 @@ export enum RecordKind {
 export declare const RecordKindSchema: GenEnum<RecordKind>;
 
 /**
- * Why a range of seqs can no longer be read. Informational: the range of the tombstone is what counts.
+ * Cause of a lost range of seqs. Informational: only the range of the tombstone is binding.
  *
  * @generated from enum topics.v1.GapReason
  */

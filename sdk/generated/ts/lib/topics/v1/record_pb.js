@@ -79,7 +79,7 @@ export const RecordKindSchema = /*@__PURE__*/
   enumDesc(file_topics_v1_record, 0);
 
 /**
- * How the bytes of `data` are to be read.
+ * Interpretation of the bytes of `data`.
  *
  * @generated from enum topics.v1.RecordKind
  */
@@ -93,7 +93,7 @@ export const GapReasonSchema = /*@__PURE__*/
   enumDesc(file_topics_v1_record, 1);
 
 /**
- * Why a range of seqs can no longer be read. Informational: the range of the tombstone is what counts.
+ * Cause of a lost range of seqs. Informational: only the range of the tombstone is binding.
  *
  * @generated from enum topics.v1.GapReason
  */

@@ -35,21 +35,21 @@ export declare type RouterConfig = Message<"topics.v1.RouterConfig"> & {
   dest: string;
 
   /**
-   * Whether copies keep the node of the record, on which loop prevention rests. Default true.
+   * True if copies keep the node of the record, on which loop prevention rests. Default true.
    *
    * @generated from field: optional bool preserve_node = 3;
    */
   preserveNode?: boolean | undefined;
 
   /**
-   * Whether copies keep the tag of the record. Default true.
+   * True if copies keep the tag of the record. Default true.
    *
    * @generated from field: optional bool preserve_tag = 4;
    */
   preserveTag?: boolean | undefined;
 
   /**
-   * Whether an absent destination is created; false answers topic_not_found. Default true. Acts on the call
+   * True to create an absent destination; false answers topic_not_found. Default true. Acts on the call
    * only: not kept, and absent in responses.
    *
    * @generated from field: optional bool create_dest = 5;
@@ -78,7 +78,7 @@ export declare type RouterConfig = Message<"topics.v1.RouterConfig"> & {
   guarantee: RouterGuarantee;
 
   /**
-   * Whether a new router starts before the earliest record of its source instead of at the head. Default false. Acts
+   * True to start a new router before the earliest record of its source instead of at the head. Default false. Acts
    * on the call that creates the router only: not kept, and absent in responses.
    *
    * @generated from field: optional bool backfill = 9;
@@ -127,7 +127,7 @@ export declare type RouterState = Message<"topics.v1.RouterState"> & {
   lagRecords: bigint;
 
   /**
-   * Why the router stands still, for people; absent while it does not. Tried again with backoff.
+   * Cause of a router's standstill, for people; absent otherwise. Retried with backoff.
    *
    * @generated from field: optional string last_error = 5;
    */
@@ -196,7 +196,7 @@ export declare type RouterSummary = Message<"topics.v1.RouterSummary"> & {
 export declare const RouterSummarySchema: GenMessage<RouterSummary>;
 
 /**
- * How often a record of the source can appear in the destination.
+ * Number of times that a record of the source can appear in the destination.
  *
  * @generated from enum topics.v1.RouterGuarantee
  */

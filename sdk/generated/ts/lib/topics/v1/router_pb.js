@@ -41,7 +41,7 @@ export const RouterGuaranteeSchema = /*@__PURE__*/
   enumDesc(file_topics_v1_router, 0);
 
 /**
- * How often a record of the source can appear in the destination.
+ * Number of times that a record of the source can appear in the destination.
  *
  * @generated from enum topics.v1.RouterGuarantee
  */

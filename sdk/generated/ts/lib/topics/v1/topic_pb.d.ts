@@ -54,7 +54,7 @@ export declare type TopicConfig = Message<"topics.v1.TopicConfig"> & {
   capBytes?: bigint | undefined;
 
   /**
-   * What happens when a cap is reached. Default: evict the oldest. An explicit unspecified counts as absent.
+   * Policy at a cap. Default: evict the oldest. An explicit unspecified counts as absent.
    *
    * @generated from field: optional topics.v1.DiscardPolicy discard = 5;
    */
@@ -85,14 +85,14 @@ export declare type TopicConfig = Message<"topics.v1.TopicConfig"> & {
   priority?: number | undefined;
 
   /**
-   * Whether a topic without a fixed priority gains one from being read recently. Default true.
+   * True to derive the priority from recent reads if none is set. Default true.
    *
    * @generated from field: optional bool auto_priority = 9;
    */
   autoPriority?: boolean | undefined;
 
   /**
-   * Whether a write may create the topic. Default true. Only matters at that write; the `create` field of the
+   * True if a write may create the topic. Default true. Only matters at that write; the `create` field of the
    * append overrides it.
    *
    * @generated from field: optional bool auto_create = 10;
@@ -100,7 +100,7 @@ export declare type TopicConfig = Message<"topics.v1.TopicConfig"> & {
   autoCreate?: boolean | undefined;
 
   /**
-   * How long an idempotency key is remembered, in milliseconds from the first write, as durably as the records.
+   * Lifetime of an idempotency key, in milliseconds from the first write, as durably as the records.
    * Default 120000.
    *
    * @generated from field: optional uint64 idempotency_window_ms = 11;
@@ -108,7 +108,7 @@ export declare type TopicConfig = Message<"topics.v1.TopicConfig"> & {
   idempotencyWindowMs?: bigint | undefined;
 
   /**
-   * Whether readers that present a node are spared the records of that node. Default true.
+   * True to leave out the records of the node that a reader presents. Default true.
    *
    * @generated from field: optional bool dedupe_node = 12;
    */
@@ -211,7 +211,7 @@ export declare type QueueState = Message<"topics.v1.QueueState"> & {
   retrying: bigint;
 
   /**
-   * Jobs that nobody gets any more, and that the dead-letter topic has not taken yet. Not in JSON.
+   * Jobs that are no longer delivered, and that the dead-letter topic has not taken yet. Not in JSON.
    *
    * @generated from field: uint64 exhausted = 6;
    */
@@ -358,7 +358,7 @@ export declare type TopicState = Message<"topics.v1.TopicState"> & {
   partition: number;
 
   /**
-   * Where every partition stands, in order of number; empty where there is one.
+   * Positions of every partition, in order of number; empty where there is one.
    *
    * @generated from field: repeated topics.v1.PartitionState partitions = 19;
    */
@@ -372,7 +372,7 @@ export declare type TopicState = Message<"topics.v1.TopicState"> & {
 export declare const TopicStateSchema: GenMessage<TopicState>;
 
 /**
- * Where one partition of a topic stands.
+ * Positions of one partition of a topic.
  *
  * @generated from message topics.v1.PartitionState
  */
@@ -517,7 +517,7 @@ export declare type TopicSummary = Message<"topics.v1.TopicSummary"> & {
 export declare const TopicSummarySchema: GenMessage<TopicSummary>;
 
 /**
- * What a topic can do. Fixed when the topic is created.
+ * Kind of a topic. Fixed when the topic is created.
  *
  * @generated from enum topics.v1.TopicType
  */
@@ -550,7 +550,7 @@ export enum TopicType {
 export declare const TopicTypeSchema: GenEnum<TopicType>;
 
 /**
- * What an append to a full topic does.
+ * Effect of an append to a full topic.
  *
  * @generated from enum topics.v1.DiscardPolicy
  */

@@ -58,7 +58,7 @@ export const TopicTypeSchema = /*@__PURE__*/
   enumDesc(file_topics_v1_topic, 0);
 
 /**
- * What a topic can do. Fixed when the topic is created.
+ * Kind of a topic. Fixed when the topic is created.
  *
  * @generated from enum topics.v1.TopicType
  */
@@ -72,7 +72,7 @@ export const DiscardPolicySchema = /*@__PURE__*/
   enumDesc(file_topics_v1_topic, 1);
 
 /**
- * What an append to a full topic does.
+ * Effect of an append to a full topic.
  *
  * @generated from enum topics.v1.DiscardPolicy
  */

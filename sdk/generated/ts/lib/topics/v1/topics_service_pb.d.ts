@@ -37,7 +37,7 @@ export declare type PutTopicRequest = Message<"topics.v1.PutTopicRequest"> & {
   config?: TopicConfig | undefined;
 
   /**
-   * How many partitions the topic is to have, up to 1000 (TOPICS_MAX_PARTITIONS), else invalid_request. Default 0: one
+   * Number of partitions, up to 1000 (TOPICS_MAX_PARTITIONS), else invalid_request. Default 0: one
    * for a new topic, no change for an old one. More can be added at any time; none can be removed, which is
    * topic_exists_incompatible. Above 1 for a queue or an end of a router: invalid_request. On HTTP a member of the body
    * beside those of the config.
@@ -143,7 +143,7 @@ export declare type GetTopicRequest = Message<"topics.v1.GetTopicRequest"> & {
   topic: string;
 
   /**
-   * Whether this call counts as a read for auto-priority and last_read_ts_ms. Default true; monitoring passes
+   * True if this call counts as a read for auto-priority and last_read_ts_ms. Default true; monitoring passes
    * false.
    *
    * @generated from field: optional bool touch = 2;
@@ -220,7 +220,7 @@ export declare type ListTopicsRequest = Message<"topics.v1.ListTopicsRequest"> &
   cursor: string;
 
   /**
-   * Whether the listing counts as a read for auto-priority. Default false.
+   * True if the listing counts as a read for auto-priority. Default false.
    *
    * @generated from field: optional bool touch = 4;
    */
@@ -373,7 +373,7 @@ export declare type AppendRequest = Message<"topics.v1.AppendRequest"> & {
   idempotencyKey?: string | undefined;
 
   /**
-   * Whether an absent topic is created by this write: true creates, false answers topic_not_found. Default:
+   * Creation of an absent topic by this write: true creates, false answers topic_not_found. Default:
    * auto_create of `config`, itself true by default.
    *
    * @generated from field: optional bool create = 5;
@@ -395,7 +395,7 @@ export declare type AppendRequest = Message<"topics.v1.AppendRequest"> & {
   disableBackpressure: boolean;
 
   /**
-   * Whether `seqs` is filled in the reply. Default true; in AppendStream false. On HTTP a query parameter.
+   * True to fill `seqs` in the reply. Default true; in AppendStream false. On HTTP a query parameter.
    *
    * @generated from field: optional bool return_seqs = 8;
    */
@@ -571,7 +571,7 @@ export declare type AppendStreamResponse = Message<"topics.v1.AppendStreamRespon
 export declare const AppendStreamResponseSchema: GenMessage<AppendStreamResponse>;
 
 /**
- * What became of one batch of AppendStream.
+ * Outcome of one batch of AppendStream.
  *
  * @generated from message topics.v1.AppendAck
  */
@@ -584,7 +584,7 @@ export declare type AppendAck = Message<"topics.v1.AppendAck"> & {
   requestId: bigint;
 
   /**
-   * How it went; always set.
+   * Success or failure; always set.
    *
    * @generated from oneof topics.v1.AppendAck.outcome
    */
@@ -614,13 +614,13 @@ export declare type AppendAck = Message<"topics.v1.AppendAck"> & {
 export declare const AppendAckSchema: GenMessage<AppendAck>;
 
 /**
- * Why one batch of AppendStream was refused; the same as the status of Append would say.
+ * Refusal of one batch of AppendStream, as in the status of Append.
  *
  * @generated from message topics.v1.AppendError
  */
 export declare type AppendError = Message<"topics.v1.AppendError"> & {
   /**
-   * What happened.
+   * Description for people.
    *
    * @generated from field: topics.v1.ErrorReason reason = 1;
    */
@@ -697,7 +697,7 @@ export declare type BulkDiffRequest = Message<"topics.v1.BulkDiffRequest"> & {
   endSeq?: bigint | undefined;
 
   /**
-   * Whether to wait at the head for new records instead of ending there. Default false.
+   * True to wait at the head for new records instead of ending there. Default false.
    *
    * @generated from field: bool follow = 6;
    */
@@ -711,14 +711,14 @@ export declare type BulkDiffRequest = Message<"topics.v1.BulkDiffRequest"> & {
   node: string[];
 
   /**
-   * Whether records carry their tag. Default false.
+   * True to include the tag of records. Default false.
    *
    * @generated from field: bool include_tags = 8;
    */
   includeTags: boolean;
 
   /**
-   * Whether records carry their meta. Default true.
+   * True to include the meta of records. Default true.
    *
    * @generated from field: optional bool include_meta = 9;
    */
@@ -741,7 +741,7 @@ export declare type BulkDiffRequest = Message<"topics.v1.BulkDiffRequest"> & {
   partition: number;
 
   /**
-   * How the frames hold records. Default (unspecified): BULK_FORMAT_COLUMNS.
+   * Format of the frames. Default (unspecified): BULK_FORMAT_COLUMNS.
    *
    * @generated from field: topics.v1.BulkFormat format = 12;
    */
@@ -764,7 +764,7 @@ export declare type BulkDiffRequest = Message<"topics.v1.BulkDiffRequest"> & {
   topicId: string;
 
   /**
-   * Whether records carry their data. Default true.
+   * True to include the data of records. Default true.
    *
    * @generated from field: optional bool include_data = 15;
    */
@@ -968,21 +968,21 @@ export declare type DiffRequest = Message<"topics.v1.DiffRequest"> & {
   node: string[];
 
   /**
-   * Whether records carry their tag. Default false.
+   * True to include the tag of records. Default false.
    *
    * @generated from field: bool include_tags = 5;
    */
   includeTags: boolean;
 
   /**
-   * Whether records carry their meta. Default true.
+   * True to include the meta of records. Default true.
    *
    * @generated from field: optional bool include_meta = 6;
    */
   includeMeta?: boolean | undefined;
 
   /**
-   * How long to wait for a record when the reader is caught up, in milliseconds, clamped to 30000. Default 0:
+   * Time to wait for a record when the reader is caught up, in milliseconds, clamped to 30000. Default 0:
    * answer at once. A wait ends early, possibly without records, when something is appended.
    *
    * @generated from field: uint64 wait_ms = 7;
@@ -1231,7 +1231,7 @@ export declare type DeleteRecordsResponse = Message<"topics.v1.DeleteRecordsResp
 export declare const DeleteRecordsResponseSchema: GenMessage<DeleteRecordsResponse>;
 
 /**
- * How BulkDiff answers.
+ * Format of the answers of BulkDiff.
  *
  * @generated from enum topics.v1.BulkFormat
  */
@@ -1338,9 +1338,9 @@ export declare const TopicsService: GenService<{
     output: typeof AppendResponseSchema;
   },
   /**
-   * Reads what lies behind a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
-   * router destination first waits for forwarding up to the source's head of this moment. Whether there is more
-   * is told by caught_up, never by the number of records. Scope: read. Errors: invalid_request,
+   * Reads the records after a cursor that the client keeps. Changes nothing and is safe to retry. Reading a
+   * router destination first waits for forwarding up to the source's head of this moment. Only caught_up says that
+   * there is no more, never the number of records. Scope: read. Errors: invalid_request,
    * topic_not_found, partition_not_found, throttled.
    *
    * @generated from rpc topics.v1.TopicsService.Diff
@@ -1369,10 +1369,10 @@ export declare const TopicsService: GenService<{
   },
   /**
    * Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
-   * same filter, the same tombstones. Each frame tells the cursor to go on from should the stream break. Does not
+   * same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not
    * wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
    * topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
-   * partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are told by
+   * partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are listed by
    * AdminService.ListBulkReaders.
    *
    * @generated from rpc topics.v1.TopicsService.BulkDiff

@@ -178,7 +178,7 @@ export const BulkFormatSchema = /*@__PURE__*/
   enumDesc(file_topics_v1_topics_service, 0);
 
 /**
- * How BulkDiff answers.
+ * Format of the answers of BulkDiff.
  *
  * @generated from enum topics.v1.BulkFormat
  */

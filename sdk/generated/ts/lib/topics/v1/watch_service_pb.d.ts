@@ -16,7 +16,7 @@ import type { Performance } from "./performance_pb.js";
 export declare const file_topics_v1_watch_service: GenFile;
 
 /**
- * Where to start in one topic.
+ * Start of reading in one topic.
  *
  * @generated from message topics.v1.WatchTopic
  */
@@ -50,7 +50,7 @@ export declare type WatchTopic = Message<"topics.v1.WatchTopic"> & {
 export declare const WatchTopicSchema: GenMessage<WatchTopic>;
 
 /**
- * What a watcher wants.
+ * Topics and options of a watcher.
  *
  * @generated from message topics.v1.WatchSubscription
  */
@@ -107,21 +107,21 @@ export declare type WatchSubscription = Message<"topics.v1.WatchSubscription"> &
   heartbeatMs?: bigint | undefined;
 
   /**
-   * Whether records carry their meta. Default true.
+   * True to include the meta of records. Default true.
    *
    * @generated from field: optional bool include_meta = 7;
    */
   includeMeta?: boolean | undefined;
 
   /**
-   * Whether records carry their tag. Default false.
+   * True to include the tag of records. Default false.
    *
    * @generated from field: bool include_tags = 8;
    */
   includeTags: boolean;
 
   /**
-   * Whether records carry their data. Default true.
+   * True to include the data of records. Default true.
    *
    * @generated from field: optional bool include_data = 9;
    */
@@ -360,7 +360,7 @@ export declare const WatchConsistencySchema: GenEnum<WatchConsistency>;
  * GET /v0/ws has no RPC on purpose: it is JSON over WebSocket in both directions (subscribe, unsubscribe,
  * publish, ping), which gRPC clients have as Watch and Append. It carries the same frames.
  *
- * A slow watcher is never skipped silently: what it is told next is read from the log when it can take it. On HTTP
+ * A slow watcher is never skipped silently: its next frame is read from the log when it can take it. On HTTP
  * its stream is ended after 30 s in which it took not one byte; on gRPC flow control holds it as long as it answers
  * pings.
  *

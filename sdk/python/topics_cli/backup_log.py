@@ -1,0 +1,107 @@
+"""`topics backup archive`, and `topics backup restore` to a point in time."""
+
+import argparse
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+from topics_cli import output, server
+from topics_cli.times import point, shown
+from topics_cli.types import positive, whole
+
+if TYPE_CHECKING:
+    from topics_backup.shipping import Shipped
+
+LATEST: Final = -1
+
+
+def moment(text: str) -> int:
+    """Parse `--at` to ms."""
+    return LATEST if text == "latest" else point(text)
+
+
+def place_and_seq(text: str) -> tuple[str, int, int]:
+    """Parse `--at-seq` to topic, partition and seq."""
+    place, _, seq = text.rpartition(":")
+    topic, _, partition = place.partition("@")
+    try:
+        return topic, whole(partition) if "@" in place else 0, positive(seq)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not TOPIC:SEQ or TOPIC@PARTITION:SEQ") from None
+
+
+def archive(arguments: argparse.Namespace) -> int:
+    """`topics backup archive`."""
+    from topics_backup import shipping
+    from topics_backup.errors import BackupError
+    from topics_backup.target import open_target
+
+    target = open_target(arguments.to)
+    if arguments.every is None:
+        _tell_archived(arguments, shipping.ship(target, arguments.data_dir))
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # a partial copy is never visible
+    while True:
+        began = time.monotonic()
+        try:
+            _tell_archived(arguments, shipping.ship(target, arguments.data_dir))
+        except (BackupError, OSError) as error:  # the next attempt copies what is missing
+            server.complain("backup archive", str(error))
+        sys.stdout.flush()
+        time.sleep(max(0.0, began + arguments.every / 1000 - time.monotonic()))
+
+
+def _tell_archived(arguments: argparse.Namespace, done: "Shipped") -> None:
+    if arguments.json:
+        output.line(done._asdict())
+    elif done.pieces or arguments.every is None:
+        print(f"{done.line}: {output.size(done.bytes)} archived, up to {shown(done.until_ms)}")
+    tell_holes("archive", done.holes)
+
+
+def tell_holes(action: str, holes: list[str]) -> None:
+    """Report parts of the log that were removed before they were archived; not an error of the command."""
+    for hole in holes:
+        server.complain(
+            f"backup {action}",
+            f"the log of {hole} was removed before it was archived: create a backup, and raise "
+            "TOPICS_WAL_ARCHIVE_SECONDS and TOPICS_WAL_ARCHIVE_BYTES or archive more often",
+        )
+
+
+def is_point(arguments: argparse.Namespace) -> bool:
+    """Return True for a restore to a point in time."""
+    return arguments.at is not None or arguments.at_seq is not None
+
+
+def restore_point(arguments: argparse.Namespace) -> int:
+    """`topics backup restore` with `--at` or `--at-seq`."""
+    from topics_backup import moments, pointintime
+    from topics_backup.target import open_target
+
+    if arguments.id is not None or arguments.fallback:
+        raise server.UsageError("--at and --at-seq select the backup: ID and --fallback are not allowed")
+    target = open_target(arguments.source)
+    if arguments.at_seq is not None:
+        ways = moments.at_seq(target, *arguments.at_seq)
+    else:
+        ways = moments.at_end(target) if arguments.at == LATEST else moments.at_time(target, arguments.at)
+    made = pointintime.restore(
+        target,
+        arguments.to,
+        ways,
+        jump=arguments.jump,
+        report=lambda text: print(f"topics backup restore: {output.clean(text)}", file=sys.stderr),
+    )
+    records = sum(part.count for topic in made.topics for part in topic.partitions)
+    if arguments.json:
+        facts = {"id": made.backup.id, "log_bytes": made.log_bytes, "written_ms": made.written_ms}
+        output.line(facts | {"topics": len(made.topics), "records": records, "data_dir": str(arguments.to)})
+    else:
+        what = output.listed(topic=len(made.topics), record=records)
+        print(
+            f"{made.backup.id} and {output.size(made.log_bytes)} of log: {what}, as of {shown(made.written_ms)}; "
+            f"serve it with: topics serve --data-dir {arguments.to}"
+        )
+    return 0

@@ -1,0 +1,111 @@
+"""Making a backup: a checkpoint goes to the target, as far as it is not there yet."""
+
+import contextlib
+import hashlib
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from topics_backup import inventory, pruning, repository, shipping
+from topics_backup.errors import BackupError
+from topics_backup.manifest import FORMAT, File, LogPoint, Manifest, encode, new_id
+from topics_backup.target import CHUNK_BYTES, Target
+from topics_service import __version__
+from topics_service.engine.clock import SystemClock
+from topics_service.engine.engine import Engine
+from topics_service.storage import checkpoint
+from topics_service.storage.rocks import RocksStore
+from topics_service.storage.store import StoreError
+from topics_service.storage.wal.archive import Line
+
+_UNSHARED: Final = frozenset({"LOCK", "LOG", "IDENTITY"})  # created again when the copy is opened
+_PASS_SECONDS: Final = pruning.GRACE_SECONDS / 2
+
+
+def create(target: Target, directory: Path, created_ms: int, data_dir: Path) -> Manifest:
+    """Copy the checkpoint in `directory`, which is of the moment `created_ms`, and return what was written.
+
+    What the target holds already, by size and hash, is not copied again. The manifest comes last: until then nobody
+    sees a backup. `data_dir` is that of which the checkpoint is. Raises BackupError, and OSError for the checkpoint's
+    files.
+    """
+    line = shipping.line_of(data_dir)
+    found = inventory.read(directory)
+    names = sorted(path.name for path in directory.iterdir() if path.is_file() and path.name not in _UNSHARED)
+    if "CURRENT" not in names:
+        raise BackupError(f"{directory} is not a checkpoint: it has no CURRENT file")
+    files = [_hashed(directory / name) for name in names]
+    new_bytes = 0
+    while True:  # a pass that took long may rely on files that a prune has removed meanwhile: see pruning
+        began = time.monotonic()
+        there = repository.sizes(target)
+        doomed = pruning.doomed(target)
+        for file in files:
+            if there.get(file.key) != file.size or file.key in doomed:
+                target.put_file(file.key, directory / file.name)
+                new_bytes += file.size
+        if time.monotonic() - began < _PASS_SECONDS:
+            break
+    made = Manifest(
+        format=FORMAT,
+        id=new_id(created_ms, secrets.token_hex(3)),
+        created_ms=created_ms,
+        server_version=__version__,
+        store_format=checkpoint.FORMAT,
+        source=f"{socket.gethostname()}:{data_dir}",
+        bytes=sum(file.size for file in files),
+        new_bytes=new_bytes,
+        files=files,
+        topics=found.topics,
+        log=None if line is None else _log_point(line, directory, found),
+    )
+    target.put(made.key, encode(made))
+    return made
+
+
+@contextmanager
+def offline(data_dir: Path, boot_id: str) -> Iterator[tuple[Path, int]]:
+    """A checkpoint of a data directory that no server has open, and its moment in ms.
+
+    Opens, recovers and closes the directory as a start and a stop of the server would, and holds its lock so long; a
+    server that starts after that removes the checkpoint.
+    Raises BackupError.
+    """
+    if not (data_dir / "CURRENT").is_file():
+        raise BackupError(f"{data_dir} is not a data directory: it has no CURRENT file")
+    path = data_dir / "checkpoints" / f"offline-{secrets.token_hex(3)}"
+    try:
+        store = RocksStore(data_dir, boot_id=boot_id)
+        try:
+            engine = Engine(store, SystemClock(), boot_id=boot_id)
+            engine.close()
+            now = time.time_ns() // 1_000_000
+            checkpoint.create(store, path)
+        finally:
+            store.close()
+    except StoreError as error:
+        raise BackupError(f"{error} (a running server is backed up with --server)") from error
+    try:
+        yield path, now
+    finally:
+        checkpoint.remove(path)
+        with contextlib.suppress(OSError):  # another one's is there
+            path.parent.rmdir()
+
+
+def _log_point(line: Line, directory: Path, found: inventory.Found) -> LogPoint:
+    numbers = [int(path.stem) for path in directory.glob("*.log")]
+    return LogPoint(line.id, min(numbers, default=line.first), found.next_seq, found.written_ms)
+
+
+def _hashed(path: Path) -> File:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK_BYTES):
+            digest.update(piece)
+            size += len(piece)
+    return File(path.name, size, digest.hexdigest())

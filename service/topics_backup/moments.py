@@ -1,0 +1,277 @@
+"""Points in time: finds the position at which the archived log is cut for a time or a seq of a topic, and the backups
+from which that position can be reached."""
+
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from topics_backup import log, repository
+from topics_backup.errors import AbsentError, BackupError, DamagedError, LogError
+from topics_backup.log import Piece, Run
+from topics_backup.manifest import LogPoint, Manifest, Partition
+from topics_backup.target import Target
+from topics_service.engine import snapshot
+from topics_service.engine.topic import decode_row
+from topics_service.storage import keys
+from topics_service.storage.familyids import family_ids
+from topics_service.storage.store import Family
+from topics_service.storage.wal.batches import Batch, batches, rows, written_ms
+
+
+class Base(NamedTuple):
+    """A backup that the log continues from: the pieces it needs, and the restorable times."""
+
+    backup: Manifest
+    point: LogPoint
+    pieces: list[Piece]
+    from_ms: int
+    until_ms: int
+
+
+class Cut(NamedTuple):
+    """The end of the last batch that is taken: its file and byte (0, 0: the log is not needed), the sequence number
+    behind it, and when it was written."""
+
+    number: int
+    stop: int
+    next_seq: int
+    written_ms: int
+
+
+class Way(NamedTuple):
+    """A backup, and where its log is cut. `cut` reads the log, and raises BackupError."""
+
+    base: Base
+    cut: Callable[[], Cut]
+
+
+class Range(NamedTuple):
+    """Times that can be restored, of a line, from these backups on; `bytes` of log are archived for it."""
+
+    line: str
+    from_ms: int
+    until_ms: int
+    bytes: int
+    backups: list[str]
+
+
+def bases(target: Target) -> list[Base]:
+    """Return every backup with a position in a log, ordered by that."""
+    there = log.runs(target)
+    found = [
+        _base(each.manifest, each.manifest.log, there)
+        for each in repository.listed(target)
+        if each.manifest is not None and each.manifest.log is not None
+    ]
+    return sorted(found, key=lambda base: (base.point.line, base.point.next_seq))
+
+
+def _base(backup: Manifest, point: LogPoint, there: list[Run]) -> Base:
+    until_ms = max(point.written_ms, backup.created_ms)
+    for run in there:
+        pieces = run.behind(point)
+        if pieces is not None:
+            return Base(backup, point, pieces, point.written_ms, max(until_ms, run.until_ms))
+    return Base(backup, point, [], point.written_ms, until_ms)
+
+
+def ranges(target: Target) -> list[Range]:
+    """Return the restorable ranges in order; between two ranges of a line there is a hole."""
+    found: list[Range] = []
+    for base in bases(target):
+        size = sum(piece.size for piece in base.pieces)
+        last = found[-1] if found else None
+        if last is not None and last.line == base.point.line and base.from_ms <= last.until_ms:
+            found[-1] = last._replace(
+                until_ms=max(last.until_ms, base.until_ms), backups=[*last.backups, base.backup.id]
+            )
+        else:
+            found.append(Range(base.point.line, base.from_ms, base.until_ms, size, [base.backup.id]))
+    return found
+
+
+def at_time(target: Target, ms: int) -> list[Way]:
+    """The ways to everything up to the last batch that was written at `ms` or before, from the nearest backup first.
+
+    Raises BackupError if there are none.
+    """
+    fitting = [base for base in bases(target) if base.from_ms <= ms <= base.until_ms]
+    if not fitting:
+        raise BackupError(f"{log.shown(ms)} can't be restored: {_what_can(target)}")
+    mine = [base for base in fitting if base.point.line == fitting[-1].point.line]
+    return [Way(base, partial(_last_until, target, base, ms)) for base in mine[::-1]]
+
+
+def _last_until(target: Target, base: Base, ms: int) -> Cut:
+    at = base.point.next_seq
+    cut = Cut(0, 0, at, base.point.written_ms)
+    found = [i for i, piece in enumerate(base.pieces) if piece.min_ms <= ms and piece.next_seq > at]
+    if not found:
+        return cut
+    piece = base.pieces[found[-1]]
+    before = base.pieces[found[-1] - 1].last_ms if found[-1] else piece.min_ms
+    for batch, written in _timed(target, piece, before):
+        if written <= ms and batch.next_seq > at:
+            cut = Cut(piece.number, batch.stop, batch.next_seq, written)
+    return cut
+
+
+def at_end(target: Target) -> list[Way]:
+    """The ways to all that is archived of the newest line. Raises BackupError if there are none."""
+    every = bases(target)
+    if not every:
+        raise BackupError(f"there is no end of a log: {_what_can(target)}")
+    last = every[-1]  # the others of its line that come to the same end
+    mine = [base for base in every if (base.point.line, base.until_ms) == (last.point.line, last.until_ms)]
+    return [Way(base, partial(_end, base)) for base in mine[::-1]]
+
+
+def _end(base: Base) -> Cut:
+    if not base.pieces or base.pieces[-1].next_seq <= base.point.next_seq:
+        return Cut(0, 0, base.point.next_seq, base.point.written_ms)
+    last = base.pieces[-1]
+    return Cut(last.number, last.stop, last.next_seq, last.last_ms)
+
+
+def at_seq(target: Target, topic: str, partition: int, seq: int) -> list[Way]:
+    """The ways to everything up to the batch with which a partition reached `seq`, from the nearest backup first.
+
+    Of successive topics with that name, the last one that reached it counts. Raises BackupError, and
+    AbsentError where the log does not show it.
+    """
+    every = bases(target)
+    for i in range(len(every) - 1, -1, -1):
+        base = every[i]
+        after = every[i + 1] if i + 1 < len(every) and every[i + 1].point.line == base.point.line else None
+        if after is not None and not _passed(base, after, topic, partition, seq):
+            continue
+        ids = _family_ids(target, [each.backup for each in every if each.point.line == base.point.line])
+        stop_seq = None if after is None else after.point.next_seq
+        try:
+            cut = _reached(target, base, stop_seq, ids, topic, partition, seq)
+        except LogError as error:
+            raise explain(base, error) from error
+        if cut is not None:
+            mine = [
+                each
+                for each in every[: i + 1]
+                if any(_is_in(cut, piece) for piece in each.pieces) and each.point.line == base.point.line
+            ]
+            return [Way(each, partial(_same, cut)) for each in mine[::-1]]
+    name = f'"{topic}"' if partition == 0 else f'"{topic}" (partition {partition})'
+    raise AbsentError(f"the log does not show how {name} reached seq {seq}: {_what_can(target)}")
+
+
+def explain(base: Base, error: LogError) -> BackupError:
+    """Return the error with the operator's remedy: the last moment before the damage that the backup leads to."""
+    before = log.shown(max(base.from_ms, error.min_ms - 1))
+    return BackupError(f"{error}; what was written until {before} can be restored: --at {before}")
+
+
+def _is_in(cut: Cut, piece: Piece) -> bool:
+    return piece.number == cut.number and piece.start < cut.stop <= piece.stop
+
+
+def _same(cut: Cut) -> Cut:
+    return cut
+
+
+def _passed(base: Base, after: Base, topic: str, partition: int, seq: int) -> bool:
+    """Return whether the seq may have been reached between two backups, according to them."""
+    before, behind = _stood(base.backup, topic, partition), _stood(after.backup, topic, partition)
+    if before is None or behind is None or before.log_id != behind.log_id:
+        return True  # only the log can tell
+    return before.head_seq < seq <= behind.head_seq
+
+
+def _reached(
+    target: Target,
+    base: Base,
+    stop_seq: int | None,
+    ids: Mapping[Family, int],
+    topic: str,
+    partition: int,
+    seq: int,
+) -> Cut | None:
+    """The last batch behind a backup with which a log of that name reached the seq."""
+    topics, logs = ids[Family.TOPICS], ids[Family.LOGS]
+    stood = _stood(base.backup, topic, partition)
+    heads = {} if stood is None else {stood.log_id: stood.head_seq}
+    name, cut = topic.encode(), None
+    for piece, batch, written in _behind(target, base):
+        if stop_seq is not None and batch.seq >= stop_seq:
+            break
+        if name not in batch.rows and not any(keys.u64(log_id) in batch.rows for log_id in heads):
+            continue
+        with _readable(piece):
+            found = [row for row in rows(batch) if row.value is not None]
+            for row in found:
+                if row.family == topics and row.value is not None and name in row.value:
+                    made = decode_row(row.value)
+                    if made.name == topic and partition < len(made.log_ids):
+                        heads.setdefault(made.log_ids[partition], 0)
+            for row in found:
+                if row.family == logs and row.value is not None and keys.read_u64(row.key) in heads:
+                    log_id, head = keys.read_u64(row.key), snapshot.decode(row.value).head
+                    if heads[log_id] < seq <= head:
+                        cut = Cut(piece.number, batch.stop, batch.next_seq, written)
+                    heads[log_id] = head
+    return cut
+
+
+def _behind(target: Target, base: Base) -> Iterator[tuple[Piece, Batch, int]]:
+    """The batches behind a backup, and when they were written."""
+    before = base.pieces[0].min_ms if base.pieces else 0
+    for piece in base.pieces:
+        if piece.next_seq > base.point.next_seq:
+            for batch, written in _timed(target, piece, before):
+                if batch.next_seq > base.point.next_seq:
+                    yield piece, batch, written
+        before = piece.last_ms
+
+
+def _timed(target: Target, piece: Piece, before: int) -> Iterator[tuple[Batch, int]]:
+    for batch in batches(log.content(target, piece), piece.start):
+        with _readable(piece):
+            before = written_ms(batch) or before
+        yield batch, before
+
+
+@contextmanager
+def _readable(piece: Piece) -> Iterator[None]:
+    """Rows that this version can't read: of a later one, since its checksums held."""
+    try:
+        yield
+    except (ValueError, struct.error, msgspec.MsgspecError) as error:
+        raise LogError(piece.min_ms, f"{piece.key} can't be read: {error}") from error
+
+
+def _stood(backup: Manifest, topic: str, partition: int) -> Partition | None:
+    for each in backup.topics:
+        if each.topic == topic:
+            return each.partitions[partition] if partition < len(each.partitions) else None
+    return None
+
+
+def _family_ids(target: Target, backups: list[Manifest]) -> Mapping[Family, int]:
+    """The numbers of families in a line, from the newest of its backups that is not damaged."""
+    for backup in backups[::-1]:
+        with tempfile.TemporaryDirectory(prefix="topics-backup-") as own, suppress(DamagedError, OSError, ValueError):
+            for file in backup.files:
+                if file.name == "CURRENT" or file.name.startswith("MANIFEST-"):
+                    (Path(own) / file.name).write_bytes(b"".join(repository.content(target, backup, file)))
+            return family_ids(Path(own))
+    raise BackupError("no backup of that server is intact: verify tells what is damaged")
+
+
+def _what_can(target: Target) -> str:
+    found = [f"{log.shown(each.from_ms)} to {log.shown(each.until_ms)}" for each in ranges(target)]
+    if not found:
+        return "no backup in the target is of a server with TOPICS_WAL_ARCHIVE_SECONDS"
+    return f"what can be is {', '.join(found)}"

@@ -1,0 +1,122 @@
+"""The engine of a running server with everything that writes ask: durability, room on the disk, load, and the API."""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+from topics_server import maintenance
+from topics_server.disk import FreeSpace
+from topics_server.forwarder import Forwarder
+from topics_server.lag import LoopLag
+from topics_server.notices import log
+from topics_server.resources import Resources
+from topics_server.space import DiskSpace
+from topics_server.trimming import trim_archive
+from topics_service.api.access.authorizer import Authorizer
+from topics_service.api.audit import AuditLog
+from topics_service.api.audit_calls import AuditedCheckpoints, AuditedTopicsApi
+from topics_service.api.checkpoints import Checkpoints
+from topics_service.api.grpc.server import GrpcServer
+from topics_service.api.scheduling.pressure import Pressure
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.clock import Clock
+from topics_service.statistics import SpaceStatistics
+from topics_service.storage import checkpoint, properties
+from topics_service.storage.reclaim import Reclaim
+from topics_service.storage.store import StoreError
+from topics_service.storage.tombstone_compaction import TombstoneCompaction
+
+
+class Core:
+    """The engine, its commit thread, its API and its checkpoints, on the running event loop. Not recovered yet."""
+
+    def __init__(self, resources: Resources, clock: Clock) -> None:
+        settings, store, traces = resources.settings, resources.store, resources.traces
+        self._settings = settings
+        self._store = store
+        self.engine = engine = traces.engine(
+            store,
+            clock,
+            limits=settings.limits,
+            prefix=settings.resource_prefix,
+            cache_bytes=settings.memory.blocks,
+            recover=False,
+        )
+        engine.blocks.on_damage = lambda error: log.error("%s", error.message)
+        self._commit = traces.commit.for_engine(engine)
+        engine.writer.on_write_failed = lambda error: log.critical("the server is read-only from now on: %s", error)
+        self._reclaim = Reclaim(store, lambda: engine.writer.total_bytes)
+        engine.writer.on_freed = self._reclaim.freed
+        self._tombstones = TombstoneCompaction(store)
+        self._lag = LoopLag()
+        self._disk = FreeSpace(settings.data_path)
+        statistics = SpaceStatistics()
+        self._space = DiskSpace(
+            self._disk,
+            store,
+            self._reclaim,
+            statistics,
+            reserve=settings.min_free_bytes,
+            written=lambda: engine.writer.statistics.bytes,
+            is_writable=lambda: engine.writer.failure is None,
+        )
+        pressure = Pressure(
+            lag_ms=lambda: self._lag.sustained_ms,
+            max_lag_ms=settings.max_lag_ms,
+            free_bytes=self._space.left,
+            min_free_bytes=settings.min_free_bytes,
+            statistics=statistics,
+            flushing=lambda: store.flushing if engine.writer.failure is None else 0,
+        )
+        engine.capacity.disk = pressure.space if settings.min_free_bytes else None
+        self.authorizer = Authorizer(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
+        self.audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None
+        if self.audit is None:
+            self.api = TopicsApi(engine, self._commit, pressure, settings.watch_caps)
+        else:
+            self.api = AuditedTopicsApi(engine, self._commit, pressure, settings.watch_caps, audit=self.audit)
+        self.api.watches.connections.quotas = self.authorizer.quotas
+        metrics = self.api.metrics
+        metrics.lag, metrics.wal_switches = self._lag, store.wal_switches
+        metrics.disk, metrics.min_free_bytes, metrics.space = self._disk, settings.min_free_bytes, statistics
+        metrics.store = lambda: properties.read(settings.data_path, store.families)
+        metrics.traces = traces.statistics
+        if (memory := self.authorizer.quotas.memory) is not None:
+            metrics.request_bytes = lambda: memory.used
+        traces.forwarding(engine)
+        place = settings.data_path / "checkpoints"
+        make = metrics.checkpoints.counted(traces.checkpoint(partial(checkpoint.create, store)))
+        self.checkpoints = (
+            Checkpoints(place, make, checkpoint.remove, engine.ready)
+            if self.audit is None
+            else AuditedCheckpoints(place, make, checkpoint.remove, engine.ready, audit=self.audit)
+        )
+        self.checkpoints.clear()
+
+    def background(self, grpc: GrpcServer) -> list[Coroutine[Any, Any, None]]:
+        """The work that runs on the event loop until it is cancelled. `grpc` reports the engine's health."""
+        work = [
+            maintenance.keep_up(self.engine, self._disk, grpc),
+            Forwarder(self.engine.routers).run(),
+            self._lag.run(),
+            trim_archive(self._settings, self.api.metrics.archive),
+            maintenance.compact_tombstones(self._tombstones),
+        ]
+        if self._settings.min_free_bytes:
+            work.append(self._space.keep())
+        return work
+
+    @property
+    def is_sound(self) -> bool:
+        """True while the storage works. After a failure the store must not be written any more."""
+        return self.engine.writer.failure is None
+
+    async def stop(self) -> None:
+        """Make durable what was asked for, end the threads, and close the engine. When no more calls come."""
+        await asyncio.to_thread(self._commit.stop)
+        await asyncio.to_thread(self._tombstones.stop)
+        await asyncio.to_thread(self._reclaim.stop)
+        with contextlib.suppress(StoreError):
+            self.engine.close()

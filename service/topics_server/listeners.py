@@ -1,0 +1,120 @@
+"""The listeners of a server: HTTP, gRPC and Kafka on one API."""
+
+import asyncio
+
+from topics_gateway.app import create_app
+from topics_gateway.settings import GatewaySettings
+from topics_gateway.transport.server import HttpServer
+from topics_kafka.listener import KafkaServer, create_kafka
+from topics_kafka.registry import all_handlers
+from topics_server.core import Core
+from topics_server.errors import StartError
+from topics_server.interceptors import AuditInterceptor, audited_app, audited_kafka, while_good
+from topics_server.notices import log, log_listening
+from topics_server.ports import advertised_address, bracketed, explain, write_port_file
+from topics_server.reload import Readers
+from topics_server.resources import Resources
+from topics_server.tls import HTTP_PROTOCOLS
+from topics_service.api.grpc.server import GrpcServer
+from topics_service.engine.errors import TopicsError
+
+_MAX_MESSAGE_BYTES = (1 << 31) - 1  # gRPC's own limit
+
+
+class Listeners:
+    """Accepts connections from `start`, those of Kafka from `start_kafka`, until `stop`. The ports are 0 before."""
+
+    def __init__(self, resources: Resources, core: Core, readers: Readers) -> None:
+        self._resources = resources
+        self._core = core
+        self._settings = settings = resources.settings
+        self.http_port = self.grpc_port = self.kafka_port = 0
+        traces, audit = resources.traces, core.audit
+        tls = resources.certificates.common
+        self.grpc = GrpcServer(
+            core.api,
+            host=settings.host,
+            port=settings.grpc_port,
+            max_message_bytes=min(settings.max_body_bytes + (1 << 20), _MAX_MESSAGE_BYTES),
+            max_connections=settings.grpc_max_connections,
+            authorizer=core.authorizer,
+            bulk_readers=readers.addresses,
+            checkpoints=core.checkpoints,
+            credentials=tls.grpc_credentials() if tls else None,
+            interceptors=(*traces.interceptors, *(() if audit is None else (AuditInterceptor(audit),))),
+        )
+        gateway = GatewaySettings(
+            max_body_bytes=settings.max_body_bytes,
+            body_timeout_seconds=settings.body_timeout_seconds,
+            render_cache_bytes=settings.memory.renderings // (2 if settings.kafka_port else 1),
+            limits=settings.limits,
+            hosts=settings.hosts,
+            origins=settings.origins,
+        )
+        app = create_app(core.api, gateway, core.authorizer.cancelling(), self.grpc.calls)
+        self._http = HttpServer(
+            traces.app(app if audit is None else audited_app(app, audit)),
+            resources.http_socket,
+            tls=tls.context(HTTP_PROTOCOLS) if tls else None,
+            header_timeout=settings.header_timeout_seconds,
+            unread=settings.memory_bytes // 16,
+            max_connections=settings.max_connections,
+            ws_max_size=settings.max_body_bytes,
+        )
+        self._kafka: KafkaServer | None = None
+
+    async def start(self) -> None:
+        """Listen for HTTP and gRPC, and announce the ports. Raises StartError."""
+        settings = self._settings
+        try:
+            self.grpc_port = await self.grpc.start()
+        except OSError as error:
+            where = f"{settings.host}:{settings.grpc_port}"
+            raise StartError(f"can't listen on {where} for gRPC: {explain(error, 'TOPICS_GRPC_PORT')}") from error
+        await self._http.start()
+        self.http_port = self._http.port
+        host = bracketed(settings.host)
+        write_port_file("TOPICS_PORT_FILE", settings.port_file, f"{host}:{self.http_port}")
+        write_port_file("TOPICS_GRPC_PORT_FILE", settings.grpc_port_file, f"{host}:{self.grpc_port}")
+        log_listening(settings, self.http_port, self.grpc_port)
+
+    async def start_kafka(self) -> None:
+        """Listen for Kafka if it has a port, and announce it. Raises StartError."""
+        settings, core, resources = self._settings, self._core, self._resources
+        if resources.kafka_socket is None:
+            return
+        tls = resources.certificates.kafka
+        port = resources.kafka_socket.getsockname()[1]
+        advertised_host, advertised_port = advertised_address(settings, port)
+        handlers = while_good(all_handlers, core.authorizer)
+        try:
+            self._kafka = create_kafka(
+                core.api,
+                core.engine,
+                core.authorizer,
+                settings.kafka,
+                resources.kafka_socket,
+                host=advertised_host,
+                port=advertised_port,
+                tls=tls.context() if tls else None,
+                handlers=resources.traces.kafka(
+                    handlers if core.audit is None else audited_kafka(handlers, core.audit)
+                ),
+            )
+            await self._kafka.start()
+        except (OSError, TopicsError) as error:
+            raise StartError(f"Kafka: {error}") from error
+        self.kafka_port = port
+        host = bracketed(settings.host)
+        write_port_file("TOPICS_KAFKA_PORT_FILE", settings.kafka_port_file, f"{host}:{port}")
+        log.info("Kafka listener on %s:%d, advertised as %s:%d", host, port, advertised_host, advertised_port)
+
+    async def stop(self) -> None:
+        """Refuse new calls, drain the running ones for up to `drain_seconds`, and close all connections."""
+        self.grpc.set_serving(False)
+        self._core.api.drain()
+        seconds = self._settings.drain_seconds
+        stops = [self._http.stop(seconds), self.grpc.stop(seconds)]
+        if self._kafka is not None:
+            stops.append(self._kafka.stop(seconds))
+        await asyncio.gather(*stops)

@@ -1,0 +1,68 @@
+"""Periodic work on the event loop: recovery slices, maintenance of the engine, free space, tombstone compaction."""
+
+import asyncio
+import logging
+import time
+
+from topics_client.units import counted
+from topics_server.disk import FreeSpace
+from topics_service.api.grpc.server import GrpcServer
+from topics_service.engine.engine import Engine
+from topics_service.storage.boot import boot_id
+from topics_service.storage.tombstone_compaction import PERIOD_SECONDS, TombstoneCompaction
+
+log = logging.getLogger("topics.server")
+
+_UPKEEP_SECONDS = 0.02
+_SWEEP_SECONDS = 1.0
+_RECOVERY_SLICE_SECONDS = 0.02
+
+
+async def recover(engine: Engine, stop: asyncio.Event) -> None:
+    """Recover in slices, between the answers to health probes, until done or `stop` is set."""
+    slice_ends = time.monotonic() + _RECOVERY_SLICE_SECONDS
+    for _ in engine.recover(boot_id()):
+        if stop.is_set():
+            return
+        if time.monotonic() >= slice_ends:
+            await asyncio.sleep(0)
+            slice_ends = time.monotonic() + _RECOVERY_SLICE_SECONDS
+    log.info("ready with %s", counted(engine.ready().topics, "topic"))
+
+
+async def keep_up(engine: Engine, disk: FreeSpace, grpc: GrpcServer) -> None:
+    """Run the engine's maintenance in slices between requests, until cancelled; retry a failed slice a second later."""
+    loop = asyncio.get_running_loop()
+    next_sweep = loop.time() + _SWEEP_SECONDS
+    while True:
+        try:
+            more = engine.maintain()
+            if loop.time() >= next_sweep:
+                next_sweep = loop.time() + _SWEEP_SECONDS
+                engine.sweep()
+                _measure(engine, disk)
+                grpc.set_serving(engine.ready().ready)  # a storage failure ends it
+            await asyncio.sleep(0 if more else _UPKEEP_SECONDS)
+        except Exception:
+            log.exception("maintenance failed")
+            await asyncio.sleep(_SWEEP_SECONDS)
+
+
+async def compact_tombstones(compaction: TombstoneCompaction) -> None:
+    """Periodically compact SST files that hold only tombstones, until cancelled. Errors are logged and retried."""
+    while True:
+        await asyncio.sleep(PERIOD_SECONDS)
+        try:
+            await asyncio.to_thread(compaction.run)
+        except Exception as error:  # rocksdict raises bare Exception
+            log.warning("could not compact tombstone-only SST files, will retry: %s", error)
+
+
+def _measure(engine: Engine, disk: FreeSpace) -> None:
+    """Measure the free space. Without its directory the server acknowledges no more writes."""
+    try:
+        disk.measure()
+    except OSError as error:
+        if engine.writer.failure is None:
+            log.critical("the data directory is gone, the server is read-only from now on: %s", error)
+            engine.sync_failed(error)

@@ -1,0 +1,100 @@
+"""Resources that a server acquires before it serves: descriptors, certificates, files, sockets and the store."""
+
+import contextlib
+import socket
+from typing import Self
+
+from topics_server import tracing
+from topics_server.audit import AuditFile
+from topics_server.descriptors import TooFewError, share
+from topics_server.errors import StartError
+from topics_server.ports import bind
+from topics_server.settings import Settings
+from topics_server.tls import ServerCertificates, TlsError, certificates
+from topics_server.tracing.noop import Tracing
+from topics_service.storage.boot import boot_id
+from topics_service.storage.rocks import RocksStore
+from topics_service.storage.store import StoreError
+
+
+class Resources:
+    """Open files, bound sockets and the open store of one server. `settings` has its shares of the descriptors."""
+
+    settings: Settings
+    certificates: ServerCertificates
+    audit_file: AuditFile | None
+    traces: Tracing
+    http_socket: socket.socket
+    kafka_socket: socket.socket | None
+    store: RocksStore
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+
+    @classmethod
+    def open(cls, settings: Settings, store: RocksStore | None = None) -> Self:
+        """Take everything, or nothing. A given `store` is the open one in `settings.data_path`.
+
+        Blocks for as long as RocksDB takes. Raises StartError.
+        """
+        self = cls()
+        with self._stack as stack:
+            try:
+                self.settings, tables = share(settings)
+                self.certificates = certificates(self.settings)
+            except (TooFewError, TlsError) as error:
+                raise StartError(str(error)) from None
+            self.audit_file = _open_audit_file(self.settings)
+            if self.audit_file is not None:
+                stack.callback(self.audit_file.close)
+            try:
+                self.traces = tracing.start(asked=self.settings.tracing)
+            except tracing.TracingError as error:
+                raise StartError(str(error)) from None
+            stack.callback(self.traces.stop)
+            self.http_socket = stack.enter_context(bind(settings.host, settings.port, "TOPICS_PORT"))
+            self.kafka_socket = None
+            if settings.kafka_port:
+                kafka_socket = bind(settings.host, int(settings.kafka_port), "TOPICS_KAFKA_PORT")
+                self.kafka_socket = stack.enter_context(kafka_socket)
+            self.store = store or _open_store(self.settings, self.traces, tables)
+            self._stack = stack.pop_all()
+        return self
+
+    def close(self, *, is_sound: bool) -> StoreError | None:
+        """Write out what is in memory and release everything. Blocks. Returns the error if the write failed.
+
+        After a storage failure (not `is_sound`) nothing is written: a flush would only fail, or write to a directory
+        that is gone.
+        """
+        with self._stack:
+            try:
+                if is_sound:
+                    self.store.close()
+                else:
+                    self.store.abandon()
+            except StoreError as error:
+                return error
+        return None
+
+
+def _open_audit_file(settings: Settings) -> AuditFile | None:
+    try:
+        return AuditFile(settings.audit_log) if settings.audit_log else None
+    except OSError as error:
+        raise StartError(f"TOPICS_AUDIT_LOG {settings.audit_log}: {error.strerror}") from None
+
+
+def _open_store(settings: Settings, traces: Tracing, tables: int) -> RocksStore:
+    try:
+        return traces.store(
+            settings.data_path,
+            block_cache_bytes=settings.memory.store_cache,
+            write_buffer_bytes=settings.memory.write_buffers,
+            open_tables=tables,
+            keep_log=settings.wal_archive_seconds > 0,
+            boot_id=boot_id(),
+            reserve_bytes=settings.min_free_bytes,
+        )
+    except StoreError as error:
+        raise StartError(str(error)) from error

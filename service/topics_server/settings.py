@@ -1,0 +1,615 @@
+"""Every setting of the server, once: environment variable, command-line flag, default and meaning.
+
+`docs/configuration.md` lists the same table; a test keeps them in step. Importing this module needs no package of the
+server, so `topics serve --help` lists the settings in a base install too: what does is imported where it is used.
+"""
+
+import ipaddress
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from topics_client import units
+from topics_client.environment import VARIABLES, is_service_link
+from topics_client.environment import split_host as split_host
+from topics_kafka.settings import KafkaSettings
+from topics_server.logs import FORMATS
+from topics_server.memory import Plan, plan
+from topics_service.api.access.hosts import Hosts, parse_authority, read_names, read_origins
+
+if TYPE_CHECKING:
+    from topics_server.keys import Keys
+    from topics_service.api.access.quota import KeyLimits, Quotas
+    from topics_service.api.watch import WatchCaps
+    from topics_service.engine.limits import Limits
+    from topics_service.engine.names import ResourcePrefix
+
+_SWITCH: Final = {"1": True, "true": True, "0": False, "false": False}
+_LEVELS: Final = ("debug", "info", "warning", "error")
+_MAX_I32: Final = (1 << 31) - 1
+_MAX_I64: Final = (1 << 63) - 1
+_MAX_PORT: Final = 65535
+_MAX_BULK_READERS: Final = 64
+_MAX_DIGITS: Final = 20
+_MAX_SHOWN: Final = 80  # characters of a value in an error
+
+UNUSED: Final = frozenset(
+    f"TOPICS_{name}"
+    for name in (
+        "COLD_DIR",
+        "HOT_RETAIN_BYTES",
+        "HOT_RETAIN_SEGMENTS",
+        "SEGMENT_MAX_AGE_MS",
+        "SEGMENT_MAX_BYTES",
+        "SEGMENT_MAX_EVENTS",
+        "WAL_SHARDS",
+    )
+)
+"""Variables of the `/v0` contract that mean nothing here: this storage has no segments, shards or cold folder."""
+
+
+class SettingsError(Exception):
+    """The settings can't be served with: the server refuses to start and says why."""
+
+
+Read = Callable[[str], Any]
+"""Makes a value of a text. Raises ValueError with what is expected, as it stands behind "is not"."""
+
+
+def _number(text: str, most: int) -> int:
+    value = int(text) if _is_number(text) else -1
+    if not 0 <= value <= most:
+        raise ValueError("a number of at least 0" if most == _MAX_I64 else f"a number from 0 to {most}")
+    return value
+
+
+def _port(text: str) -> int:
+    if not (_is_number(text) and int(text) <= _MAX_PORT):
+        raise ValueError(f"a port, a number from 0 to {_MAX_PORT}")
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text not in _SWITCH:
+        raise ValueError("1 or true (on), 0 or false (off)")
+    return _SWITCH[text]
+
+
+def _one_of(*words: str) -> Read:
+    def read(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(f"one of {', '.join(words)}")
+        return text.lower()
+
+    return read
+
+
+def _address(text: str) -> str:
+    host, port = split_host(text)
+    is_cut = text.endswith(":") and (text.count(":") == 1 or text.startswith("["))
+    if "/" in text or not host or is_cut:
+        raise ValueError("an address: a host or host:port, without a scheme such as http://")
+    if port:
+        try:
+            _port(port)
+        except ValueError as error:
+            raise ValueError(f"an address: its port must be {error}") from None
+    return text
+
+
+def _within_i64(read: Callable[[str], int]) -> Read:
+    def bounded(text: str) -> int:
+        value = read(text)
+        if value > _MAX_I64:
+            raise ValueError("below 2**63")
+        return value
+
+    return bounded
+
+
+class _Unit(NamedTuple):
+    """Parser and formatter of a setting, and the name of its value in the help of its flag."""
+
+    read: Read
+    shown: Callable[[int], str]
+    what: str
+
+
+_UNITS: Final = {
+    "_BYTES": _Unit(_within_i64(units.size), units.shown_size, "SIZE"),
+    "_MS": _Unit(_within_i64(units.milliseconds), units.shown_ms, "TIME"),
+    "_SECONDS": _Unit(_within_i64(units.whole_seconds), lambda seconds: units.shown_ms(seconds * 1000), "TIME"),
+}
+"""By a part of the setting's name: what its plain number is."""
+
+
+def _unit(env: str) -> _Unit | None:
+    return next((unit for part, unit in _UNITS.items() if f"{part}_" in f"{env}_"), None)
+
+
+def _setting(
+    env: str,
+    default: Any,
+    meaning: str,
+    *,
+    flag: bool = True,
+    most: int = _MAX_I64,
+    read: Read | None = None,
+    what: str = "",
+) -> Any:
+    """One setting. What stands in its environment variable or behind its flag goes through `read`; without one it is a
+    number up to `most`, with a unit where its name says so, or a switch, or any text. `what` names it in the help."""
+    unit = _unit(env) if isinstance(default, int) else None
+    if isinstance(default, bool):
+        read = read or _switch
+    elif isinstance(default, int):
+        read = read or (unit.read if unit is not None else lambda text: _number(text, most))
+        what = what or (unit.what if unit is not None else "N")
+    details = {"env": env, "help": meaning, "flag": flag, "read": read or str, "what": what or "TEXT"}
+    return field(default=default, metadata=details)
+
+
+def shown_default(setting: Field[Any]) -> str:
+    """The default of a setting as people write it: `1GiB`, `30s`, `off`; empty where there is none."""
+    default: Any = setting.default
+    if default is False:
+        return "off"
+    if default in ("", None):
+        return ""
+    unit = _unit(setting.metadata["env"])
+    return unit.shown(default) if unit is not None and default else str(default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of `topics serve`. The flag of `TOPICS_DATA_DIR` is `--data-dir`, and so on for each.
+
+    Only the keys have none, since everyone on the machine can read a command line; nor has their file, for `--api-keys`
+    would be short for it.
+    """
+
+    host: str = _setting(
+        "TOPICS_HOST",
+        "127.0.0.1",
+        "listen address for HTTP and gRPC; host:port sets both",
+        read=_address,
+    )
+    port: int = _setting(
+        "TOPICS_PORT", 4000, "HTTP port (HTTP/1.1 and cleartext HTTP/2); 0 picks a free one", read=_port, what="PORT"
+    )
+    port_file: str = _setting("TOPICS_PORT_FILE", "", "file that receives host:port of HTTP once it is bound")
+    grpc_port: int = _setting("TOPICS_GRPC_PORT", 4001, "gRPC port; 0 picks a free one", read=_port, what="PORT")
+    grpc_port_file: str = _setting("TOPICS_GRPC_PORT_FILE", "", "file that receives host:port of gRPC once it is bound")
+    kafka_port: str = _setting(
+        "TOPICS_KAFKA_PORT",
+        "",
+        "Kafka port; 0 picks a free one; Kafka is disabled if unset",
+        read=lambda text: str(_port(text)),
+        what="PORT",
+    )
+    kafka_port_file: str = _setting(
+        "TOPICS_KAFKA_PORT_FILE", "", "file that receives host:port of Kafka once it accepts connections"
+    )
+    kafka_advertised: str = _setting(
+        "TOPICS_KAFKA_ADVERTISED",
+        "",
+        "host or host:port advertised to Kafka clients; the bound address if unset",
+        read=_address,
+    )
+    kafka_tls_cert: str = _setting(
+        "TOPICS_KAFKA_TLS_CERT",
+        "",
+        "PEM certificate chain of the Kafka port; that of TOPICS_TLS_CERT_FILE if unset",
+    )
+    kafka_tls_key: str = _setting(
+        "TOPICS_KAFKA_TLS_KEY", "", "PEM private key of the certificate; read from the certificate's file if unset"
+    )
+    tls_cert_file: str = _setting(
+        "TOPICS_TLS_CERT_FILE", "", "PEM certificate chain of all ports, reloaded on SIGHUP; TLS is disabled if unset"
+    )
+    tls_key_file: str = _setting(
+        "TOPICS_TLS_KEY_FILE", "", "PEM private key of the certificate; read from the certificate's file if unset"
+    )
+    tls_client_ca_file: str = _setting(
+        "TOPICS_TLS_CLIENT_CA_FILE",
+        "",
+        "PEM file of the authorities of client certificates, which all TLS ports then require",
+    )
+    data_dir: str = _setting("TOPICS_DATA_DIR", "./topics-data", "database directory; one process at a time")
+    api_keys: "Keys | None" = _setting(  # noqa: RUF009  # they do not change
+        "TOPICS_API_KEYS",
+        None,
+        "API keys with scopes and prefixes, see security.md; authentication is disabled if unset",
+        flag=False,
+    )
+    api_keys_file: str = _setting(
+        "TOPICS_API_KEYS_FILE",
+        "",
+        "file of API keys, one per line, reloaded on SIGHUP; replaces TOPICS_API_KEYS",
+        flag=False,
+    )
+    audit_log: str = _setting(
+        "TOPICS_AUDIT_LOG",
+        "",
+        "file for the audit log of changes to topics, routers, groups and keys; - is stderr; disabled if unset",
+    )
+    probe_auth: bool = _setting("TOPICS_PROBE_AUTH", False, "require an API key for the health and readiness probes")
+    allow_insecure_no_auth: bool = _setting(
+        "TOPICS_ALLOW_INSECURE_NO_AUTH", False, "serve a non-loopback address without authentication"
+    )
+    allowed_hosts: str = _setting(
+        "TOPICS_ALLOWED_HOSTS",
+        "",
+        "comma-separated host names under which HTTP clients may reach a server without API keys, besides IP "
+        "addresses and localhost; * allows any",
+    )
+    cors_origins: str = _setting(
+        "TOPICS_CORS_ORIGINS",
+        "",
+        "comma-separated origins whose pages in browsers may use the HTTP API (CORS), such as "
+        "https://app.example; CORS is disabled if unset",
+    )
+    org: str = _setting("TOPICS_ORG", "topics", "first part of a topic's rrl")
+    env: str = _setting("TOPICS_ENV", "dev", "second part of a topic's rrl")
+    cluster: str = _setting("TOPICS_CLUSTER", "local", "third part of a topic's rrl")
+    log_level: str = _setting(
+        "TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr", read=_one_of(*_LEVELS)
+    )
+    log_format: str = _setting("TOPICS_LOG_FORMAT", "text", "format of log lines: text or json", read=_one_of(*FORMATS))
+    tracing: bool = _setting(
+        "TOPICS_TRACING", False, "export OpenTelemetry traces, configured by the variables OTEL_*; see tracing.md"
+    )
+    bulk_readers: int = _setting(
+        "TOPICS_BULK_READERS",
+        0,
+        "processes beside the server that serve BulkDiff to long reads, at most 64",
+        most=_MAX_BULK_READERS,
+    )
+    drain_seconds: int = _setting("TOPICS_DRAIN_SECONDS", 10, "time that a stop waits for running requests")
+    header_timeout_seconds: int = _setting(
+        "TOPICS_HEADER_TIMEOUT_SECONDS", 60, "time for an HTTP connection to send a request head"
+    )
+    body_timeout_seconds: int = _setting(
+        "TOPICS_BODY_TIMEOUT_SECONDS", 60, "longest pause of an HTTP request while it sends its body"
+    )
+    memory_bytes: int = _setting(
+        "TOPICS_MEMORY_BYTES", 1 << 30, "memory for caches, write buffers and ephemeral topics together"
+    )
+    min_free_bytes: int = _setting(
+        "TOPICS_MIN_FREE_BYTES", 256 << 20, "writes are throttled while the disk has less free space; 0 disables"
+    )
+    wal_archive_seconds: int = _setting(
+        "TOPICS_WAL_ARCHIVE_SECONDS",
+        0,
+        "retention of the write-ahead log for topics backup archive, see backup.md; 0 disables",
+    )
+    wal_archive_bytes: int = _setting(
+        "TOPICS_WAL_ARCHIVE_BYTES", 4 << 30, "maximum bytes of the retained log; the oldest files go first"
+    )
+    max_lag_ms: int = _setting(
+        "TOPICS_MAX_LAG_MS", 500, "writes are throttled while the event loop lags by more; 0 disables"
+    )
+    max_body_bytes: int = _setting(
+        "TOPICS_MAX_BODY_BYTES", 64 << 20, "maximum request body, before and after decompression"
+    )
+    max_batch_records: int = _setting("TOPICS_MAX_BATCH_RECORDS", 10_000, "maximum records in one write")
+    max_record_bytes: int = _setting("TOPICS_MAX_RECORD_BYTES", 1 << 20, "maximum data + meta of one record")
+    max_meta_bytes: int = _setting("TOPICS_MAX_META_BYTES", 16 << 10, "maximum meta of one record")
+    max_tag_bytes: int = _setting("TOPICS_MAX_TAG_BYTES", 256, "maximum length of a tag, in UTF-8 bytes")
+    max_node_bytes: int = _setting("TOPICS_MAX_NODE_BYTES", 128, "maximum length of a node, in UTF-8 bytes")
+    max_limit: int = _setting(
+        "TOPICS_MAX_LIMIT", 1000, "maximum records examined by one diff; larger limits are clamped"
+    )
+    max_watch_topics: int = _setting("TOPICS_MAX_WATCH_TOPICS", 256, "maximum topics in one watch")
+    max_claim: int = _setting("TOPICS_MAX_CLAIM", 1000, "maximum jobs in one claim, ack, nack or extend")
+    max_topics: int = _setting("TOPICS_MAX_TOPICS", 100_000, "maximum topics, counted by partitions; 0 is unlimited")
+    max_partitions: int = _setting("TOPICS_MAX_PARTITIONS", 1000, "maximum partitions of one topic")
+    max_routers: int = _setting("TOPICS_MAX_ROUTERS", 10_000, "maximum routers; 0 is unlimited")
+    max_groups: int = _setting("TOPICS_MAX_GROUPS", 10_000, "maximum consumer groups; 0 is unlimited")
+    group_retention_ms: int = _setting(
+        "TOPICS_GROUP_RETENTION_MS", 604_800_000, "lifetime of an unused consumer group; 0 is unlimited"
+    )
+    max_connections: int = _setting(
+        "TOPICS_MAX_CONNECTIONS", 20_000, "maximum open HTTP connections, including WebSockets; 0 is unlimited"
+    )
+    grpc_max_connections: int = _setting(
+        "TOPICS_GRPC_MAX_CONNECTIONS", 10_000, "maximum open gRPC connections; 0 is unlimited"
+    )
+    max_watch_sessions: int = _setting("TOPICS_MAX_WATCH_SESSIONS", 10_000, "maximum watch sessions; 0 is unlimited")
+    max_sse_connections: int = _setting(
+        "TOPICS_MAX_SSE_CONNECTIONS", 10_000, "maximum open streams, SSE, WebSocket and gRPC together; 0 is unlimited"
+    )
+    max_sse_connections_per_key: int = _setting(
+        "TOPICS_MAX_SSE_CONNECTIONS_PER_KEY", 1000, "maximum open streams per API key; 0 is unlimited"
+    )
+    test_min_heartbeat_ms: int = _setting(
+        "TOPICS_TEST_MIN_HEARTBEAT_MS", 1000, "minimum heartbeat interval of a watch; 1 to 999 are for tests"
+    )
+    max_total_bytes: int = _setting(
+        "TOPICS_MAX_TOTAL_BYTES", 0, "maximum live record bytes of all topics; 0 is unlimited"
+    )
+    max_inflight_per_key: int = _setting(
+        "TOPICS_MAX_INFLIGHT_PER_KEY",
+        1000,
+        "maximum concurrent requests per API key, including long polls; 0 is unlimited",
+    )
+    max_connections_per_key: int = _setting(
+        "TOPICS_MAX_CONNECTIONS_PER_KEY", 1500, "maximum open connections per API key, HTTP and Kafka; 0 is unlimited"
+    )
+    max_bytes_in_flight_per_key: int = _setting(
+        "TOPICS_MAX_BYTES_IN_FLIGHT_PER_KEY",
+        256 << 20,
+        "maximum bytes held by concurrent requests per API key, counting those above 64 KiB; 0 is unlimited",
+    )
+    kafka_max_connections: int = _setting(
+        "TOPICS_KAFKA_MAX_CONNECTIONS", 2000, "maximum open Kafka connections; 0 is unlimited"
+    )
+    kafka_max_batch_bytes: int = _setting(
+        "TOPICS_KAFKA_MAX_BATCH_BYTES", 1_048_588, "maximum record batch of a topic without its own max.message.bytes"
+    )
+    kafka_auto_create: int = _setting(
+        "TOPICS_KAFKA_AUTO_CREATE",
+        1,
+        "1 lets Metadata requests of Kafka clients create topics, 0 does not",
+        most=1,
+    )
+    kafka_num_partitions: int = _setting(
+        "TOPICS_KAFKA_NUM_PARTITIONS", 1, "partitions of a topic created by a Kafka client that gives no number"
+    )
+    kafka_node_id: int = _setting("TOPICS_KAFKA_NODE_ID", 1, "broker id of this server")
+    kafka_initial_rebalance_ms: int = _setting(
+        "TOPICS_KAFKA_INITIAL_REBALANCE_MS", 3000, "time that an empty classic group waits for more members to join"
+    )
+    kafka_min_session_timeout_ms: int = _setting(
+        "TOPICS_KAFKA_MIN_SESSION_TIMEOUT_MS", 6000, "minimum session timeout of members of classic groups"
+    )
+    kafka_max_session_timeout_ms: int = _setting(
+        "TOPICS_KAFKA_MAX_SESSION_TIMEOUT_MS", 1_800_000, "maximum session timeout of members of classic groups"
+    )
+    kafka_consumer_session_timeout_ms: int = _setting(
+        "TOPICS_KAFKA_CONSUMER_SESSION_TIMEOUT_MS", 45_000, "session timeout of members of KIP-848 consumer groups"
+    )
+    kafka_consumer_heartbeat_ms: int = _setting(
+        "TOPICS_KAFKA_CONSUMER_HEARTBEAT_MS", 1000, "heartbeat interval of members of KIP-848 consumer groups"
+    )
+
+    @property
+    def memory(self) -> "MemoryShares":
+        """Shares of `memory_bytes`."""
+        eighth = self.memory_bytes // 8
+        return MemoryShares(
+            write_buffers=2 * eighth, store_cache=eighth, blocks=eighth, renderings=eighth, ephemeral=3 * eighth
+        )
+
+    @property
+    def limits(self) -> "Limits":
+        """The engine's limits."""
+        from topics_service.engine.limits import Limits
+
+        return Limits(
+            max_batch_records=self.max_batch_records,
+            max_record_bytes=self.max_record_bytes,
+            max_meta_bytes=self.max_meta_bytes,
+            max_tag_bytes=self.max_tag_bytes,
+            max_node_bytes=self.max_node_bytes,
+            max_limit=max(1, self.max_limit),
+            default_limit=min(Limits().default_limit, max(1, self.max_limit)),
+            max_watch_topics=max(1, self.max_watch_topics),
+            max_claim=max(1, self.max_claim),
+            max_routers=self.max_routers,
+            max_groups=self.max_groups,
+            group_retention_ms=self.group_retention_ms,
+            max_topics=self.max_topics,
+            max_partitions=max(1, self.max_partitions),
+            max_total_bytes=self.max_total_bytes,
+            max_ephemeral_bytes=self.memory.ephemeral,
+        )
+
+    @property
+    def watch_caps(self) -> "WatchCaps":
+        """The bounds of sessions and streams."""
+        from topics_service.api.watch import WatchCaps
+
+        return WatchCaps(
+            max_sessions=self.max_watch_sessions,
+            max_connections=self.max_sse_connections,
+            max_connections_per_key=self.max_sse_connections_per_key,
+            journal_bytes=self.memory_bytes // 16,
+            min_heartbeat_ms=min(max(1, self.test_min_heartbeat_ms), WatchCaps().min_heartbeat_ms),
+        )
+
+    @property
+    def key_limits(self) -> "KeyLimits":
+        """Limits of one API key, unless its entry says otherwise."""
+        from topics_service.api.access.quota import KeyLimits
+
+        return KeyLimits(
+            connections=self.max_connections_per_key,
+            streams=self.max_sse_connections_per_key,
+            in_flight=self.max_inflight_per_key,
+            nbytes=self.max_bytes_in_flight_per_key,
+        )
+
+    @property
+    def quotas(self) -> "Quotas":
+        """New ones, with nothing held."""
+        from topics_service.api.access.quota import Quotas
+        from topics_service.api.budget import MemoryBudget
+
+        own = self.api_keys.limits if self.api_keys is not None else None
+        return Quotas(self.key_limits, own, MemoryBudget(self.memory_bytes // 4))
+
+    @property
+    def kafka(self) -> KafkaSettings:
+        """Settings of the Kafka listener."""
+        return KafkaSettings(
+            max_batch_bytes=self.kafka_max_batch_bytes,
+            auto_create=bool(self.kafka_auto_create),
+            num_partitions=max(1, self.kafka_num_partitions),
+            node_id=min(self.kafka_node_id, _MAX_I32),
+            max_connections=self.kafka_max_connections,
+            initial_rebalance_ms=self.kafka_initial_rebalance_ms,
+            min_session_timeout_ms=self.kafka_min_session_timeout_ms,
+            max_session_timeout_ms=self.kafka_max_session_timeout_ms,
+            consumer_session_timeout_ms=max(1, self.kafka_consumer_session_timeout_ms),
+            consumer_heartbeat_ms=max(1, self.kafka_consumer_heartbeat_ms),
+            frame_bytes=self.memory_bytes // 4,
+            render_cache_bytes=self.memory.renderings // 2,
+        )
+
+    @property
+    def hosts(self) -> Hosts:
+        """The hosts that HTTP is served for while there are no keys."""
+        own = parse_authority(self.host.encode(errors="replace"))
+        return Hosts(read_names(self.allowed_hosts) | ({own.host} if own is not None else set()))
+
+    @property
+    def origins(self) -> frozenset[bytes]:
+        """The origins whose pages may use the HTTP API, as in the header `Origin`."""
+        return read_origins(self.cors_origins)
+
+    @property
+    def resource_prefix(self) -> "ResourcePrefix":
+        """Prefix of the rrl."""
+        from topics_service.engine.names import ResourcePrefix
+
+        return ResourcePrefix(org=self.org, env=self.env, cluster=self.cluster)
+
+    @property
+    def data_path(self) -> Path:
+        """The data directory."""
+        return Path(self.data_dir)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryShares:
+    """Bytes for each user of memory: RocksDB's write buffers and block cache, decoded blocks, rendered pages, and the
+    records of `ephemeral` topics."""
+
+    write_buffers: int
+    store_cache: int
+    blocks: int
+    renderings: int
+    ephemeral: int
+
+
+def load(environ: Mapping[str, str], flags: Mapping[str, Any], memory: int | None = None) -> Settings:
+    """Settings from flags (which win, and are values already), then the environment, then the defaults.
+
+    `memory` is what the process may have, in bytes: where that is little, so are `memory_bytes` and `max_body_bytes`
+    unless they are set.
+
+    An empty variable counts as not set, and so does a port that Kubernetes has set (`unheeded` tells). Raises
+    SettingsError for what can't be read, naming the setting, its value and what is expected, and for what must not be
+    served with: keys that can't be read, a public address without authentication.
+    """
+    values: dict[str, Any] = {}
+    for setting in fields(Settings):
+        if setting.name == "api_keys":
+            continue
+        env = setting.metadata["env"]
+        if flags.get(setting.name) is not None:
+            values[setting.name] = flags[setting.name]
+        elif (text := environ.get(env, "")) and not is_service_link(env, text):
+            values[setting.name] = _value(setting, text)
+    values["api_keys"] = _keys(environ.get("TOPICS_API_KEYS", ""), values.get("api_keys_file", ""))
+    host, port = split_host(values.get("host", default("host")))
+    values["host"] = host
+    if port:
+        values["port"] = int(port)
+    if memory is not None:
+        fitting = plan(memory, Plan(default("memory_bytes"), default("max_body_bytes")))
+        values = {"memory_bytes": fitting.memory, "max_body_bytes": fitting.body} | values
+    settings = Settings(**values)
+    _check(settings)
+    return settings
+
+
+def default(name: str) -> Any:
+    """The default of a setting."""
+    return Settings.__dataclass_fields__[name].default
+
+
+def unheeded(environ: Mapping[str, str]) -> list[str]:
+    """Return what to warn of: a line for each variable TOPICS_* that changes nothing although somebody may think so."""
+    own = {setting.metadata["env"] for setting in fields(Settings)}
+    known = {name.removeprefix("TOPICS_") for name in own | VARIABLES.keys()}
+    lines = []
+    for name in sorted(environ):
+        if not name.startswith("TOPICS_") or name in VARIABLES or name in UNUSED:
+            continue
+        if is_service_link(name, environ[name]):
+            if name in own:
+                service = name.removesuffix("_PORT").lower().replace("_", "-")
+                lines.append(
+                    f"{name}={environ[name][:_MAX_SHOWN]} is ignored: Kubernetes sets it in pods beside a service "
+                    f"named {service}; enableServiceLinks: false in the pod's spec switches that off"
+                )
+        elif name not in own:
+            near = get_close_matches(name.removeprefix("TOPICS_"), known, 1)
+            hint = f"did you mean TOPICS_{near[0]}?" if near else "topics serve --help lists all settings"
+            lines.append(f"{name} is no setting and is ignored: {hint}")
+    return lines
+
+
+def _value(setting: Field[Any], text: str) -> Any:
+    read: Read = setting.metadata["read"]
+    try:
+        return read(text if read is str else text.strip())
+    except ValueError as error:
+        shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+        raise SettingsError(f"{setting.metadata['env']}={shown!r} is not {error}") from None
+
+
+def _keys(text: str, path: str) -> "Keys | None":
+    from topics_server.keys import KeysError, from_file, from_text
+
+    if text and path:
+        raise SettingsError("TOPICS_API_KEYS and TOPICS_API_KEYS_FILE are both set: leave one of them out")
+    try:
+        return from_file(path) if path else from_text(text)
+    except KeysError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _is_number(text: str) -> bool:
+    """True for a number as people write one: Python refuses to read one of thousands of digits."""
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+
+
+def _check(settings: Settings) -> None:
+    if settings.api_keys is None and not _is_loopback(settings.host) and not settings.allow_insecure_no_auth:
+        raise SettingsError(
+            f"{settings.host} is not a loopback address and there are no API keys: everyone who reaches it could read "
+            "and delete everything. Set TOPICS_API_KEYS, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 if that is what you want"
+        )
+    try:
+        read_names(settings.allowed_hosts)
+    except ValueError as error:
+        raise SettingsError(
+            f"TOPICS_ALLOWED_HOSTS: {str(error)!r} is no host name; give names without scheme and port, or * for any"
+        ) from None
+    try:
+        read_origins(settings.cors_origins)
+    except ValueError as error:
+        raise SettingsError(
+            f"TOPICS_CORS_ORIGINS: {str(error)!r} is not an origin; list each one exactly, with scheme, host and port "
+            "and without a path, such as https://app.example,http://localhost:5173"
+        ) from None
+    if settings.kafka_tls_key and not settings.kafka_tls_cert:
+        raise SettingsError("TOPICS_KAFKA_TLS_KEY needs TOPICS_KAFKA_TLS_CERT")
+    if settings.tls_key_file and not settings.tls_cert_file:
+        raise SettingsError("TOPICS_TLS_KEY_FILE needs TOPICS_TLS_CERT_FILE")
+    if settings.tls_client_ca_file and not settings.tls_cert_file:
+        raise SettingsError("TOPICS_TLS_CLIENT_CA_FILE needs TOPICS_TLS_CERT_FILE")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

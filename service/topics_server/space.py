@@ -1,0 +1,190 @@
+"""Room on the data directory's disk: how much of it writes may still take, and what makes more when it is short.
+
+What is measured is not what may be written. A byte of the write-ahead log is written once more when the memtables are,
+before the log goes, and a compaction needs room for its output before its input goes. All of that must fit, for a
+database that meets a full disk takes no more writes; so it counts as taken already.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from topics_client.units import human_size
+from topics_net import background
+from topics_server.disk import FreeSpace
+from topics_service.statistics import SpaceStatistics
+from topics_service.storage import properties
+from topics_service.storage.reclaim import Reclaim
+from topics_service.storage.rocks import RocksStore
+
+log = logging.getLogger("topics.space")
+
+_TICK_SECONDS: Final = 0.02
+_CALM_SECONDS: Final = 0.2  # of a disk with room: writes count in between, so only other programs go unseen so long
+_AGAIN_SECONDS: Final = 0.25
+_RETRY_SECONDS: Final = 1.0
+_NEWS_SECONDS: Final = 1.0
+_SETTLED_SECONDS: Final = 10.0
+_AMPLE: Final = 8  # so many parts of the reserve, one of them free beyond it, are ample room
+_NEAR_BYTES: Final = 512 << 20  # so much above what is refused nothing has to be looked at
+_LEAST_FLUSH_BYTES: Final = 1 << 20
+_SPARE_BYTES: Final = 2 << 20
+
+
+class DiskSpace:
+    """`reserve` is TOPICS_MIN_FREE_BYTES; `written` the bytes that were handed to the store since it was opened."""
+
+    def __init__(
+        self,
+        disk: FreeSpace,
+        store: RocksStore,
+        reclaim: Reclaim,
+        statistics: SpaceStatistics,
+        *,
+        reserve: int,
+        written: Callable[[], int],
+        is_writable: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._disk = disk
+        self._store = store
+        self._reclaim = reclaim
+        self._statistics = statistics
+        self._reserve = reserve
+        self._written = written
+        self._is_writable = is_writable
+        self._measured_at = 0
+        self._flushed_at = 0
+        self._compaction = 0  # what the next compaction may need
+        self._next_round = 0.0
+        self._refused = 0
+        self._news = Crossings()
+
+    def left(self) -> int:
+        """The free bytes, less what is written of what was taken in and what the next compaction needs beyond the
+        reserve. Cheap: it is asked for with every write."""
+        written = self._written()
+        unflushed = min(written - self._flushed_at, self._store.max_unflushed + written - self._measured_at)
+        taken = written - self._measured_at + 2 * unflushed
+        return self._disk.free_bytes - taken - max(0, self._compaction - self._reserve)
+
+    def measure(self) -> None:
+        """Look at the disk. Raises OSError, as `FreeSpace.measure` does."""
+        written = self._written()
+        self._disk.measure()
+        self._measured_at = written
+
+    async def keep(self) -> None:
+        """Look at the disk, often where it is nearly full, and make room when it is short.
+
+        Ends when cancelled, or when the server is read-only: then nothing is to be written any more. What fails is
+        logged, and tried again.
+        """
+        loop = asyncio.get_running_loop()
+        while self._is_writable():
+            is_near = self.left() - self._reserve <= _NEAR_BYTES
+            await asyncio.sleep(_TICK_SECONDS if is_near else _CALM_SECONDS)
+            try:
+                self.measure()
+            except OSError:  # who looks after the directory tells of it
+                continue
+            try:
+                await self._look(loop.time())
+            except Exception as error:  # rocksdict raises bare Exception
+                log.warning("can't make room on the disk: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _look(self, now: float) -> None:
+        spare = self.left() - self._reserve
+        if spare > _NEAR_BYTES:
+            self._compaction = 0
+            self._tell(now, short=False)
+            return
+        self._compaction = properties.compaction_bytes(self._store.families)
+        spare = self.left() - self._reserve
+        refused, self._refused = self._refused, self._statistics.refused
+        is_short = spare < 0 or self._refused > refused
+        self._tell(now, short=is_short)
+        unflushed = self._written() - self._flushed_at
+        if not is_short:  # then in time for it not to come to that
+            is_low = spare < self._reserve // 4 and unflushed >= max(_LEAST_FLUSH_BYTES, self._reserve // 16)
+            if not is_low and not (spare < self._reserve and self._reclaim.is_due):
+                return
+        if now >= self._next_round and self._can_flush(unflushed):
+            await self._room_made()
+            if self.left() < self._reserve:
+                pause = _AGAIN_SECONDS if self._reclaim.is_due else _RETRY_SECONDS
+                self._next_round = asyncio.get_running_loop().time() + pause
+
+    async def _room_made(self) -> None:
+        """Make room in a thread. That may take long, and somebody may ask meanwhile why nothing is written."""
+        making = background.start(asyncio.to_thread(self._make_room))
+        try:
+            while not (await asyncio.wait((making,), timeout=_RETRY_SECONDS))[0]:
+                self._tell(asyncio.get_running_loop().time(), short=self.left() < self._reserve)
+            making.result()
+        except asyncio.CancelledError:
+            making.cancel()
+            raise
+
+    def _make_room(self) -> None:
+        written = self._written()
+        if self._reclaim.run(self._free, self._is_enough):
+            self._flushed_at = written
+            self._statistics.rounds += 1
+        self.measure()
+
+    def _can_flush(self, unflushed: int) -> bool:
+        """Return whether the memtables fit: if not, another program has filled the disk, and has to make room."""
+        return self._disk.free_bytes > min(unflushed, self._store.max_unflushed) + _SPARE_BYTES
+
+    def _free(self) -> int:
+        self.measure()
+        return self._disk.free_bytes
+
+    def _is_enough(self) -> bool:
+        self.measure()
+        self._compaction = properties.compaction_bytes(self._store.families)
+        return self._disk.free_bytes > self._reserve * 4 + self._compaction
+
+    def _tell(self, now: float, *, short: bool) -> None:
+        """Say so where writes begin to be refused, and where they are taken again."""
+        before = self._news.is_told
+        self._news.look(now, short=short, ample=self.left() - self._reserve >= self._reserve // _AMPLE)
+        self._statistics.short = short or self._news.is_told
+        if self._news.is_told == before:
+            return
+        free, reserve = human_size(max(0, self._disk.free_bytes)), human_size(self._reserve)
+        if self._news.is_told:
+            log.warning(
+                "writes are refused until there is room: the disk has %s left, and TOPICS_MIN_FREE_BYTES keeps %s free "
+                "(reads and deletes go on)",
+                free,
+                reserve,
+            )
+        else:
+            log.warning("writes are taken again: the disk has %s left, TOPICS_MIN_FREE_BYTES is %s", free, reserve)
+
+
+class Crossings:
+    """Tells when it is news that the disk is short, and that it no longer is. Pure.
+
+    The moments in which a burst waits for a flush are no news, so it has to be short for a second; but also when a
+    client is refused now and then. It is over a second later where there is ample room, else after ten.
+    """
+
+    def __init__(self) -> None:
+        self.is_told = False
+        """Whether the newest news is that it is short."""
+        self._since: float | None = None
+        self._last = 0.0
+
+    def look(self, now: float, *, short: bool, ample: bool) -> None:
+        """Take in what is so at a time, in seconds."""
+        if short:
+            if self._since is None or now - self._last > _SETTLED_SECONDS:
+                self._since = now
+            self._last = now
+            self.is_told = self.is_told or now - self._since > _NEWS_SECONDS
+        elif self.is_told and now - self._last > (_NEWS_SECONDS if ample else _SETTLED_SECONDS):
+            self.is_told, self._since = False, None

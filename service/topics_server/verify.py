@@ -1,0 +1,73 @@
+"""`topics verify`: an audit of one data directory, offline or beside the server that holds it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from topics_service.engine.verify import Audit, Problem
+from topics_service.storage import damagedfiles
+from topics_service.storage import verify as storage
+from topics_service.storage.store import StoreError, StoreOpenError
+
+
+class Report(Struct, kw_only=True):
+    """Result of a verification. `live`: a server held the directory, and its state at one moment was checked.
+
+    `opened` is False when the directory can't be opened at all: then there is one problem, and nothing was looked at.
+    """
+
+    problems: int = 0
+    live: bool = False
+    opened: bool = False
+    topics: int = 0
+    partitions: int = 0
+    records: int = 0
+    routers: int = 0
+    groups: int = 0
+
+
+def verify(
+    path: Path,
+    tell: Callable[[Problem], None],
+    *,
+    deep: bool = False,
+    begun: Callable[[int], Callable[[int], None]] = lambda _: lambda _: None,
+) -> Report:
+    """Check the data directory `path` and change nothing in it. Blocks until everything was read.
+
+    `tell` is told of each problem as it is found. `begun` is told about how many records there are to read and returns
+    what is told of so many more that were. Raises NotADirectoryError when `path` is no data directory at all.
+    """
+    if not path.is_dir() or not is_database(path):
+        raise NotADirectoryError(20, "there is no data directory", str(path))
+    report = Report()
+
+    def count(problem: Problem) -> None:
+        report.problems += 1
+        tell(problem)
+
+    try:
+        with storage.opened(path) as source:
+            report.opened, report.live = True, source.live
+            for text in damagedfiles.damaged_files(path):
+                count(Problem(kind="unreadable", text=text, file=damagedfiles.named_file(text)))
+            audit = Audit(source, count, deep=deep)
+            audit.begin()
+            audit.progress = begun(audit.expected)
+            audit.run()
+            for name in ("topics", "partitions", "records", "routers", "groups"):
+                setattr(report, name, getattr(audit.totals, name))
+    except StoreOpenError as error:
+        text = f"a server would not start: {error}"
+        count(Problem(kind="unreadable", text=text, file=damagedfiles.named_file(text)))
+    except StoreError as error:
+        text = f"the check could not go on: {error}"
+        count(Problem(kind="unreadable", text=text, file=damagedfiles.named_file(text)))
+    return report
+
+
+def is_database(path: Path) -> bool:
+    """True if any file of a database is in the directory, even if others are lost."""
+    patterns = ("CURRENT", "IDENTITY", "MANIFEST-*", "*.sst", "OPTIONS-*")
+    return any(True for pattern in patterns for _ in path.glob(pattern))

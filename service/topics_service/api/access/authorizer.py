@@ -1,0 +1,279 @@
+"""Authentication and authorization of calls, for every protocol. The rule of each RPC is in `rules`.
+
+Every protocol checks a call in this order: `unauthorized` (`Authorizer.identify`), too many calls of one key
+(`Authorizer.slot`), `forbidden` by scope and by name (`authorize`), and only then everything else. `check_put` and
+`check_append` check what depends on the decoded request.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from types import TracebackType
+from typing import Any, Final
+
+from topics_service.api.access.auth import ANONYMOUS, UNRESTRICTED, KeyRing, Principal, Scope, read_bearer
+from topics_service.api.access.quota import KeyLimits, Quotas, Usage
+from topics_service.api.access.revocation import RevocableCall, RevocableCalls, key_revoked
+from topics_service.api.access.rules import (
+    NO_GROUP_ROUTE,
+    NO_ROUTE,
+    NO_ROUTER_ROUTE,
+    NO_TOPIC_ROUTE,
+    PROBES,
+    RULES,
+    Rule,
+    rule_of,
+)
+from topics_service.api.audit import current_call
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.model import AppendRequest, ConfigInput
+
+__all__ = [
+    "NO_GROUP_ROUTE",
+    "NO_ROUTE",
+    "NO_ROUTER_ROUTE",
+    "NO_TOPIC_ROUTE",
+    "PROBES",
+    "RULES",
+    "Authorizer",
+    "Rule",
+    "authorize",
+    "check_append",
+    "check_names",
+    "check_owned",
+    "check_put",
+    "check_subscription",
+    "rule_of",
+]
+
+
+class _CurrentKeys:
+    """The keys of an authorizer and its clones. `principals` is by `key_id`, None until the keys are first replaced."""
+
+    def __init__(self, keys: KeyRing | None) -> None:
+        self.keys = keys
+        self.principals: Mapping[str, Principal] | None = None
+
+
+class Authorizer:
+    """Identifies callers by their API keys and accounts for the resources of each key (`quotas`).
+
+    The keys can be replaced at run time (`replace_keys`): calls of a key that was removed or changed end at once.
+    """
+
+    def __init__(
+        self,
+        keys: KeyRing | None = None,
+        *,
+        probe_auth: bool = False,
+        max_inflight: int = 1000,
+        quotas: Quotas | None = None,
+    ) -> None:
+        """`keys` None disables authentication. `probe_auth` requires a key for the probes too.
+
+        `quotas` are the limits of keys; if unset, the only limit is `max_inflight`, where 0 means unlimited.
+        """
+        self._current = _CurrentKeys(keys)
+        self._probe_auth = probe_auth
+        self.quotas = quotas or Quotas(KeyLimits(in_flight=max_inflight))
+        self._running = RevocableCalls()
+        self._cancels = False
+
+    def identify(self, rpc: str, authorization: bytes | None) -> Principal:
+        """Identify the caller by the Authorization header. Missing and wrong keys raise the same `unauthorized`."""
+        keys = self._current.keys
+        if keys is None:
+            return UNRESTRICTED
+        if rpc in PROBES and not self._probe_auth:
+            return ANONYMOUS
+        token = read_bearer(authorization)
+        principal = None if token is None else keys.find(token)
+        if principal is None:
+            raise TopicsError(Reason.UNAUTHORIZED, "missing or unknown API key")
+        if self._cancels:
+            self._running.add_task(principal)
+        return principal
+
+    def find(self, password: bytes) -> Principal | None:
+        """Find the owner of a key, None if unknown. Without authentication every key has the unrestricted owner."""
+        keys = self._current.keys
+        return UNRESTRICTED if keys is None else keys.find(password)
+
+    @property
+    def open(self) -> bool:
+        """True if authentication is disabled."""
+        return self._current.keys is None
+
+    def replace_keys(self, keys: KeyRing, principals: Collection[Principal]) -> None:
+        """Replace the keys with `keys`, whose owners are `principals`.
+
+        Calls of other principals end: those within `slot` with `unauthorized`, and tasks that a `cancelling` authorizer
+        let in by cancellation.
+        """
+        self._current.keys = keys
+        self._current.principals = {principal.key_id: principal for principal in principals}
+        self._running.cancel_all_except(frozenset(principals))
+
+    def is_valid(self, principal: Principal) -> bool:
+        """True while the key of `principal` exists unchanged."""
+        principals = self._current.principals
+        if principals is None or not principal.key_id:
+            return True
+        known = principals.get(principal.key_id)
+        return known is principal or known == principal
+
+    def cancel_on_revocation(self, principal: Principal, running: "asyncio.Future[Any]") -> None:
+        """Cancel the future when the key of `principal` is removed or changed."""
+        if principal.key_id:
+            self._running.add(principal, running)
+
+    def cancelling(self) -> "Authorizer":
+        """Return a clone for protocols that can't report why a call ends: it cancels the task instead.
+
+        This is the task that calls `identify`, which must serve only this call.
+        """
+        clone = copy(self)
+        clone._cancels = True
+        return clone
+
+    def slot(self, rpc: str, principal: Principal) -> AbstractContextManager[None]:
+        """Return a context manager that holds a slot of the key, if the call takes one, while the call runs.
+
+        Entering raises `throttled` when no slot is free, and `unauthorized` when the key was revoked. If it is revoked
+        later, the entering task is cancelled, and leaving raises `unauthorized`.
+        """
+        if not principal.key_id:
+            return _NO_SLOT
+        usage = self.quotas.for_key(principal.key_id) if rule_of(rpc).slot else None
+        return _Slot(self, principal, usage, None if self._cancels else self._running.call(principal))
+
+    def while_valid(self, principal: Principal) -> AbstractContextManager[None]:
+        """Return a context manager like `slot`, for a call that already holds its slot."""
+        return _Slot(self, principal, None, self._running.call(principal)) if principal.key_id else _NO_SLOT
+
+    def acquire(self, key_id: str) -> bool:
+        """Take a slot of the key, to be released later; False when none is free."""
+        usage = self.quotas.for_key(key_id)
+        if not usage.has_slot():
+            return False
+        usage.in_flight += 1
+        return True
+
+    def release(self, key_id: str) -> None:
+        """Release a slot."""
+        self.quotas.for_key(key_id).in_flight -= 1
+
+
+class _Slot:
+    """Context manager of `Authorizer.slot`. A class, as a generator would be slower for each request with a key."""
+
+    __slots__ = ("_authorizer", "_call", "_principal", "_usage")
+
+    def __init__(
+        self, authorizer: Authorizer, principal: Principal, usage: Usage | None, call: RevocableCall | None
+    ) -> None:
+        """`usage` is the key's, or None if the call takes no slot."""
+        self._authorizer = authorizer
+        self._principal = principal
+        self._usage = usage
+        self._call = call
+
+    def __enter__(self) -> None:
+        usage, call = self._usage, self._call
+        if usage is not None:
+            usage.take_request()
+        if call is None:
+            return
+        if not self._authorizer.is_valid(self._principal):
+            if usage is not None:
+                usage.in_flight -= 1
+            raise key_revoked()
+        call.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._usage is not None:
+            self._usage.in_flight -= 1
+        if self._call is not None:
+            self._call.__exit__(kind, error, trace)
+
+
+_NO_SLOT: Final = nullcontext()
+
+
+def authorize(principal: Principal, rpc: str, name: str) -> None:
+    """Raise `forbidden` unless the caller may call `rpc` on `name`, the value of the rule's field.
+
+    Reports the caller and refusals to the audit log, if there is one.
+    """
+    call = current_call.get()
+    if call is not None:
+        call.principal = principal
+    rule = RULES.get(rpc)
+    if rule is not None and rule.scopes <= principal.scopes:
+        if rule.whole:
+            if principal.prefixes is None:
+                return
+        elif not rule.field or principal.allows_name(name):
+            return
+    error = _refusal(principal, rpc)
+    if call is not None:
+        call.refused(rpc, name, error)
+    raise error
+
+
+def _refusal(principal: Principal, rpc: str) -> TopicsError:
+    rule = rule_of(rpc)
+    if not rule.scopes <= principal.scopes:
+        missing = sorted(scope.value for scope in rule.scopes - principal.scopes)
+        return _forbidden(f"the API key lacks {' and '.join(missing)} scope")
+    if rule.whole:
+        return _forbidden("this call spans all topics and requires a key without a prefix restriction")
+    return _forbidden("the name is outside the prefixes of the API key")
+
+
+def check_names(principal: Principal, names: Iterable[str]) -> None:
+    """Raise `forbidden`, with the first denied name, unless the caller may access every name in a request body."""
+    for name in names:
+        if not principal.allows_name(name):
+            raise _forbidden("a name is outside the prefixes of the API key", name)
+
+
+def check_owned(principal: Principal, names: Iterable[str]) -> None:
+    """Check names that the caller did not give: like `check_names`, but the error discloses none of them."""
+    if not all(map(principal.allows_name, names)):
+        raise _forbidden("the API key may not access the underlying topics")
+
+
+def check_subscription(principal: Principal, keys: Iterable[str]) -> None:
+    """Raise `forbidden` unless the caller may watch every topic matched by these names and patterns (`tenant42:*`)."""
+    for key in keys:
+        if not principal.allows_name(key.removesuffix("*")):
+            raise _forbidden("a name is outside the prefixes of the API key", key)
+
+
+def check_put(principal: Principal, config: ConfigInput) -> None:
+    """Raise `forbidden` unless the caller may access every name in a topic's config: jobs stay in its prefixes."""
+    if config.dead_letter is not None:
+        check_names(principal, (config.dead_letter,))
+    if config.retain_until_acked_by:
+        check_names(principal, config.retain_until_acked_by)
+
+
+def check_append(principal: Principal, request: AppendRequest, *, exists: bool) -> None:
+    """Raise `forbidden` unless the caller may make this write; the `write` scope was checked before.
+
+    A write that creates its topic with a config also requires the `admin` scope, as PutTopic does.
+    """
+    check_names(principal, (request.topic,))
+    if request.config is None:
+        return
+    if not exists and not principal.allows(Scope.ADMIN):
+        raise _forbidden("creating a topic with a config requires admin scope", request.topic)
+    check_put(principal, request.config)
+
+
+def _forbidden(message: str, topic: str | None = None) -> TopicsError:
+    return TopicsError(Reason.FORBIDDEN, message, None if topic is None else {"topic": topic})

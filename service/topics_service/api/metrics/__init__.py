@@ -1,0 +1,1 @@
+"""Metrics of the server: their collection, and their text formats."""

@@ -1,0 +1,160 @@
+"""Group commit: one thread turns everything written so far durable and wakes the calls that wait for it."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+from topics_service.engine.engine import Engine
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.statistics import Histogram
+
+log = logging.getLogger("topics.commit")
+
+_LATENCY_BOUNDS_US = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
+_GROUP_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(slots=True)
+class CommitStatistics:
+    """The fsyncs that succeeded: how long each took (us) and how many writes it covered. And who waits for one."""
+
+    latency: Histogram = field(default_factory=lambda: Histogram(_LATENCY_BOUNDS_US))
+    group: Histogram = field(default_factory=lambda: Histogram(_GROUP_BOUNDS))
+    waiting: int = 0
+    waiting_peak: int = 0
+
+
+class GroupCommit:
+    """Shares each WAL fsync between all writes that came before it; there is no window to tune.
+
+    `sync` blocks until everything written is durable and is called on the commit thread (it must release the GIL);
+    `written` gives the newest ticket handed to the store; `on_synced(ticket)` and `on_failed(error)` run on the loop,
+    before any waiter is woken, so that what is durable is visible before it is acknowledged. After the first failure
+    nothing is synced again: a failed fsync may have dropped the pages it was asked to write.
+    """
+
+    def __init__(
+        self,
+        sync: Callable[[], None],
+        written: Callable[[], int],
+        on_synced: Callable[[int], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self.statistics = CommitStatistics()
+        self._sync = sync
+        self._written = written
+        self._on_synced = on_synced
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._condition = threading.Condition()
+        self._wanted = 0
+        self._stopping = False
+        self._durable = 0  # by the commit thread
+        self._published = 0  # by the loop, a moment later
+        self._failure: BaseException | None = None
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def for_engine(cls, engine: Engine, sync: Callable[[], None] | None = None) -> Self:
+        """Return the group commit of the engine's writes, which asks it for its fsyncs from now on.
+
+        `sync` stands in for that of the engine's store.
+        """
+        writer = engine.writer
+        commit = cls(sync or writer.store.sync, lambda: writer.written, engine.synced, engine.sync_failed)
+        writer.request_sync = commit.want
+        return commit
+
+    def want(self, ticket: int) -> None:
+        """Request that `ticket` become durable soon, without waiting."""
+        if ticket > self._wanted:
+            with self._condition:
+                self._wanted = ticket
+                self._condition.notify()
+
+    def covers(self, ticket: int) -> bool:
+        """True if `ticket` is durable and visible, so that `wait` would return at once."""
+        return ticket <= self._published
+
+    async def wait(self, ticket: int) -> None:
+        """Return once `ticket` is durable and visible. Cancelling the wait does not undo the write.
+
+        Raises TopicsError `internal` when the fsync failed: the write may or may not survive, it is not acknowledged.
+        """
+        if ticket <= self._published:
+            return
+        if self._failure is not None:
+            raise _failed()
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append((ticket, waiter))
+        self._count_waiters()
+        self.want(ticket)
+        await waiter
+
+    def stop(self) -> None:
+        """Sync what was asked for and end the thread. Call once, when no more calls come."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while self._wanted <= self._durable and not self._stopping:
+                    self._condition.wait()
+                if self._wanted <= self._durable:
+                    return
+            upto = self._written()
+            began = time.perf_counter_ns()
+            try:
+                self._sync()
+            except BaseException as error:
+                log.critical("fsync failed, the server is read-only from now on: %s", error)
+                self._post(self._fail, error)
+                return
+            self.statistics.latency.observe((time.perf_counter_ns() - began) // 1000)
+            self.statistics.group.observe(upto - self._durable)
+            self._durable = upto
+            self._post(self._publish, upto)
+
+    def _post(self, callback: Callable[..., None], argument: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(callback, argument)
+
+    def _publish(self, upto: int) -> None:
+        self._on_synced(upto)
+        self._published = upto
+        waiting = []
+        for ticket, waiter in self._waiters:
+            if ticket > upto:
+                waiting.append((ticket, waiter))
+            elif not waiter.done():
+                waiter.set_result(None)
+        self._waiters = waiting
+        self._count_waiters()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self._on_failed(error)
+        for _, waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(_failed())
+        self._waiters = []
+        self._count_waiters()
+
+    def _count_waiters(self) -> None:
+        waiting = self.statistics.waiting = len(self._waiters)
+        if waiting > self.statistics.waiting_peak:
+            self.statistics.waiting_peak = waiting
+
+
+def _failed() -> TopicsError:
+    return TopicsError(Reason.INTERNAL, "the write could not be made durable; the server's log says why")

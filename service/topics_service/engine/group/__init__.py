@@ -1,1 +1,0 @@
-"""Named groups of consumers: where they stand, and who belongs to them."""

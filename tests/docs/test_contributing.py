@@ -1,0 +1,63 @@
+"""The checklists of docs/contributing.md: each names files that exist, and those of its example are all of them."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/contributing.md").read_text()
+SOURCES = ("service", "gateway_http", "gateway_kafka", "spark_connector", "sdk/python", "proto/topics", "docs_site")
+MADE = ("sdk/python/topics_client/sync/",)
+
+
+def _checklist(title: str) -> tuple[str, set[str]]:
+    """The example of a checklist, and the files that it names."""
+    section = PAGE.partition(f"### {title}\n")[2].partition("\n### ")[0]
+    example = re.search(r"^Example: `(\w+)`", section, re.MULTILINE)
+    assert example is not None, title
+    return example[1], set(re.findall(r"`([\w.]+/[\w./]+)`", section))
+
+
+def _mentioning(name: str) -> set[str]:
+    """The written source files that contain a name, in any case."""
+    found = subprocess.run(
+        ["git", "grep", "-ilwE", f"\\w*{name}\\w*", "--", *SOURCES],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {path for path in found.stdout.split() if not path.startswith(MADE)}
+
+
+@pytest.mark.parametrize("title", ["A field of a topic's configuration", "A call", "A setting"])
+def test_a_checklist_names_every_file_that_its_example_touches(title: str) -> None:
+    example, listed = _checklist(title)
+    assert {path for path in listed if not path.startswith("docs/")} == _mentioning(example)
+    pages = [path for path in listed if path.startswith("docs/")]
+    assert pages
+    for page in pages:
+        assert example in (ROOT / page).read_text().lower(), page
+
+
+def test_the_checklist_of_a_command() -> None:
+    example, listed = _checklist("A command")
+    for path in listed:
+        assert example in (ROOT / path).read_text(), path
+
+
+def test_every_folder_of_tests_is_named() -> None:
+    folders = {path.parent.relative_to(ROOT).parts[1] for path in (ROOT / "tests").glob("*/**/test_*.py")}
+    named = set(re.findall(r"`tests/(\w+)", PAGE))
+    assert folders - {"soak"} <= named
+
+
+def test_the_levels_are_those_of_the_linter() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    layers = re.search(r'type = "layers"\nlayers = \[\n(.*?)\n\]', text, re.DOTALL)
+    assert layers is not None
+    expected = [set(re.findall(r"\w+", line)) for line in layers[1].splitlines()]
+    rows = re.findall(r"^\| \d \| (.*?) \|", PAGE, re.MULTILINE)
+    assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == expected

@@ -1,0 +1,117 @@
+"""Checks of prose for `make lint`: docstrings begin with a noun phrase or a verb, and users read of no "door".
+
+Run as a program: prints each fault with its place, and fails if there are any. `--list` prints the docstrings that
+begin with a question word.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+PACKAGES: Final = ("service", "gateway_http", "gateway_kafka", "sdk/python", "spark_connector")
+GENERATED: Final = ("sdk/python/topics_client/sync/",)
+PAGES: Final = ("docs/*.md", "README.md", "examples/*.md", "mkdocs.yml")
+
+MOST_QUESTIONS: Final = 0.016
+"""The share of docstrings that may begin with a question word. It is only ever lowered; the aim was 0.02."""
+
+_QUESTION: Final = re.compile(r"(?:What|Whether|Who|Whose|Whoever|Where|How|Which|When|Why)\b")
+_DOOR: Final = re.compile(r"\bdoors?\b", re.IGNORECASE)
+_NAMES: Final = frozenset({"door"})
+"""Literals that are names which programs read: a label of metrics, a member of audit lines."""
+_CODE: Final = re.compile(r"```.*?```|`[^`\n]*`|\"door\"|\]\([^)\n]*\)", re.DOTALL)
+_DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    """The written modules of all packages, by path."""
+    for path in _listed(*(f"{package}/**.py" for package in PACKAGES)):
+        if not path.startswith(GENERATED):
+            yield path, ast.parse((ROOT / path).read_text())
+
+
+def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
+    """The docstrings of a module, its classes and its functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and node.body and isinstance(first := node.body[0], ast.Expr):
+            text = first.value
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                yield text
+
+
+def questions() -> tuple[list[str], int]:
+    """The docstrings that begin with a question word, each with its place, and the number of all docstrings."""
+    found, total = [], 0
+    for path, tree in sources():
+        for text in docstrings(tree):
+            total += 1
+            words = str(text.value).strip()
+            if _QUESTION.match(words):
+                found.append(f"{path}:{text.lineno}: {words.splitlines()[0]}")
+    return found, total
+
+
+def questioning_messages() -> Iterator[str]:
+    """The messages, help texts and log lines that begin with a question word, each with its place.
+
+    Real questions may.
+    """
+    for path, tree in sources():
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            for given in (*call.args, *(keyword.value for keyword in call.keywords)):
+                first = given.values[0] if isinstance(given, ast.JoinedStr) and given.values else given
+                text = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+                if " " in text and "?" not in text and _QUESTION.match(text[:1].upper() + text[1:]):
+                    yield f"{path}:{first.lineno}: {text[:100]!r} begins with a question word"
+
+
+def doors_in_literals() -> Iterator[str]:
+    """The strings that users may see and that say "door"."""
+    for path, tree in sources():
+        # A bare string below an assignment documents it, and is read by nobody who uses the program.
+        unseen = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+        for node in texts:
+            text = str(node.value)
+            if id(node) not in unseen and text not in _NAMES and _DOOR.search(text):
+                yield f"{path}:{node.lineno}: {text.strip()[:100]!r} says door"
+
+
+def doors_in_pages() -> Iterator[str]:
+    """The lines of pages that say "door", but in code and in names of files."""
+    for path in _listed(*PAGES):
+        text = _CODE.sub(lambda code: "\n" * code[0].count("\n"), (ROOT / path).read_text())
+        for number, line in enumerate(text.splitlines(), 1):
+            if _DOOR.search(line):
+                yield f"{path}:{number}: {line.strip()[:100]} (says door)"
+
+
+def _listed(*patterns: str) -> list[str]:
+    command = ["git", "ls-files", "--", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return [path for path in listed if (ROOT / path).exists()]
+
+
+def main() -> int:
+    """The exit code."""
+    found, total = questions()
+    if "--list" in sys.argv:
+        print("\n".join(found))
+    share = len(found) / total
+    print(
+        f"docstrings that begin with a question word: {len(found)} of {total}, {share:.1%} (limit {MOST_QUESTIONS:.1%})"
+    )
+    faults = [*questioning_messages(), *doors_in_literals(), *doors_in_pages()]
+    print("\n".join(faults), end="\n" if faults else "")
+    if share > MOST_QUESTIONS:
+        print("prose: new docstrings begin with a noun phrase or a verb; see them all with --list")
+    return 1 if faults or share > MOST_QUESTIONS else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
