@@ -46,7 +46,7 @@ class Gap:
     partition: int
     gap_from: int
     gap_to: int
-    reason: str  # cap, ttl, mixed, source_trim, recreated
+    reason: str  # docs/contract.md, 5.3
     missed_estimate: int  # upper estimate of the records lost
 
 

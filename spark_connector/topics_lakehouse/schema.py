@@ -55,7 +55,7 @@ GAPS: Final = pa.schema(
         pa.field("partition", pa.int32()),
         pa.field("gap_from", pa.int64()),
         pa.field("gap_to", pa.int64()),
-        pa.field("reason", pa.string()),  # cap, ttl, mixed, source_trim
+        pa.field("reason", pa.string()),  # docs/contract.md, 5.3
         pa.field("missed_estimate", pa.int64()),
         pa.field("found_at", _TS),
     ]

@@ -32,7 +32,18 @@ def _mentioning(name: str) -> set[str]:
     return {path for path in found.stdout.split() if not path.startswith(MADE)}
 
 
-@pytest.mark.parametrize("title", ["A field of a topic's configuration", "A call", "A setting"])
+def _rows(title: str) -> list[str]:
+    """The files of the table of a checklist: those that every such change touches."""
+    section = PAGE.partition(f"### {title}\n")[2].partition("\n### ")[0]
+    return re.findall(r"^\| `([\w./]+)` \|", section, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("title", "max_files"), [("A field of a topic's configuration", 5), ("A gap reason", 5)])
+def test_a_change_touches_few_files(title: str, max_files: int) -> None:
+    assert 0 < len(_rows(title)) <= max_files
+
+
+@pytest.mark.parametrize("title", ["A field of a topic's configuration", "A gap reason", "A call", "A setting"])
 def test_a_checklist_names_every_file_that_its_example_touches(title: str) -> None:
     example, listed = _checklist(title)
     assert {path for path in listed if not path.startswith("docs/")} == _mentioning(example)

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Any, Final, cast
 
-from topics_client.enums import text_of
+from topics_client.enums import CONFIG_ENUMS, text_of
 from topics_client.models import (
     Appended,
     Attempt,
@@ -36,6 +36,8 @@ _OFFSETS: Final = next(code for code in "IL" if array(code).itemsize == 4)
 
 # `Record._make` at half the cost.
 _record: Final = cast("Callable[[Iterable[Any]], Record]", partial(tuple.__new__, Record))
+
+_CONFIG_FIELDS: Final = frozenset(TopicConfig.__dataclass_fields__)
 
 
 def records_of_rows(topic: str, partition: int, rows: Iterable[record_pb2.Record]) -> list[Record]:
@@ -181,25 +183,12 @@ def job_view_of(queue: str, view: job_pb2.JobView) -> JobView:
 
 def config_of(config: topic_pb2.TopicConfig) -> TopicConfig:
     """The configuration in effect, with all defaults filled in."""
-    return TopicConfig(
-        type=cast(Any, text_of("type", config.type)),
-        ttl_ms=config.ttl_ms,
-        cap_records=config.cap_records,
-        cap_bytes=config.cap_bytes,
-        discard=cast(Any, text_of("discard", config.discard)),
-        durability=cast(Any, text_of("durability", config.durability)),
-        priority=_given(config, "priority"),
-        auto_priority=config.auto_priority,
-        auto_create=config.auto_create,
-        idempotency_window_ms=config.idempotency_window_ms,
-        dedupe_node=config.dedupe_node,
-        lease_ms=config.lease_ms,
-        claim_jitter_ms=config.claim_jitter_ms,
-        max_deliveries=config.max_deliveries,
-        dead_letter=_given(config, "dead_letter"),
-        leases_durable=config.leases_durable,
-        retain_until_acked_by=tuple(config.retain_until_acked_by),
-    )
+    given: dict[str, Any] = {
+        field.name: value if isinstance(value, str | int) else tuple(value)
+        for field, value in config.ListFields()
+        if field.name in _CONFIG_FIELDS
+    }
+    return TopicConfig(**given | {name: text_of(name, given[name]) for name in CONFIG_ENUMS.keys() & given.keys()})
 
 
 def _queue_counts_of(queue: topic_pb2.QueueState) -> QueueCounts:

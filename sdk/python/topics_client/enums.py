@@ -7,24 +7,25 @@ from topics_client.errors import InvalidRequestError
 from topics_proto.v1.job_pb2 import JobState
 from topics_proto.v1.record_pb2 import GapReason
 from topics_proto.v1.router_pb2 import RouterGuarantee
-from topics_proto.v1.topic_pb2 import DiscardPolicy, Durability, TopicType
+from topics_proto.v1.topic_pb2 import TopicConfig
 
+CONFIG_ENUMS: Final = {
+    field.name: field.enum_type for field in TopicConfig.DESCRIPTOR.fields if field.enum_type is not None
+}
 _ENUMS: Final = {
-    "type": TopicType,
-    "discard": DiscardPolicy,
-    "durability": Durability,
-    "guarantee": RouterGuarantee,
-    "state": JobState,
-    "reason": GapReason,
+    **CONFIG_ENUMS,
+    "guarantee": RouterGuarantee.DESCRIPTOR,
+    "state": JobState.DESCRIPTOR,
+    "reason": GapReason.DESCRIPTOR,
 }
 
 
 @cache
 def _texts(field: str) -> dict[str, int]:
     """Text to number, in the order of the numbers; the unspecified one is the first."""
-    items = _ENUMS[field].items()
-    prefix = items[0][0].removesuffix("UNSPECIFIED")
-    return {name.removeprefix(prefix).lower(): number for name, number in items}
+    values = _ENUMS[field].values
+    prefix = values[0].name.removesuffix("UNSPECIFIED")
+    return {value.name.removeprefix(prefix).lower(): value.number for value in values}
 
 
 @cache

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from topics_client.codecs import Encode
 from topics_client.encoding import column_batch, encode_meta
-from topics_client.enums import number_of
+from topics_client.enums import CONFIG_ENUMS, number_of
 from topics_client.errors import InvalidRequestError
 from topics_client.models import Job, NewRecord, RouterConfig, TopicConfig
 from topics_proto.v1 import queue_service_pb2 as queues
@@ -18,7 +18,6 @@ from topics_proto.v1.group_pb2 import LOG_END_EARLIEST, LOG_END_LATEST, Position
 from topics_proto.v1.group_service_pb2 import ResetPositionsRequest
 from topics_proto.v1.record_pb2 import TagMatch
 
-_ENUMS: Final = frozenset({"type", "discard", "durability"})
 _ARROW_BYTES: Final = 1 << 20  # the largest frames: each is a batch
 
 
@@ -42,7 +41,9 @@ def config_message(config: TopicConfig | None) -> topic_pb2.TopicConfig | None:
         return None
     given: dict[str, Any] = {each.name: getattr(config, each.name) for each in fields(config)}
     message: dict[str, Any] = {
-        name: number_of(name, value) if name in _ENUMS else value for name, value in given.items() if value is not None
+        name: number_of(name, value) if name in CONFIG_ENUMS else value
+        for name, value in given.items()
+        if value is not None
     }
     return topic_pb2.TopicConfig(**message)
 

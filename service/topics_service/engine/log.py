@@ -219,18 +219,10 @@ class Log:
         return home
 
     def skip_seqs(self, tx: Transaction, s: Snapshot, count: int, config: TopicConfig) -> None:
-        """Stage `count` seqs after the head that never hold a record: an explicit loss, reason `source_trim`."""
-        start = s.head + 1
-        s.head += count
-        if s.count:
-            if s.gaps and s.gaps[-1].stop == start - 1 and s.gaps[-1].reason == "source_trim":
-                start = s.gaps[-1].start  # extend it: consecutive losses are one gap
-                s.gaps = s.gaps[:-1]
-            s.gaps = (*s.gaps, Gap(start, s.head, "source_trim"))
-            if not s.volatile_from:
-                tx.batch.put(Family.GAPS, *s.gaps[-1].row(self.log_id))
-        else:
-            s.earliest, s.evict_trim = s.head + 1, s.head
+        """Stage `count` seqs after the head that never hold a record: an explicit loss."""
+        gap = s.skip_seqs(count)
+        if gap is not None and not s.volatile_from:
+            tx.batch.put(Family.GAPS, *gap.row(self.log_id))
         self.stage(tx, s, config)
 
     def mark(self, tx: Transaction, s: Snapshot, seqs: Iterable[int], config: TopicConfig) -> int:

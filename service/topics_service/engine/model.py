@@ -5,7 +5,7 @@ Sequence numbers are u64, `*_ts` and `*_ms` are integer milliseconds, text insid
 
 from collections.abc import Iterable, Iterator, Sequence
 from operator import add
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -20,6 +20,13 @@ GapReason = Literal["cap", "ttl", "mixed", "recreated", "source_trim"]
 
 JSON_KIND = jsonvalue.JSON
 BINARY_KIND = jsonvalue.BINARY
+
+
+class Clamp(NamedTuple):
+    """Bounds, both inclusive, into which a value is brought instead of refused."""
+
+    low: int
+    high: int
 
 
 class ConfigInput(Struct, kw_only=True, frozen=True):
@@ -48,6 +55,8 @@ class ConfigInput(Struct, kw_only=True, frozen=True):
 class TopicConfig(Struct, kw_only=True, frozen=True):
     """A resolved topic configuration (docs/contract.md, 3.2); the field order is the order of the JSON echo.
 
+    The types are all that protocols know of a field: enums are Literals, integers without a Clamp are u64.
+
     Beyond the contract, and in no echo unless it is set: `retain_until_acked_by` are groups whose committed positions
     retention stays behind.
     """
@@ -59,13 +68,13 @@ class TopicConfig(Struct, kw_only=True, frozen=True):
     discard: Discard = "old"
     durable: bool = False
     durability: Durability = "disk"
-    priority: int | None = None
+    priority: Annotated[int, Clamp(-1000, 1000)] | None = None
     auto_priority: bool = True
     auto_create: bool = True
     idempotency_window_ms: int = 120_000
     dedupe_node: bool = True
-    lease_ms: int = 30_000
-    claim_jitter_ms: int = 0
+    lease_ms: Annotated[int, Clamp(100, 86_400_000)] = 30_000
+    claim_jitter_ms: Annotated[int, Clamp(0, 5000)] = 0
     max_deliveries: int = 0
     dead_letter: str | None = None
     leases_durable: bool = False

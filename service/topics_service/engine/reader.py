@@ -97,13 +97,7 @@ def _tombstone(s: Snapshot, from_seq: int) -> tuple[Tombstone | None, int]:
     if from_seq > s.head:
         return _gap(s, 1, s.head, "recreated"), s.earliest
     if next_seq < s.evict_floor:
-        causes: list[GapReason] = []
-        if s.evict_cap >= next_seq:
-            causes.append("cap")
-        if s.evict_ttl >= next_seq:
-            causes.append("ttl")
-        reason: GapReason = "source_trim" if not causes else causes[0] if len(causes) == 1 else "mixed"
-        return _gap(s, next_seq, s.earliest - 1, reason), s.earliest
+        return _gap(s, next_seq, s.earliest - 1, s.eviction_reason(next_seq)), s.earliest
     lost = s.gap_at(next_seq)
     if lost is not None:
         return _gap(s, next_seq, lost.stop, lost.reason), lost.stop + 1

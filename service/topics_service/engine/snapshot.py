@@ -62,6 +62,32 @@ class Snapshot(Struct):
         """Cursors with a next seq below this one have lost live records (docs/contract.md, 5.4)."""
         return max(self.evict_cap, self.evict_ttl, self.evict_trim) + 1
 
+    def eviction_reason(self, seq: int) -> GapReason:
+        """The cause of the loss of live records from `seq`, below the evict floor, on."""
+        causes: list[GapReason] = []
+        if self.evict_cap >= seq:
+            causes.append("cap")
+        if self.evict_ttl >= seq:
+            causes.append("ttl")
+        return "source_trim" if not causes else causes[0] if len(causes) == 1 else "mixed"
+
+    def skip_seqs(self, count: int) -> Gap | None:
+        """Let `count` seqs after the head never hold a record: an explicit loss, reason `source_trim`.
+
+        Returns the gap, None if no live record is in front of it. Consecutive losses are one gap.
+        """
+        start = self.head + 1
+        self.head += count
+        if not self.count:
+            self.earliest, self.evict_trim = self.head + 1, self.head
+            return None
+        if self.gaps and self.gaps[-1].stop == start - 1 and self.gaps[-1].reason == "source_trim":
+            start = self.gaps[-1].start
+            self.gaps = self.gaps[:-1]
+        gap = Gap(start, self.head, "source_trim")
+        self.gaps = (*self.gaps, gap)
+        return gap
+
     def gap_at(self, seq: int) -> Gap | None:
         """The interior gap that holds `seq`."""
         gaps = self.gaps

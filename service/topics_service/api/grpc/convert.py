@@ -9,6 +9,7 @@ from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.grpc.columns import columnar_batch
 from topics_service.api.grpc.configs import TYPES, config_input, config_message
+from topics_service.api.grpc.enums import numbers
 from topics_service.api.grpc.records import add_records, batch
 from topics_service.engine.errors import invalid
 from topics_service.engine.limits import Limits
@@ -30,13 +31,7 @@ from topics_service.engine.model import (
     TopicState,
 )
 
-_REASONS = {
-    "cap": record_pb2.GAP_REASON_CAP,
-    "ttl": record_pb2.GAP_REASON_TTL,
-    "mixed": record_pb2.GAP_REASON_MIXED,
-    "recreated": record_pb2.GAP_REASON_RECREATED,
-    "source_trim": record_pb2.GAP_REASON_SOURCE_TRIM,
-}
+_REASONS = numbers(record_pb2.GapReason.DESCRIPTOR)
 
 
 def put_topic_response(reply: PutTopicReply) -> pb.PutTopicResponse:

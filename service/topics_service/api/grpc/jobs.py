@@ -9,6 +9,7 @@ from typing import Final
 from topics_proto.v1 import job_pb2, performance_pb2, record_pb2, stream_pb2
 from topics_proto.v1 import queue_service_pb2 as pb
 from topics_service.api.grpc.convert import tag_match
+from topics_service.api.grpc.enums import names, numbers
 from topics_service.api.grpc.frames import error_message
 from topics_service.api.work import WorkFrame
 from topics_service.engine.errors import invalid
@@ -34,24 +35,9 @@ from topics_service.storage.block import Block
 # Clients take messages of 4 MiB by default: this much of data and meta, the one record beyond it, and the rest of all.
 _DATA_BYTES: Final = 2 << 20
 
-_STATES: Final[dict[int, JobState]] = {
-    job_pb2.JOB_STATE_UNSPECIFIED: "ready",
-    job_pb2.JOB_STATE_READY: "ready",
-    job_pb2.JOB_STATE_IN_FLIGHT: "in_flight",
-    job_pb2.JOB_STATE_DELAYED: "delayed",
-    job_pb2.JOB_STATE_EXHAUSTED: "exhausted",
-}
-_STATES_OUT: Final = {
-    "ready": job_pb2.JOB_STATE_READY,
-    "in_flight": job_pb2.JOB_STATE_IN_FLIGHT,
-    "delayed": job_pb2.JOB_STATE_DELAYED,
-    "exhausted": job_pb2.JOB_STATE_EXHAUSTED,
-}
-_MODES: Final[dict[int, NackMode]] = {
-    pb.NACK_MODE_UNSPECIFIED: "retry",
-    pb.NACK_MODE_RETRY: "retry",
-    pb.NACK_MODE_RELEASE: "release",
-}
+_STATES: Final[dict[int, JobState]] = names(job_pb2.JobState.DESCRIPTOR, "ready")
+_STATES_OUT: Final = numbers(job_pb2.JobState.DESCRIPTOR)
+_MODES: Final[dict[int, NackMode]] = names(pb.NackMode.DESCRIPTOR, "retry")
 
 
 def claim_request(request: pb.ClaimRequest | pb.WorkRequest) -> ClaimRequest:

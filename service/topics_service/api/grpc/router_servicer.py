@@ -11,6 +11,7 @@ from topics_proto.v1 import record_pb2, router_pb2, router_service_pb2_grpc
 from topics_proto.v1 import router_service_pb2 as pb
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.grpc.convert import tag_match
+from topics_service.api.grpc.enums import names, numbers
 from topics_service.api.grpc.guard import caller
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import invalid
@@ -20,14 +21,8 @@ from topics_service.engine.router.router import Guarantee, ListRoutersRequest, P
 Context = ServicerContext[Any, Any]
 Timed = TypeVar("Timed", pb.PutRouterResponse, pb.GetRouterResponse, pb.ListRoutersResponse, pb.DeleteRouterResponse)
 
-_GUARANTEES: Final[Mapping[Guarantee, router_pb2.RouterGuarantee.ValueType]] = {
-    "at_least_once": router_pb2.ROUTER_GUARANTEE_AT_LEAST_ONCE,
-    "exactly_once": router_pb2.ROUTER_GUARANTEE_EXACTLY_ONCE,
-}
-_GUARANTEE_NAMES: Final[Mapping[int, Guarantee]] = {
-    router_pb2.ROUTER_GUARANTEE_UNSPECIFIED: "at_least_once",
-    **{number: name for name, number in _GUARANTEES.items()},
-}
+_GUARANTEES: Final = numbers(router_pb2.RouterGuarantee.DESCRIPTOR)
+_GUARANTEE_NAMES: Final[Mapping[int, Guarantee]] = names(router_pb2.RouterGuarantee.DESCRIPTOR, "at_least_once")
 
 
 class RouterServicer(router_service_pb2_grpc.RouterServiceServicer):

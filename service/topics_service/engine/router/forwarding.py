@@ -25,7 +25,7 @@ class Forwarding:
     of the class `fsync`.
 
     A record that was deleted before its turn is skipped. For evicted, expired or lost records the destination skips as
-    many seqs, as one gap with the reason `source_trim`, which count as forwarded.
+    many seqs, as one gap (`Snapshot.skip_seqs`), which count as forwarded.
     """
 
     def __init__(self, writer: Writer, capacity: Capacity, clock: Clock, touched: Callable[[Log], None]) -> None:
