@@ -12,11 +12,16 @@ NODE_CLIENTS := tests/clients/node_modules/.installed
 SDK_CLIENTS := build/sdk-clients/.built
 KAFKA_CLIENTS := build/kafka-clients/.built
 SPARKS := 4.1 4.2 4.3
-TRUST := tests/backup tests/corruption tests/crash tests/fuzz tests/observability tests/security tests/simulation tests/soak
+# Folders of tests, those that take longest first.
+FOLDERS := kafka spark sdk engine protocols backup crash lakehouse corruption security simulation gateway api fuzz docs \
+	observability app packaging soak storage proto
+JOBS ?= 3
 
-.PHONY: setup setup-dev run test test-core test-trust test-sdk test-kafka test-spark lint format proto docs docs-serve bench soak conformance clean
+.PHONY: setup setup-dev run test $(FOLDERS:%=test-%) lint lint-code lint-generated format proto docs docs-serve bench soak conformance clean
 
+ifndef IN_LANES
 .NOTPARALLEL: # two installations into one .venv would meet
+endif
 
 setup: $(STAMP)
 
@@ -67,42 +72,34 @@ $(KAFKA_CLIENTS): $(filter-out %node_modules,$(wildcard tests/kafka/clients/*.sh
 
 # Each version of Spark in an environment of its own, for the tests of the connector with it.
 build/spark-%/.installed: $(STAMP_DEV) tests/spark/matrix/setup.sh
-	@PYTHON3=$(PYTHON3) tests/spark/matrix/setup.sh $* $(@D) && touch $@
+	@tests/spark/matrix/setup.sh $* $(@D) && touch $@
 
 run: setup
 	$(BIN)/topics serve
 
-# All tests, in two lanes side by side, once what they need is there.
-test: setup-dev $(NODE_CLIENTS) $(SDK_CLIENTS) $(KAFKA_CLIENTS) build/spark-4.1/.installed build/spark-4.3/.installed
-	@MAKE='$(MAKE)' tests/lanes.sh 'test-core test-sdk test-kafka' 'test-trust test-spark'
+# All tests, JOBS folders at a time: most tests wait for servers, clients and clocks. What a folder needs is made in its lane.
+test: setup-dev
+	@$(MAKE) --no-print-directory --jobs $(JOBS) --keep-going IN_LANES=1 $(FOLDERS:%=test-%)
 
-# The documentation is among it, whose code is written in all languages.
-test-core: setup-dev $(NODE_CLIENTS) $(SDK_CLIENTS)
-	$(PYTEST) -m 'not soak' $(TRUST:%=--ignore %) --ignore tests/sdk --ignore tests/kafka --ignore tests/spark \
-		--ignore tests/lakehouse tests
+$(FOLDERS:%=test-%): test-%: setup-dev
+	@$(if $(IN_LANES),tests/lane.sh $@) $(PYTEST) -m 'not soak' tests/$*
 
-# Faults of a server and its files: crashes, damage, backups, hostile clients, noise, long lives.
-test-trust: setup-dev
-	$(PYTEST) -m 'not soak' $(TRUST)
+# The documentation has code in all languages. What needs Java is skipped where there is none, and said so (pytest -ra).
+test-docs test-gateway test-protocols test-security: $(NODE_CLIENTS)
+test-docs test-sdk: $(SDK_CLIENTS)
+test-kafka: $(KAFKA_CLIENTS)
+test-lakehouse test-spark: build/spark-4.1/.installed build/spark-4.3/.installed
 
-# The SDKs: the Python client, the command line, the generated code of every language against a real server, grpcurl.
-test-sdk: setup-dev $(SDK_CLIENTS)
-	$(PYTEST) -m 'not soak' tests/sdk
+lint: lint-code lint-generated
 
-# The Kafka gateway, and unmodified Kafka clients against the server.
-test-kafka: setup-dev $(KAFKA_CLIENTS)
-	$(PYTEST) -m 'not soak' tests/kafka
-
-# The Spark connector and the lakehouse. What needs Java is skipped where there is none, and said so (pytest -ra).
-test-spark: setup-dev build/spark-4.1/.installed build/spark-4.3/.installed
-	$(PYTEST) -m 'not soak' tests/lakehouse tests/spark
-
-lint: setup-dev
+lint-code: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tests/support/prose.py
+
+lint-generated: setup-dev
 	PYTHON=$(BIN)/python proto/generate.sh --check
 	$(BIN)/python sdk/python/generate_sync.py --check
 	$(BIN)/python gateway_kafka/generate_schema.py --check

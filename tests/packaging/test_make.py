@@ -102,7 +102,7 @@ def test_setup_dev_is_enough_for_both(clone: Clone) -> None:
 @pytest.mark.parametrize(
     ("target", "extras"),
     [("run", BASE), ("conformance", BASE)]
-    + [(each, DEV) for each in ("lint", "format", "proto", "docs", "bench", "soak", "test-core", "test-trust")]
+    + [(each, DEV) for each in ("lint", "format", "proto", "docs", "bench", "soak", "test", "test-crash")]
     + [(each, DEV) for each in ("test-sdk", "test-kafka", "test-spark", "build/spark-4.2/.installed")],
 )
 def test_each_target_asks_for_what_it_needs(clone: Clone, target: str, extras: str) -> None:
