@@ -1,7 +1,7 @@
 """Kafka's topic configs: names, valid values, and their meaning for a topic of this server.
 
 The overrides of a topic are the configs that were set on it. Some are fields of the topic's own config, which every
-protocol shows and changes. The others are stored separately (`Topic.kafka_configs`) and only shown, except those of
+protocol shows and changes. The others are stored separately (`TopicView.kafka_configs`) and only shown, except those of
 batches, which Produce enforces. A value that promises unsupported behaviour is refused.
 """
 
@@ -12,9 +12,9 @@ from typing import Any, Final, get_args
 
 from msgspec.structs import asdict
 
+from topics_service.api.catalog import TopicView
 from topics_service.engine.batches import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from topics_service.engine.model import ConfigInput, Discard, Durability, TopicConfig
-from topics_service.engine.topic import Topic
 
 I32_MAX: Final = (1 << 31) - 1
 I64_MAX: Final = (1 << 63) - 1
@@ -285,7 +285,7 @@ def items(value: str) -> list[str]:
     return [item for item in (part.strip() for part in value.split(",")) if item]
 
 
-def overrides(topic: Topic) -> Overrides:
+def overrides(topic: TopicView) -> Overrides:
     """The topic's overrides."""
     found = dict(topic.kafka_configs)
     for config in _ALL:

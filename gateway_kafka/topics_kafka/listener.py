@@ -9,9 +9,7 @@ from functools import partial
 from typing import Final
 
 from topics_client.units import counted
-from topics_kafka.cluster import cluster_id
 from topics_kafka.connection import Connection
-from topics_kafka.coordination import Coordination
 from topics_kafka.handlers import Context, Handler, ServerContext
 from topics_kafka.registry import APIS, all_handlers
 from topics_kafka.session import Session
@@ -23,7 +21,6 @@ from topics_service.api.access.auth import ANONYMOUS, UNRESTRICTED
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.budget import MemoryBudget
 from topics_service.api.topics import TopicsApi
-from topics_service.engine.engine import Engine
 
 log: Final = logging.getLogger("topics.kafka")
 
@@ -97,7 +94,7 @@ class KafkaServer:
         self._server.close()
         self._draining = self.send_timeouts.draining = True
         self._emptied.clear()
-        Coordination.for_server(self.context).close()  # otherwise held joins would last as long as the drain
+        self.context.membership.close()  # otherwise held joins would last as long as the drain
         for each in self._open():
             each.shutdown()
         try:
@@ -197,7 +194,6 @@ class KafkaServer:
 
 def create_kafka(
     api: TopicsApi,
-    engine: Engine,
     authorizer: Authorizer,
     settings: KafkaSettings,
     sock: socket.socket,
@@ -207,18 +203,17 @@ def create_kafka(
     tls: ssl.SSLContext | None = None,
     handlers: Callable[[ServerContext], Mapping[int, Handler]] = all_handlers,
 ) -> KafkaServer:
-    """Create the server for a recovered engine, advertised as `host` and `port`. Raises TopicsError.
+    """Create the server, after recovery, advertised as `host` and `port`. Raises TopicsError.
 
     Its statistics are part of the metrics of `api`.
     """
     context = ServerContext(
         apis=APIS,
         api=api,
-        engine=engine,
         authorizer=authorizer,
         settings=settings,
         statistics=api.metrics.kafka,
-        cluster_id=cluster_id(engine.writer),
+        cluster_id=api.cluster_id(),
         host=host,
         port=port,
     )

@@ -42,7 +42,7 @@ _PUT_TOPIC: Final = AuditAction("topic.put", "topic")
 _DELETE_TOPIC: Final = AuditAction("topic.delete", "topic")
 _DELETE_RECORDS: Final = AuditAction("records.delete", "topic")
 _DELETE_GROUP: Final = AuditAction("group.delete", "group")
-_DELETE_POSITIONS: Final = AuditAction("group.delete_positions", "group")
+_DELETE_POSITIONS: Final = AuditAction("group.delete_positions", "group", each="topics")
 
 # Paths to error codes.
 _TOPICS: Final = (("topics",),)

@@ -212,7 +212,7 @@ class Session:
             self._end("failed", "internal error in %s", api.name)
             return
         if answer is None or isinstance(answer, dict):
-            if answer is not None and context.server.engine.expiry_ticket():
+            if answer is not None and not context.server.api.is_expiry_durable():
                 answer = self._settled(answer)
         elif api.key is not ApiKey.PRODUCE:  # Produce reports only its own writes
             answer = self._then_settled(answer)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from topics_service.engine.membership.members import GroupSettings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSettings:
@@ -39,3 +41,14 @@ class KafkaSettings:
     """Maximum record bytes in a fetch response, like Kafka's `fetch.max.bytes`. A slow client keeps them in memory."""
     render_cache_bytes: int = 32 << 20
     """Cache of batches rendered from records of other protocols: half of the TOPICS_MEMORY_BYTES for rendering."""
+
+    @property
+    def groups(self) -> GroupSettings:
+        """The settings of the coordinator of groups."""
+        return GroupSettings(
+            initial_delay_ms=self.initial_rebalance_ms,
+            min_session_ms=self.min_session_timeout_ms,
+            max_session_ms=self.max_session_timeout_ms,
+            session_ms=self.consumer_session_timeout_ms,
+            heartbeat_ms=self.consumer_heartbeat_ms,
+        )

@@ -10,7 +10,7 @@ import grpc
 
 from topics_kafka.handlers import Answer, Context, Handler, HandlerTable, ServerContext
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_kafka.registry import AUDIT_ACTIONS
+from topics_kafka.registry import AUDIT_ACTIONS, error_codes
 from topics_service.api.access.auth import ANONYMOUS
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import ACTIONS, AuditLog, Call, current_call
@@ -83,7 +83,7 @@ class AuditInterceptor(grpc.aio.ServerInterceptor):
 def audited_kafka(make: Make, log: AuditLog) -> Make:
     """Return a factory of the same handlers, with each call known to the audit log.
 
-    Refusals, and changes that bypass the API, are read from the responses.
+    Refusals, and outcomes that only the response has (`AuditAction.each`), are read from the responses.
     """
 
     def told(api: ApiKey, handler: Handler) -> Handler:
@@ -137,18 +137,15 @@ async def _then(answer: Awaitable[Message | None], told: Callable[[Message], Non
 
 
 def _tell(call: Call, api: ApiKey, request: Message, response: Message) -> None:
-    action, kind = AUDIT_ACTIONS[api]
+    action, kind, each = AUDIT_ACTIONS[api]
     for name in _denied(response):
         target = {kind: name if name is not None else request.get("group_id")}
         call.log.write(action, target, call=call, outcome="refused", reason="forbidden")
-    if api is ApiKey.OFFSET_DELETE and response["error_code"] not in _DENIED:  # past the api
-        codes = [response["error_code"]]
-        codes += [each["error_code"] for topic in response.get("topics") or () for each in topic["partitions"]]
-        failed = next((code for code in codes if code), 0)
-        topics = [topic["name"] for topic in request["topics"]]
+    if each and response["error_code"] not in _DENIED:
+        failed = next(error_codes(api, response), 0)
         call.log.write(
             action,
-            {kind: request["group_id"], "topics": topics},
+            {kind: request[f"{kind}_id"], each: [entry["name"] for entry in request[each]]},
             call=call,
             outcome="refused" if failed else "done",
             reason=ErrorCode(failed).name.lower() if failed else "",

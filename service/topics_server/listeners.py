@@ -90,7 +90,6 @@ class Listeners:
         try:
             self._kafka = create_kafka(
                 core.api,
-                core.engine,
                 core.authorizer,
                 settings.kafka,
                 resources.kafka_socket,

@@ -15,7 +15,7 @@ from support import kept_directory
 from topics_backup import log as backup_log
 from topics_backup import manifest as backup_manifest
 from topics_backup import pruning
-from topics_kafka.cluster import cluster_id
+from topics_service.engine.cluster import cluster_id
 from topics_service.engine.engine import Engine
 from topics_service.engine.membership import stored
 from topics_service.engine.model import AppendRequest, Batch, DiffReply, DiffRequest, TagMatch, TopicConfig

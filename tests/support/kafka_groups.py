@@ -3,7 +3,6 @@
 from typing import Any
 
 from support.kafka_members import subscription
-from topics_kafka.coordination import Coordination
 from topics_kafka.handlers import Context, ServerContext, groups, groups_admin, offsets
 from topics_kafka.protocol import (
     SUPPORTED,
@@ -16,9 +15,9 @@ from topics_kafka.protocol import (
 )
 from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
-from topics_kafka.topicids import uuid_of
 from topics_service.api.access.auth import ALL_SCOPES, UNRESTRICTED, Principal, Scope
 from topics_service.api.access.authorizer import Authorizer
+from topics_service.api.catalog import uuid_of
 from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
@@ -45,7 +44,6 @@ class Broker:
         self.server = ServerContext(
             apis=APIS,
             api=self.api,
-            engine=engine,
             authorizer=Authorizer(),
             settings=self.settings,
             statistics=KafkaStatistics(),
@@ -58,11 +56,11 @@ class Broker:
             **groups_admin.handlers(self.server),
             **offsets.handlers(self.server),
         }
-        self.coordination = Coordination.for_server(self.server)
+        self.membership = self.server.membership
         self.context = self.connect()
 
     def restart(self) -> None:
-        self.coordination.close()
+        self.membership.close()
         self.start()
 
     def connect(self, principal: Principal = UNRESTRICTED) -> Context:

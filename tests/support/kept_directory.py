@@ -14,8 +14,8 @@ from typing import Final
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from topics_kafka.cluster import cluster_id
 from topics_service.engine.batches import BatchRequest
+from topics_service.engine.cluster import cluster_id
 from topics_service.engine.engine import Engine
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DeleteRequest, TagMatch
 from topics_service.engine.offsets.positions import CommitItem

@@ -17,21 +17,17 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from topics_kafka.loop_budget import LoopBudget
 from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.settings import KafkaSettings
-from topics_kafka.topicids import TopicIds
 from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_service.api.access.auth import ANONYMOUS, Principal, Scope
 from topics_service.api.access.authorizer import Authorizer, Rule
 from topics_service.api.budget import Share
+from topics_service.api.catalog import CatalogView
+from topics_service.api.membership import MembershipApi
 from topics_service.api.topics import TopicsApi
-from topics_service.engine.catalog import Catalog
-from topics_service.engine.engine import Engine
-from topics_service.engine.errors import TopicsError
-from topics_service.engine.topic import Topic
 from topics_service.statistics import KafkaStatistics
 
 Answer = Message | None | Awaitable[Message | None]
@@ -40,10 +36,15 @@ HandlerTable = Mapping[int, Handler]
 
 
 class AuditAction(NamedTuple):
-    """The entry of an API in the audit log: `target` is the member that names the topic or group."""
+    """The entry of an API in the audit log: `target` is the member that names the topic or group.
+
+    The call of the API writes it, and a refusal for lack of access is read from the response. With `each`, the name of
+    an array whose members succeed or fail alone, the outcome of the request is read from there as well.
+    """
 
     action: str
     target: str
+    each: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +100,12 @@ def _error_codes_in(message: Mapping[str, Any], path: tuple[str, ...]) -> Iterat
 class ServerContext:
     """State that all connections of a Kafka listener share.
 
-    Writes go through `api`, which checks whether the server accepts work; `engine` is for reading metadata. `host` and
-    `port` are the advertised address. `cluster_id` never changes for a data directory.
+    Create it after recovery. `host` and `port` are the advertised address. `cluster_id` never changes for a data
+    directory.
     """
 
     apis: Mapping[int, Api]
     api: TopicsApi
-    engine: Engine
     authorizer: Authorizer
     settings: KafkaSettings
     statistics: KafkaStatistics
@@ -113,14 +113,16 @@ class ServerContext:
     host: str = "127.0.0.1"
     port: int = 9092
     log: RateLimitedLogger = field(default_factory=lambda: RateLimitedLogger(logging.getLogger("topics.kafka")))
-    ids: TopicIds = field(init=False)
+    catalog: CatalogView = field(init=False)
+    membership: MembershipApi = field(init=False)
     loop_budget: LoopBudget = field(default_factory=LoopBudget)
     shares: dict[str, Share] = field(default_factory=dict)
     waiting: int = 0
     """Number of partitions that fetches wait for; one that is named repeatedly counts each time."""
 
     def __post_init__(self) -> None:
-        self.ids = TopicIds(self.catalog)
+        self.catalog = self.api.catalog
+        self.membership = self.api.serve_members(self.settings.groups)
 
     def share(self, principal: Principal) -> Share | None:
         """The share of frame memory for requests of one key: at most half."""
@@ -131,20 +133,6 @@ class ServerContext:
             usage, half = self.authorizer.quotas.for_key(principal.key_id), self.settings.frame_bytes // 2
             share = self.shares[principal.key_id] = Share(lambda: min(usage.limits.nbytes, half))
         return share
-
-    @property
-    def catalog(self) -> Catalog:
-        """The catalog of topics."""
-        return self.engine.catalog
-
-    def find(self, name: str | None, topic_id: UUID | None = None) -> Topic | None:
-        """The topic visible to readers by name or, if that is empty, by id; None if there is none."""
-        if not name:
-            return None if topic_id is None else self.ids.find(topic_id)
-        try:
-            return self.catalog.visible(name)
-        except TopicsError:
-            return None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

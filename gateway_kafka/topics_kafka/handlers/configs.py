@@ -12,8 +12,8 @@ from topics_kafka.handlers.config_entries import broker_entries, entries
 from topics_kafka.handlers.errors import RefusedError, admin_error_of
 from topics_kafka.handlers.waves import in_waves
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_service.api.catalog import TopicView
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.topic import Topic
 
 _TOPIC: Final = 2
 _BROKER: Final = 4
@@ -114,7 +114,7 @@ class ConfigHandlers:
             return {**shown, "error_code": admin_error_of(error), "error_message": error.message}
         return {**shown, "error_code": ErrorCode.NONE}
 
-    def _alterable(self, context: Context, api: ApiKey, kind: int, name: str) -> Topic:
+    def _alterable(self, context: Context, api: ApiKey, kind: int, name: str) -> TopicView:
         if kind == _TOPIC:
             return self._topic(context, api, name)
         if kind == _BROKER:
@@ -123,10 +123,10 @@ class ConfigHandlers:
             raise RefusedError(ErrorCode.INVALID_REQUEST, "the broker's configs are settings of the server")
         raise RefusedError(ErrorCode.INVALID_REQUEST, f"there are no resources of type {kind}")
 
-    def _topic(self, context: Context, api: ApiKey, name: str) -> Topic:
+    def _topic(self, context: Context, api: ApiKey, name: str) -> TopicView:
         if not context.is_allowed(api, name):
             raise RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not do this with this topic")
-        topic = self._server.find(name)
+        topic = self._server.catalog.find(name)
         if topic is None:
             raise RefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
         return topic

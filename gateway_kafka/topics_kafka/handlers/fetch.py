@@ -5,7 +5,7 @@ Kafka's fetch sessions are not supported: every request names all its partitions
 
 import asyncio
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from contextvars import copy_context
 from enum import Enum, auto
@@ -21,7 +21,6 @@ from topics_kafka.rendered import BatchCache, aligned
 from topics_net import background
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchReply, FetchRequest
-from topics_service.engine.engine import Parked
 from topics_service.engine.errors import TopicsError
 from topics_service.storage import recordbatch
 from topics_service.storage.kafkablock import KafkaBlock
@@ -97,7 +96,7 @@ class Fetch:
         self._over = False  # the wait has timed out, or the server is draining
         self._holds = 0  # its part of `ServerContext.waiting`
         self._woken: dict[_Target, None] = {}
-        self._parked: list[Parked] = []
+        self._parked: list[Callable[[], None]] = []  # each ends the wait for a partition
         self._drain: ExitStack | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._within = copy_context()  # callbacks would otherwise run in the context of the writer
@@ -177,7 +176,7 @@ class Fetch:
         responses: list[dict[str, Any]] = []
         for asked in body["topics"]:
             name, topic_id = asked.get("topic"), asked.get("topic_id")
-            topic = self._context.server.find(name, topic_id)
+            topic = self._server.catalog.find(name, topic_id)
             known = name or (None if topic is None else topic.name)
             code = ErrorCode.NONE
             if not self._context.is_allowed(ApiKey.FETCH, known):
@@ -302,7 +301,7 @@ class Fetch:
 
     def _park(self, target: _Target) -> None:
         try:
-            self._parked.append(self._api.park(target.name, partial(self._wake, target), target.number))
+            self._parked.append(self._api.park(target.name, partial(self._wake, target), target.number).leave)
         except TopicsError as error:
             self._fail(target, self._code(target, error))
 
@@ -319,8 +318,8 @@ class Fetch:
         """Stop waiting."""
         self._server.waiting -= self._holds
         self._holds = 0
-        for parked in self._parked:
-            parked.leave()
+        for leave in self._parked:
+            leave()
         self._parked.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -3,7 +3,6 @@
 from typing import Any, Final
 from uuid import UUID
 
-from topics_kafka.coordination import Coordination
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
@@ -28,7 +27,7 @@ _MAX_CLIENT_ID_CHARS: Final = 255
 
 def handlers(server: ServerContext) -> HandlerTable:
     """The APIs of group members."""
-    members = MemberHandlers(server, Coordination.for_server(server))
+    members = MemberHandlers(server)
     return {
         ApiKey.FIND_COORDINATOR: members.find_coordinator,
         ApiKey.JOIN_GROUP: members.join,
@@ -47,9 +46,9 @@ def client_of(context: Context) -> Client:
 class MemberHandlers:
     """Handlers of members. An answer is sent once the state of the group that it reports is durable."""
 
-    def __init__(self, server: ServerContext, coordination: Coordination) -> None:
+    def __init__(self, server: ServerContext) -> None:
         self._server = server
-        self._coordination = coordination
+        self._membership = server.membership
 
     def find_coordinator(self, context: Context, version: int, request: Message) -> Answer:
         """Name the only broker as the coordinator, also of transactions, which InitProducerId refuses."""
@@ -91,7 +90,7 @@ class MemberHandlers:
             client=client_of(context),
         )
         try:
-            reply = await self._coordination.join(asked)
+            reply = await self._membership.join(asked)
         except TopicsError as error:
             return _not_joined(version, group_error_of(error), member_id)
         if reply.error:
@@ -115,7 +114,7 @@ class MemberHandlers:
             assignments=[(each["member_id"], bytes(each["assignment"])) for each in request["assignments"]],
         )
         try:
-            reply: SyncReply = await self._coordination.sync(asked)
+            reply: SyncReply = await self._membership.sync(asked)
         except TopicsError as error:
             return {"error_code": group_error_of(error), "assignment": b""}
         return {
@@ -132,7 +131,7 @@ class MemberHandlers:
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
         instance_id = request.get("group_instance_id")
         try:
-            error = self._coordination.heartbeat(name, request["member_id"], request["generation_id"], instance_id)
+            error = self._membership.heartbeat(name, request["member_id"], request["generation_id"], instance_id)
         except TopicsError as error:
             return {"error_code": group_error_of(error)}
         return {"error_code": error}
@@ -145,7 +144,7 @@ class MemberHandlers:
         asked = request["members"] if version >= 3 else [{"member_id": request["member_id"]}]
         leaving = [Leaving(each["member_id"], each.get("group_instance_id")) for each in asked]
         try:
-            errors, ticket = self._coordination.leave(name, leaving)
+            errors, ticket = self._membership.leave(name, leaving)
         except TopicsError as error:
             return {"error_code": group_error_of(error), "members": []}
         except RefusedError as refusal:
@@ -185,7 +184,7 @@ class MemberHandlers:
             allowed=context.principal.allows_name,
         )
         try:
-            reply, ticket = self._coordination.beat(beat)
+            reply, ticket = self._membership.beat(beat)
         except TopicsError as error:
             return _refused(group_error_of(error), error.message)
         return self._later(_beaten(reply), ticket)

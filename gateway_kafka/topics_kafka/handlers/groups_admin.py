@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from topics_kafka.coordination import Coordination
 from topics_kafka.handlers import Context, HandlerTable, ServerContext, operations
 from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_kafka.topicids import uuid_of
+from topics_service.api.catalog import uuid_of
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.membership.members import GroupView, MemberView
 
@@ -19,7 +18,7 @@ _CONSUMER_MEMBER: Final = 1
 
 def handlers(server: ServerContext) -> HandlerTable:
     """The APIs of group administration."""
-    groups = GroupAdminHandlers(server, Coordination.for_server(server))
+    groups = GroupAdminHandlers(server)
     return {
         ApiKey.DESCRIBE_GROUPS: groups.describe,
         ApiKey.CONSUMER_GROUP_DESCRIBE: groups.describe_consumer,
@@ -34,9 +33,10 @@ class GroupAdminHandlers:
     A group that is named repeatedly is described once: a small request must not have a huge response.
     """
 
-    def __init__(self, server: ServerContext, coordination: Coordination) -> None:
+    def __init__(self, server: ServerContext) -> None:
         self._server = server
-        self._coordination = coordination
+        self._groups = server.api.groups
+        self._membership = server.membership
 
     # --- describe
 
@@ -56,7 +56,7 @@ class GroupAdminHandlers:
             described |= {"group_state": view.state, "protocol_type": view.protocol_type}
             described["protocol_data"] = view.protocol
             described["members"] = [_classic_member(member) for member in view.members]
-        elif view is None and self._server.engine.groups.find(name) is not None:
+        elif view is None and self._groups.exists(name):
             described["group_state"] = _EMPTY
         else:
             described["group_state"] = _DEAD
@@ -95,8 +95,7 @@ class GroupAdminHandlers:
     def _view(self, context: Context, api: ApiKey, name: str) -> GroupView | None:
         if not context.is_allowed(api, name):
             raise TopicsError(Reason.FORBIDDEN, "the API key may not touch this group")
-        self._coordination.check()
-        return self._coordination.coordinator.describe(name)
+        return self._membership.describe(name)
 
     def _consumer_member(self, context: Context, member: MemberView) -> Message:
         return {
@@ -117,7 +116,7 @@ class GroupAdminHandlers:
         """Partitions with the names and ids of the topics that the caller may access."""
         found = []
         for name, partitions in (parts or {}).items():
-            topic = self._server.find(name)
+            topic = self._server.catalog.find(name)
             if topic is not None and context.principal.allows_name(name):
                 topic_id = uuid_of(topic.identity.topic_id)
                 found.append({"topic_id": topic_id, "topic_name": name, "partitions": list(partitions)})
@@ -130,16 +129,13 @@ class GroupAdminHandlers:
         if not context.is_allowed(ApiKey.LIST_GROUPS):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "groups": []}
         try:
-            self._coordination.check()
+            known = {name: rest for name, *rest in self._membership.summaries()}
         except TopicsError as error:
             return {"error_code": group_error_of(error), "groups": []}
         states = {state.casefold() for state in request.get("states_filter") or ()}
         types = {each.casefold() for each in request.get("types_filter") or ()}
-        known = {name: rest for name, *rest in self._coordination.coordinator.summaries()}
         groups = []
-        for name in self._server.engine.groups.index.by_name:
-            if not context.principal.allows_name(name):
-                continue
+        for name in self._groups.names(principal=context.principal):
             kind, state, protocol_type = known.get(name, ("classic", _EMPTY, ""))
             if (not states or state.casefold() in states) and (not types or kind in types):
                 groups.append(
@@ -155,11 +151,11 @@ class GroupAdminHandlers:
     async def _delete(self, context: Context, name: str) -> Message:
         if not context.is_allowed(ApiKey.DELETE_GROUPS, name):
             error = ErrorCode.GROUP_AUTHORIZATION_FAILED
-        elif not self._coordination.is_empty(name):
+        elif not self._membership.is_empty(name):
             error = ErrorCode.NON_EMPTY_GROUP
         else:
             try:
-                reply = await self._server.api.groups.delete(name, principal=context.principal)
+                reply = await self._groups.delete(name, principal=context.principal)
             except TopicsError as refusal:
                 error = group_error_of(refusal)
             else:

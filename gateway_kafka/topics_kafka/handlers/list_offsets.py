@@ -35,11 +35,11 @@ def handlers(server: ServerContext) -> HandlerTable:
 
 def _list_offsets(api: TopicsApi, context: Context, version: int, body: Message) -> Answer:
     work = _answer(api, context, version, body)  # each lookup by time may decode a batch
-    routers = context.server.engine.routers
+    catalog = context.server.catalog
     behind = {
         name
         for name in (asked["name"] for asked in body["topics"])
-        if routers.behind(name) and context.is_allowed(ApiKey.LIST_OFFSETS, name)
+        if catalog.is_behind(name) and context.is_allowed(ApiKey.LIST_OFFSETS, name)
     }
     return _once_forwarded(api, behind, work) if behind else run_in_slices(work)
 

@@ -1,6 +1,6 @@
 """Metadata and DescribeCluster: topics, partitions and the broker. Metadata may create missing topics."""
 
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
@@ -9,12 +9,10 @@ from topics_kafka.handlers import Context, HandlerTable, ServerContext, operatio
 from topics_kafka.handlers.waves import in_waves
 from topics_kafka.names import is_kafka_name
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_kafka.topicids import uuid_of
 from topics_service.api.access.auth import Scope
-from topics_service.engine import names
+from topics_service.api.catalog import TopicView, uuid_of
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import ConfigInput
-from topics_service.engine.topic import Topic
 
 LEADER_EPOCH: Final = 0
 _BROKERS: Final = 1  # endpoint type
@@ -40,7 +38,8 @@ class MetadataHandlers:
         """
         asked = request["topics"]
         if asked is None or (version == 0 and not asked):
-            found = [self._described(context, topic, request) for topic in self._all(context)]
+            topics = self._server.catalog.within(context.principal.prefixes)
+            found = [self._described(context, topic, request) for topic in topics]
             return self._response(context, request, found)
         missing = self._missing(context, asked) if self._may_create(context, request) else []
         if missing:
@@ -62,13 +61,6 @@ class MetadataHandlers:
             "cluster_authorized_operations": operations.on_cluster(context) if asked else operations.NOT_ASKED,
         }
 
-    def _all(self, context: Context) -> Iterable[Topic]:
-        catalog = self._server.catalog
-        for name in catalog.under(names.narrow("", context.principal.prefixes)):
-            topic = catalog.topics[name]
-            if not catalog.unsynced(topic):
-                yield topic
-
     def _may_create(self, context: Context, request: Message) -> bool:
         return (
             self._server.settings.auto_create
@@ -84,7 +76,7 @@ class MetadataHandlers:
             if name
             and is_kafka_name(name)
             and context.is_allowed(ApiKey.METADATA, name)
-            and self._server.find(name) is None
+            and self._server.catalog.find(name) is None
         ]
 
     async def _create(self, context: Context, version: int, request: Message, missing: list[str]) -> Message:
@@ -95,8 +87,8 @@ class MetadataHandlers:
     async def _create_one(self, context: Context, name: str) -> ErrorCode:
         server = self._server
         try:
-            if server.engine.has_topic(name):  # another request is creating it, perhaps with a config
-                await server.api.settled(server.engine.creation_ticket(name))
+            if server.catalog.exists(name):  # another request is creating it, perhaps with a config
+                await server.api.settled(server.catalog.creation_ticket(name))
             else:
                 await server.api.put_topic(name, ConfigInput(), principal=context.principal)
         except TopicsError as error:
@@ -119,7 +111,7 @@ class MetadataHandlers:
     def _by_name(self, context: Context, name: str, failed: Mapping[str, ErrorCode], request: Message) -> Message:
         if not context.is_allowed(ApiKey.METADATA, name):
             return {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED, "name": name}
-        topic = self._server.find(name)
+        topic = self._server.catalog.find(name)
         if topic is not None:
             return self._described(context, topic, request)
         if not is_kafka_name(name):
@@ -127,13 +119,13 @@ class MetadataHandlers:
         return {"error_code": failed.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "name": name}
 
     def _by_id(self, context: Context, version: int, topic_id: UUID | None, request: Message) -> Message:
-        topic = self._server.find(None, topic_id)
+        topic = self._server.catalog.find(None, topic_id)
         if topic is not None and context.is_allowed(ApiKey.METADATA, topic.name):
             return self._described(context, topic, request)
         code = ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return {"error_code": code, "name": None if version >= 12 else "", "topic_id": topic_id}
 
-    def _described(self, context: Context, topic: Topic, request: Message) -> Message:
+    def _described(self, context: Context, topic: TopicView, request: Message) -> Message:
         asked = request.get("include_topic_authorized_operations", False)
         return {
             "error_code": ErrorCode.NONE,

@@ -1,19 +1,17 @@
 """Committed positions: OffsetCommit, OffsetFetch and OffsetDelete. An offset is the `position` of HTTP and gRPC."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from topics_kafka.coordination import Coordination
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_kafka.topicids import uuid_of
+from topics_service.api.catalog import TopicView, uuid_of
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.membership.members import GroupError
 from topics_service.engine.offsets.positions import CommitItem, Position, Target
-from topics_service.engine.topic import Topic
 
 _NONE: Final = -1
 _EPOCHS_SINCE: Final = 9  # the first version of OffsetCommit with member epochs
@@ -21,7 +19,7 @@ _EPOCHS_SINCE: Final = 9  # the first version of OffsetCommit with member epochs
 
 def handlers(server: ServerContext) -> HandlerTable:
     """The APIs of committed positions."""
-    offsets = OffsetHandlers(server, Coordination.for_server(server))
+    offsets = OffsetHandlers(server)
     return {
         ApiKey.OFFSET_COMMIT: offsets.commit,
         ApiKey.OFFSET_FETCH: offsets.fetch,
@@ -29,21 +27,24 @@ def handlers(server: ServerContext) -> HandlerTable:
     }
 
 
+Committed = Mapping[TopicView, Mapping[int, Position]]
+
+
 class _Asked(NamedTuple):
     """A topic of a request, as it was named. `topic` is None if there is an `error`."""
 
     named: Message
-    topic: Topic | None
+    topic: TopicView | None
     error: ErrorCode
 
 
 class OffsetHandlers:
     """Handlers of positions. A commit is acknowledged once it is as durable as its topics."""
 
-    def __init__(self, server: ServerContext, coordination: Coordination) -> None:
+    def __init__(self, server: ServerContext) -> None:
         self._server = server
-        self._coordination = coordination
-        self._groups = server.engine.groups
+        self._groups = server.api.groups
+        self._membership = server.membership
 
     def _topic(self, context: Context, api: ApiKey, asked: Message) -> _Asked:
         """The requested topic, by name or id, if the caller may access it."""
@@ -54,7 +55,7 @@ class OffsetHandlers:
         unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if not by_id and not context.is_allowed(api, name):
             return _Asked(named, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        topic = self._server.find(name, topic_id)
+        topic = self._server.catalog.find(name, topic_id)
         if topic is None:
             return _Asked(named, None, unknown)
         if not context.is_allowed(api, topic.name):
@@ -70,11 +71,10 @@ class OffsetHandlers:
         if not context.is_allowed(ApiKey.OFFSET_COMMIT, name):
             return _committed(request, asked, ErrorCode.GROUP_AUTHORIZATION_FAILED)
         try:
-            self._coordination.check(name)
             refused = self._check(version, name, request, asked)
             if refused:
                 return _committed(request, asked, refused)
-            outcomes, ticket = self._groups.commit(name, list(_items(request, asked)), kafka=True)
+            outcomes, ticket = self._groups.commit_each(name, list(_items(request, asked)))
         except TopicsError as refusal:
             is_bad_name = refusal.reason is Reason.INVALID_REQUEST
             return _committed(request, asked, ErrorCode.INVALID_GROUP_ID if is_bad_name else group_error_of(refusal))
@@ -95,7 +95,7 @@ class OffsetHandlers:
     def _check(self, version: int, name: str, request: Message, asked: list[_Asked]) -> GroupError:
         member_id, instance_id = request.get("member_id", ""), request.get("group_instance_id")
         epoch = request.get("generation_id_or_member_epoch", _NONE)
-        check = partial(self._coordination.coordinator.check_commit, knows_epochs=version >= _EPOCHS_SINCE)
+        check = partial(self._membership.check_commit, knows_epochs=version >= _EPOCHS_SINCE)
         error = check(name, member_id, epoch, instance_id)
         if error is GroupError.STALE_MEMBER_EPOCH:
             parts = [
@@ -139,32 +139,28 @@ class OffsetHandlers:
         if not context.is_allowed(ApiKey.OFFSET_FETCH, name):
             return {**nothing, "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
         try:
-            self._coordination.check(name)
+            error = self._membership.check_fetch(name, request.get("member_id"), request.get("member_epoch", _NONE))
         except TopicsError as refusal:
             return {**nothing, "error_code": group_error_of(refusal)}
-        epoch = request.get("member_epoch", _NONE)
-        error = self._coordination.coordinator.check_fetch(name, request.get("member_id"), epoch)
         if error:
             return {**nothing, "error_code": error}
-        self._groups.touch(name)
-        topics = request["topics"]
-        found = self._all(context, version, name) if topics is None else self._some(context, name, topics)
+        committed, topics = self._groups.committed(name), request["topics"]
+        found = self._all(context, version, committed) if topics is None else self._some(context, committed, topics)
         return {**nothing, "error_code": ErrorCode.NONE, "topics": found}
 
-    def _all(self, context: Context, version: int, name: str) -> list[Message]:
-        group = self._groups.find(name)
+    def _all(self, context: Context, version: int, committed: Committed) -> list[Message]:
         found: list[Message] = []
-        for topic, positions in () if group is None else group.positions.items():
-            if not context.is_allowed(ApiKey.OFFSET_FETCH, topic.name) or self._server.find(topic.name) is not topic:
+        for topic, positions in committed.items():
+            name = topic.name
+            if not context.is_allowed(ApiKey.OFFSET_FETCH, name) or self._server.catalog.find(name) is not topic:
                 continue
             by_id = version >= 10
-            named = {"topic_id": uuid_of(topic.identity.topic_id)} if by_id else {"name": topic.name}
+            named = {"topic_id": uuid_of(topic.identity.topic_id)} if by_id else {"name": name}
             partitions = [_position(p, ErrorCode.NONE, positions[p]) for p in sorted(positions)]
             found.append({**named, "partitions": partitions})
         return found
 
-    def _some(self, context: Context, name: str, topics: list[Message]) -> list[Message]:
-        group = self._groups.find(name)
+    def _some(self, context: Context, committed: Committed, topics: list[Message]) -> list[Message]:
         found: list[Message] = []
         answered: set[tuple[Any, int]] = set()
         for asked in topics:
@@ -174,11 +170,8 @@ class OffsetHandlers:
             answered.update((key, p) for p in numbers)
             if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 error = ErrorCode.NONE  # as in Kafka, which looks up positions without checking the topics
-            partitions = [
-                _position(p, error, None if topic is None or group is None else group.position(topic, p))
-                for p in numbers
-            ]
-            found.append({**named, "partitions": partitions})
+            positions = {} if topic is None else committed.get(topic, {})
+            found.append({**named, "partitions": [_position(p, error, positions.get(p)) for p in numbers]})
         return found
 
     # --- delete
@@ -190,20 +183,17 @@ class OffsetHandlers:
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "topics": []}
         if not name:
             return {"error_code": ErrorCode.INVALID_GROUP_ID, "topics": []}
-        check = self._coordination.coordinator.check_delete
         try:
-            self._coordination.check(name)
-            self._groups.get(name)
+            errors = self._membership.check_delete(name, [each["name"] for each in request["topics"]])
+            if GroupError.NON_EMPTY_GROUP in errors:
+                return {"error_code": GroupError.NON_EMPTY_GROUP, "topics": []}
             targets: list[Target] = []
             topics: list[dict[str, Any]] = []
-            for each in request["topics"]:
+            for each, subscribed in zip(request["topics"], errors, strict=True):
                 numbers = [partition["partition_index"] for partition in each["partitions"]]
-                error: int = check(name, each["name"])
-                if error == GroupError.NON_EMPTY_GROUP:
-                    return {"error_code": error, "topics": []}
                 _, topic, unknown = self._topic(context, ApiKey.OFFSET_DELETE, each)
-                count = 0 if topic is None else len(topic.logs)
-                error = unknown or error
+                count = 0 if topic is None else topic.identity.partition_count
+                error: int = unknown or subscribed
                 missing = unknown or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 partitions = [
                     {"partition_index": p, "error_code": error if 0 <= p < count else missing} for p in numbers
@@ -213,8 +203,7 @@ class OffsetHandlers:
                 if not error and known:
                     targets.append(Target(each["name"], known))
             if targets:
-                _, ticket = self._groups.delete_positions(name, targets, in_use=True)
-                await self._server.api.settled(ticket)
+                await self._membership.delete_positions(name, targets)
         except TopicsError as refusal:
             return {"error_code": group_error_of(refusal), "topics": []}
         return {"error_code": ErrorCode.NONE, "topics": topics}

@@ -10,12 +10,12 @@ from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import RefusedError, error_of
 from topics_kafka.loop_budget import BUDGET_SECONDS
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_service.api.catalog import TopicView
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import LOG_APPEND_TIME, TIMESTAMP_TYPE, BatchRequest
 from topics_service.engine.clock import Clock, SystemClock
-from topics_service.engine.errors import TopicsError
+from topics_service.engine.errors import TopicsError, partition_not_found
 from topics_service.engine.producers import SequenceError
-from topics_service.engine.topic import Topic
 from topics_service.storage import recordbatch
 from topics_service.storage.recordbatch import Header, InvalidBatchError
 
@@ -110,7 +110,7 @@ class Produce:
                 number = partition["index"]
                 ticket = 0
                 try:
-                    topic = self._server.find(name, topic_id)  # it may have been deleted during the last pause
+                    topic = self._server.catalog.find(name, topic_id)  # it may have been deleted during the last pause
                     wrong = refused or _wrong(context, name, topic)
                     if wrong is not None:
                         raise wrong
@@ -129,8 +129,10 @@ class Produce:
                 if ticket and not self._api.is_durable(ticket):
                     waiting.append((answer, ticket))
 
-    def _append(self, topic: Topic, number: int, records: Buffer | None) -> tuple[dict[str, Any], int]:
-        topic.partition(number)  # takes precedence over errors of the batch
+    def _append(self, topic: TopicView, number: int, records: Buffer | None) -> tuple[dict[str, Any], int]:
+        count = topic.identity.partition_count
+        if not 0 <= number < count:  # takes precedence over errors of the batch
+            raise partition_not_found(topic.name, number, count)
         configs = topic.kafka_configs
         limit = configs.get(MAX_MESSAGE_BYTES)
         if not records:
@@ -192,7 +194,7 @@ def _refused(body: Message) -> RefusedError | None:
     return None
 
 
-def _wrong(context: Context, name: str | None, topic: Topic | None) -> RefusedError | None:
+def _wrong(context: Context, name: str | None, topic: TopicView | None) -> RefusedError | None:
     """The error of the topic, if any. `name` is the one that the client sent; None if it sent an id."""
     known = name or (None if topic is None else topic.name)
     if not context.is_allowed(ApiKey.PRODUCE, known):

@@ -7,10 +7,9 @@ from topics_kafka.handlers import Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.handlers.waves import in_waves
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_service.engine import names
+from topics_service.api.catalog import TopicView
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import DeleteRequest
-from topics_service.engine.topic import Topic
 
 _HIGH_WATERMARK: Final = -1
 _UNKNOWN: Final = -1
@@ -69,22 +68,20 @@ class RecordsAdminHandlers:
         ]
         return {"results": [{"error_code": ErrorCode.NONE, "log_dir": _LOG_DIR, "topics": topics}]}
 
-    def _asked(self, context: Context, asked: list[Message] | None) -> Iterable[tuple[Topic, Iterable[int]]]:
+    def _asked(self, context: Context, asked: list[Message] | None) -> Iterable[tuple[TopicView, Iterable[int]]]:
         """The existing topics and partitions among those that are requested and that the caller may access."""
-        server = self._server
+        catalog = self._server.catalog
         if asked is None:
-            for name in server.catalog.under(names.narrow("", context.principal.prefixes)):
-                topic = server.find(name)
-                if topic is not None:
-                    yield topic, range(len(topic.logs))
+            for topic in catalog.within(context.principal.prefixes):
+                yield topic, range(topic.identity.partition_count)
             return
         for entry in asked:
-            topic = (
-                server.find(entry["topic"]) if context.is_allowed(ApiKey.DESCRIBE_LOG_DIRS, entry["topic"]) else None
-            )
-            if topic is not None:
-                yield topic, [index for index in dict.fromkeys(entry["partitions"]) if 0 <= index < len(topic.logs)]
+            name = entry["topic"]
+            found = catalog.find(name) if context.is_allowed(ApiKey.DESCRIBE_LOG_DIRS, name) else None
+            if found is not None:
+                count = found.identity.partition_count
+                yield found, [index for index in dict.fromkeys(entry["partitions"]) if 0 <= index < count]
 
 
-def _sized(topic: Topic, partition: int) -> dict[str, Any]:
-    return {"partition_index": partition, "partition_size": topic.logs[partition].view.bytes, "offset_lag": 0}
+def _sized(topic: TopicView, partition: int) -> dict[str, Any]:
+    return {"partition_index": partition, "partition_size": topic.partition_bytes(partition), "offset_lag": 0}

@@ -11,9 +11,8 @@ from topics_kafka.handlers.errors import RefusedError, admin_error_of
 from topics_kafka.handlers.waves import in_waves
 from topics_kafka.names import is_kafka_name
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
-from topics_kafka.topicids import uuid_of
+from topics_service.api.catalog import TopicView, uuid_of
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.topic import Topic
 
 _UNSET: Final = -1
 
@@ -73,7 +72,7 @@ class TopicHandlers:
         if not context.is_allowed(ApiKey.DESCRIBE_CONFIGS, name):
             answer.update(topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, configs=None)
             answer.update(num_partitions=_UNSET, replication_factor=_UNSET)
-        topic = self._server.find(name)
+        topic = self._server.catalog.find(name)
         if topic is not None:
             answer["topic_id"] = uuid_of(topic.identity.topic_id)
         return answer
@@ -88,17 +87,17 @@ class TopicHandlers:
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
                 "a topic name is 1 to 249 characters from A-Z a-z 0-9 . _ - and starts with a letter or digit",
             )
-        engine = self._server.engine
-        if engine.has_topic(name):
+        server = self._server
+        if server.catalog.exists(name):
             raise RefusedError(ErrorCode.TOPIC_ALREADY_EXISTS, f'topic "{name}" exists')
         count = self._count(entry)
-        max_partitions = engine.limits.max_partitions
+        max_partitions = server.api.limits.max_partitions
         if not 1 <= count <= max_partitions:
             raise RefusedError(
                 ErrorCode.INVALID_PARTITIONS, f"the number of partitions must be from 1 to {max_partitions}"
             )
         given = configs.created({config["name"]: config["value"] for config in entry["configs"]})
-        engine.catalog.check_capacity(count)
+        server.catalog.check_capacity(count)
         return count, given
 
     def _count(self, entry: Message) -> int:
@@ -152,11 +151,11 @@ class TopicHandlers:
             return {**shown, "error_code": admin_error_of(error), "error_message": error.message}
         return {**shown, "error_code": ErrorCode.NONE}
 
-    def _found(self, context: Context, name: str | None, topic_id: Any) -> Topic:
+    def _found(self, context: Context, name: str | None, topic_id: Any) -> TopicView:
         forbidden = RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not delete this topic")
         if name is not None and not context.is_allowed(ApiKey.DELETE_TOPICS, name):
             raise forbidden
-        topic = self._server.find(name, topic_id)
+        topic = self._server.catalog.find(name, topic_id)
         if topic is None:
             raise _unknown(topic_id)
         if not context.is_allowed(ApiKey.DELETE_TOPICS, topic.name):
@@ -192,23 +191,22 @@ class TopicHandlers:
             return {"name": name, "error_code": admin_error_of(error), "error_message": error.message}
         return {"name": name, "error_code": ErrorCode.NONE}
 
-    def _growable(self, context: Context, entry: Message) -> Topic:
+    def _growable(self, context: Context, entry: Message) -> TopicView:
         name, count, assignments = entry["name"], entry["count"], entry["assignments"]
         if not context.is_allowed(ApiKey.CREATE_PARTITIONS, name):
             raise RefusedError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the API key may not change this topic")
-        topic = self._server.find(name)
+        server = self._server
+        topic = server.catalog.find(name)
         if topic is None:
             raise _unknown(None)
-        engine, now = self._server.engine, topic.identity.partition_count
+        now, max_partitions = topic.identity.partition_count, server.api.limits.max_partitions
         if count <= now:
             raise RefusedError(
                 ErrorCode.INVALID_PARTITIONS, f"the topic has {now} partitions already; there can only be more"
             )
-        if count > engine.limits.max_partitions:
-            raise RefusedError(
-                ErrorCode.INVALID_PARTITIONS, f"a topic has at most {engine.limits.max_partitions} partitions"
-            )
-        if topic.config.type == "queue" or engine.routers.touching(name):
+        if count > max_partitions:
+            raise RefusedError(ErrorCode.INVALID_PARTITIONS, f"a topic has at most {max_partitions} partitions")
+        if topic.config.type == "queue" or server.catalog.is_routed(name):
             raise RefusedError(ErrorCode.INVALID_REQUEST, "a queue and an end of a router have one partition")
         if assignments is not None:
             if len(assignments) != count - now:
@@ -217,7 +215,7 @@ class TopicHandlers:
                     f"there must be {count - now} assignments, one for each new one",
                 )
             self._check_assignments(assignments)
-        engine.catalog.check_capacity(count - now)
+        server.catalog.check_capacity(count - now)
         return topic
 
 

@@ -1,13 +1,14 @@
 """The group service: every call on consumer groups, once, for gRPC and HTTP alike."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Literal, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_names, check_owned
+from topics_service.api.catalog import TopicView
 from topics_service.engine import names
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, invalid
@@ -18,6 +19,7 @@ from topics_service.engine.offsets.positions import (
     GroupState,
     ListGroupsReply,
     ListGroupsRequest,
+    Position,
     PositionState,
     ResetRequest,
     Target,
@@ -144,3 +146,27 @@ class GroupsApi:
         gone, ticket = groups.delete_positions(name, targets)
         await self._settle(ticket)
         return len(gone)
+
+    # --- for Kafka, whose gateway has checked the names
+
+    def names(self, *, principal: Principal) -> Iterator[str]:
+        """The names of the groups that the caller may access, in order."""
+        return self._admit().groups.index.under("", principal.prefixes, None)
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is such a group."""
+        return self._admit().groups.find(name) is not None
+
+    def commit_each(self, name: str, items: Sequence[CommitItem]) -> tuple[list[TopicsError | None], int]:
+        """Set positions by Kafka's rules, each on its own; see `Groups.commit`.
+
+        Returns an outcome for each item, and the ticket to settle before answering.
+        """
+        return self._admit().groups.commit(name, items, kafka=True)
+
+    def committed(self, name: str) -> Mapping[TopicView, Mapping[int, Position]]:
+        """The positions of a group by topic and partition, none without a group; the group counts as in use."""
+        groups = self._admit().groups
+        groups.touch(name)
+        group = groups.find(name)
+        return {} if group is None else cast("Mapping[TopicView, Mapping[int, Position]]", group.positions)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -11,7 +12,9 @@ from msgspec.structs import replace
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_append, check_put
+from topics_service.api.catalog import CatalogView
 from topics_service.api.groups import GroupsApi
+from topics_service.api.membership import MembershipApi
 from topics_service.api.metrics.collector import Metrics
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
@@ -19,10 +22,12 @@ from topics_service.api.scheduling.batcher import WriteBatcher
 from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.scheduling.pressure import Pressure, Shortage
 from topics_service.api.watch import WatchApi, WatchCaps
+from topics_service.engine import cluster
 from topics_service.engine.batches import BatchReply, BatchRequest, FetchReply, FetchRequest
 from topics_service.engine.engine import Engine, Parked
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
+from topics_service.engine.membership.members import GroupSettings
 from topics_service.engine.model import (
     AppendReply,
     AppendRequest,
@@ -85,6 +90,7 @@ class TopicsApi:
         self._pressure = pressure or Pressure()
         self._waiting: set[Settable] = set()
         self._batcher = WriteBatcher(self._append_batched, _MAX_BATCHED)
+        self._membership: MembershipApi | None = None
         self.metrics = Metrics(engine, commit.statistics)
         self.watches = WatchApi(
             self._admit, engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
@@ -98,6 +104,21 @@ class TopicsApi:
     def limits(self) -> Limits:
         """The limits that requests meet."""
         return self._engine.limits
+
+    @cached_property
+    def catalog(self) -> CatalogView:
+        """The topics, for reading. The first use must come after recovery, and takes O(topics)."""
+        return CatalogView(self._engine)
+
+    def serve_members(self, settings: GroupSettings) -> MembershipApi:
+        """The calls of group members; the first call, after recovery, starts their coordinator with the settings."""
+        if self._membership is None:
+            self._membership = MembershipApi(self._engine, self.catalog, self.settled, self.is_durable, settings)
+        return self._membership
+
+    def cluster_id(self) -> str:
+        """See `cluster.cluster_id`."""
+        return cluster.cluster_id(self._engine.writer)
 
     async def put_topic(
         self,
@@ -394,6 +415,10 @@ class TopicsApi:
         if ticket:
             await self._commit.wait(ticket)
         await self.expiry_durable()
+
+    def is_expiry_durable(self) -> bool:
+        """True if `expiry_durable` returns without waiting."""
+        return not self._engine.expiry_ticket()
 
     async def expiry_durable(self, topic: str | None = None) -> None:
         """Wait until expiry found in the topic (None: in any) is as durable as its class requires.

@@ -83,6 +83,10 @@ class Topic:
             raise partition_not_found(self.name, number, len(self.logs))
         return self.logs[number]
 
+    def partition_bytes(self, number: int) -> int:
+        """Bytes of the records in an existing partition, as readers saw them last."""
+        return self.logs[number].view.bytes
+
     def touch(self, now: int, *, read: bool = True) -> None:
         """Count a consumption for recency; `read` False leaves `last_read_ts` alone (a list with touch)."""
         self.touched_ts = now

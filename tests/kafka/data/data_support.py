@@ -13,9 +13,9 @@ from topics_kafka.handlers import Context, ServerContext, fetch, list_offsets, p
 from topics_kafka.protocol import ApiKey, Message, decode_request, decode_response, encode_request, encode_response
 from topics_kafka.registry import APIS
 from topics_kafka.settings import KafkaSettings
-from topics_kafka.topicids import uuid_of
 from topics_service.api.access.auth import UNRESTRICTED, Principal
 from topics_service.api.access.authorizer import Authorizer
+from topics_service.api.catalog import uuid_of
 from topics_service.api.scheduling.commit import CommitStatistics
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
@@ -189,7 +189,7 @@ class Broker:
         self.api = TopicsApi(self.engine, self.commit)  # type: ignore[arg-type]
         self.statistics = KafkaStatistics()
         self.server = ServerContext(
-            apis=APIS, api=self.api, engine=self.engine, authorizer=Authorizer(), settings=self.settings,
+            apis=APIS, api=self.api, authorizer=Authorizer(), settings=self.settings,
             statistics=self.statistics, cluster_id="cluster",
         )  # fmt: skip
         self.handlers = {ApiKey.PRODUCE: produce.Produce(self.server, self.clock)}

@@ -12,7 +12,7 @@ from support.kafka_groups import Broker
 async def broker() -> AsyncIterator[Broker]:
     broker = Broker()
     yield broker
-    broker.coordination.close()
+    broker.membership.close()
     for commit in broker.commits:
         await asyncio.to_thread(commit.stop)
 

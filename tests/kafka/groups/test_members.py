@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from support.kafka_groups import FULL, Broker, beat, join, limited, sync, versions
 from support.kafka_members import assignment, subscription
-from topics_kafka.coordination import Coordination
 from topics_kafka.protocol import SUPPORTED, ApiKey
 from topics_service.api.access.auth import Scope
 from topics_service.engine.errors import Reason, TopicsError
@@ -80,20 +79,20 @@ async def test_a_join_waits_for_the_others(broker: Broker) -> None:
 async def test_a_join_whose_connection_is_gone_is_not_answered(broker: Broker) -> None:
     first = await join(broker)
     task = asyncio.create_task(join(broker, 3))  # before version 4 a client can't return as this member
-    coordinator = broker.coordination.coordinator
-    while len(coordinator.describe("g").members) == 1:
+    membership = broker.membership
+    while len(membership.describe("g").members) == 1:
         await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert len(coordinator.describe("g").members) == 1
+    assert len(membership.describe("g").members) == 1
     assert (await join(broker, member_id=first["member_id"]))["generation_id"] == 2
 
 
 async def test_sessions_end_by_themselves(broker: Broker, eventually: Callable[..., Any]) -> None:
     await join(broker, session_timeout=50)
-    assert not broker.coordination.is_empty("g")
-    await eventually(lambda: broker.coordination.is_empty("g"))
+    assert not broker.membership.is_empty("g")
+    await eventually(lambda: broker.membership.is_empty("g"))
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.CONSUMER_GROUP_HEARTBEAT))
@@ -176,7 +175,7 @@ async def test_a_restart_is_not_noticed_by_members(broker: Broker) -> None:
 
 
 async def test_a_second_listener_has_the_same_groups(broker: Broker) -> None:
-    assert Coordination.for_server(broker.server) is broker.coordination is broker.engine.groups.coordinator
+    assert broker.api.serve_members(broker.settings.groups) is broker.membership is broker.engine.groups.coordinator
 
 
 async def test_what_cannot_be_stored_is_not_told(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,15 +194,15 @@ async def test_what_cannot_be_stored_is_not_told(broker: Broker, monkeypatch: py
     reply = await beat(broker, "n")
     assert (reply["error_code"], reply["member_epoch"]) == (0, 2)
     broker.restart()
-    assert len(broker.coordination.coordinator.describe("g").members) == 2
+    assert len(broker.membership.describe("g").members) == 2
 
 
 async def test_the_end_of_the_server_ends_held_joins(broker: Broker) -> None:
     await join(broker)
     task = asyncio.create_task(join(broker))
-    while len(broker.coordination.coordinator.describe("g").members) == 1:
+    while len(broker.membership.describe("g").members) == 1:
         await asyncio.sleep(0)
-    broker.coordination.close()
+    broker.membership.close()
     assert (await task)["error_code"] == 16
     assert (await join(broker))["error_code"] == 16
     assert (await beat(broker))["error_code"] == 16
@@ -234,6 +233,6 @@ async def test_other_protocols_see_the_members(broker: Broker) -> None:
     assert caught.value.reason is Reason.GROUP_NOT_EMPTY
     await broker.call(ApiKey.LEAVE_GROUP, 1, group_id="g", member_id=joined["member_id"])
     broker.engine.groups.delete("g")
-    assert broker.coordination.coordinator.describe("g") is None
+    assert broker.membership.describe("g") is None
     assert (await join(broker))["error_code"] == 0
     assert broker.engine.groups.find("g") is not None

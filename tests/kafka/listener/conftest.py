@@ -137,7 +137,6 @@ async def serve() -> AsyncIterator[Serve]:
         context = ServerContext(
             apis=APIS,
             api=api,
-            engine=engine,
             authorizer=Authorizer(keys, max_inflight=max_inflight),
             settings=KafkaSettings(**settings),
             statistics=api.metrics.kafka,

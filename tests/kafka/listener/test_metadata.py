@@ -15,7 +15,7 @@ from support.kafka_wire import Wire
 from support.server import ServerProcess
 from topics_kafka.protocol import SUPPORTED, ApiKey, decode_response
 from topics_kafka.registry import APIS
-from topics_kafka.topicids import uuid_of
+from topics_service.api.catalog import uuid_of
 
 VERSIONS = range(SUPPORTED[ApiKey.METADATA][0], SUPPORTED[ApiKey.METADATA][1] + 1)
 

@@ -11,8 +11,8 @@ from topics_kafka.handlers.errors import admin_error_of, error_of, group_error_o
 from topics_kafka.protocol import ApiKey, ErrorCode
 from topics_kafka.protocol.schema import SCHEMA, Field
 from topics_kafka.registry import APIS, error_codes
-from topics_kafka.topicids import TopicIds, uuid_of
 from topics_net.rate_limited_logger import RateLimitedLogger
+from topics_service.api.catalog import CatalogView, uuid_of
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
@@ -88,24 +88,24 @@ def test_topics_by_id() -> None:
 
     before = make("before")
     engine.sync()
-    ids = TopicIds(engine.catalog)
+    catalog = CatalogView(engine)
     after = make("after")
-    assert ids.find(after) is None, "readers do not know of it yet"
+    assert catalog.find(None, after) is None, "readers do not know of it yet"
     engine.sync()
     for uuid, name in ((before, "before"), (after, "after")):
-        topic = ids.find(uuid)
+        topic = catalog.find(None, uuid)
         assert topic is not None
         assert topic.name == name
     engine.delete_topic("before")
     again = make("before")
     engine.sync()
-    assert ids.find(before) is None
-    assert ids.find(again) is engine.catalog.find("before")
+    assert catalog.find(None, before) is None
+    assert catalog.find(None, again) is engine.catalog.find("before")
     for _ in range(2000):
         make("x")
         engine.sync()
         engine.delete_topic("x")
-    assert len(ids._topics) < 1200, "topics that are gone are forgotten in the end"
+    assert len(catalog._by_id) < 1200, "topics that are gone are forgotten in the end"
 
 
 async def test_a_flood_of_log_lines_is_one_and_a_count(caplog: pytest.LogCaptureFixture) -> None:

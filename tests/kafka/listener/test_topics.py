@@ -11,7 +11,7 @@ from support.http import Api, ok
 from support.kafka_wire import Wire
 from support.server import ServerProcess
 from topics_kafka.protocol import SUPPORTED, ApiKey
-from topics_kafka.topicids import uuid_of
+from topics_service.api.catalog import uuid_of
 
 
 @pytest.fixture

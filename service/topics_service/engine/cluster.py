@@ -1,4 +1,4 @@
-"""The cluster id: one per data directory, for ever."""
+"""The cluster id that Kafka clients see: one per data directory, forever."""
 
 import os
 from base64 import urlsafe_b64encode

@@ -1,0 +1,109 @@
+"""A read-only view of the topics, for gateways whose protocol describes them itself."""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Final, Protocol
+from uuid import UUID
+
+from ulid import ULID
+
+from topics_service.engine import names
+from topics_service.engine.engine import Engine
+from topics_service.engine.model import Identity, TopicConfig
+from topics_service.engine.topic import Topic
+
+_PREFIX: Final = "top_"
+_STALE: Final = 1024
+
+
+@lru_cache(maxsize=8192)
+def uuid_of(topic_id: str) -> UUID:
+    """The UUID of a topic id `top_<ulid>`: the 16 bytes of the ULID. The mapping is one to one."""
+    return ULID.from_str(topic_id.removeprefix(_PREFIX).upper()).to_uuid()
+
+
+class TopicView(Protocol):
+    """A topic as it is now. The same topic is always the same object; one that was deleted stays as it was."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        ...
+
+    @property
+    def identity(self) -> Identity:
+        """The id and the number of partitions."""
+        ...
+
+    @property
+    def config(self) -> TopicConfig:
+        """The config."""
+        ...
+
+    @property
+    def kafka_configs(self) -> Mapping[str, str]:
+        """The configs that only Kafka knows, if they are set."""
+        ...
+
+    def partition_bytes(self, number: int) -> int:
+        """Bytes of the records in an existing partition, as readers saw them last."""
+        ...
+
+
+class CatalogView:
+    """The topics that are visible to readers. Reads memory only; raises nothing except in `check_capacity`.
+
+    Create it after recovery, on the event loop that owns the engine: it indexes the ids of all topics.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._catalog = engine.catalog
+        self._by_id: dict[UUID, Topic] = {}
+        self._load()
+        self._catalog.on_created.append(self._add)
+
+    def find(self, name: str | None, topic_id: UUID | None = None) -> TopicView | None:
+        """The topic by name or, if that is empty, by id."""
+        if name:
+            topic = self._catalog.find(name)
+        else:
+            topic = None if topic_id is None else self._by_id.get(topic_id)
+            if topic is not None and self._catalog.find(topic.name) is not topic:  # it was deleted
+                return None
+        return None if topic is None or self._catalog.unsynced(topic) else topic
+
+    def within(self, prefixes: tuple[str, ...] | None) -> Iterator[TopicView]:
+        """Topics in name order, if their names start with one of `prefixes`; None: all."""
+        for name in self._catalog.under(names.narrow("", prefixes)):
+            topic = self._catalog.topics[name]
+            if not self._catalog.unsynced(topic):
+                yield topic
+
+    def exists(self, name: str) -> bool:
+        """Return whether the topic exists, even if its creation is not durable yet."""
+        return self._engine.has_topic(name)
+
+    def creation_ticket(self, name: str) -> int:
+        """The ticket after which an existing topic is visible; 0 if it already is, or does not exist."""
+        return self._engine.creation_ticket(name)
+
+    def check_capacity(self, partitions: int) -> None:
+        """Raise `throttled` unless the limit allows this many more partitions."""
+        self._catalog.check_capacity(partitions)
+
+    def is_routed(self, name: str) -> bool:
+        """Return whether the topic is the source or the destination of a router."""
+        return bool(self._engine.routers.touching(name))
+
+    def is_behind(self, name: str) -> bool:
+        """Return whether `RoutersApi.forwarded` would wait."""
+        return bool(self._engine.routers.behind(name))
+
+    def _add(self, topic: Topic) -> None:
+        if len(self._by_id) > 2 * len(self._catalog) + _STALE:
+            self._load()  # drops deleted topics
+        self._by_id[uuid_of(topic.identity.topic_id)] = topic
+
+    def _load(self) -> None:
+        self._by_id = {uuid_of(topic.identity.topic_id): topic for topic in self._catalog.topics.values()}
