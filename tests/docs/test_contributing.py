@@ -9,7 +9,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/contributing.md").read_text()
 SOURCES = ("service", "gateway_http", "gateway_kafka", "spark_connector", "sdk/python", "proto/topics", "docs_site")
-MADE = ("sdk/python/topics_client/sync/",)
+NO_KAFKA_API = (":!gateway_kafka/topics_kafka/handlers", ":!gateway_kafka/topics_kafka/registry.py")
+KAFKA_BEYOND_HANDLERS = {"API_VERSIONS", "FETCH", "PRODUCE"} | {
+    "ALTER_CONFIGS", "DELETE_TOPICS", "DESCRIBE_CONFIGS", "METADATA",
+}  # fmt: skip
+"""Kafka APIs that other modules name: for the order of requests on a connection, and for the given names of spans."""
+MADE = ("sdk/python/topics_client/sync/", "gateway_kafka/topics_kafka/protocol/schema.json")
 
 
 def _checklist(title: str) -> tuple[str, set[str]]:
@@ -51,6 +56,21 @@ def test_a_checklist_names_every_file_that_its_example_touches(title: str) -> No
     assert pages
     for page in pages:
         assert example in (ROOT / page).read_text().lower(), page
+
+
+def test_a_kafka_api_is_a_key_a_row_and_a_handler() -> None:
+    example, listed = _checklist("A Kafka API")
+    assert len(listed) <= 4
+    assert {path for path in listed if not path.startswith("docs/")} == _mentioning(example)
+    assert example.replace("_", "").lower() in (ROOT / "docs/kafka.md").read_text().lower()
+    found = subprocess.run(
+        ["git", "grep", "-ohE", r"ApiKey\.[A-Z_]+", "--", "service", "gateway_kafka/topics_kafka", *NO_KAFKA_API],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {name.removeprefix("ApiKey.") for name in found.stdout.split()} == KAFKA_BEYOND_HANDLERS
 
 
 def test_the_checklist_of_a_command() -> None:
