@@ -1,4 +1,4 @@
-"""TLS of the doors: a certificate chain and its key from PEM files, read again when the operator says so."""
+"""TLS of the listeners: a certificate chain and its key from PEM files, reloaded on request."""
 
 import ssl
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class _Files(NamedTuple):
 
 
 class Certificate:
-    """A certificate chain with its key, as the doors need it.
+    """A certificate chain with its key, as the listeners need it.
 
     What `context` and `grpc_credentials` return follows `reload`: handshakes that begin after it are answered with the
     new certificate, connections that are open stay. TLS 1.2 is the least.

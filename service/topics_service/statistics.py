@@ -135,7 +135,7 @@ _REQUEST_BOUNDS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 
 
 class RequestStatistics:
-    """The requests of one door: those under way, and how long the others took, by RPC and outcome.
+    """The requests of one protocol: those under way, and how long the others took, by RPC and outcome.
 
     Both labels must come from small fixed sets: each pair is kept for ever.
     """
@@ -158,8 +158,8 @@ class RequestStatistics:
 
 @dataclass(slots=True)
 class KafkaStatistics:
-    """The Kafka door since the start: its requests by API and outcome, the error codes it answered with by API and name
-    of the error, bytes both ways, and connections that it refused or closed, by reason.
+    """The Kafka listener since the start: requests by API and outcome, error codes by API and error name, bytes both
+    ways, and refused or closed connections by reason.
 
     `connections` are open now, `frame_bytes` the memory of requests that are being received or served. `out_of_range`
     are fetches of offsets that are not there (any more), `gap_records` offsets that fetches passed over for a gap.

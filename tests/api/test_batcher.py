@@ -133,7 +133,7 @@ def test_joined_batches_have_the_records_of_all(parts: list[Batch]) -> None:
 # ------------------------------------------------------------------ appends
 
 
-class Door:
+class Service:
     """An api with an engine in memory, which counts the writes of the store."""
 
     def __init__(self, commit: GroupCommit, engine: Engine, pressure: Pressure | None = None) -> None:
@@ -184,65 +184,65 @@ def disk() -> Disk:
 
 
 @pytest.fixture
-async def door(disk: Disk) -> AsyncIterator[Door]:
+async def service(disk: Disk) -> AsyncIterator[Service]:
     engine = Engine(disk, SystemClock(), limits=LIMITS)
     commit = GroupCommit.for_engine(engine, disk.sync)
-    made = Door(commit, engine)
-    await made.api.put_topic("t", ConfigInput(), principal=UNRESTRICTED)
-    await made.append(b"0")  # from here on the ceiling is durable
-    yield made
+    service = Service(commit, engine)
+    await service.api.put_topic("t", ConfigInput(), principal=UNRESTRICTED)
+    await service.append(b"0")  # from here on the ceiling is durable
+    yield service
     commit.stop()
 
 
 @pytest.mark.parametrize("durability", ["disk", "fsync", "memory", "ephemeral"])
-async def test_appends_of_a_turn_are_two_blocks(door: Door, durability: Any) -> None:
+async def test_appends_of_a_turn_are_two_blocks(service: Service, durability: Any) -> None:
     """Or one, where all wait for the same fsync."""
-    await door.api.put_topic("t", ConfigInput(durability=durability), principal=UNRESTRICTED)
-    await door.append(b"1")
-    before = door.blocks
-    replies = await asyncio.gather(*(door.append(b"%d" % n, tags=[b"x"] if n % 2 else None) for n in range(2, 40)))
-    assert door.blocks == before + (1 if durability == "fsync" else 2)
+    await service.api.put_topic("t", ConfigInput(durability=durability), principal=UNRESTRICTED)
+    await service.append(b"1")
+    before = service.blocks
+    replies = await asyncio.gather(*(service.append(b"%d" % n, tags=[b"x"] if n % 2 else None) for n in range(2, 40)))
+    assert service.blocks == before + (1 if durability == "fsync" else 2)
     assert [(reply.first_seq, reply.last_seq, reply.created) for reply in replies] == [
         (seq, seq, False) for seq in range(3, 41)
     ]
     assert all(reply.head_seq >= reply.last_seq for reply in replies)
     assert all((reply.fsync_ms > 0) == (durability == "fsync") for reply in replies)
-    assert door.content() == [b"%d" % n for n in range(40)]
+    assert service.content() == [b"%d" % n for n in range(40)]
 
 
-async def test_nothing_is_shown_or_answered_before_the_fsync(door: Door, disk: Disk) -> None:
-    await door.api.put_topic("t", ConfigInput(durability="fsync"), principal=UNRESTRICTED)
+async def test_nothing_is_shown_or_answered_before_the_fsync(service: Service, disk: Disk) -> None:
+    await service.api.put_topic("t", ConfigInput(durability="fsync"), principal=UNRESTRICTED)
     disk.goes_on.clear()
-    tasks = [asyncio.create_task(door.append(b"%d" % n)) for n in range(1, 4)]
-    written = door.engine.writer.written
-    await until(lambda: door.engine.writer.written > written)
+    tasks = [asyncio.create_task(service.append(b"%d" % n)) for n in range(1, 4)]
+    written = service.engine.writer.written
+    await until(lambda: service.engine.writer.written > written)
     for _ in range(20):
         await asyncio.sleep(0)
     assert not any(task.done() for task in tasks)
-    assert door.content() == [b"0"]
+    assert service.content() == [b"0"]
     disk.goes_on.set()
     assert [reply.first_seq for reply in await asyncio.gather(*tasks)] == [2, 3, 4]
-    assert door.content() == [b"0", b"1", b"2", b"3"]
+    assert service.content() == [b"0", b"1", b"2", b"3"]
 
 
-async def test_a_failed_fsync_fails_all(door: Door, disk: Disk) -> None:
-    await door.api.put_topic("t", ConfigInput(durability="fsync"), principal=UNRESTRICTED)
+async def test_a_failed_fsync_fails_all(service: Service, disk: Disk) -> None:
+    await service.api.put_topic("t", ConfigInput(durability="fsync"), principal=UNRESTRICTED)
     disk.goes_on.clear()
-    tasks = [asyncio.create_task(door.append(b"%d" % n)) for n in range(1, 4)]
-    written = door.engine.writer.written
-    await until(lambda: door.engine.writer.written > written)
+    tasks = [asyncio.create_task(service.append(b"%d" % n)) for n in range(1, 4)]
+    written = service.engine.writer.written
+    await until(lambda: service.engine.writer.written > written)
     disk.fails = True
     disk.goes_on.set()
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert [answer.reason for answer in answers if isinstance(answer, TopicsError)] == [Reason.INTERNAL] * 3
-    assert door.content() == [b"0"]
+    assert service.content() == [b"0"]
 
 
-async def test_a_failed_write_fails_all(door: Door, disk: Disk) -> None:
+async def test_a_failed_write_fails_all(service: Service, disk: Disk) -> None:
     disk.fails = True
-    answers = await asyncio.gather(*(door.append(b"%d" % n) for n in range(1, 4)), return_exceptions=True)
+    answers = await asyncio.gather(*(service.append(b"%d" % n) for n in range(1, 4)), return_exceptions=True)
     assert [answer.reason for answer in answers if isinstance(answer, TopicsError)] == [Reason.INTERNAL] * 3
-    assert door.content() == [b"0"]
+    assert service.content() == [b"0"]
     disk.fails = False
 
 
@@ -252,99 +252,105 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def test_records_of_an_append_stay_together(door: Door) -> None:
-    first, second, third = await asyncio.gather(door.append(b"a"), door.append(b"b", b"c"), door.append(b"d", b"e"))
+async def test_records_of_an_append_stay_together(service: Service) -> None:
+    first, second, third = await asyncio.gather(
+        service.append(b"a"), service.append(b"b", b"c"), service.append(b"d", b"e")
+    )
     assert [(reply.first_seq, reply.count) for reply in (first, second, third)] == [(2, 1), (3, 2), (5, 2)]
-    assert door.content() == [b"0", b"a", b"b", b"c", b"d", b"e"]
+    assert service.content() == [b"0", b"a", b"b", b"c", b"d", b"e"]
 
 
-async def test_one_that_is_refused_spoils_no_other(door: Door) -> None:
+async def test_one_that_is_refused_spoils_no_other(service: Service) -> None:
     answers = await asyncio.gather(
-        *(door.append(data) for data in (b"a", b"b", b"x" * 101, b"c")), return_exceptions=True
+        *(service.append(data) for data in (b"a", b"b", b"x" * 101, b"c")), return_exceptions=True
     )
     errors = [answer for answer in answers if isinstance(answer, TopicsError)]
     assert [error.reason for error in errors] == [Reason.RECORD_TOO_LARGE]
-    assert door.content() == [b"0", b"a", b"b", b"c"]
+    assert service.content() == [b"0", b"a", b"b", b"c"]
 
 
-async def test_appends_take_effect_in_the_order_in_which_they_came(door: Door) -> None:
+async def test_appends_take_effect_in_the_order_in_which_they_came(service: Service) -> None:
     await asyncio.gather(
-        door.append(b"a"), door.append(b"b"), door.append(*[b"c"] * 5), door.append(b"d"), door.append(b"e")
+        service.append(b"a"),
+        service.append(b"b"),
+        service.append(*[b"c"] * 5),
+        service.append(b"d"),
+        service.append(b"e"),
     )
-    assert door.content() == [b"0", b"a", b"b", *[b"c"] * 5, b"d", b"e"]
+    assert service.content() == [b"0", b"a", b"b", *[b"c"] * 5, b"d", b"e"]
 
 
-async def test_what_is_more_than_records_goes_alone(door: Door) -> None:
-    before = door.blocks
+async def test_what_is_more_than_records_goes_alone(service: Service) -> None:
+    before = service.blocks
     replies = await asyncio.gather(
-        door.append(b"a"),
-        door.append(b"b", idempotency_key="k"),
-        door.append(b"b", idempotency_key="k"),
-        door.append(b"c", disable_backpressure=True),
-        door.append(*[b"d"] * 5),
+        service.append(b"a"),
+        service.append(b"b", idempotency_key="k"),
+        service.append(b"b", idempotency_key="k"),
+        service.append(b"c", disable_backpressure=True),
+        service.append(*[b"d"] * 5),
     )
     assert [reply.deduped for reply in replies] == [False, False, True, False, False]
-    assert door.blocks == before + 4
+    assert service.blocks == before + 4
 
 
-async def test_a_topic_that_goes_meanwhile_is_not_made_again_by_one_who_may_not(door: Door) -> None:
-    drop = asyncio.create_task(door.api.delete_topic("t"))
-    tasks = [asyncio.create_task(door.append(data, create=False)) for data in (b"a", b"b")]
+async def test_a_topic_that_goes_meanwhile_is_not_made_again_by_one_who_may_not(service: Service) -> None:
+    drop = asyncio.create_task(service.api.delete_topic("t"))
+    tasks = [asyncio.create_task(service.append(data, create=False)) for data in (b"a", b"b")]
     # The deletion runs first, then both writes find no topic.
     answers = await asyncio.gather(drop, *tasks, return_exceptions=True)
     assert [answer.reason for answer in answers[1:] if isinstance(answer, TopicsError)] == [Reason.TOPIC_NOT_FOUND] * 2
-    await door.api.put_topic("t", ConfigInput(), principal=UNRESTRICTED)
-    first = asyncio.create_task(door.append(b"a", create=False))
-    second = asyncio.create_task(door.append(b"b", create=False))
-    drop = asyncio.create_task(door.api.delete_topic("t"))  # after both have joined, before the turn ends
+    await service.api.put_topic("t", ConfigInput(), principal=UNRESTRICTED)
+    first = asyncio.create_task(service.append(b"a", create=False))
+    second = asyncio.create_task(service.append(b"b", create=False))
+    drop = asyncio.create_task(service.api.delete_topic("t"))  # after both have joined, before the turn ends
     assert (await first).first_seq == 1
     with pytest.raises(TopicsError) as error:
         await second
     assert error.value.reason is Reason.TOPIC_NOT_FOUND
     assert (await drop).deleted
-    assert "t" not in door.engine.catalog.topics
+    assert "t" not in service.engine.catalog.topics
 
 
-async def test_each_is_checked_for_who_writes_it(door: Door) -> None:
+async def test_each_is_checked_for_who_writes_it(service: Service) -> None:
     stranger = Principal(key_id="s", scopes=UNRESTRICTED.scopes, prefixes=("other",))
     answers = await asyncio.gather(
-        door.append(b"a"), door.append(b"b"), door.append(b"c", by=stranger), return_exceptions=True
+        service.append(b"a"), service.append(b"b"), service.append(b"c", by=stranger), return_exceptions=True
     )
     assert isinstance(answers[2], TopicsError)
     assert answers[2].reason is Reason.FORBIDDEN
-    assert door.content() == [b"0", b"a", b"b"]
+    assert service.content() == [b"0", b"a", b"b"]
 
 
-async def test_a_full_topic_refuses_those_that_find_no_room(door: Door) -> None:
-    await door.api.put_topic("t", ConfigInput(cap_records=4, discard="reject"), principal=UNRESTRICTED)
-    answers = await asyncio.gather(*(door.append(b"%d" % n) for n in range(1, 6)), return_exceptions=True)
+async def test_a_full_topic_refuses_those_that_find_no_room(service: Service) -> None:
+    await service.api.put_topic("t", ConfigInput(cap_records=4, discard="reject"), principal=UNRESTRICTED)
+    answers = await asyncio.gather(*(service.append(b"%d" % n) for n in range(1, 6)), return_exceptions=True)
     assert [isinstance(answer, AppendReply) for answer in answers] == [True, True, True, False, False]
-    assert door.content() == [b"0", b"1", b"2", b"3"]
+    assert service.content() == [b"0", b"1", b"2", b"3"]
 
 
 # --------------------------------------------------------------------- acks
 
 
-async def claimed(door: Door, *nodes: str) -> list[list[int]]:
+async def claimed(service: Service, *nodes: str) -> list[list[int]]:
     held = []
     for node in nodes:
-        reply = await door.api.queues.claim(ClaimRequest(topic="q", node=node, max=2))
+        reply = await service.api.queues.claim(ClaimRequest(topic="q", node=node, max=2))
         held.append([job.seq for job in reply.jobs])
     return held
 
 
-def ack(door: Door, node: str, seqs: list[int]) -> "asyncio.Task[SettleReply]":
-    return asyncio.create_task(door.api.queues.ack(SettleRequest(topic="q", node=node, seqs=seqs)))
+def ack(service: Service, node: str, seqs: list[int]) -> "asyncio.Task[SettleReply]":
+    return asyncio.create_task(service.api.queues.ack(SettleRequest(topic="q", node=node, seqs=seqs)))
 
 
 @pytest.fixture
-async def queue(door: Door) -> Door:
-    await door.api.put_topic("q", ConfigInput(type="queue"), principal=UNRESTRICTED)
-    await door.append(*[b"%d" % n for n in range(12)], topic="q")
-    return door
+async def queue(service: Service) -> Service:
+    await service.api.put_topic("q", ConfigInput(type="queue"), principal=UNRESTRICTED)
+    await service.append(*[b"%d" % n for n in range(12)], topic="q")
+    return service
 
 
-async def test_acks_of_a_turn_are_two_writes(queue: Door) -> None:
+async def test_acks_of_a_turn_are_two_writes(queue: Service) -> None:
     held = await claimed(queue, "a", "b", "c", "d")
     before = queue.engine.writer.written
     replies = await asyncio.gather(*(ack(queue, node, seqs) for node, seqs in zip("abcd", held, strict=True)))
@@ -354,7 +360,7 @@ async def test_acks_of_a_turn_are_two_writes(queue: Door) -> None:
     assert queue.content("q") == [b"8", b"9", b"10", b"11"]
 
 
-async def test_acks_are_answered_after_the_fsync(queue: Door, disk: Disk) -> None:
+async def test_acks_are_answered_after_the_fsync(queue: Service, disk: Disk) -> None:
     await queue.api.put_topic("q", ConfigInput(type="queue", durability="fsync"), principal=UNRESTRICTED)
     held = await claimed(queue, "a", "b", "c")
     disk.goes_on.clear()
@@ -370,7 +376,7 @@ async def test_acks_are_answered_after_the_fsync(queue: Door, disk: Disk) -> Non
     assert len(queue.content("q")) == 6
 
 
-async def test_a_job_is_acked_once_by_its_holder(queue: Door) -> None:
+async def test_a_job_is_acked_once_by_its_holder(queue: Service) -> None:
     (held,) = await claimed(queue, "a")
     (other,) = await claimed(queue, "b")
     replies = await asyncio.gather(
@@ -379,7 +385,7 @@ async def test_a_job_is_acked_once_by_its_holder(queue: Door) -> None:
     assert [(reply.done, reply.skipped) for reply in replies] == [(2, []), (1, []), (1, held[:1]), (0, held)]
 
 
-async def test_a_wrong_ack_spoils_no_other(queue: Door) -> None:
+async def test_a_wrong_ack_spoils_no_other(queue: Service) -> None:
     held = await claimed(queue, "a", "b", "c")
     answers = await asyncio.gather(
         ack(queue, "a", held[0]), ack(queue, "b", []), ack(queue, "c", held[2]), return_exceptions=True
@@ -391,7 +397,7 @@ async def test_a_wrong_ack_spoils_no_other(queue: Door) -> None:
     assert (counters.ready, counters.in_flight) == (6, 2)
 
 
-async def test_claims_that_ack_go_together_too(queue: Door) -> None:
+async def test_claims_that_ack_go_together_too(queue: Service) -> None:
     held = await claimed(queue, "a", "b")
     replies = await asyncio.gather(
         *(

@@ -103,7 +103,7 @@ async def test_cancelling_a_wait_loses_nothing() -> None:
 
 @in_fake_time
 async def test_long_backlogs_let_others_run_between_turns() -> None:
-    """A door whose sends never wait must not keep the loop to itself."""
+    """A protocol whose sends never wait must not keep the loop to itself."""
     world = Watching()
     world.put("a")
     for _ in range(20):

@@ -267,7 +267,7 @@ async def test_the_next_stream_begins_behind_what_was_handed_over() -> None:
     with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         got = [await anext(stream) for _ in range(3)]
     assert tell(got) == [("a", [1]), ("a", [2]), ("a", [3])]
-    # 3 was given to the door, which did not come back: nobody knows whether it was sent.
+    # 3 was handed to the transport, which did not ask for more: it may or may not have been sent.
     assert (await world.visit(wid))[0] == ("a", [3])
     assert await world.visit(wid) == [("a", "caught up")]
 

@@ -83,8 +83,8 @@ def test_a_server_that_refuses_all_writes_says_so_wherever_one_looks(tmp_path: P
         done = _topics("top", "--once", "--interval", "100ms", "--json", "--server", server.grpc_target)
         assert done.stdout == ""
         assert done.stderr.startswith("WRITES ARE REFUSED: ")
-        for door in (("--server", server.grpc_target), ("--url", server.base)):
-            done = _topics("wait-ready", *door, "--json")
+        for address in (("--server", server.grpc_target), ("--url", server.base)):
+            done = _topics("wait-ready", *address, "--json")
             assert json.loads(done.stdout)["ready"] is True
             assert re.match("topics wait-ready: ready, but writes are refused: .*TOPICS_MIN_FREE_BYTES", done.stderr)
         assert server.stop() == 0

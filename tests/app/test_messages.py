@@ -68,13 +68,13 @@ def test_the_log_counts_as_people_do_and_tells_the_end(tmp_path: Path) -> None:
         assert re.search(rf" INFO topics\.server: stopped after \d\.\d s: {saved} saved{gone}\n\Z", log), log
 
 
-@pytest.mark.parametrize("door", ["", "GRPC_", "KAFKA_"])
-def test_a_port_file_that_cannot_be_written_is_named(tmp_path: Path, door: str) -> None:
-    server = ServerProcess(tmp_path, env={f"TOPICS_{door}PORT_FILE": "/no/such/folder/port"}, kafka=True)
+@pytest.mark.parametrize("protocol", ["", "GRPC_", "KAFKA_"])
+def test_a_port_file_that_cannot_be_written_is_named(tmp_path: Path, protocol: str) -> None:
+    server = ServerProcess(tmp_path, env={f"TOPICS_{protocol}PORT_FILE": "/no/such/folder/port"}, kafka=True)
     server.spawn()
     assert server.wait(20) == 1
     last = server.log.splitlines()[-1]
-    assert last == f"topics: TOPICS_{door}PORT_FILE /no/such/folder/port: No such file or directory"
+    assert last == f"topics: TOPICS_{protocol}PORT_FILE /no/such/folder/port: No such file or directory"
     assert "Traceback" not in server.log
 
 

@@ -80,7 +80,7 @@ def outcome(
     server = ServerProcess(work_dir, data_dir=directory)
     try:
         server.start()
-    except (StartFailedError, urllib.error.URLError):  # before or after the doors were open
+    except (StartFailedError, urllib.error.URLError):  # before or after the ports were open
         assert server.wait(10) == 1, server.log[-3000:]
         lines = [line for line in server.log.splitlines() if line.startswith("topics: ")]
         assert "Traceback" not in server.log, server.log[-3000:]

@@ -127,8 +127,8 @@ def test_every_waiting_ack_fails(make_server: Callable[..., ServerProcess]) -> N
         api.append("f", "before")
         # Slow as well, so that they gather: the first fails alone, or with whoever came in time.
         with failing(server, SYNCS, "EIO:delay_enter=400000"):
-            doors = [(door, i) for door in (over_http, over_grpc, over_kafka) for i in range(4)]
-            threads = [threading.Thread(target=door, args=(i,)) for door, i in doors]
+            writers = [(write, i) for write in (over_http, over_grpc, over_kafka) for i in range(4)]
+            threads = [threading.Thread(target=write, args=(i,)) for write, i in writers]
             for thread in threads:
                 thread.start()
             for thread in threads:

@@ -160,8 +160,8 @@ class Load:
         finally:
             calls.close()
 
-    def _poll(self, door: type[Calls], number: int, rng: random.Random) -> None:
-        calls, node = door(self._server), f"poll{number}"
+    def _poll(self, protocol: type[Calls], number: int, rng: random.Random) -> None:
+        calls, node = protocol(self._server), f"poll{number}"
         try:
             while not self._over:
                 subject = rng.choice(self._oracle.subjects)

@@ -112,17 +112,17 @@ class Load:
     def _write_grpc(self, number: int, rng: random.Random) -> None:
         self._write(GrpcWriter(self._server), number, rng)
 
-    def _write(self, door: HttpWriter | GrpcWriter, number: int, rng: random.Random) -> None:
+    def _write(self, writer: HttpWriter | GrpcWriter, number: int, rng: random.Random) -> None:
         try:
             while not self._over:
                 topic = self._hot if rng.random() < 0.5 else rng.choice(self._oracle.subjects)
                 batch = self._oracle.sending(topic, f"w{number}", rng.choice((1, 1, 2, 17)), keyed=rng.random() < 0.3)
-                first_seq, count, deduped = door.write(batch)
+                first_seq, count, deduped = writer.write(batch)
                 assert not deduped
                 self._oracle.acked(batch, first_seq, count)
                 self.acks += 1
         finally:
-            door.close()
+            writer.close()
 
     def _delete(self, _: int, rng: random.Random) -> None:
         with Api(self._server.base) as api:

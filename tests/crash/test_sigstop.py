@@ -56,26 +56,26 @@ class Writers:
     def __init__(self, server: ServerProcess, oracle: Oracle) -> None:
         self._oracle, self._over = oracle, False
         self.failure: BaseException | None = None
-        doors: list[Any] = [HttpWriter(server), GrpcWriter(server), HttpWriter(server)]
-        self._threads = [threading.Thread(target=self._run, args=(door, i)) for i, door in enumerate(doors)]
+        writers: list[Any] = [HttpWriter(server), GrpcWriter(server), HttpWriter(server)]
+        self._threads = [threading.Thread(target=self._run, args=(writer, i)) for i, writer in enumerate(writers)]
         for thread in self._threads:
             thread.start()
 
-    def _run(self, door: Any, number: int) -> None:
+    def _run(self, writer: Any, number: int) -> None:
         rng = random.Random(number)
         try:
             while not self._over:
                 batch = self._oracle.sending(
                     rng.choice(self._oracle.subjects), f"w{number}", rng.choice((1, 9)), keyed=True
                 )
-                first_seq, count, deduped = door.write(batch)
+                first_seq, count, deduped = writer.write(batch)
                 assert not deduped
                 self._oracle.acked(batch, first_seq, count)
                 time.sleep(0.002)
         except BaseException as error:
             self.failure = error
         finally:
-            door.close()
+            writer.close()
 
     def stop(self) -> None:
         self._over = True

@@ -330,7 +330,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.jobs)
     @rule(data=st.data(), match=st.sampled_from((None, b"a", b"b")))
     def delete(self, data: st.DataObject, match: bytes | None) -> None:
-        """By the consumer's side door: with and without leases on the jobs."""
+        """Delete records of the queue, past the workers: with and without leases on the jobs."""
         self.model.refresh(self.now)
         visible = [job.seq for job in self.model.visible(self.synced)]
         before = data.draw(st.sampled_from((*visible, *visible[:1]))) if visible and match is None else None

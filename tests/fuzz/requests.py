@@ -30,7 +30,7 @@ _CHECKS: Final = [
     known_checks.negative_data_rejection,
 ]
 _FORGIVING: Final = frozenset({"touch", "if_empty", "return_seqs", "lenient", "page_size"})
-"""Query parameters of which the door takes any text: what it can't read means the default."""
+"""Query parameters for which the gateway takes any text: unreadable text means the default."""
 
 
 def coverage(label: str) -> Iterator["Case[Any]"]:
@@ -113,7 +113,7 @@ def _calm(body: dict[str, Any]) -> None:
 
 
 def _must_be_refused(case: "Case[Any]") -> bool:
-    """Whether what is wrong with a case, if anything is, is something that the door minds.
+    """Whether what is wrong with a case, if anything is, is something that the gateway checks.
 
     It does not mind an odd text in the query where any will do; a name that nothing can have where a thing of that name
     would be deleted; what a header says that the body has said; and the configuration of a topic that is there.

@@ -20,7 +20,7 @@ from topics_service.engine.model import ConfigInput
 ROOT = Path(__file__).parents[2]
 PROTOS = [path.stem for path in (ROOT / "proto" / "topics" / "v1").glob("*.proto")]
 SCHEMAS: dict[str, dict[str, Any]] = DOCUMENT["components"]["schemas"]
-# What the door reads, by the schema that tells of it.
+# Fields that the gateway reads, by schema.
 READ = {
     "PutTopicRequest": {*ConfigInput.__struct_fields__, "partition_count"},
     "TopicConfigInput": set(ConfigInput.__struct_fields__),

@@ -1,4 +1,4 @@
-"""Certificates of clients: no door talks to a client without one, or with one of another authority."""
+"""Client certificates: no listener accepts a client without one, or with one of another authority."""
 
 import shutil
 import socket
@@ -64,8 +64,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, mine: Authority) -> Iterato
         assert "Traceback" not in server.log
 
 
-def doors(server: MutualServer, own: Path | None) -> dict[str, bool]:
-    """Which doors talk to a client with that certificate."""
+def accepted(server: MutualServer, own: Path | None) -> dict[str, bool]:
+    """True for each protocol that accepts a client with that certificate."""
     return {
         "http": _speaks(lambda: _http(server, own)),
         "kafka": _speaks(lambda: _kafka(server, own)),
@@ -107,10 +107,10 @@ def _grpc(server: MutualServer, target: str, own: Path | None) -> None:
 
 
 def test_every_protocol_asks(server: MutualServer, mine: Authority, theirs: Authority) -> None:
-    assert doors(server, mine.client("another")) == {"http": True, "kafka": True, "grpc": True}
+    assert accepted(server, mine.client("another")) == {"http": True, "kafka": True, "grpc": True}
     nobody = {"http": False, "kafka": False, "grpc": False}
-    assert doors(server, None) == nobody
-    assert doors(server, theirs.client("client")) == nobody
+    assert accepted(server, None) == nobody
+    assert accepted(server, theirs.client("client")) == nobody
 
 
 def test_the_sdk(server: MutualServer) -> None:
@@ -167,7 +167,7 @@ def test_another_authority_by_a_signal(server: MutualServer, mine: Authority, th
     new = theirs.client("new")
     shutil.copy(theirs.ca, server.ca_file)
     reload(server, "the certificate was read again and is another one")
-    assert doors(server, server.own) == {"http": False, "kafka": False, "grpc": False}
-    assert doors(server, new) == {"http": True, "kafka": True, "grpc": True}
+    assert accepted(server, server.own) == {"http": False, "kafka": False, "grpc": False}
+    assert accepted(server, new) == {"http": True, "kafka": True, "grpc": True}
     server.own = new
     assert poll(lambda: (port := reader_port(server)) != old and port, 30, "another bulk reader")

@@ -51,7 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def refusals(server: ServerProcess) -> dict[tuple[str, str], float]:
-    """The metric, by door and limit."""
+    """The metric, by protocol and limit."""
     with with_key(server.base, "full-key") as api:
         lines = [
             line for line in api.send("GET", "/v0/metrics").text.splitlines() if "key_limit_refusals_total{" in line

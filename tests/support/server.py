@@ -122,7 +122,9 @@ class ServerProcess:
         """Start without waiting; returns the port files to expect."""
         assert not self.alive(), "it runs already"
         mark = uuid.uuid4().hex[:8]
-        files = [self.work_dir / f"{door}-{mark}" for door in ("http", "grpc", *(["kafka"] if self._kafka else []))]
+        files = [
+            self.work_dir / f"{protocol}-{mark}" for protocol in ("http", "grpc", *(["kafka"] if self._kafka else []))
+        ]
         env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
         env |= {
             "TOPICS_PORT": "0",

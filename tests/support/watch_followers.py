@@ -69,7 +69,7 @@ class Wish(NamedTuple):
         )
 
     def json(self) -> dict[str, Any]:
-        """The members of a request that all JSON doors have."""
+        """The members of a request that all JSON protocols have."""
         reading = self.reading
         return {
             "topics": self.topics,

@@ -31,7 +31,7 @@ class CaughtUp(NamedTuple):
 
 class Deleted(NamedTuple):
     head: int | None
-    """None at a door that does not say."""
+    """None on a protocol that does not say."""
 
 
 Frame = Records | Tombstone | CaughtUp | Deleted
@@ -93,8 +93,9 @@ class Place:
         pattern: bool,
         masks: bool,
     ) -> None:
-        """`shown` is a record as the stream shows it; `masks` is for doors that tell a stale cursor on opening as such,
-        `pattern` for topics that come back when they are made again."""
+        """`shown`: a record as in the stream; `masks`: the protocol reports a stale cursor on opening as such;
+        `pattern`: topics come back when they are created again.
+        """
         self.subject = subject
         self.reading = reading
         self.states = frozenset(states)

@@ -1,4 +1,4 @@
-"""What the doors of watches carry, as frames of the oracle: streams of sessions, JSON and protobuf."""
+"""Frames of watches on each protocol, as frames of the oracle: streams of sessions, JSON and protobuf."""
 
 import asyncio
 import base64

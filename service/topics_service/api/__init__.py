@@ -1,1 +1,1 @@
-"""The service calls behind every door: gRPC servicers and the HTTP gateway both go through `topics.TopicsApi`."""
+"""The service calls behind every protocol: gRPC servicers and the HTTP gateway both go through `topics.TopicsApi`."""

@@ -52,8 +52,8 @@ class CommitReply(Struct, kw_only=True):
 class GroupsApi:
     """Runs calls on groups and answers when their effect is as durable as promised.
 
-    Every method raises TopicsError. All of them run on the event loop that owns the engine. The doors have authorized
-    the call on the group; here it is checked for the topics.
+    Every method raises TopicsError. All run on the event loop that owns the engine. The gateways have authorized the
+    call on the group; access to the topics is checked here.
     """
 
     def __init__(

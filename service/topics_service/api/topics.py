@@ -132,7 +132,7 @@ class TopicsApi:
         """Create a topic or replace its config; durable before it is acknowledged (docs/contract.md, 3.3).
 
         Beyond the contract, `partition_count` (None: 1 for a new topic, no change for an old one) makes a topic of
-        many partitions or adds some; `kafka_configs` are those that only the Kafka door knows, None leaves them.
+        many partitions or adds some; `kafka_configs` are those that only the Kafka protocol knows, None leaves them.
         """
         engine = self._admit()
         check_put(principal, config)
@@ -262,7 +262,7 @@ class TopicsApi:
     def append_batch(self, request: BatchRequest) -> tuple[BatchReply, int]:
         """Take in a batch of a Kafka client; the reply may be sent once `settled(ticket)` returns.
 
-        Raises TopicsError, `throttled` too, and SequenceError; see `Batches.append`. The door has checked that the
+        Raises TopicsError, `throttled` too, and SequenceError; see `Batches.append`. The gateway has checked that the
         caller may write to the topic, which must exist.
         """
         self.check_write()

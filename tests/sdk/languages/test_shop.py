@@ -80,13 +80,13 @@ def test_a_day_of_the_shop(shop: Path, tmp_path: Path) -> None:
             tmp_path / "worker.log", sys.executable, shop / "worker/worker.py",
             TOPICS_URL=f"topics://{server.grpc_target}", TOPICS_API_KEY="work",
         )  # fmt: skip
-        doors = ("-grpc", server.grpc_target, "-http", server.base, "-page", str(shop / "page/dist"))
+        addresses = ("-grpc", server.grpc_target, "-http", server.base, "-page", str(shop / "page/dist"))
         consume = program(
             tmp_path / "consumer.log",
             shop / "consumer/consumer",
             "-listen",
             "127.0.0.1:0",
-            *doors,
+            *addresses,
             TOPICS_API_KEY="eyes",
         )
         with work, consume as said:

@@ -1,9 +1,9 @@
-/** The client for browsers, and for whatever else has `fetch` alone: the HTTP door. */
+/** The client for browsers, and for anything else that has only `fetch`: over HTTP. */
 import { TopicsClient } from "./client.js";
 import { HttpWire } from "./http.js";
 import type { Retry } from "./retry.js";
 
-/** How to reach the HTTP door. */
+/** Options of a connection over HTTP. */
 export interface HttpOptions {
   /** API key. A page should not have one that may do more than its reader may. */
   key?: string;

@@ -1,4 +1,4 @@
-/** The client: what reads, writes and works, over either door. */
+/** The client: reads, writes and workers, over gRPC or HTTP. */
 import { GrpcWire } from "./grpc.js";
 import { appendOnce, newKey, Producer, type ProducerOptions } from "./producer.js";
 import { Reading, type ReadOptions, type Topics, Watching, type WatchOptions } from "./reading.js";
@@ -19,9 +19,9 @@ export interface AppendOptions {
   signal?: AbortSignal;
 }
 
-/** A client of one server, over the door that `wire` is. Everything fails with TopicsError. */
+/** A client of one server, over the protocol of `wire`. Every failure is a TopicsError. */
 export class TopicsClient<W extends Wire = Wire> {
-  /** The door itself. */
+  /** The protocol: single calls without retries. */
   readonly wire: W;
   readonly #retry: Retry | undefined;
 

@@ -1,4 +1,4 @@
-/** The gRPC door, over any transport of Connect. */
+/** The gRPC protocol, over any transport of Connect. */
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { type Client, createClient, type Transport } from "@connectrpc/connect";
 
@@ -14,7 +14,7 @@ import type { Appended, Batch, NewRecord, ReadCall, ReadFrame, WatchCall, WatchF
 
 const toUtf8 = new TextEncoder();
 
-/** Calls of the gRPC door. The generated clients are there for what this has no method for. */
+/** Calls over gRPC. The generated clients have the calls that this class lacks. */
 export class GrpcWire implements Wire {
   readonly topics: Client<typeof TopicsService>;
   readonly queues: Client<typeof QueueService>;

@@ -1,4 +1,4 @@
-/** The HTTP door, with what every browser has: fetch, and server-sent events read from its body. */
+/** The HTTP protocol, with fetch alone: server-sent events are read from the response body. */
 import { canceled, type Reason, TopicsError } from "./errors.js";
 import { type Gap, type GapCause, type Json, TopicRecord, type WatchEvent } from "./records.js";
 import { DEFAULT_KEY_WINDOW_MS, HEARTBEAT_MS, place, SILENCE_MS, unlessSilent } from "./wire.js";
@@ -56,7 +56,7 @@ interface JsonEvent {
   topics?: string[];
 }
 
-/** Calls of the HTTP door. */
+/** Calls over HTTP. */
 export class HttpWire implements Wire {
   readonly #base: string;
   readonly #headers: Record<string, string>;

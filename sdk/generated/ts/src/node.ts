@@ -8,7 +8,7 @@ import { GrpcTopicsClient } from "./client.js";
 import { GrpcWire } from "./grpc.js";
 import type { Retry } from "./retry.js";
 
-/** How to reach the gRPC door. */
+/** Options of a connection over gRPC. */
 export interface GrpcOptions {
   /** API key. */
   key?: string;

@@ -1,4 +1,4 @@
-/** What a client asks of a door of the server: gRPC and HTTP answer alike. */
+/** The calls of a client on a protocol of the server: gRPC and HTTP answer alike. */
 import type { Json, ReadEvent, WatchEvent } from "./records.js";
 
 /** A record to write. */
@@ -76,7 +76,7 @@ export interface WatchFrame {
   subscribed?: ReadonlySet<string>;
 }
 
-/** One door of a server. Everything fails with TopicsError. */
+/** One protocol of a server. Every failure is a TopicsError. */
 export interface Wire {
   append(batch: Batch, timeoutMs: number, signal?: AbortSignal): Promise<Appended>;
   /** For how many milliseconds a topic knows the key of a write again; Infinity where there is no such topic. */

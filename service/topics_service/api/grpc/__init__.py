@@ -1,1 +1,1 @@
-"""The gRPC door: it turns messages into the engine's requests and replies, and errors into `google.rpc.Status`."""
+"""The gRPC protocol: turns messages into the engine's requests and replies, and errors into `google.rpc.Status`."""

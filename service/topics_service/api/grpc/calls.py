@@ -59,7 +59,7 @@ class CallContext:
         return self._code
 
     async def send_initial_metadata(self, metadata: object) -> None:
-        """Do nothing: the door sends its headers itself."""
+        """Do nothing: the gateway sends its headers itself."""
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, bytes], ...] = ()

@@ -1,4 +1,4 @@
-"""Records between their messages and the columns of a batch or block. This is the hot part of the door."""
+"""Records between their messages and the columns of a batch or block. Hot path."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
