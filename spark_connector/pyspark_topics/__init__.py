@@ -2,7 +2,7 @@
 
     spark.read.format("topics").option("url", "topics://127.0.0.1:4001").option("subscribe", "orders").load()
 
-Spark finds the format by itself where this package is installed for its workers; `register` does it by hand.
+Spark finds the format if this package is installed for its workers; `register` does it by hand.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ def register(spark: "SparkSession") -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # Not imported above: the modules beside this one are of use without Spark, which takes half a second to import.
+    # Not imported above: the other modules work without Spark, which takes half a second to import.
     if name == "DefaultSource":
         from pyspark_topics.source import DefaultSource
 

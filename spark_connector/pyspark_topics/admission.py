@@ -28,9 +28,9 @@ class Backlog:
 def admit(backlogs: Sequence[Backlog], limits: Limits, turn: int = 0) -> list[int]:
     """The number of records admitted from each backlog; backlogs of one topic are adjacent.
 
-    The limit is shared evenly over the topics that wait, and what a topic gets over its partitions; what one does not
-    need goes to the others, so that a large backlog holds up nobody. `turn` counts the calls: who gets what can't be
-    shared evenly goes round. While anything waits, at least one record is admitted, however large.
+    The limit is shared evenly over the waiting topics, and the share of a topic over its partitions; unused shares go
+    to the others, so that a large backlog delays no other topic. `turn` counts the calls: the remainder goes to another
+    topic each time. While anything waits, at least one record is admitted, however large.
     """
     counts = [each.records for each in backlogs]
     if limits.records:
@@ -67,7 +67,7 @@ def _shared(backlogs: Sequence[Backlog], demands: Sequence[int], budget: int, tu
 
 
 def _fitting(backlogs: Sequence[Backlog], counts: Sequence[int], budget: int, turn: int) -> list[int]:
-    """At most so many records of each as fit into a budget of bytes."""
+    """Records of each, limited to a budget of bytes."""
     sizes = [max(each.record_bytes, 1) for each in backlogs]
     wanted = [count * size for count, size in zip(counts, sizes, strict=True)]
     shares = _shared(backlogs, wanted, budget, turn)

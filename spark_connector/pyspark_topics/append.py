@@ -24,7 +24,7 @@ from topics_client.retry import Patience
 from topics_proto.v1 import errors_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
 
-_AHEAD_BYTES: Final = 16 << 20  # what the server takes in ahead of its acks
+_AHEAD_BYTES: Final = 16 << 20  # the server's window of unacknowledged appends
 _REASON_PREFIX: Final = "ERROR_REASON_"
 _KINDS: Final[dict[str, type[TopicsError]]] = {
     "throttled": UnavailableError,
@@ -82,9 +82,10 @@ class Appender:
         in_flight: int,
     ) -> None:
         """`key` gives the idempotency key; `ready` is called each time before a chunk is sent, with how many seconds
-        ago it may have been stored already, and raises where it must not be sent; `check` is called with what an
-        earlier write with this key stored, and raises if that isn't the chunk. How long a chunk is tried without any
-        success is the connection's `retry`."""
+        ago it may have been stored already, and raises where it must not be sent; `check` is called with the result of
+        an earlier write with this key, and raises if it isn't the chunk. How long a chunk is tried without any success
+        is the connection's `retry`.
+        """
         self.counts = Counts()
         self._connection = connection
         self._key = key
@@ -195,7 +196,9 @@ class Appender:
 
 
 class _Stream:
-    """One call of AppendStream. A thread takes the acks in as they come: those left in gRPC are lost with a break."""
+    """One call of AppendStream. A thread receives the acks at once: acks left in gRPC are lost when the connection
+    breaks.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._requests: SimpleQueue[pb.AppendStreamRequest | None] = SimpleQueue()
@@ -248,6 +251,6 @@ def _hint(error: TopicsError) -> str:
 
 
 def _about(chunk: Chunk, error: TopicsError) -> TopicsError:
-    """The error with what was being written."""
+    """The error with the topic, partition and records written."""
     text = error.message if str(chunk) in error.message else f"{chunk}: {error.message}{_hint(error)}"
     return type(error)(error.reason, text, error.detail, error.retry_after_ms)

@@ -30,7 +30,7 @@ class BatchReader(DataSourceReader):
         return _Push(self)
 
     def partitions(self) -> list[InputPartition]:  # Spark takes nothing but a list
-        """The tasks, from what the server has now. Raises TopicsError, OffsetError."""
+        """The tasks, for the current content of the server. Raises TopicsError, OffsetError."""
         if self._limits.void or self._asked is None:
             return [Task(())]
         with Connection(self._options.address) as connection:
@@ -47,20 +47,21 @@ class BatchReader(DataSourceReader):
 
     @property
     def _asked(self) -> Parts | None:
-        """The request options; None if nothing is to be read. Spark pickles the reader for the tasks before it asks for
-        the partitions, so results found there are not kept."""
+        """The request options; None if there is nothing to read. Spark pickles the reader for the tasks before it asks
+        for the partitions, so results found there are not kept.
+        """
         return self._limits.narrow(self._columns.parts(self._options))
 
 
 class _Push:
     """`reader.pushFilters`, for a Spark that may push filters or not (spark.sql.python.filterPushdown.enabled).
 
-    A reader with a pushFilters of its own makes every read fail where pushing is switched off, which it is by default:
+    A reader that overrides pushFilters makes every read fail if pushing is switched off, which is the default:
     Spark compares the function behind the method with that of DataSourceReader. So this says it were that one.
 
-    Where it is switched on, Spark (seen with 4.1, 4.2 and 4.3) keeps what was planned with the filters of one query for
-    the whole data frame, and uses it for later queries without filters and for the other side of a union: of 10 rows a
-    count() after where("i > 5") told 4. Hence the option, which is off by default.
+    If it is on, Spark (seen with 4.1, 4.2 and 4.3) keeps the plan with the filters of one query for the whole data
+    frame, and uses it for later queries without filters and for the other side of a union: of 10 rows a count() after
+    where("i > 5") returned 4. Hence the option, which is off by default.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
@@ -69,7 +70,7 @@ class _Push:
         self._reader = reader
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        """All filters are to be applied again: what is read may be more than they let through."""
+        """All filters have to be applied again: the read may return more rows than they select."""
         if self._reader._options.push_filters:
             self._reader._limits = limits(filters)
         return filters

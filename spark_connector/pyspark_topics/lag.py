@@ -8,7 +8,7 @@ from pyspark_topics.stream_offsets import CheckpointError, Json, Positions, from
 
 
 def lag(progress: Mapping[str, Any] | None) -> dict[str, int]:
-    """Seqs that wait for the query, by topic, at the end of the batch that `query.lastProgress` tells of.
+    """Seqs not yet read by the query, by topic, after the batch of `query.lastProgress`.
 
     An upper bound of the records that wait, as deleted ones have had a seq too. Empty before the first batch, for a
     query that reads no topic, and on Spark 4.1, which does not report the heads.

@@ -23,7 +23,7 @@ FAILURES: Final = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
 
 
 class Value:
-    """A value of one type. `kind_of` gives what msgspec is to decode an Arrow type to."""
+    """A value of one type. `kind_of` maps an Arrow type to the type that msgspec decodes."""
 
     def __init__(self, kind: pa.DataType, kind_of: Callable[[pa.DataType, str], Any], path: str = "$") -> None:
         self._kind = kind
@@ -72,7 +72,7 @@ class Value:
         return self._make(*values)
 
     def mended(self, value: Any, path: str, reasons: list[str], fits: Callable[[Any, pa.DataType], bool]) -> Any:
-        """The decoded value, in which what is not of its column's type is null; adds why."""
+        """The decoded value, with null for values of a wrong type; adds why."""
         if value is None:
             return None
         if pt.is_struct(self._kind):

@@ -1,7 +1,6 @@
 """Start and end of a read: earliest, latest, after a seq, or at a time.
 
-One number tells both ends, the last seq in front of the boundary: a read begins behind that of its start and goes up to
-and including that of its end.
+One number serves both ends, the last seq before the boundary: a read starts after its start, and includes its end.
 """
 
 import json
@@ -30,7 +29,7 @@ class Boundary:
     """The option for one end of the read, before it is resolved for topics."""
 
     option: str
-    default: int | datetime  # EARLIEST, LATEST or a time; for all partitions without a word of their own
+    default: int | datetime  # EARLIEST, LATEST or a time; for all partitions not named
     by_topic: Mapping[str, int | Mapping[int, int]] = field(default_factory=dict)
     times: bool = False  # whether numbers of `by_topic` that are not negative are ms since the Unix epoch, not seqs
 

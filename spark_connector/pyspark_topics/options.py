@@ -89,7 +89,7 @@ def names(options: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 
 def check_names(options: Mapping[str, str], known: Collection[str]) -> None:
-    """Refuse what is not an option, rather than do without something that was asked for."""
+    """Reject unknown options, rather than ignore them."""
     lower = {name.lower() for name in known}
     for name in options:
         if name.lower() not in lower:
@@ -104,7 +104,7 @@ def server(options: Mapping[str, str]) -> Address:
     """The address of the server: option `url` (default: TOPICS_URL) and `apiKey` (default: the key in the URL, then
     TOPICS_API_KEY).
 
-    The environment is that of the driver; what is found there goes to the executors inside the Address.
+    The environment is that of the driver; the result goes to the executors inside the Address.
     """
     try:
         return Address.parse(text(options, "url", "topics.url"), key=text(options, "apiKey", "topics.apiKey"))
@@ -115,7 +115,7 @@ def server(options: Mapping[str, str]) -> Address:
 def settled(options: Mapping[str, str]) -> dict[str, str]:
     """The same options with the server and the key said, as the environment of this process has them.
 
-    Whoever parses options again on an executor gets what the driver got.
+    Parsing options again on an executor gives the same result as on the driver.
     """
     address = server(options)
     rest = {name: value for name, value in options.items() if name.lower() not in _SERVER_OPTIONS}

@@ -1,8 +1,8 @@
 """`data` as typed columns: JSON records read by a given schema.
 
 Measured (one core, records of 150 B, 4 of 8 fields wanted): 0.53 us a record as below, 0.62 with pyarrow.json, which
-fails a whole block for one record, 0.82 with DuckDB, which turns what does not fit into null. One call of msgspec per
-record costs no more than one for a joined block, and tells which record it was.
+fails a whole block for one record, 0.82 with DuckDB, which turns wrong types into null. One call of msgspec per
+record costs no more than one for a joined block, and identifies the record.
 """
 
 import re
@@ -32,7 +32,7 @@ _ESCAPE: Final = re.compile(  # the first group is half of a surrogate pair
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
 
-# What Arrow does not take and ISO 8601 allows: a time without a zone (UTC, here), and more than six decimals.
+# Allowed by ISO 8601, and not by Arrow: a time without a zone (UTC, here), and more than six decimals.
 _DECIMALS: Final = (r"(\.\d{6})\d+", r"\1")
 _DAY: Final = (r"^(\d{4}-\d\d-\d\d)$", r"\1T00:00:00")
 _ZONE: Final = (r"^(\d{4}-\d\d-\d\d[T ][0-9:.]+)$", r"\1Z")
@@ -50,15 +50,15 @@ def parse(data: pa.Array, kinds: pa.Array | None, schema: pa.Schema) -> tuple[li
 class Parser:
     """Reads records by one schema. Can be pickled, and used by several threads.
 
-    Types and what they are in JSON: string, boolean: these. int8 to int64, float32, float64: a number in range, for an
+    Types and their JSON: string, boolean: the same. int8 to int64, float32, float64: a number in range, for an
     integer one without fraction or exponent. decimal128: a number or its text, if it fits without rounding. timestamp
     in us: ISO 8601 text (with a zone UTC where it names none, finer decimals cut off; without a zone it may name none).
     date32: YYYY-MM-DD. Both from the year 1 to 9999. binary: base64. list: an array. struct: an object. map with string
     keys: an object. A member that is missing or null is null; one that the schema does not name is passed over.
 
-    A record that does not fit has its reason, a short text, in the second result. What of it has another type than the
-    schema's is null, the smallest part of it that can be; all the rest is kept. One that is no JSON, no object or of
-    kind binary is null in every column. Whether a record fits does not depend on its neighbours.
+    A record that does not fit has its reason, a short text, in the second result. A part of another type than the
+    schema's is null, as small a part as possible; all the rest is kept. One that is no JSON, no object or of kind
+    binary is null in every column. Whether a record fits does not depend on its neighbours.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -131,7 +131,7 @@ class Parser:
         return [_array(list(map(get, rows)), each.type) for get, each in self._columns]
 
     def _mend_unfit(self, rows: list[Any], bad: dict[int, list[str]]) -> None:
-        """Make null what has the right JSON type but can't be of its column's, and add why."""
+        """Replace values of the right JSON type that the column can't hold by null, and add the reason."""
         unfit: set[int] = set()
         for get, each in self._columns:
             values = list(map(get, rows))

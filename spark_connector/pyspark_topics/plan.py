@@ -1,4 +1,4 @@
-"""Splitting what is to be read into tasks."""
+"""Splitting a read into tasks."""
 
 import os
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ _MIN_SHARE: Final = 0.01  # of a task: a call to the server takes its time, too
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A range to read and what is known of its records."""
+    """A range to read, with estimates of its records."""
 
     wanted: SeqRange
-    earliest: int = 0  # first seq that may have a record; what lies below is read, as one gap, with the first piece
+    earliest: int = 0  # first seq that may have a record; seqs below it are read, as one gap, with the first piece
     record_bytes: int = 0  # data and meta of one record on average; 0: unknown
 
     @property
@@ -35,8 +35,8 @@ def split(
     """The ranges of each task, in order of the extents and then of seq.
 
     A task has at most `max_records` seqs and about 256 MiB, unless there would be more than 5000 tasks; without
-    `min_tasks` there are about two for each core, but none below 10,000 records. Each range is one of its own, unless
-    there are more of them than that: then small ones share a task.
+    `min_tasks` there are about two for each core, but none below 10,000 records. Each range has its own task, unless
+    there are more ranges than that: then small ones share a task.
     """
     total = sum(each.size for each in found)
     if not total:

@@ -16,8 +16,8 @@ from topics_client.errors import AuthError, UnavailableError
 def wanted_extents(connection: Connection, options: ReadOptions, limits: Limits) -> list[Extent]:
     """From the start to the end that the options name, within the limits. Empty if there is nothing.
 
-    Raises NotFoundError for a topic that is named and does not exist, OffsetError for offsets that do not fit, and what
-    any call can fail with.
+    Raises NotFoundError for a topic that is named and does not exist, OffsetError for offsets that do not fit, and the
+    errors of any call.
     """
     topics = _topics(connection, options)
     starts = resolve(connection, topics, options.starting)
@@ -25,7 +25,7 @@ def wanted_extents(connection: Connection, options: ReadOptions, limits: Limits)
     found: list[Extent] = []
     for info in topics:
         for at in info.partitions:
-            # A time may have been found behind the head, in what was written since then.
+            # A time may be after the head, in records written since then.
             start = min(starts[info.topic][at.partition], at.head_seq)
             end = min(ends[info.topic][at.partition], at.head_seq)
             if start > end and start != at.earliest_seq - 1:  # else it is retention that has passed the end
@@ -56,7 +56,8 @@ def _within(connection: Connection, wanted: SeqRange, at: PartitionInfo, limits:
         wanted = replace(wanted, last=min(wanted.last, behind - 1))
     if wanted.first <= wanted.last and limits.times.first:
         first = locate(connection, wanted.topic, wanted.partition, limits.times.first)
-        # What retention took has no time any more: it is read all the same, for the server to tell what was lost.
+        # Records removed by retention have no time any more: they are read nevertheless, so that the server reports the
+        # loss.
         lost = min(_earliest(connection, wanted) - 1, wanted.last)
         if wanted.first <= lost:
             yield Extent(replace(wanted, last=lost), lost)
@@ -66,6 +67,6 @@ def _within(connection: Connection, wanted: SeqRange, at: PartitionInfo, limits:
 
 
 def _earliest(connection: Connection, wanted: SeqRange) -> int:
-    """The first live seq now, after a time was located: what is below it may have been lost before that."""
+    """The current first live seq, after a time was located: seqs below it may have been lost before."""
     found: TopicInfo = find_topic(connection, wanted.topic)
     return next((each.earliest_seq for each in found.partitions if each.partition == wanted.partition), wanted.first)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """`spark.read.format("topics")` and its like for streams and writes; docs/spark.md tells the options.
+    """`spark.read.format("topics")` and its like for streams and writes; docs/spark.md lists the options.
 
-    The name of the class is what Spark looks for in packages named pyspark_*.
+    Spark looks for this class name in packages named pyspark_*.
     """
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A topic, or many, as a stream: what is the same in every version of Spark."""
+"""Topics as a stream: the part common to all versions of Spark."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,8 +34,9 @@ _LOSS_ADVICE: Final = "with option failOnDataLoss=false the stream goes on with 
 
 
 class StreamBase(DataSourceStreamReader):
-    """Plans the batches of a stream, in a process of its own beside the driver, and reads them in those of the workers,
-    which get a copy. It connects with the first question. One thread."""
+    """Plans the batches of a stream, in a separate process of the driver, and reads them in the workers, which get a
+    copy. It connects with the first question. One thread.
+    """
 
     def __init__(
         self, options: Mapping[str, str], schema: StructType, *, retry: Retry = PATIENCE, hold: float = HOLD
@@ -57,7 +58,7 @@ class StreamBase(DataSourceStreamReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._given
 
-    # What Spark asks for.
+    # Calls from Spark.
 
     def initialOffset(self) -> Json:  # noqa: N802  # the name is Spark's
         """The start defined by the options, the same on each call. Raises NotFoundError for a missing named topic, and
@@ -67,14 +68,15 @@ class StreamBase(DataSourceStreamReader):
         return self._initial
 
     def partitions(self, start: Json, end: Json) -> Sequence[StreamTask]:
-        """The tasks that read what lies between two offsets. What rows they give depends on the offsets alone, how many
-        tasks there are on the topics as well."""
+        """The tasks that read the records between two offsets. Their rows depend on the offsets alone, the number of
+        tasks also on the topics.
+        """
         if start == end:
             return []
         at, to = from_json(start), from_json(end)
         if start == self._initial:
             # Spark does not write down the start of the first batch: when that is planned again after a restart, the
-            # initial offset may have moved meanwhile. Its end tells where it began.
+            # initial offset may have moved. Its end has its start.
             at = {}
         ranges, gaps = stream_plan.between(at, to)
         lives = self._heads.last if self._heads.last is not None else self._heads.look()
@@ -101,7 +103,7 @@ class StreamBase(DataSourceStreamReader):
             self._connection.close()
         self._connection = self._looking = None
 
-    # What the versions of Spark make of it.
+    # Differences between versions of Spark.
 
     def latest(self, start: Json, limits: Limits) -> Json:
         """The next offset, `start` itself if there is nothing new; waits a moment for something new.
@@ -180,7 +182,7 @@ class StreamBase(DataSourceStreamReader):
 
 
 def _extent(wanted: SeqRange, lives: Lives) -> Extent:
-    """The range with what is known of its records, which decides about the size of tasks."""
+    """The range with estimates of its records, which decide the size of tasks."""
     life = lives.get(wanted.topic)
     info = life.partitions.get(wanted.partition) if life is not None and life.topic_id == wanted.topic_id else None
     return Extent(wanted) if info is None else Extent(wanted, info.earliest_seq, stream_plan.mean_bytes(info))

@@ -3,8 +3,8 @@
     {"orders": {"id": "top_01…", "seq": {"0": 99, "1": 5}, "from": {"0": 49, "1": 0}}}
 
 `seq` is the last seq dealt with in each partition of that life of the topic, `from` the seq behind which its reading
-began. That tells where a topic or a partition that is new in an offset begins, and where the first batch did, whose
-start Spark does not write down.
+began. They give the start of a topic or partition that is new in an offset, and of the first batch, whose start Spark
+does not write down.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""From one offset of a stream to the next, and from two offsets to what is to be read."""
+"""Planning: from one offset of a stream to the next, and from two offsets to ranges."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ RECREATED = "recreated"
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A life of a topic that a stream was reading and that is no more, or that has lost what the stream had read."""
+    """A topic that was deleted, recreated or reset while a stream was reading it."""
 
     topic: str
     old: Position
-    new_id: str | None = None  # None: the topic is gone; the same id: it has gone back
-    head: int | None = None  # where it has gone back to
+    new_id: str | None = None  # None: the topic was deleted; the same id: it was reset
+    head: int | None = None  # the seq to which it was reset
     partition: int = 0  # and in which partition
 
     def __str__(self) -> str:
@@ -48,11 +48,11 @@ def begin(life: Life) -> Position:
 def carry(
     at: Positions, lives: Lives, target: Lives | None, subscribed: Callable[[str], bool]
 ) -> tuple[dict[str, Position], list[Loss]]:
-    """The positions in the topics as they are now, and what was lost on the way.
+    """The positions in the current topics, and the losses since.
 
-    A topic that is new begins at its earliest record, so does a new partition, and one that was made again or has gone
-    back; one that is gone is left out, as is one that is not subscribed to any more. With a `target` what is not in it
-    waits, except that a new life takes the place of the old.
+    A new topic or partition begins at its earliest record, as does one that was recreated or reset; one that was
+    deleted, or is no longer subscribed to, is left out. With a `target`, topics not in it wait, except that a recreated
+    topic replaces the old one.
     """
     found: dict[str, Position] = {}
     losses: list[Loss] = []
@@ -93,7 +93,7 @@ def _carried(topic: str, old: Position, now: Life, wanted: Life | None, losses: 
 def advance(at: Positions, lives: Lives, target: Lives | None, limits: Limits, turn: int) -> dict[str, Position]:
     """Positions further on: at the heads (those of `target`, if there is one), or as far as the limits allow.
 
-    What retention took costs nothing of a limit. No position goes back.
+    Records removed by retention do not count towards a limit. No position goes back.
     """
     ways = list(_ways(at, lives, target))
     if limits:

@@ -1,4 +1,4 @@
-"""The stream for Spark 4.1, which does not say where a query stands: it is gathered from what is planned."""
+"""The stream for Spark 4.1, which does not report the position of a query: it is derived from the planned batches."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from pyspark_topics.stream_task import StreamTask
 
 
 class StreamReader(StreamBase):
-    """Keeps to its limits by itself. Trigger.AvailableNow is one batch there: a limit ends it before the heads."""
+    """Applies its limits itself. Trigger.AvailableNow is one batch there: a limit ends it before the heads."""
 
     _at: Json | None = None
 
@@ -17,6 +17,6 @@ class StreamReader(StreamBase):
         return self.latest(self.initialOffset() if self._at is None else self._at, self.limits)
 
     def partitions(self, start: Json, end: Json) -> Sequence[StreamTask]:
-        """As StreamBase.partitions. Before any question, Spark tells by it where a query from a checkpoint stands."""
+        """As StreamBase.partitions. Spark's first call: the position of a query from its checkpoint."""
         self._at = end
         return super().partitions(start, end)

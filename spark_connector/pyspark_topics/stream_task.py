@@ -24,8 +24,8 @@ class StreamTask(InputPartition):
 def read_task(task: StreamTask, options: ReadOptions, columns: Columns) -> Iterator[pa.RecordBatch]:
     """The rows of a task. Holds a few batches at a time, however long the ranges are.
 
-    Raises DataLossError, which names topic, range and reason, and TopicsError. A topic that was deleted, made again
-    or put back since the batch was planned is a loss of what is left of the range.
+    Raises DataLossError, which names topic, range and reason, and TopicsError. If the topic was deleted, recreated or
+    reset since the batch was planned, the rest of the range is lost.
     """
     for gap in task.gaps:
         yield columns.gap(gap)

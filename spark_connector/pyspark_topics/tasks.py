@@ -36,8 +36,8 @@ def read_ranges(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the ranges. Holds a few batches at a time, however long the ranges are.
 
-    Raises DataLossError, and TopicsError, which names topic and range: NotFoundError where the topic was deleted or
-    made again since the ranges were planned.
+    Raises DataLossError, and TopicsError, which names topic and range: NotFoundError if the topic was deleted or
+    recreated since the ranges were planned.
     """
     with Fetcher(options.address) as fetcher:
         for each in ranges:

@@ -1,4 +1,4 @@
-"""The writers: what Spark makes on the driver and runs in each task."""
+"""The writers, which Spark creates on the driver and runs in each task."""
 
 import time
 import uuid
@@ -76,7 +76,7 @@ class BatchWriter(DataSourceArrowWriter):
             self.task.make_topic()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Leave what tasks have appended."""
+        """Keep the records that tasks have appended."""
 
 
 class StreamWriter(DataSourceStreamArrowWriter):

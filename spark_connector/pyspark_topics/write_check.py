@@ -12,7 +12,7 @@ from topics_client.errors import ConflictError
 from topics_proto.v1 import record_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
 
-_JSON_SPACE: Final = b" \t\r\n"  # what the server may take off around a JSON text
+_JSON_SPACE: Final = b" \t\r\n"  # white space that the server may strip from a JSON text
 
 
 class MismatchError(ConflictError):
@@ -20,7 +20,7 @@ class MismatchError(ConflictError):
 
 
 def check(fetcher: Fetcher, chunk: Chunk, topic_id: str, stored: pb.AppendResponse) -> None:
-    """Compare the chunk with the records that `stored` tells of, read back. Raises MismatchError.
+    """Compare the chunk with the records of `stored`, read back. Raises MismatchError.
 
     Records that were deleted or evicted since then can't be compared; that there were as many is checked all the same.
     """

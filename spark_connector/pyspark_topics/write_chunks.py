@@ -1,5 +1,6 @@
-"""Rows of a task cut into chunks, each one append. The cuts hang on the rows and on their order alone, not on how Spark
-happens to batch them: that is what makes the keys of a repeat meet those of the first attempt."""
+"""Rows of a task cut into chunks, each one append. The cuts depend only on the rows and their order, not on Spark's
+batches: so a retry has the same keys as the first attempt.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -42,7 +43,7 @@ class Chunk:
 
 def chunks(batches: Iterable[pa.RecordBatch], layout: Layout, *, max_records: int, max_bytes: int) -> Iterator[Chunk]:
     """The chunks of a task's rows. Each holds at most `max_records`, and `max_bytes` unless one record alone has
-    more. The records of a target keep the order of their rows. Holds no more rows at a time than a few appends take.
+    more. The records of a target keep the order of their rows. Holds the rows of a few appends at most.
     """
     numbers: dict[Target, int] = defaultdict(int)
     together = _ROUTED_APPENDS if layout.routed else 1

@@ -1,4 +1,4 @@
-"""The columns of a data frame that is written: what each means, and rows in the form that appends take."""
+"""The columns of a written data frame: their meaning, and rows as appends."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _PASSED_OVER: Final = frozenset({"seq", "ts"})  # a read has them, and the server gives new ones
 _MAX_PARTITION: Final = 1 << 20
-_ROW_BYTES: Final = 16  # what a record costs beside its parts, roughly
+_ROW_BYTES: Final = 16  # overhead of a record, roughly
 
 _SCHEMA: Final = pa.schema(
     [("data", pa.binary()), ("kind", pa.uint8()), ("tag", pa.binary()), ("node", pa.binary()), ("meta", pa.binary())]
@@ -211,7 +211,7 @@ def fitting(records: pa.RecordBatch, max_records: int, max_bytes: int) -> tuple[
 
 
 def _binary(column: pa.Array) -> pa.Array:
-    return column.cast(pa.binary())  # no copy of what is text or bytes already, with 32-bit offsets
+    return column.cast(pa.binary())  # text and bytes with 32-bit offsets are not copied
 
 
 def _string(column: pa.Array | None) -> pa.Array | None:

@@ -38,8 +38,8 @@ KINDS: Final[Mapping[str, "record_pb2.RecordKind.ValueType"]] = {
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})  # handed on to the sink
 _DURABILITIES: Final = ("ephemeral", "memory", "disk", "fsync")
 _WRITE_ID: Final = re.compile(r"[\x20-\x7e]{1,128}")
-_MAX_RECORDS: Final = 10_000  # what the server takes in one append
-_MAX_BYTES: Final = 60 << 20  # the same, less room for what is around the records
+_MAX_RECORDS: Final = 10_000  # the server's limit of one append
+_MAX_BYTES: Final = 60 << 20  # the same, less the overhead around records
 _NEW_WINDOW_MS: Final = 7 * 86_400_000
 _SAFE_WINDOW_MS: Final = 3_600_000
 

@@ -12,7 +12,7 @@ from topics_client.errors import ConflictError, NotFoundError, TopicsError
 from topics_client.units import shown_ms
 from topics_proto.v1 import topics_service_pb2 as pb
 
-_MARGIN: Final = 2  # windows are to be so many times the time for which one append is retried
+_MARGIN: Final = 2  # required ratio of a window to the time for which one append is retried
 
 
 class ShortWindowError(ConflictError):
@@ -32,8 +32,9 @@ class Topics:
         self._known: dict[str, TopicInfo] = {}
 
     def ready(self, target: Target, seconds: float = 0.0) -> TopicInfo:
-        """The topic, which exists, has the partition, and remembers keys for long enough. `seconds`: how long ago this
-        attempt may have stored what it is about to send. Raises TopicsError."""
+        """The topic, which exists, has the partition, and remembers keys for long enough. `seconds`: age of an earlier
+        attempt at the same records. Raises TopicsError.
+        """
         info = self._known.get(target.topic)
         if info is None:
             try:

@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "release":
         return server.run_command(name, lambda: _release(arguments))
     with needs("server"):
-        import topics_backup.inventory  # noqa: F401  needs what the others need
+        import topics_backup.inventory  # noqa: F401  needs the same packages
         from topics_backup.errors import AbsentError, BackupError
     # As with Ctrl-C, remove the checkpoint and partial restores.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -74,7 +74,7 @@ def of_name(file: str, chosen: str | None = None) -> Format:
 
 
 def looks_like(head: bytes) -> str | None:
-    """parquet, gz, zst, or the name of another format whose files begin so; None for what may be text."""
+    """parquet, gz, zst, or the name of another format whose files begin so; None for possible text."""
     if head.startswith(b"PAR1") and head[4:5] < b" " and head[4:5] not in (b"\t", b"\r", b"\n"):
         return "parquet"
     if head.startswith(b"BZh") and head[4:10] == b"1AY&SY":
@@ -190,7 +190,7 @@ def opened(file: str, label: str, chosen: str | None) -> "Iterator[tuple[Source,
 
 
 def packed(target: IO[bytes], packing: str | None) -> IO[bytes]:
-    """A stream that packs what is written into `target`; its `close` ends the format and leaves `target` open."""
+    """A stream that compresses its input into `target`; its `close` ends the format and leaves `target` open."""
     if packing == "gz":
         return gzip.GzipFile(fileobj=target, mode="wb", compresslevel=6, mtime=0, filename="")  # type: ignore[return-value]
     if packing == "zst":
@@ -219,7 +219,7 @@ def _twice(file: str, packing: str) -> UsageError:
 
 
 class _Counting(io.RawIOBase):
-    """A file that counts what is read of it."""
+    """A file that counts the bytes read."""
 
     def __init__(self, raw: io.FileIO) -> None:
         self.count = 0

@@ -113,7 +113,7 @@ def _groups(client: "TopicsClient") -> Iterator[dict[str, Any]]:
     for each in client.list_groups():
         try:
             positions = client.fetch_positions(each.group)
-        except NotFoundError:  # gone meanwhile
+        except NotFoundError:  # deleted since
             continue
         yield {
             "group": each.group,

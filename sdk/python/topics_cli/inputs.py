@@ -37,7 +37,7 @@ class InvalidLineError(ValueError):
         super().__init__(f"invalid_request: {where}{f', column {column}' if column else ''}: {what}")
 
     def hinted(self, hint: str) -> Self:
-        """Itself, with what to do about it."""
+        """The message with a hint."""
         self.args = (f"{self} ({hint})",)
         return self
 
@@ -46,7 +46,7 @@ class Inputs:
     """Records in batches as they are read, from one file after the other.
 
     `invalid` holds those that were skipped: the first few, all are counted in `skipped`. `consumed` are the bytes read,
-    of `total`, which is None where nobody knows.
+    of `total`, which is None if unknown.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Inputs:
     ) -> None:
         """The `kind` of files and values is ndjson, text or binary. Files of any format: `FileInputs`.
 
-        Raises UsageError for what doesn't fit together, OSError for a file that is not there.
+        Raises UsageError for contradicting options, OSError for a missing file.
         """
         self.files = list(files) or ([] if values else ["-"])
         self.values = values
@@ -225,7 +225,7 @@ class Inputs:
 
 
 class FileInputs(Inputs):
-    """Records of files whose format their names say, or what they begin with."""
+    """Records of files, in the format of the name or of the first bytes."""
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ def _meta(given: str | None) -> bytes:
 
 
 def _size(name: str) -> int | None:
-    """Of a file; None for what has no size that is known. Raises OSError if it is not there."""
+    """Of a file; None if the size is unknown. Raises OSError if it is not there."""
     found = os.fstat(0) if name == "-" else os.stat(name)
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)

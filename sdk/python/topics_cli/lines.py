@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NoReturn, Protocol
 
 LONGEST_LINE: Final = 16 << 20
-JSON_SPACE: Final = b" \t\r\n"  # what JSON allows around a value; `bytes.strip()` would take more
+JSON_SPACE: Final = b" \t\r\n"  # white space that JSON allows around a value; `bytes.strip()` would take more
 _CHUNK: Final = 1 << 18
 _BOM: Final = b"\xef\xbb\xbf"
 _ESCAPES: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
@@ -22,7 +22,7 @@ class Source(Protocol):
 
 
 class BadTextError(ValueError):
-    """A text is not what it should be. `column` counts characters from 1, or bytes where it is not UTF-8."""
+    """A text is invalid. `column` counts characters from 1, or bytes where it is not UTF-8."""
 
     def __init__(self, column: int, what: str) -> None:
         super().__init__(column, what)
@@ -37,8 +37,7 @@ def chunks(source: Source, longest: int = LONGEST_LINE) -> Iterator[tuple[int, l
     """The lines, in the groups in which they are read: the number of the first, from 1, and the lines without their
     ends; the last of all needs none. A group comes before more is waited for.
 
-    A byte order mark in front is left out. In place of a line of more than `longest` bytes, which is not kept in
-    memory, stands None.
+    A byte order mark in front is left out. A line of more than `longest` bytes is None, and not kept in memory.
     """
     number = 1
     pieces: list[bytes] = []  # of the line that has not ended yet
@@ -71,12 +70,12 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 _scan: Final[Callable[[str, int], tuple[Any, int]]] = json.JSONDecoder(parse_constant=_refuse_constant).scan_once  # type: ignore[attr-defined]  # typeshed lacks it
-# Python refuses whole numbers of thousands of digits by default; as a value nobody asks for them.
+# Python refuses integers of thousands of digits by default; the value is not needed here.
 _patient: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=float)
 
 
 def json_value(text: bytes) -> Any:
-    """The value of one JSON text without space around it, as strictly as the server takes it; else BadTextError."""
+    """The value of one JSON text without surrounding white space, as strict as the server. Raises BadTextError."""
     try:
         decoded = text.decode()
         value, end = _scan(decoded, 0)
@@ -99,7 +98,7 @@ def all_json(texts: Sequence[bytes]) -> bool:
     joined = b"[%b]" % b",".join(texts)
     try:
         if not joined.isascii():
-            joined.decode()  # msgspec looks only at what it has to
+            joined.decode()  # msgspec checks only the fields that it needs
         found = msgspec.json.decode(joined, type=list[msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False

@@ -68,7 +68,7 @@ def _states(client: "TopicsClient", arguments: argparse.Namespace) -> Iterator[d
     for each in client.list_topics(arguments.prefix):
         try:
             state = json_output.state(client.get_topic(each.topic, touch=False))
-        except NotFoundError:  # deleted meanwhile
+        except NotFoundError:  # deleted since
             continue
         if arguments.json:
             yield state

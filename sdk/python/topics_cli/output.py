@@ -40,7 +40,7 @@ def line(value: object) -> None:
 
 
 def raw_lines(texts: Iterable[bytes]) -> None:
-    """Lines of bytes, as they are, each as it comes; behind what was printed before."""
+    """Lines of bytes, unchanged, written at once; after earlier output."""
     sys.stdout.flush()
     for text in texts:
         sys.stdout.buffer.write(text + b"\n")
@@ -55,8 +55,8 @@ def rows(
 ) -> int:
     """Print rows, as JSON lines while they come, or as a table of those members that `shown` names, in its order.
 
-    Each has a function that makes something for people of the value, or None. `headings` stand above them in place of
-    the members' names. Returns how many rows there were.
+    Each has a function that formats the value for people, or None. `headings` replace the members' names. Returns the
+    number of rows.
     """
     if arguments.json:
         count = 0
@@ -146,7 +146,7 @@ def title(arguments: argparse.Namespace, heading: str) -> str:
 
 
 def note(text: str) -> None:
-    """One line on stderr for a person, beside the output."""
+    """One line on stderr, for people."""
     print(clean(text), file=sys.stderr)
 
 

@@ -50,7 +50,7 @@ class ParquetRecords:
             self._write_group()
 
     def close(self) -> None:
-        """Write what is left, and the end of the file."""
+        """Write the remaining rows and the footer."""
         if self._group:
             self._write_group()
         self._writer.close()

@@ -23,7 +23,7 @@ class Progress:
     def __init__(
         self, what: str, total: int | None = None, *, unit: str = "records", to: IO[str] | None = None
     ) -> None:
-        """`total` is in the units of `advance`; None where nobody knows the end. `to` is standard error."""
+        """`total` is in the units of `advance`; None if the end is unknown. `to` is standard error."""
         self.done = 0
         self._beside = ""
         self._what = what
@@ -36,7 +36,7 @@ class Progress:
         self._plain = False  # whether a plain line stands there
 
     def advance(self, count: int, beside: str = "") -> None:
-        """So much more is done; `beside` stands in front of it."""
+        """So much more is done; `beside` is printed in front of it."""
         self.done += count
         self._beside = beside
         if self._shown:

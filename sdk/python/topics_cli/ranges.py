@@ -19,7 +19,7 @@ BREAK_SECONDS: Final = 60.0  # time that a read waits for a server that went awa
 
 
 class GapFoundError(ValueError):
-    """Records are gone, and the command was to end then."""
+    """Records are lost, and the options say to end then."""
 
     def __init__(self, gap: "Gap") -> None:
         super().__init__(f"{gap_text(gap)}; continue after it with --from-seq {behind(gap)}, or without --gaps fail")
@@ -81,7 +81,7 @@ class Read:
             gaps="yield",
             follow=getattr(arguments, "follow", False),
         )
-        self.position: int | None = None  # behind what has come
+        self.position: int | None = None  # after the last record
         self._name = arguments.command
 
     def batches(self) -> "Iterator[tuple[Gap | None, Sequence[Record]]]":
@@ -110,7 +110,7 @@ class Read:
                 yield gap, records
                 if left == 0:
                     return
-            self.position = self._stream.position  # and what was filtered out at the end
+            self.position = self._stream.position  # and records filtered out at the end
 
     @property
     def lost(self) -> int:

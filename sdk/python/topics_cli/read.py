@@ -129,7 +129,7 @@ class Place:
         return next((each.from_seq for each in positions if each.partition == self._partition), None)
 
     def printed(self, position: int | None) -> None:
-        """Commit, or later with what comes next, while the server is away."""
+        """Commit now, or with the next records if the server is away."""
         if self._group is None or position is None:
             return
         from topics_client.errors import UnavailableError
@@ -139,12 +139,12 @@ class Place:
             self._commit()
 
     def leave(self) -> None:
-        """Commit what is left. Raises TopicsError."""
+        """Commit the rest. Raises TopicsError."""
         if self._printed is not None:
             self._commit()
 
     def abandon(self) -> None:
-        """Commit what is left, where something else ends the command; tell it if that can't be."""
+        """Commit the rest when the command ends for another reason; tell it if that can't be."""
         from topics_client.errors import TopicsError
 
         try:
@@ -167,7 +167,7 @@ def _lines(records: "Sequence[Record]", how: "str | template.Template") -> bytes
         return b"".join([how(record, clean=terminal) for record in records])
     if how == "value":
         text = value_lines(records)
-        # JSON may hold what moves a terminal's cursor.
+        # JSON may hold control characters of a terminal.
         return b"\n".join(map(_clean, text.split(b"\n"))) if sys.stdout.isatty() else text
     if how == "json":
         lines = [whole_line(record) for record in records]

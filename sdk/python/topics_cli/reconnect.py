@@ -25,7 +25,7 @@ def reconnecting(
     back: Callable[[], Any] = lambda: None,
 ) -> Iterator[Sequence[Item_co]]:
     """The batches of `stream`, over breaks no longer than `retry` allows; `broken` is called once for each, and `back`
-    with the first batch behind it. What breaks before the first batch is raised at once.
+    with the first batch behind it. An error before the first batch is raised at once.
 
     The client itself is to make its calls once.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_RECORDS: Final = 10_000  # that the server takes in a write
 _AHEAD_BYTES: Final = 8 << 20  # read and not sent yet
 _BATCH_BYTES: Final = 1 << 20
-_RECORD_BYTES: Final = 32  # what a record counts beside its own
+_RECORD_BYTES: Final = 32  # overhead of a record
 _ABSENT_SECONDS: Final = 1.0  # how long a server is waited for that never answered
 _GONE_SECONDS: Final = 60.0  # and one that did
 
@@ -124,12 +124,13 @@ class Options:
 
 
 class Sender:
-    """Appends batches in order from a thread of its own, one write at a time: what comes meanwhile makes up the next.
+    """Appends batches in order, in a background thread, one write at a time: lines that arrive during a write form the
+    next batch.
 
-    It is not the SDK's producer, which goes on behind a record that is refused, as is right for records that have
-    nothing to do with each other: of a file one wants to know up to where it is there.
+    The SDK's producer continues after a rejected record, which suits independent records; a file must stop there, so
+    that its position is known.
 
-    Every write has an idempotency key and is made again, within the topic's window, while the server is away. The first
+    Every write has an idempotency key, and is retried within the topic's window while the server is away. The first
     that fails is the last: nothing behind it is sent. A write that is refused for a record of it, or for want of room,
     is made in parts, so that all before that record is appended.
     """
@@ -156,7 +157,7 @@ class Sender:
         self._thread.start()
 
     def put(self, batch: Batch) -> None:
-        """Send `batch` after what was put before; waits while too much is ahead. Raises what stopped the sending."""
+        """Send `batch` after all earlier ones; waits while too much is ahead. Raises what stopped the sending."""
         with self._changed:
             self._changed.wait_for(lambda: self._ahead < _AHEAD_BYTES or self._failure)
             if self._failure:
@@ -176,7 +177,7 @@ class Sender:
         return not self._thread.is_alive()
 
     def abandon(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         with self._changed:
             self._closed = True
             self._pending.clear()
@@ -241,7 +242,7 @@ class Sender:
                 self._appended(batch, reply.first_seq)
 
     def _append(self, batch: Batch) -> "AppendResponse":
-        """One write, made again while that is safe and the server may come back."""
+        """One write, retried while that is safe and the server may come back."""
         from topics_client import retry_window
         from topics_client.errors import InvalidRequestError, TopicsError, UnavailableError
         from topics_client.retry import Patience, Retry

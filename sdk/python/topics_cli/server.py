@@ -142,7 +142,7 @@ def address(arguments: argparse.Namespace) -> Address:
 
 
 def parsed(found: Place) -> Address:
-    """The address of a place. Raises UsageError for a URL that is none."""
+    """The address of a place. Raises UsageError for an invalid URL."""
     url = found.url or DEFAULT_URL
     _check_scheme(found.origin, url)
     try:
@@ -152,7 +152,7 @@ def parsed(found: Place) -> Address:
 
 
 def _check_scheme(origin: str, url: str) -> None:
-    """Raises UsageError for the URL of another port or product, with what to give instead."""
+    """Raises UsageError for the URL of another port or product, with the right form."""
     scheme, sign, _ = url.partition("://")
     if sign and scheme not in ("topics", "topics+tls"):
         wanted = "topics+tls" if scheme.endswith("s") and scheme != "redis" else "topics"
@@ -227,10 +227,10 @@ def client(arguments: argparse.Namespace, *, retry: "Retry | None" = None) -> "I
 
 @contextmanager
 def _ended(make: "Callable[[], Any]", how: tuple[object, ...]) -> Iterator[Any]:
-    """Makes it, and closes it at the end; between the commands of a shell it stays open, unless the server was gone.
+    """Makes it, and closes it at the end; between the commands of a shell it stays open, unless the server was lost.
 
-    An interrupt can come while gRPC begins a call, and then nobody reads the events of that call: the end of its
-    channel waits for them for ever. So it isn't waited for, and `main` ends the process.
+    An interrupt while gRPC starts a call leaves events of the call unread, and closing the channel would wait for them
+    for ever. So it isn't waited for, and `main` ends the process.
     """
     kept = _shell.kept
     what = make() if kept is None or how not in kept else kept.pop(how)
@@ -272,7 +272,7 @@ def run_command(name: str, work: Callable[[], int]) -> int:
     try:
         return work()
     except BrokenPipeError:
-        raise  # the reader of the output is gone: main ends in silence
+        raise  # the output was closed: main exits silently
     except UsageError as error:
         return complain(name, f"{error}; usage: topics {name} --help", USAGE)
     except UnicodeEncodeError:
@@ -283,7 +283,7 @@ def run_command(name: str, work: Callable[[], int]) -> int:
     except ValueError as error:
         return complain(name, str(error))
     except Exception as error:
-        # grpc takes a while to load, and what fails before that needs none of it.
+        # grpc loads slowly: errors before that must not wait for it.
         from topics_client.errors import TopicsError
 
         if not isinstance(error, TopicsError):

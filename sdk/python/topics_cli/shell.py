@@ -41,7 +41,7 @@ def add_parser(commands: "Commands") -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run what is typed; the exit code of the last command."""
+    """Run the shell; the exit code of the last command."""
     return server.run_command("shell", lambda: _run(arguments))
 
 
@@ -164,7 +164,7 @@ _found: list[str] = []
 
 
 def _completed(text: str, state: int) -> str | None:
-    """Called by readline with 0, 1, 2 and so on until there are no more."""
+    """Called by readline with 0, 1, 2 and so on until it returns None."""
     import readline
 
     if state == 0:

@@ -87,8 +87,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _places(client: "TopicsClient", names: Iterable[str]) -> dict[str, int]:
-    """Names as they are, and for each prefix the topics that there are now; each topic with its partitions, and what
-    names one of them with 1."""
+    """Partition counts by topic: of the named topics, and of all current topics with a given prefix; 1 for a single
+    partition.
+    """
     places: dict[str, int] = {}
     for name in names:
         if name.endswith("*"):
@@ -211,7 +212,7 @@ class _Printer:
         sys.stdout.buffer.flush()
 
     def gap(self, gap: "Gap") -> None:
-        """Tell of records that are gone."""
+        """Report lost records."""
         self.flush()
         if self._how == "json":
             sys.stdout.buffer.write(json.dumps({"gap": gap_object(gap)}, separators=(",", ":")).encode() + b"\n")

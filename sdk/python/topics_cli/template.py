@@ -50,10 +50,10 @@ _SAMPLE: Final = {"partition": 0, "seq": 0, "ts": 0, "size": 0}
 
 
 class Template:
-    """A format string. Called with a record it gives its bytes; with `clean` without what moves a terminal's cursor."""
+    """A format string: called with a record it returns bytes; with `clean` without control characters of a terminal."""
 
     def __init__(self, text: str) -> None:
-        """Raises ValueError that says what is wrong with it."""
+        """Raises ValueError with the fault."""
         self._parts: list[bytes | tuple[str, str]] = []
         try:
             parts = list(Formatter().parse(text))

@@ -85,7 +85,7 @@ def _verify(arguments: argparse.Namespace, verify: Any) -> int:
 
 
 def facts(found: Any) -> dict[str, Any]:
-    """A problem, or what is done about one, as a row of JSON."""
+    """A problem, or its repair, as a row of JSON."""
     names = ("kind", "topic", "partition", "first_seq", "last_seq", "file", "text")
     known = {name: getattr(found, name, None) for name in names}
     return {name: value for name, value in known.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The actions of `topics lakehouse`. Imports what they need: is itself imported when one of them is run."""
+"""The actions of `topics lakehouse`. Imported lazily, with its dependencies, when one of them runs."""
 
 import argparse
 import logging
@@ -69,7 +69,7 @@ _FAILURES: Final = (
     RunnerGoneError,
     SQLAlchemyError,
     ValidationException,
-    RuntimeError,  # no Java, and what else Spark has against its start
+    RuntimeError,  # no Java, or another reason why Spark can't start
     OSError,
     ValueError,
 )
@@ -85,7 +85,7 @@ def main(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         return server.complain("lakehouse", str(error), server.USAGE)
     except BrokenPipeError:
-        raise  # the reader of the output is gone: the command line ends in silence
+        raise  # the output was closed: the command line exits silently
     except _FAILURES as error:
         return _failed(error)
 
@@ -97,7 +97,7 @@ def _failed(error: BaseException) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> Config:
-    """The settings: the file's, with those of the command line in their place."""
+    """The settings of the file, overridden by the command line."""
     overrides: dict[str, Any] = {**assignments(arguments.set)}
     for name, key in _SETTINGS.items():
         if getattr(arguments, name, None) is not None:

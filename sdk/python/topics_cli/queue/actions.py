@@ -92,7 +92,7 @@ def _settled(arguments: argparse.Namespace, name: str, call: Callable[[str, list
     try:
         work.run()
         ended = True
-    finally:  # report what was done, even after an error
+    finally:  # report the jobs done so far, even after an error
         if arguments.json and (ended or work.done):
             output.line({"topic": arguments.queue, name: work.done, "skipped": work.skipped})
         elif work.done or (ended and not work.skipped):
@@ -150,7 +150,7 @@ def _counts(client: TopicsClient, arguments: argparse.Namespace) -> Iterator[dic
         except NotFoundError:
             if arguments.queue:
                 raise
-            continue  # deleted meanwhile
+            continue  # deleted since
         yield _count(found)
 
 

@@ -1,4 +1,4 @@
-"""Jobs as lines of JSON, as `/v0` shows them, and back: what `topics queue claim` prints, `ack` can read."""
+"""Jobs as lines of JSON in the form of `/v0`, and back: `ack` reads the output of `topics queue claim`."""
 
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -59,7 +59,7 @@ def _attempt(attempt: "Attempt") -> bytes:
 
 def handle_of_line(line: bytes, queue: str, node: str) -> Handle:
     """The job that a line of `claimed_line` is about, also one from which other members were taken. `node` is for
-    lines that name none. Raises ValueError for what is no such line, or one of another queue."""
+    lines that name none. Raises ValueError for another kind of line, and for a job of another queue."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _SORTS: Final = ("rate", "records", "size", "lag", "ready", "name")  # the keys of rates.SORTS
 _MAX_GROUPS: Final = 100  # whose positions are asked for, a call for each
-_MAX_LISTED: Final = 5000  # topics beside those of the metrics
+_MAX_LISTED: Final = 5000  # topics that the metrics lack
 
 
 def add_parser(commands: "Commands") -> None:
@@ -116,7 +116,7 @@ def _rows(before: "Reading", after: "Reading", arguments: argparse.Namespace, so
 
 
 def _reading(client: "TopicsClient", arguments: argparse.Namespace) -> "Reading":
-    """The metrics, with what they lack: positions of groups, and topics beyond those that they tell of."""
+    """The metrics, with positions of groups, and topics beyond the limit of the metrics."""
     from itertools import islice
     from time import monotonic, time
 
@@ -128,7 +128,7 @@ def _reading(client: "TopicsClient", arguments: argparse.Namespace) -> "Reading"
         for group in islice(client.list_groups(), _MAX_GROUPS):
             try:
                 positions = client.fetch_positions(group.group)
-            except NotFoundError:  # gone meanwhile
+            except NotFoundError:  # deleted since
                 continue
             for each in positions:
                 reading.positions[group.group, each.topic, each.partition] = each.from_seq

@@ -45,7 +45,7 @@ class Reading:
 
 
 def read(text: str, at: float, ts_ms: int) -> Reading:
-    """A reading out of the text that Prometheus would read. What is not known here is passed over."""
+    """A reading out of the text that Prometheus would read. Unknown metrics are skipped."""
     reading = Reading(at, ts_ms)
     for line in text.splitlines():
         if line.startswith("#"):
@@ -55,7 +55,7 @@ def read(text: str, at: float, ts_ms: int) -> Reading:
             continue
         try:
             _read_sample(reading, found[1], _labels(found[2] or ""), float(found[3]))
-        except (KeyError, ValueError, OverflowError):  # a label that is not there, or what is no number
+        except (KeyError, ValueError, OverflowError):  # a missing label, or not a number
             continue
     return reading
 
@@ -94,8 +94,9 @@ def _take(stand: Stand, name: str, value: int) -> None:
 
 
 def rows(before: Reading, after: Reading, prefix: str = "") -> list[dict[str, Any]]:
-    """A row for each topic of `after` whose name starts so. Rates are per second between the two; what groups read is
-    what they have committed."""
+    """A row for each topic of `after` whose name starts so. Rates are per second between the two; reads of groups are
+    their commits.
+    """
     seconds = max(after.at - before.at, 1e-3)
     committed: dict[str, int] = {}
     for place, from_seq in after.positions.items():
@@ -164,7 +165,7 @@ def alerts(reading: Reading) -> list[str]:
 
 
 def server_line(before: Reading, after: Reading) -> list[tuple[str, Any]]:
-    """(name, value) of what is said of the whole server."""
+    """(name, value) of figures of the whole server."""
     seconds = max(after.at - before.at, 1e-3)
 
     def rate(name: str) -> float:

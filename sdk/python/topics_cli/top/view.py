@@ -112,7 +112,7 @@ class Screen:
         note: str,
         alerts: Sequence[str] = (),
     ) -> None:
-        """Draw anew, `alerts` above everything and `note` below."""
+        """Redraw, with `alerts` at the top and `note` below."""
         from rich.text import Text
 
         width, height = self._console.size
@@ -142,7 +142,7 @@ class Screen:
 
 @contextmanager
 def keyboard() -> Iterator[Callable[[float], str]]:
-    """A function that waits so many seconds for a key: `quit`, an order of SORTS, or empty when none came.
+    """A function that waits the given seconds for a key: `quit`, an order of SORTS, or empty if no key was pressed.
 
     Without a terminal to read from, or where terminals are none of Unix, it only waits.
     """
