@@ -1,4 +1,4 @@
-"""Python clients on both sides: what a program that uses the engine from Python sees, against redis-py."""
+"""Python clients on both sides: the view of a Python program, against redis-py."""
 
 import time
 from collections.abc import Callable

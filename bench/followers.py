@@ -40,7 +40,7 @@ class Follower(asyncio.Protocol):
         self.transport.write(data)
 
     def data_received(self, data: bytes) -> None:
-        """Note what is in the data."""
+        """Record the data."""
         now = time.monotonic_ns()
         if self.ages is None:
             self.records += data.count(b'"t":')  # one in 8,000 lies across two reads and is missed
@@ -56,7 +56,7 @@ class Follower(asyncio.Protocol):
         self.more(data)
 
     def more(self, data: bytes) -> None:
-        """What the protocol asks for besides."""
+        """Other messages of the protocol."""
         if not self.started.done():
             self.started.set_result(None)
 
@@ -81,14 +81,14 @@ class SseFollower(Follower):
 
 
 class RedisFollower(Follower):
-    """One blocking reader that goes on behind the last id it got."""
+    """One blocking reader that continues after its last id."""
 
     def __init__(self, *, ages: bool = True) -> None:
         super().__init__(ages=ages)
         self._replies = hiredis.Reader()
 
     def ask(self, after: bytes) -> None:
-        """Wait for what comes after this id."""
+        """Wait for entries after this id."""
         self.send(hiredis.pack_command(("XREAD", "BLOCK", 0, "STREAMS", "s", after)))
 
     def more(self, data: bytes) -> None:

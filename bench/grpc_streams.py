@@ -1,7 +1,7 @@
-"""The gRPC streams: records a second, and what each costs the server's loop.
+"""The gRPC streams: records per second, and loop time per record.
 
 The client is this process; messages are encoded once and sent again and again, so that it takes little of the cores
-it shares with the server. The inverse of the loop time is about what one free core can do.
+it shares with the server. The inverse of the loop time is about the throughput of one free core.
 """
 
 import asyncio

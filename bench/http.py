@@ -95,7 +95,7 @@ def run(directory: Path) -> list[Row]:
 
 
 def _durable(directory: Path) -> list[Row]:
-    """64 writers of single records: what an fsync before every acknowledgement costs."""
+    """64 writers of single records: the cost of an fsync before every acknowledgement."""
     rates = {}
     with ServerProcess(directory / "durable") as server, Api(server.base) as api:
         for durability in ("disk", "fsync"):

@@ -1,7 +1,8 @@
 """The Kafka listener under librdkafka and under raw connections, against a Kafka broker in the same run.
 
 Python's confluent-kafka (librdkafka) is the client on both sides, on the core that the server leaves; the broker is one
-KRaft node as it comes, with the heap of Kafka's own scripts. Neither waits for the disk before it answers.
+KRaft node in its default configuration, with the heap of Kafka's own scripts. Neither waits for the disk before it
+answers.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ _MEMORY_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Figures:
-    """What one server achieved: rates in records and requests a second, processor time in us a record."""
+    """Results of one server: rates in records and requests per second, processor time in us per record."""
 
     produced: float
     produce_cpu: float
@@ -127,7 +128,9 @@ def _value() -> bytes:
 
 
 def _produce(server: str, topic: str, count: int, pid: int) -> _Span:
-    """Write so many records; the time begins when the producer has its id and a first record is acknowledged."""
+    """Write the given number of records; the time begins when the producer has its id and a first record is
+    acknowledged.
+    """
     producer = Producer(
         {
             "bootstrap.servers": server,
@@ -157,7 +160,7 @@ def _produce(server: str, topic: str, count: int, pid: int) -> _Span:
 
 
 def _consume(server: str, topic: str, count: int, pid: int) -> _Span:
-    """Read so many records; the time begins when the first have come."""
+    """Read the given number of records; the time begins when the first have come."""
     consumer = Consumer(
         {
             "bootstrap.servers": server,

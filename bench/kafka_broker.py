@@ -43,7 +43,7 @@ def fetched() -> bool:
 
 @contextlib.contextmanager
 def kafka_broker(directory: Path) -> Iterator[Broker]:
-    """A broker as it comes but for one replica of everything; RuntimeError if it does not start."""
+    """A broker in its default configuration, but with one replica of everything; RuntimeError if it does not start."""
     directory.mkdir(parents=True, exist_ok=True)
     port, controller = _free_port(), _free_port()
     config = directory / "server.properties"

@@ -1,4 +1,4 @@
-"""What must not grow with a log: the cost of a write, a read and a tag delete, from 10 k to 5 M records."""
+"""Costs that must not grow with a log: a write, a read and a tag delete, from 10 k to 5 M records."""
 
 import random
 import time
@@ -64,12 +64,12 @@ def _page(from_seq: int) -> str:
 
 
 def _median_ms(api: Api, path: str, bodies: list[str]) -> float:
-    """The median of what the server says each call took it."""
+    """The median of the server's time per call."""
     return median(ok(api.send("POST", path, body))["performance"]["server_total_ms"] for body in bodies)
 
 
 def _delete_ms(api: Api, tag: str, matches: int) -> float:
-    """The median of three deletes of so many records by tag, each written one by one between others."""
+    """The median of three deletes of the given number of records by tag, each written one by one between others."""
     took = []
     for attempt in range(3):
         name = f"{tag}-{attempt}"

@@ -153,7 +153,7 @@ async def _claim_then_ack(connection: Connection, queue: str, node: str) -> Asyn
 
 
 async def _ack_in_claim(connection: Connection, queue: str, node: str) -> AsyncIterator[int]:
-    """Claims that ack what the one before gave; how many jobs were finished each time."""
+    """Claims that ack the jobs of the claim before; how many jobs were finished each time."""
     done = b""
     while True:
         claim = b'{"node":"%s","max":%d%s}' % (node.encode(), _CLAIM, done)
@@ -167,7 +167,7 @@ Worker = Callable[[Connection, str, str], AsyncIterator[int]]
 
 
 async def _backlog(port: int, ready: int) -> float:
-    """Jobs a second of one worker while so many are ready."""
+    """Jobs per second of one worker with the given number ready."""
     queue = f"ready{ready}"
     connection = await Connection.open(port)
     for body in _batches(ready):

@@ -1,4 +1,4 @@
-"""Routers: what one forwards, and what eight of them cost the writers of their source."""
+"""Routers: the throughput of one, and the cost of eight for the writers of their source."""
 
 import time
 from pathlib import Path

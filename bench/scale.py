@@ -1,4 +1,4 @@
-"""What many topics and records cost: start-up and memory."""
+"""The cost of many topics and records: start-up and memory."""
 
 import time
 from pathlib import Path

@@ -151,7 +151,7 @@ def _reads(driver: Driver, server: Server, directory: Path) -> list[Row]:
 
 
 def _peer(directory: Path) -> tuple[dict[str, Any] | None, str, str]:
-    """What the peer measured, its name, and why it has not."""
+    """The peer's results, its name, and the reason if there are none."""
     reason = spark_peer.missing()
     if not reason:
         with kafka_broker(directory / "kafka") as broker:
@@ -240,8 +240,9 @@ def _visible(sent: Appends, commits: list[tuple[float, int]]) -> list[float]:
 
 
 def _beside(log: Path, server: Server, readers: int, *, apart: bool) -> Row:
-    """Appends alone, beside Spark that reads, and beside Spark that takes the processors for something else. With
-    `apart` Spark has a core of its own, and server, bulk reader and the appending client share the other."""
+    """Appends alone, during a read by Spark, and during other work of Spark. With `apart` Spark has one core, and
+    server, bulk reader and the appending client share the other.
+    """
     if not apart:
         return _appended(log, server, f", --bulk-readers {readers}", None)
     cores = os.sched_getaffinity(0)

@@ -1,4 +1,4 @@
-"""What measures beside Spark: single appends at a steady rate, and the driver process that is told what to do."""
+"""Measurements during Spark: single appends at a steady rate, and the driver process."""
 
 import json
 import os
@@ -82,7 +82,7 @@ class Appends:
     seconds: list[float] = field(default_factory=list)
 
     def quantile_ms(self, percent: int) -> float:
-        """Milliseconds within which so many percent were acknowledged."""
+        """Milliseconds within which the given percentage was acknowledged."""
         return statistics.quantiles(self.seconds, n=100)[percent - 1] * 1e3
 
 
@@ -125,7 +125,7 @@ class Background:
 
 
 def lateness_ms(seconds: float) -> float:
-    """p99 of how late a process that does nothing but sleep is woken: what the machine adds to every wait."""
+    """p99 of the delay of an idle process's wake-ups: the share of the machine in every wait."""
     late = []
     ends = time.perf_counter() + seconds
     while (begun := time.perf_counter()) < ends:

@@ -1,7 +1,8 @@
-"""A Spark driver that does what it is told: `python -m bench.spark_driver`, a JSON object a line on stdin and stdout.
+"""A Spark driver that executes commands: `python -m bench.spark_driver`, with one JSON object per line on stdin and
+stdout.
 
 Runs with the Spark of its interpreter, which need not be the project's: the peer may want another one. The first line
-holds settings for the session, each further one `{"do": NAME, ...}`; it is answered with what the function returns.
+holds settings for the session, each further one `{"do": NAME, ...}`; the answer is the function's result.
 """
 
 import json
@@ -54,8 +55,9 @@ class Driver:
     def text(
         self, source: str, options: dict[str, str], path: str = "", *, every_column: bool = False
     ) -> dict[str, Any]:
-        """Every record decoded as text. Spark drops columns of its own sources that a query does not use; to a source
-        in Python it must be told which are wanted."""
+        """Every record decoded as text. Spark drops columns of its own sources that a query does not use; for a source
+        in Python the wanted columns must be named.
+        """
         begun = time.perf_counter()
         schema = "data binary" if source == "topics" and not every_column else ""
         text = self.frame(source, options, path, schema).selectExpr(f"cast({TEXT[source]} as string) as text")
@@ -173,7 +175,7 @@ def workers_rss() -> int:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # ended meanwhile
+        except OSError:  # ended since
             continue
     ours, more = set[int](), {os.getpid()}
     while more:

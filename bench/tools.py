@@ -17,7 +17,7 @@ MISSING = "not installed (apt-get install -y wrk redis-server)"
 
 @dataclass(frozen=True)
 class Rate:
-    """What a load generator measured."""
+    """The results of a load generator."""
 
     calls_per_second: float
     p50_ms: float
@@ -42,7 +42,7 @@ def payload(i: int, *, tagged: bool = True) -> str:
 
 
 def write_body(records: int, *, tagged: bool = True) -> str:
-    """A write body with so many records."""
+    """A write body with the given number of records."""
     return f'{{"records":[{",".join(payload(i, tagged=tagged) for i in range(records))}]}}'
 
 

@@ -70,11 +70,11 @@ _PROPERTIES: Final[Mapping[str, str]] = {
 
 
 class CatalogDownError(Exception):
-    """The catalog, or the store behind it, does not answer now; what was asked for may have happened all the same."""
+    """The catalog, or the store behind it, does not answer now; the change may have happened nevertheless."""
 
 
 class TableError(Exception):
-    """A table that is not what it should be; the text names it and what to do."""
+    """A table in a wrong state; the text names it and gives a hint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ def create_table(
 ) -> Table:
     """A new, empty table at position 0; the one that is there, if another process was faster.
 
-    Its folder has a name of its own, so that a table never shares one with another, be it dropped or renamed: what one
-    of them does not refer to would pass for orphans.
+    Its folder has a unique name, so that no two tables share one, not even with a dropped or renamed table: files of
+    the other would pass for orphans.
     """
     location = None
     if config.warehouse:
@@ -205,7 +205,7 @@ def positions_text(positions: Positions) -> str:
 
 @contextmanager
 def reachable() -> Iterator[None]:
-    """Turns what says that the catalog or its store does not answer into CatalogDownError."""
+    """Turns errors of an absent catalog or store into CatalogDownError."""
     try:
         yield
     except Exception as error:

@@ -77,7 +77,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """Mark of an append that fills what a rollback took: it lands on that very snapshot, and nowhere else."""
+    """Mark of an append that refills a rollback: it only lands on that very snapshot."""
 
     onto: int | None  # id of the snapshot, None for a table without any
 
@@ -87,7 +87,7 @@ def append(catalog: Catalog, wanted: Append) -> Table:
 
     Raises FencedError when another committer has moved the positions: nothing of this landed, or will. Raises
     CatalogDownError when the outcome can't be known: call again with the same `wanted`, and never delete its files.
-    Raises TableError when the table, or one of the files, is gone.
+    Raises TableError if the table, or one of the files, is missing.
     """
     failure: BaseException | None = None
     for _ in range(_ATTEMPTS):
@@ -103,7 +103,7 @@ def append(catalog: Catalog, wanted: Append) -> Table:
         except Exception as error:
             if is_down(error):
                 raise CatalogDownError(f"{wanted}: {type(error).__name__}: {error}".partition("\n")[0]) from error
-            if _landed(_table(catalog, wanted), wanted):  # what failed came behind the commit
+            if _landed(_table(catalog, wanted), wanted):  # the failure came after the commit
                 return _table(catalog, wanted)
             raise
     raise CatalogDownError(f"{wanted}: {failure}") from failure
@@ -142,7 +142,7 @@ def _fence(table: Table, wanted: Append) -> None:
 
 
 def _check_files(table: Table, wanted: Append) -> None:
-    """Raises TableError where files are gone: they waited too long, or clocks disagree, and passed for orphans."""
+    """Raises TableError if files are missing: they waited too long, or clocks disagree, and passed for orphans."""
     with reachable():
         gone = next((each.file_path for each in wanted.files if not table.io.new_input(each.file_path).exists()), None)
     if gone is not None:

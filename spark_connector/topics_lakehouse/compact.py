@@ -1,4 +1,4 @@
-"""Small files made into large ones: what a pipeline that commits every second needs for reads to stay fast."""
+"""Merging small files into large ones: keeps reads fast after many small commits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ class Compaction:
     min_files: int = 8
     thorough: bool = False
     ordered: bool = True  # only files of one partition, by seq; False for tables of errors and gaps, whose files mix
-    max_bytes: int = 4 << 30  # read in one run; the next goes on from there
+    max_bytes: int = 4 << 30  # read in one run; the next run continues from there
 
 
 def compact(table: Table, how: Compaction = Compaction()) -> Rewritten:
     """Rewrite small files that follow each other in a partition; `table` is refreshed.
 
     Content, order and positions stay. Bounded by `max_bytes`; called again and again it comes to an end, where it
-    returns Rewritten(). Runs beside a pipeline and readers. Raises as `replace` does; what was committed before stays.
+    returns Rewritten(). Runs concurrently with a pipeline and readers. Raises as `replace` does; earlier commits stay.
     """
     done = Rewritten()
     while done.bytes_before < how.max_bytes:

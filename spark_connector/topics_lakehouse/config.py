@@ -43,7 +43,7 @@ class TopicRule:
 
     name: str = ""
     pattern: str = ""
-    table: str = ""  # empty: the topic's name, with `_` for what a table's name can't have
+    table: str = ""  # empty: the topic's name, with `_` for characters that a table's name can't have
     columns: pa.Schema = field(default_factory=lambda: pa.schema([]))  # typed columns taken from `data`
     on_recreate: str = "fail"  # fail, archive
 
@@ -94,8 +94,8 @@ def load(
     """The settings of a file, with those of `overrides` (the same keys; `catalog.uri` reaches into a table) in place of
     its own.
 
-    Without `file`, `lakehouse.toml` counts where there is one. `${NAME}` in a text stands for the variable of the
-    environment. Paths are relative to the file's folder. Raises ConfigError.
+    Without `file`, `lakehouse.toml` counts where there is one. `${NAME}` in a text is replaced by the environment
+    variable. Paths are relative to the file's folder. Raises ConfigError.
     """
     variables = os.environ if environment is None else environment
     if file is None and Path(DEFAULT_FILE).exists():
@@ -158,7 +158,7 @@ def _expanded(value: Any, key: str, variables: Mapping[str, str]) -> Any:
 
 
 class _Settings:
-    """A table of settings, taken out one by one; what is left over is unknown."""
+    """A table of settings, taken out one by one; the rest is unknown."""
 
     def __init__(self, given: Mapping[str, Any], key: str = "") -> None:
         self._left = dict(given)

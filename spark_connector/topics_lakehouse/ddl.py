@@ -13,7 +13,7 @@ _SHORT = (pa.int8(), pa.int16())
 def columns_of(declared: object) -> pa.Schema:
     """The columns that `id bigint, name string`, or a mapping of names to types, declares, in types that Iceberg has.
 
-    Raises ValueError, also for what JSON can't be parsed into.
+    Raises ValueError, also for types that JSON can't be parsed into.
     """
     if isinstance(declared, Mapping):
         parts = ("`{}` {}".format(str(name).replace("`", "``"), kind) for name, kind in declared.items())

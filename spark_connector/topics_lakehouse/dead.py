@@ -9,18 +9,18 @@ from topics_proto.v1 import topics_service_pb2 as pb
 
 
 def find_dead(connection: Connection, topic: str, topic_id: str, partition: int, last: int) -> Iterator[int | SeqSet]:
-    """List what lives up to seq `last`, which must not lie behind the head; what is not there and was not evicted is
-    dead. Gives the cursor now and then, and at the end the dead seqs.
+    """List the live seqs up to `last`, which must not be above the head; missing seqs that were not evicted are dead.
+    Gives the cursor now and then, and at the end the dead seqs.
 
     Only the server itself is asked: the view of a bulk reader may be older than a delete. Records come without their
-    data, as runs of seqs. Raises NotFoundError when the topic was deleted or made again.
+    data, as runs of seqs. Raises NotFoundError if the topic was deleted or recreated.
     """
     dead = SeqSet()
     cursor = 0
     while cursor < last:
 
         def listed(start: int = cursor) -> int:
-            """One call: reads on behind `start` as far as it comes."""
+            """One call: reads from after `start` as far as it gets."""
             return _list(connection, _request(topic, topic_id, partition, start, last), dead)
 
         try:
@@ -50,7 +50,7 @@ def _request(topic: str, topic_id: str, partition: int, cursor: int, last: int) 
 
 
 def _list(connection: Connection, request: pb.BulkDiffRequest, dead: SeqSet) -> int:
-    """The cursor behind what one call brought. Fails only where it brought nothing."""
+    """The cursor after the result of one call. Fails only where it brought nothing."""
     cursor, done = request.from_seq, False
     try:
         with connection.stream(connection.topics.BulkDiff, request) as frames:
@@ -70,7 +70,7 @@ def _list(connection: Connection, request: pb.BulkDiffRequest, dead: SeqSet) -> 
 
 def _take(frame: pb.BulkDiffResponse, cursor: int, dead: SeqSet) -> int:
     """Process a frame. Returns the cursor after it."""
-    if frame.HasField("tombstone"):  # evicted: what was deleted among it can't be distinguished any more
+    if frame.HasField("tombstone"):  # evicted: deleted records among them can't be distinguished any more
         dead.add(cursor + 1, frame.tombstone.gap_from - 1)
         cursor = max(cursor, frame.tombstone.gap_to)
     records = frame.records

@@ -1,9 +1,9 @@
 """Application of a topic's deletes to its table: an explicit step, complete when the call returns.
 
 A record that is deleted in a topic (by seq, tag or prefix, or by the ack of a job) leaves no trace that a pipeline
-could follow. So the topic's live seqs are listed, and the rows of the table that are not among them are removed by
-writing their files anew. What retention evicted is no delete: it stays in the table. A range that was evicted after
-some of it had been deleted is reported as evicted as a whole, so sync deletes before retention reaches them.
+could follow. So the topic's live seqs are listed, and rows of other seqs are removed from the table by rewriting their
+files. Evicted records are not deletes: they stay in the table. A range that was evicted after some of it had been
+deleted is reported as evicted as a whole, so sync deletes before retention reaches them.
 """
 
 import time
@@ -73,9 +73,9 @@ def sync_deletes(
     """Remove the rows of records that are deleted in the topic.
 
     Blocks until the table has every record that the topic has now (a pipeline must be running, or have run), for at
-    most `timeout` seconds: then NotThereYetError. Runs beside a pipeline and compaction, and may be called again at any
-    time. Older snapshots have the rows until they expire. Raises NotFoundError for an unknown topic, TableError for one
-    that has no table, that of an earlier life, or one that was rolled back.
+    most `timeout` seconds: then NotThereYetError. Runs concurrently with a pipeline and compaction, and may be repeated
+    at any time. Older snapshots have the rows until they expire. Raises NotFoundError for an unknown topic, TableError
+    for one that has no table, that of an earlier life, or one that was rolled back.
     """
     info = find_topic(connection, topic)
     heads = {each.partition: each.head_seq for each in info.partitions}
@@ -163,7 +163,7 @@ def _list(
 def remove_rows(
     table: Table, dead: Mapping[int, SeqSet], progress: Callable[[Step], None] = lambda _: None
 ) -> Rewritten:
-    """Write every file that holds a row of a dead seq anew without it; `table` is refreshed. Does nothing twice."""
+    """Rewrite every file that holds a row of a dead seq without it; `table` is refreshed. Does nothing twice."""
     done = Rewritten()
     clean: set[str] = set()  # files that were read and hold none
     lost = 0

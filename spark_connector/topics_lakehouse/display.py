@@ -59,13 +59,13 @@ class _Rates:
 
 
 class _Lines:
-    """One line for each change of state, and every few seconds for what was written."""
+    """One line for each change of state, and for the progress every few seconds."""
 
     def __init__(self, out: TextIO, *, as_json: bool) -> None:
         self._out = out
         self._as_json = as_json
         self._rates = _Rates()
-        self._told: dict[str, tuple[float, int, int]] = {}  # when, and how many records and what lag there were
+        self._told: dict[str, tuple[float, int, int]] = {}  # time, records and lag
 
     def begin(self) -> None:
         self._rates.began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A pinned snapshot of a table for DuckDB: its own Parquet reader wherever that reads what Iceberg would."""
+"""A pinned snapshot of a table for DuckDB: with its own Parquet reader if that gives the same result as Iceberg."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ _WIDENED: Final = (IntegerType, LongType, FloatType, DoubleType, DecimalType)
 
 
 class Scans:
-    """Makes SELECTs of snapshots. Remembers what never changes: manifests, and how files are laid out.
+    """Makes SELECTs of snapshots. Caches the immutable: manifests, and the layout of files.
 
     Whatever has to be handed to DuckDB as an object is registered with the connection until `release`.
     """
@@ -44,7 +44,7 @@ class Scans:
         return f"SELECT * FROM {name}"
 
     def release(self) -> None:
-        """Let go of what was registered."""
+        """Unregister the tables."""
         while self._registered:
             self._connection.unregister(self._registered.pop())
 

@@ -1,6 +1,6 @@
 """The work of one Spark task: it reads a range of a topic and writes it as Parquet files, in one go.
 
-The records never leave the task: what comes back is a description of the files. That is four times as fast as handing
+The records never leave the task: its result is a description of the files. That is four times as fast as handing
 them to Spark.
 """
 
@@ -82,7 +82,7 @@ class TaskResult:
 
 
 def run_tasks(address: Address, tasks: Iterable[FileTask]) -> Iterator[TaskResult]:
-    """Do the tasks one after the other. What fails comes back as a failure and leaves no files, as far as it can."""
+    """Do the tasks one after the other. An error is returned as a failure, after removing its files if possible."""
     with Fetcher(address) as fetcher:
         for task in tasks:
             yield _run(fetcher, task)

@@ -1,11 +1,11 @@
-"""One topic on its way into its tables: what it waits for, and the commits that a round leads to.
+"""One topic on its way into its tables: its waits, and the commits of a round.
 
 The commits of a round, in this order, each atomic:
 
 1. `_errors`, where records did not fit, 2. `_gaps`, where seqs were lost, 3. the table itself.
 
-Each moves the positions of its own table. A crash in front of 3 means that the range is read again; what 1 and 2 hold
-already is then not told again, because their positions are ahead.
+Each moves the positions of its table. A crash in front of 3 means that the range is read again; rows already in 1 and 2
+are not written again, because their positions are ahead.
 """
 
 import time
@@ -104,7 +104,7 @@ class Follower:
         return time.monotonic() >= self._not_before
 
     def open(self, info: TopicInfo) -> TopicTables:
-        """The tables for this life of the topic, with what was left to be committed committed."""
+        """The tables for this topic id, after pending commits are done."""
         self.status.heads = {each.partition: each.head_seq for each in info.partitions}
         if self.tables is not None and (self.tables.topic_id != info.topic_id or self._overdue()):
             self.forget()
@@ -154,13 +154,13 @@ class Follower:
                     io.delete(file.file_path)
 
     def commit(self, results: Sequence[TaskResult], began: float) -> list[Table]:
-        """Commit what the tasks of one round wrote, all of which went well; the tables that this changed. `began` is
+        """Commit the files of one successful round; the tables that this changed. `began` is
         when the first file may have been written, by the monotonic clock."""
         assert self.tables is not None
         return self._commit(self._steps(self.tables, results), results, began)
 
     def refill(self, found: Missing, results: Sequence[TaskResult], began: float) -> list[Table]:
-        """Commit what the tables lacked; as `commit`."""
+        """Commit the missing rows; as `commit`."""
         return self._commit(self._refills(found, results), results, began)
 
     def _commit(self, steps: list[tuple[str, Append]], results: Sequence[TaskResult], began: float) -> list[Table]:
@@ -244,7 +244,7 @@ class Follower:
             return files.close()
 
     def _finish(self) -> None:
-        """Do the commits that are still to be done; what fails stays to be done, unless it never can be."""
+        """Do the commits that are still to be done; a failed step stays pending, unless it can never succeed."""
         assert self.tables is not None
         while self._pending:
             role, wanted = self._pending[0]
@@ -280,7 +280,7 @@ class Follower:
         status = self.status
         changed = (status.state, status.reason) != (state, reason)
         status.state, status.reason = state, reason
-        if state in (LIVE, ABSENT):  # each look tells of an absent topic anyway
+        if state in (LIVE, ABSENT):  # every look reports an absent topic anyway
             self._pause, self._not_before = _FIRST_PAUSE, 0.0
         else:
             self._not_before = time.monotonic() + self._pause

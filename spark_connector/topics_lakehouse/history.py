@@ -1,8 +1,8 @@
-"""The check that a table still holds what its positions promise.
+"""The check that a table still holds the rows up to its positions.
 
-A rollback takes snapshots back and leaves the properties, so positions alone would skip what went with the snapshots,
-without a word. A table that was put back as a whole, from older metadata, agrees with itself: there the positions that
-the table told its consumer group are the witness.
+A rollback takes snapshots back and leaves the properties, so positions alone would silently skip the rows of the
+snapshots. A table restored as a whole from older metadata is consistent in itself: its positions are compared with
+those committed to its consumer group.
 """
 
 import json
@@ -37,7 +37,7 @@ _NONE: Final[Witness] = {}
 
 
 class RolledBackError(TableError):
-    """The table does not hold what its positions promise, or what its group was told."""
+    """The table lacks rows below its positions, or below those of its group."""
 
     def __init__(self, table: Table, positions: Positions) -> None:
         super().__init__(
@@ -47,8 +47,9 @@ class RolledBackError(TableError):
 
 
 def check_history(table: Table, witness: Witness = _NONE) -> None:
-    """Raises RolledBackError where the table does not hold what its positions promise, or stands behind those that it
-    told the witness. Raises CatalogDownError, and TableError for positions that were changed."""
+    """Raises RolledBackError if the table lacks rows below its positions, or is behind the positions of the witness.
+    Raises CatalogDownError, and TableError for positions that were changed.
+    """
     state = table_state(table)
     told = witness.get(table.metadata.table_uuid, {})
     if any(state.positions.get(partition, 0) < seq for partition, seq in told.items()):
@@ -61,7 +62,7 @@ def _holds(table: Table, positions: Positions) -> bool:
     metadata, current = table.metadata, table.current_snapshot()
     commit = table.properties.get(COMMIT, "")
     line = lineage(metadata, current)
-    if not commit:  # none yet, or someone set the positions anew
+    if not commit:  # none yet, or the positions were set by hand
         told = line.mark.get(POSITIONS)
         return told is None or same_positions(parse_positions(told), positions)
     if line.mark:

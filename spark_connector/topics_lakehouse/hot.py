@@ -25,10 +25,9 @@ def hot_tail(
     max_records: int,
     max_bytes: int,
 ) -> pa.Table:
-    """The records behind the positions, up to the heads that `info` tells, with `columns` parsed as the pipeline does.
+    """The records after the positions, up to the heads of `info`, with `columns` parsed as by the pipeline.
 
-    Raises HotTailError before it reads more than `max_records`, or when it has read `max_bytes`, and what a read
-    fails with.
+    Raises HotTailError before it reads more than `max_records`, or after `max_bytes`, and the errors of a read.
     """
     behind = lags(info, positions)
     records = sum(lag.records for lag in behind)

@@ -1,5 +1,6 @@
-"""The pipeline as a program: `spark-submit …/topics_lakehouse/job.py --config lakehouse.toml`, or
-`python -m topics_lakehouse.job` with a session of its own."""
+"""The pipeline as a program: `spark-submit …/topics_lakehouse/job.py --config lakehouse.toml`, or `python -m
+topics_lakehouse.job`, which creates a session.
+"""
 
 import argparse
 import logging
@@ -32,7 +33,7 @@ def follow(
     started: Callable[[Pipeline], None] | None = None,
 ) -> bool:
     """Run the pipeline on Spark until SIGTERM or SIGINT, or with `once` until everything that is there now is written;
-    whether all topics are then in order. With `refill` tables that were rolled back first get what they lack. `started`
+    whether all topics are then in order. With `refill` tables that were rolled back are refilled first. `started`
     is given the pipeline before its first round."""
     with session(config) as spark:
         upkeep = Upkeep(config)
@@ -52,7 +53,7 @@ def follow(
 
 @contextmanager
 def session(config: Config) -> "Iterator[SparkSession]":
-    """The session that spark-submit provides, else one of its own, by the settings under `spark`; stopped in the end.
+    """The session of spark-submit, else a new one with the settings under `spark`; stopped in the end.
     `spark.master` may be `sc://…` for Connect."""
     from pyspark.sql import SparkSession
 
@@ -132,6 +133,6 @@ def main(given: Sequence[str] | None = None) -> int:
     return 0 if follow(config, once=parsed.once, refill=parsed.refill) else 1
 
 
-if __name__ == "__main__":  # as a script, its folder is on the path, where no module is to be found by a short name
+if __name__ == "__main__":  # as a script, its folder is on the path: no module may be imported by its short name
     sys.path[:] = [each for each in sys.path if not each or Path(each).resolve() != Path(__file__).parent.resolve()]
     sys.exit(main())

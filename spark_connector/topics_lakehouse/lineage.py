@@ -1,7 +1,7 @@
 """The commit that a snapshot holds: its own mark, or that of the nearest ancestor with one.
 
 Properties outlive a rollback, snapshots do not. So an append marks its snapshot, and each rewrite carries the mark of
-the snapshot that it starts from. The mark of the current snapshot tells how far its rows go, whatever was expired.
+the snapshot that it starts from. The mark of the current snapshot has its positions, even after expiry.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Keeping a table's own bookkeeping small: snapshots, manifests, and files that nothing refers to.
 
-Iceberg's expiry of snapshots changes metadata only. What the table no longer needs is removed here: each file below its
-location that no retained snapshot or metadata version refers to and that is older than a grace. The grace is what keeps
-a commit in flight safe, whose files are there before the table refers to them.
+Iceberg's expiry of snapshots changes metadata only. Removes unused files: those below the table's location that no
+retained snapshot or metadata version refers to, and that are older than a grace. The grace protects a commit in flight,
+whose files exist before the table refers to them.
 """
 
 import time
@@ -33,7 +33,7 @@ class Maintenance:
     """Retention settings of a table."""
 
     keep_snapshots: int = 20  # the newest, and any with a tag or branch
-    merge_manifests_at: int = 20  # write the manifests anew when there are more
+    merge_manifests_at: int = 20  # rewrite the manifests when there are more
     orphan_grace_seconds: float = 86400.0  # must be longer than a commit takes from its first file on
 
 
@@ -65,8 +65,8 @@ def maintain(
     """Expire snapshots, merge manifests, delete orphans; `table` is refreshed.
 
     `in_flight` are locations of files that a commit under way is to add: they stay at any age. `now` is the time in
-    seconds since the epoch. Runs beside a pipeline and readers of retained snapshots. Raises CommitFailedException
-    after too many lost races; what was done before stays.
+    seconds since the epoch. Runs concurrently with a pipeline and readers of retained snapshots. Raises
+    CommitFailedException after too many lost races; completed steps stay.
     """
     merged = _merge(table.refresh(), how.merge_manifests_at)
     expired = expire(table, how.keep_snapshots)
@@ -91,7 +91,7 @@ def expire(table: Table, keep: int) -> int:
     """Drop all snapshots but the newest `keep`, those that a branch or tag points to, and those that tell which commit
     the current one holds; returns how many.
 
-    Raises RolledBackError for a table that was rolled back: only what would be dropped could put it in order.
+    Raises RolledBackError for a table that was rolled back: the snapshots to drop may be needed to repair it.
     """
     done = lost = 0
     while True:
@@ -119,7 +119,7 @@ def expire(table: Table, keep: int) -> int:
 
 def delete_orphans(table: Table, before: float, *, in_flight: Collection[str] = ()) -> tuple[int, int]:
     """Delete unreferenced files last changed before a time (seconds since the epoch); how many, and their bytes."""
-    # First what is there, then what is referred to: a file that is committed in between is known by then.
+    # List the files before the references: a file that is committed in between is then among the references.
     old = [file for place in _folders(table) for file in _stored(table, place) if file.modified < before]
     if not old:
         return 0, 0

@@ -1,4 +1,4 @@
-"""Rounds: look where topics stand, have what is new written by one Spark job, commit it topic by topic.
+"""Rounds: look up the heads of topics, write new records with one Spark job, commit topic by topic.
 
 All that has to be kept lies in the tables: a pipeline that is killed at any moment, and started again, anywhere, goes
 on where the tables are.
@@ -42,7 +42,7 @@ Ends = Mapping[str, Mapping[int, int]]  # heads, by topic and partition
 
 
 class TopicGoneError(Exception):
-    """The topic was deleted, or made again, since the round was planned."""
+    """The topic was deleted or recreated since the round was planned."""
 
 
 class TaskFailedError(Exception):
@@ -82,8 +82,9 @@ class Pipeline:
         """`report(step, status)` is called for each step: written, errors, gaps and committed behind the steps of a
         topic's saga; live, waiting, failed, absent when that changes; fenced; archived; and round for each topic behind
         each round. `after_commit(table, topic)` is for maintenance and is called for each table that a round has
-        changed; what it raises is logged. With `refill` tables that were rolled back get what they lack when they are
-        first opened, and are not refused."""
+        changed; its exceptions are logged. With `refill` tables that were rolled back are refilled on first opening,
+        and not refused.
+        """
         self._refill = refill
         self._config = config
         self._runner = runner
@@ -103,7 +104,7 @@ class Pipeline:
         return [self._followers[topic].status for topic in sorted(self._followers)]
 
     def lag(self, topic: str) -> int:
-        """Seqs that the topic's table is behind what the last look found."""
+        """Seqs that the table is behind the head of the last look."""
         return self._followers[topic].status.lag
 
     def stop(self) -> None:
@@ -248,7 +249,7 @@ class Pipeline:
         return witnessed(self._server, self._config.group, topic)
 
     def _fill(self, follower: Follower, tables: TopicTables) -> None:
-        """Have what the tables lack read again and commit it, and the group agree with them. Once in their life here:
+        """Read the missing records again and commit them, and update the group. Once in their life here:
         a later rollback is refused."""
         if tables.lacking:
             began = time.monotonic()
@@ -278,8 +279,9 @@ class Pipeline:
         return tables
 
     def _run(self, tasks: Sequence[FileTask]) -> list[TaskResult]:
-        """Do the tasks in one job. If it fails as a whole, each topic gets one of its own, so that one topic can't stop
-        the others."""
+        """Do the tasks in one job. If it fails as a whole, each topic gets a separate job, so that one topic can't stop
+        the others.
+        """
         try:
             return self._runner(self._config.address, tasks)
         except RunnerGoneError:
@@ -330,7 +332,7 @@ class Pipeline:
             _log.warning("%s", error)
             follower.forget()
             self._report("fenced", follower.status)
-        except TopicGoneError as error:  # the next look tells what became of it
+        except TopicGoneError as error:  # the next look shows the outcome
             _log.warning("%s", error)
             follower.forget()
         except (TableError, SchemaError, TopicsError, TaskFailedError) as error:

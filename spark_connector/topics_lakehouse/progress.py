@@ -1,8 +1,8 @@
 """Progress of the tables, committed to the server as the positions of a consumer group.
 
-The tables are the truth: nothing goes on from these positions. But a topic may retain for the group what it has not got
-yet (`retain_until_acked_by`), the group's lag is in the server's listings and metrics, and a table that stands behind
-what it told its group itself was put back.
+The tables are authoritative: nothing resumes from these positions. But a topic may retain records for the group
+(`retain_until_acked_by`), the group's lag is in the server's listings and metrics, and a table behind its own group was
+restored from older metadata.
 """
 
 import logging
@@ -60,7 +60,8 @@ class Progress:
 
 def witnessed(connection: Connection, group: str, topic: str) -> Mapping[uuid.UUID, Positions]:
     """The positions in a topic that tables committed to the group, by table. Call it before reading a table, which may
-    move on meanwhile. None of a group that is not there, or not ours to read. Raises UnavailableError."""
+    advance afterwards. None of a group that is not there, or not ours to read. Raises UnavailableError.
+    """
     found: dict[uuid.UUID, dict[int, int]] = {}
     if not group:
         return found

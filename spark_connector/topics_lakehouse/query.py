@@ -1,8 +1,8 @@
 """SQL over the tables of the lakehouse, fresh to the last acknowledged record.
 
-A table is its pinned snapshot, and behind it what its topic has and the snapshot does not: the hot tail, read from the
-server at the moment of the query. No record is there twice and none is missing, because the snapshot tells how far it
-goes. A record that was deleted in the topic is gone from the hot tail at once, from the table with `sync_deletes`.
+A table is its pinned snapshot plus the hot tail: newer records of the topic, read from the server at the time of the
+query. No record is doubled or missing, because the snapshot has its positions. A record deleted in the topic disappears
+from the hot tail at once, from the table with `sync_deletes`.
 """
 
 import json
@@ -40,7 +40,7 @@ class QueryError(Exception):
 
 
 class Lakehouse:
-    """A session. The first query of a table reads its manifests and looks at its files, later ones only what is new.
+    """A session. The first query of a table reads its manifests and files, later ones only new ones.
 
     Every table of the namespace is a view of its name, also `<table>_errors` and `<table>_gaps`, which are without a
     hot tail. A configured topic that has no table yet is all hot tail. For one thread at a time.
@@ -164,7 +164,7 @@ class Lakehouse:
         told = witnessed(self._server, self._config.group, table.properties[TOPIC]) if fresh else {}
         try:
             check_history(table, told)
-        except RolledBackError:  # or only older than what the group was told meanwhile
+        except RolledBackError:  # or only older than the group's newer commits
             with reachable():
                 check_history(table.refresh(), told)
 
@@ -183,7 +183,7 @@ class Lakehouse:
         except NotFoundError:
             if table is None:
                 raise
-            return None  # what there was of the topic is in the table
+            return None  # all records of the topic are in the table
         positions: Mapping[int, int] = {}
         columns = self._declared(topic)
         if table is not None:

@@ -1,8 +1,8 @@
-"""Filling what a rollback took from a topic's tables, read again from the topic.
+"""Refilling a topic's tables after a rollback, with records read again from the topic.
 
-What the tables lack is found out first; then it is read, and each table gets it, and a new mark, in one commit that
-lands only on the very snapshot that was looked at. The positions stay. A crash in between leaves tables that are
-refused as before, and the next attempt finds what they lack then.
+The missing ranges are found first; then it is read, and each table gets it, and a new mark, in one commit that lands
+only on the very snapshot that was looked at. The positions stay. A crash in between leaves tables that are still
+refused, and the next attempt finds the missing ranges again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ class Missing:
                     yield FileTask(seqs, 0, target, passed)
 
     def gaps(self, results: Sequence[TaskResult]) -> list[Gap]:
-        """The gaps among the results that are about what the tables lack."""
+        """The gaps among the results within the missing ranges."""
         return [
             part
             for result in results
@@ -65,7 +65,7 @@ def missing(tables: TopicTables) -> Missing:
     held = _held(tables.tables[RECORDS], known[RECORDS], ends[RECORDS])
     errors_held = _held(tables.tables[ERRORS], known[ERRORS], ends[ERRORS]) if ERRORS in known else {}
     told = held
-    if GAPS in tables.lacking:  # a gap is what the table of records lacks without a rollback
+    if GAPS in tables.lacking:  # a gap: missing from the table of records without a rollback
         minimum = {p: min(known[RECORDS].get(p, 0), known[GAPS].get(p, 0)) for p in ends[RECORDS]}
         told = _held(tables.tables[RECORDS], minimum, ends[RECORDS])
     return Missing(tables, held, errors_held, told)

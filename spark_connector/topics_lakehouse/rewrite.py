@@ -45,7 +45,7 @@ Keep = Callable[[pa.RecordBatch], pa.BooleanArray | None]
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """One data file of a snapshot. What its bounds do not tell for sure is None: then it is not one of ours."""
+    """One data file of a snapshot. None if its bounds do not tell: then it is not one of ours."""
 
     data: DataFile
     deletes: tuple[DataFile, ...]  # files of row deletes that count for it; we write none
@@ -89,8 +89,7 @@ def live_files(
 ) -> list[LiveFile]:
     """The data files of a snapshot (without one, of the current), by partition and seq.
 
-    `known` remembers what manifests hold, which never changes: a caller who lists again and again keeps one for each
-    table.
+    `known` caches manifests, which are immutable: a caller that lists repeatedly keeps one for each table.
     """
     found = snapshot or table.current_snapshot()
     if found is None:
@@ -202,8 +201,8 @@ def replace(
 
     Without `keep` no row is lost and the snapshot counts as REPLACE, which readers of appended rows pass over; with it
     as OVERWRITE. A group of which nothing is kept gets no file. `properties` go into the snapshot's summary. Raises
-    ValidationException where a file is in the table no more, and CommitFailedException after too many lost races: both
-    leave the table as it was, and the new files are removed.
+    ValidationException if a file is no longer in the table, and CommitFailedException after too many lost races: both
+    leave the table unchanged, and the new files are removed.
     """
     old = [file for group in groups for file in group]
     if not old:

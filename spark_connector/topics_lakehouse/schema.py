@@ -96,8 +96,8 @@ def evolve(table: Table, declared: pa.Schema) -> tuple[Table, list[Conflict]]:
     """Evolve the table to the declared columns: add new ones and widen old ones, also in structs, arrays and maps.
     Returns the conflicts that prevent this.
 
-    Columns and fields that are declared no more, and those that others have added, stay. Raises SchemaError where the
-    table can't take records at all, and what a commit raises.
+    Columns and fields that are no longer declared, or were added by others, stay. Raises SchemaError if the table can't
+    take records, and the errors of a commit.
     """
     for last in (False, False, True):
         check_envelope(table)
@@ -142,7 +142,7 @@ class Differences:
 
     additions: list[tuple[Path, IcebergType]] = field(default_factory=list)
     widenings: list[tuple[Path, IcebergType]] = field(default_factory=list)
-    conflicts: list[Conflict] = field(default_factory=list)  # what can't be had
+    conflicts: list[Conflict] = field(default_factory=list)  # impossible changes
 
 
 def differences(schema: Schema, declared: pa.Schema) -> Differences:
@@ -204,7 +204,7 @@ def _plain(kind: IcebergType) -> pa.DataType:
 
 
 def typed_columns(table: Table, declared: pa.Schema) -> pa.Schema:
-    """The declared columns as the table has them: what records are parsed into."""
+    """The declared columns with the table's types: the target of parsing."""
     there = {each.name: each for each in table.schema().fields}
     return pa.schema([pa.field(name, _plain(there[name].field_type)) for name in declared.names if name in there])
 

@@ -26,7 +26,7 @@ class Lag:
 
     @property
     def skipped(self) -> int:
-        """Last seq in front of the first live record, or the position: up to there nothing is to be read."""
+        """Last seq before the first live record, or the position: the read starts after it."""
         return min(max(self.position, self.earliest - 1), self.head)
 
     @property
@@ -48,8 +48,9 @@ def lags(info: TopicInfo, positions: Positions, ends: Mapping[int, int] | None =
 
 
 def share(lags: Sequence[Lag], budget: int) -> list[tuple[Lag, int]]:
-    """Up to which seq each is read: all of it where the budget (records of weight 1) suffices, else the same part of
-    the budget for each, and what one does not need for the others. Everyone gets on by a record at least."""
+    """The last seq to read of each: the head if the budget (records of weight 1) suffices, else an equal share of the
+    budget; unused shares go to the others. Everyone gets on by a record at least.
+    """
     chosen, left = [], float(budget)
     smallest_first = sorted(lags, key=lambda lag: lag.records * lag.weight)
     for i, lag in enumerate(smallest_first):
@@ -69,7 +70,7 @@ def split(chosen: Sequence[tuple[Lag, int]], *, task_records: int, parallelism: 
         pieces = max(1, -(-int(size) // task_records))
         if records >= 2 * _WORTH_A_TASK:
             pieces = max(pieces, min(round(parallelism * size / total), records // _WORTH_A_TASK))
-        first = lag.position + 1  # what is lost in front is for the first piece to tell
+        first = lag.position + 1  # losses at the start are reported by the first piece
         for i in range(1, pieces + 1):
             end = lag.skipped + records * i // pieces
             if end >= first:

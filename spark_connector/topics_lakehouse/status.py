@@ -32,7 +32,7 @@ from topics_lakehouse.shares import lags
 
 @dataclass(slots=True)
 class TopicStatus:
-    """One topic. What is not known is None; a topic that is in order has no problems."""
+    """One topic. Unknown values are None; a topic that is in order has no problems."""
 
     topic: str
     table: str

@@ -1,4 +1,4 @@
-"""The tables of one topic: made, opened, kept in step with what is declared, put aside when the topic's life ends."""
+"""The tables of one topic: created, opened, kept in step with the declaration, set aside when the topic is deleted."""
 
 from dataclasses import dataclass, field
 
