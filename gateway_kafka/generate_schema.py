@@ -166,7 +166,7 @@ def api(key: int, first: int, last: int) -> dict[str, Any]:
 
 
 def rendered(items: list[dict[str, Any]], indent: str = "") -> str:
-    """JSON with one line per field of a message and the closing bracket of a struct on a line of its own."""
+    """JSON with one line per field of a message, and one for the closing bracket of a struct."""
     rows = []
     for item in items:
         nested = {name: value for name, value in item.items() if name in ("request", "response", "fields") and value}

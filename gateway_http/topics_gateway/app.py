@@ -56,7 +56,7 @@ def create_app(
 ) -> Starlette:
     """The HTTP gateway to `api`, without authentication if there is no `authorizer`. `calls` are served as gRPC-Web.
 
-    It has no lifespan of its own: the caller starts and stops what is behind `api`.
+    It has no lifespan: the caller starts and stops the parts behind `api`.
     """
     authorizer = authorizer or Authorizer()
     rendered = RenderCache(settings.render_cache_bytes)
@@ -233,7 +233,7 @@ class _Routes:
             return ANONYMOUS  # a missing session (404) takes precedence over a bad key (401): docs/contract.md, 8
 
     def _count(self, request: Request) -> None:
-        """Let the connection, and what the body will hold, count against the key. Raises `throttled`."""
+        """Count the connection, and the memory of the body, against the key. Raises `throttled`."""
         usage = self._authorizer.quotas.for_key(request.principal.key_id)
         hold_connection(request.scope, request.principal, usage)
         request.held = Held(usage, request.memory)

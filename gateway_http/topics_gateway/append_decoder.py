@@ -1,4 +1,4 @@
-"""From the body of a write to a batch of columns, without parsing what the records hold (docs/contract.md, 4)."""
+"""From the body of a write to a batch of columns, without parsing the records' data (docs/contract.md, 4)."""
 
 import codecs
 from collections.abc import Sequence

@@ -165,10 +165,10 @@ async def _inflated(request: Request, body: bytes, limit: int, kept: int) -> byt
 
 
 async def _read(request: Request, limit: int, kept: int) -> bytes | None:
-    """The body as it came; None if it is above `kept`, when it is read and dropped.
+    """The body as received; None if it is above `kept`, when it is read and dropped.
 
-    Memory is held as its bytes arrive, so that a client who sends none holds none. While others wait for memory, who
-    sends slowly is refused: it would hold what it has for ever.
+    Memory is held as its bytes arrive, so that a client who sends none holds none. While others wait for memory, slow
+    senders are refused: they would hold their part for ever.
     """
     first = b"" if request.body_ended else await request.chunk()
     if request.body_ended and len(first) <= min(kept, SMALL_BYTES):

@@ -1,6 +1,6 @@
 """The limit on how long a request may pause while it sends its body, kept with one timer for all requests.
 
-A timer per request (what asyncio.timeout would be) costs more than the rest of reading a small body.
+A timer per request (as with asyncio.timeout) costs more than the rest of reading a small body.
 """
 
 import asyncio

@@ -12,12 +12,12 @@ from topics_service.statistics import CacheStatistics
 T = TypeVar("T")
 
 _MAX_SLICES: Final = 32  # of a frame that is kept; live ones have few
-_ENTRY_WEIGHT: Final = 1000  # of an entry beside what `weigh` says
-_SHARE: Final = 8  # what is heavier than 1/8 of all is not kept
+_ENTRY_WEIGHT: Final = 1000  # of an entry, without the weight by `weigh`
+_SHARE: Final = 8  # entries heavier than 1/8 of all are not kept
 
 
 class FrameCache(Generic[T]):
-    """Keeps what `make` gives for a frame until the partition's next one; beyond `max_bytes` the oldest leaves."""
+    """Keeps the result of `make` for a frame until the partition's next one; beyond `max_bytes` the oldest leaves."""
 
     def __init__(self, make: Callable[[RecordsFrame, Parts], T], weigh: Callable[[T], int], max_bytes: int) -> None:
         """`weigh` says how many bytes something made holds, or will hold."""

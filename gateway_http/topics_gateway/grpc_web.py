@@ -121,7 +121,7 @@ class GrpcWeb:
             await _send_whole(headers, b"".join((*frames, _trailers(context))), send)
 
     def _admit(self, request: Request, method: str) -> None:
-        """Look at who calls, before anything is read. Raises TopicsError."""
+        """Check the caller, before anything is read. Raises TopicsError."""
         if self._authorizer.open:
             self._origins.check(request.headers, request.scope["http_version"])
             return
@@ -154,7 +154,7 @@ async def _gather(answers: AsyncGenerator[bytes, None], frames: list[bytes]) -> 
 
 
 async def _within(seconds: float | None, work: Awaitable[None], context: CallContext) -> None:
-    """Do `work`; a deadline that passes meanwhile cancels it and becomes the status."""
+    """Do `work`; an expired deadline cancels it and becomes the status."""
     try:
         async with asyncio.timeout(seconds):
             await work

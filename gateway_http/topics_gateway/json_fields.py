@@ -13,7 +13,7 @@ from topics_service.engine.errors import invalid
 
 _HUGE: Final = 10**40  # stands for any longer integer, whose digits Python would take seconds to convert
 MAX_PARTS: Final = 100_000
-FEW_PARTS: Final = 32_768  # of a request with long lists of its own, which take the most time to read
+FEW_PARTS: Final = 32_768  # of a request with long lists, which take the most time to read
 _MAX_DIGITS: Final = 40
 _LONG: Final = re.compile(rb"\d{%d}" % (_MAX_DIGITS + 1))
 _SMALL: Final = 4096

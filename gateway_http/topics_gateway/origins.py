@@ -51,7 +51,7 @@ class OriginPolicy:
         """Return whether pages of `origin` may send requests to `host`.
 
         They may if the origin is that of the host, of the local machine, or a listed one. `null` (a file, a frame in a
-        sandbox) is nobody's.
+        sandbox) has no host.
         """
         if origin in self._pages:
             return True

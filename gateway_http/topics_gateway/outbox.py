@@ -10,7 +10,9 @@ _MAX_BYTES: Final = 1 << 20
 
 
 class Reply:
-    """A reply: its `text`, perhaps after a wait, is sent, then `sent` is called. `weight` is its memory meanwhile."""
+    """A reply: its `text`, perhaps after a wait, is sent, then `sent` is called. `weight` is its memory until it is
+    sent.
+    """
 
     __slots__ = ("sent", "text", "weight")
 
@@ -48,7 +50,7 @@ class Outbox:
         self._changed.set()
 
     async def send_all(self, send: Callable[[bytes], Awaitable[None]]) -> None:
-        """Send what is added, in order, until the box is closed and empty."""
+        """Send the added messages, in order, until the box is closed and empty."""
         while True:
             while self._replies:
                 await self._send_first(send)

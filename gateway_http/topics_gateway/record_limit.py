@@ -1,6 +1,6 @@
 """Writes of far more records than one may have, refused before the records are made: they take gigabytes and seconds.
 
-The usual body is not looked at: only one with so many objects that it may be such a write, and in steps.
+Only bodies with enough objects for such a write are checked, and in steps.
 """
 
 import asyncio

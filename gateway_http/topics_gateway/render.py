@@ -14,7 +14,7 @@ from topics_service.statistics import CacheStatistics
 from topics_service.storage.block import Block
 
 _MUST_ESCAPE: Final = bytes([*range(0x20), *b'"\\'])
-_ENTRY_WEIGHT: Final = 400  # of a cache entry beside its bytes
+_ENTRY_WEIGHT: Final = 400  # of a cache entry, without its bytes
 _SHARE: Final = 4  # a slice below 1/4 of its block is rendered alone
 
 

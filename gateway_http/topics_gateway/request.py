@@ -109,7 +109,7 @@ class Request:
     async def hold(self, nbytes: int) -> None:
         """Wait until the body may hold `nbytes` of memory (`memory_wait`). Raises `throttled`.
 
-        Nothing is read meanwhile, so the client waits as well.
+        Nothing is read until then, so the client waits as well.
         """
         held = self.held
         if held is None:

@@ -25,7 +25,7 @@ class Response(NamedTuple):
 
 
 class EventStream(NamedTuple):
-    """An answer that goes on: server-sent events from an open source (`sse.serve`).
+    """A streaming answer: server-sent events from an open source (`sse.serve`).
 
     Entering `source` opens it: that raises TopicsError, or gives an asynchronous iterator of frames. `encoder` makes
     of that iterator the function that turns each of its frames into the bytes of whole events, empty for nothing.

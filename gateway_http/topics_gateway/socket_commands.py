@@ -64,7 +64,7 @@ class Unsubscribe(Command):
 
 
 class Write(Command):
-    """Append records; what is wrong with them shows when `read` is called."""
+    """Append records; faults are found when `read` is called."""
 
     text: bytes
     body: Publish

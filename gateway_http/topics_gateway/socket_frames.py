@@ -33,7 +33,7 @@ def failure(request_id: bytes, code: str, message: str) -> bytes:
 
 
 def refusal(request_id: bytes, error: TopicsError) -> bytes:
-    """An `error` that says what the service said."""
+    """An `error` with the service's error."""
     return failure(request_id, error.reason.code, error.message)
 
 
@@ -43,7 +43,7 @@ def subscribed(request_id: bytes, positions: Mapping[str, Position]) -> bytes:
 
 
 def unsubscribed(request_id: bytes, topics: Sequence[str]) -> bytes:
-    """The answer to `unsubscribe`: what was followed and is not any more."""
+    """The answer to `unsubscribe`: topics that were followed until now."""
     return _reply(b"unsubscribed", request_id, {"topics": topics})
 
 

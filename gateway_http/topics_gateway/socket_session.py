@@ -241,7 +241,7 @@ class SocketSession:
         self._outbox.put(Reply(text, len(text), lambda: self._start(opened)))
 
     def _open(self, request: WatchRequest) -> "list[_Subscription]":
-        """Streams that together follow what `request` asks for; all or none. Raises TopicsError."""
+        """Streams that together follow the topics of `request`; all or none. Raises TopicsError."""
         parts = Parts(request.include_tags, request.include_metas, request.include_data)
         opened = []
         with ExitStack() as undo:
@@ -279,7 +279,7 @@ class SocketSession:
         self._subscriptions.discard(subscription)
 
     def _start(self, opened: "list[_Subscription]") -> None:
-        """Send what there is for new subscriptions: the client knows of them now."""
+        """Send pending frames of new subscriptions: the client knows of them now."""
         for subscription in self._subscriptions.intersection(opened):
             pump = self._tasks.create_task(self._pump(subscription))
             self._pumps.add(pump)

@@ -1,4 +1,4 @@
-"""Server-sent events: answers that go on until one side ends them (docs/contract.md, 8.3 to 8.6)."""
+"""Server-sent events: answers that stream until one side ends them (docs/contract.md, 8.3 to 8.6)."""
 
 import asyncio
 from collections.abc import Mapping
@@ -66,12 +66,11 @@ def error(frame: ErrorFrame, **more: Any) -> bytes:
 
 
 async def serve(stream: EventStream, request: Request, send: Send) -> int:
-    """Open the stream's source and send what comes out of it until it ends; the status of the answer.
+    """Open the stream's source and send its events until it ends; the status of the answer.
 
-    Raises TopicsError when the source does not open, before anything is sent, and ClientGoneError as soon as the
-    client is gone. In both cases, and when the call is cancelled, the source is closed before this returns. The next
-    frame is asked for once the transport has room again. A source that fails later ends the stream with an `error`
-    event.
+    Raises TopicsError if the source does not open, before anything is sent, and ClientGoneError once the client
+    disconnects. In both cases, and when the call is cancelled, the source is closed before this returns. The next frame
+    is asked for once the transport has room again. A source that fails later ends the stream with an `error` event.
     """
     # For the transport, should the client stop reading altogether.
     state = request.scope.setdefault("state", {})

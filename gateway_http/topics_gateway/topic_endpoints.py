@@ -106,7 +106,7 @@ class TopicEndpoints:
 
 
 def page_size(text: str) -> int:
-    """A page_size parameter: clamped to 1..1000; what is not a number of at most 19 digits means 100."""
+    """A page_size parameter: clamped to 1..1000; anything but a number of at most 19 digits means 100."""
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         return _PAGE_SIZE
     return min(max(1, int(text)), _PAGE_SIZE_MAX)

@@ -79,7 +79,7 @@ class WatchEndpoints:
         return self._recall(request, given) or {}
 
     def _recall(self, request: Request, given: bytes) -> dict[str, int] | None:
-        """The place that an id stands for: empty if that is forgotten, None if it is no id."""
+        """The cursors of an id: empty if it is forgotten, None if it is no id."""
         text = given.decode("latin-1")
         if is_token(text):
             return self._api.watches.recall(text, principal=request.principal) or {}
@@ -93,7 +93,7 @@ def _as_it_is(_: Any) -> Callable[[bytes], bytes]:
 def read_watch(fields: Fields, recall: Callable[[bytes], dict[str, int] | None] = read_cursor_id) -> WatchRequest:
     """The subscription in a request; every member but `lenient`, which is a query parameter.
 
-    `recall` gives the place that an id stands for, None for what is no id.
+    `recall` returns the cursors of an id, None for anything else.
     """
     request = read_subscription(fields, read_topics(fields.value("topics")))
     if (cursor := fields.text("cursor")) is not None:

@@ -38,7 +38,7 @@ _MAX_PARTS: Final = 4096
 
 
 def event_id(stream: WatchStream) -> bytes:
-    """The id of an event: the stream's cursors, or beyond 64 topics a token that stands for them in the session."""
+    """The id of an event: the stream's cursors, or beyond 64 topics a token for them in the session."""
     return cursor_id(stream.resume_cursors) if len(stream.cursors) <= MAX_IN_ID else stream.resume_token().encode()
 
 

@@ -89,7 +89,7 @@ class WebSocketEndpoint(BaseRoute):
         count_refusal(self._api.metrics.refusals, _PROTOCOL, error)
 
     def _admit(self, scope: Scope) -> Principal:
-        """Return the caller, who may open a socket. Raises TopicsError."""
+        """Return the caller if it may open a socket. Raises TopicsError."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         principal = self._authorizer.identify(NO_ROUTE, headers.get(b"authorization"))
         if self._authorizer.open:

@@ -21,7 +21,7 @@ class WorkEndpoint:
         self._api = api
 
     async def work(self, request: Request) -> EventStream:
-        """Checks in this order: Accept 406, node 400, max and lease_ms 400, and what `QueuesApi.work` raises."""
+        """Checks in this order: Accept 406, node 400, max and lease_ms 400, and the errors of `QueuesApi.work`."""
         sse.require_event_stream(request)
         query = request.query()
         node = query.get("node", "")

@@ -1,8 +1,8 @@
 """Writes `docs/openapi.yaml`, the OpenAPI description of the HTTP API; `python -m topics_openapi`.
 
-The protos say which calls there are, with which fields, and what these mean; the gateway's route table where they lie;
-the access rules who may make them; the error registry what they are refused with. What JSON does differently from the
-protos is declared in `forms.py` (fields) and `calls.py` (operations), and nowhere else. Not part of the server.
+The protos have the calls, their fields and meanings; the gateway's route table where they lie; the access rules have
+their scopes; the error registry has their errors. Differences between JSON and the protos are declared in `forms.py`
+(fields) and `calls.py` (operations), and nowhere else. Not part of the server.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The document as a whole: one operation for each route, what they share, and its text."""
+"""The whole document: one operation for each route, shared components, and its text."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -62,7 +62,7 @@ def text(made: dict[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Writes out what occurs twice."""
+    """Writes out repeated parts."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

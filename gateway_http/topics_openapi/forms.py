@@ -23,7 +23,7 @@ META: Final[Schema] = {"type": "object", "additionalProperties": True}
 class Form:
     """Form of one field. `omit`: not shown. `flat`: its own fields stand in its place. `null`: in an answer it is
     there and may be null; in a request null counts as left out. `absent`: it may be missing from an answer. `required`:
-    it must be in a request. `schema` stands for what its type would give, `more` is added to that.
+    it must be in a request. `schema` replaces the schema of its type, `more` is added to it.
     """
 
     omit: bool = False

@@ -25,7 +25,7 @@ _SAID_OTHERWISE: Final = re.compile(
 
 
 class Field(NamedTuple):
-    """A field of a message: what it is in the proto, its name in JSON, what is said of it, the oneof it is in."""
+    """A field of a message: its type in the proto, its name in JSON, its comment, its oneof."""
 
     proto: FieldDescriptorProto
     json_name: str
@@ -57,7 +57,7 @@ class Message(NamedTuple):
 
 
 class Enum(NamedTuple):
-    """An enum as JSON shows it: its texts with what they mean, the unspecified one left out."""
+    """An enum as JSON shows it: its texts with their meanings, without the unspecified one."""
 
     name: str
     text: str
@@ -65,7 +65,7 @@ class Enum(NamedTuple):
 
 
 class Rpc(NamedTuple):
-    """A call: the short names of its messages, and what is said of it."""
+    """A call: the short names of its messages, and its comment."""
 
     proto: MethodDescriptorProto
     service: str
@@ -124,7 +124,7 @@ class Protos:
         return Field(proto, json_name, self._text(file, *path), oneof)
 
     def _text(self, file: ProtoFile, *path: int) -> str:
-        """The comment at `path`, enums and times named as JSON does, without what the file itself shows."""
+        """The comment at `path`, with enums and times as in JSON, without parts that the file itself shows."""
         text = "\n\n".join(_SAID_OTHERWISE.sub("", paragraph) for paragraph in file.comment(*path))
         text = re.sub(r"\b[A-Z][A-Z0-9_]+\b", lambda match: self._words.get(match[0], match[0]), text)
         return _TIME.sub(r"\1", text).strip()

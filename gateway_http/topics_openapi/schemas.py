@@ -64,7 +64,7 @@ _TAG_RULES: Final[dict[str, Schema]] = {
 
 
 class Schemas:
-    """Makes schemas; what they refer to is collected in `components`, by name."""
+    """Makes schemas; schemas that they refer to are collected in `components`, by name."""
 
     def __init__(self, protos: Protos) -> None:
         self._protos = protos
@@ -192,7 +192,7 @@ class Schemas:
 def _default(message: str, field: Field) -> Any:
     if message == "TopicConfig":
         default = getattr(TopicConfig(), field.proto.name)
-        derived = field.proto.name in ("type", "durability")  # from what the topic is, and from `durable`
+        derived = field.proto.name in ("type", "durability")  # from the type of the topic, and from `durable`
         return default if isinstance(default, str | int) and not derived else None
     found = _DEFAULT.search(field.text)
     if found is None or field.repeated:

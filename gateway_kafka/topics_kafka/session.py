@@ -201,7 +201,7 @@ class Session:
             return
         context.client_id = header["client_id"]
         request = _Request(api, version, correlation, taken, slot)
-        within = contextvars.Context()  # a context of its own: the connection's must not keep the request id
+        within = contextvars.Context()  # a copy of the context: the connection's must not keep the request id
         within.run(current_request.set, KafkaRequestId(context.peer, correlation))
         self._statistics.requests.in_flight += 1
         try:
