@@ -29,9 +29,9 @@ _PASS_SECONDS: Final = pruning.GRACE_SECONDS / 2
 def create(target: Target, directory: Path, created_ms: int, data_dir: Path) -> Manifest:
     """Copy the checkpoint in `directory`, which is of the moment `created_ms`, and return what was written.
 
-    What the target holds already, by size and hash, is not copied again. The manifest comes last: until then nobody
-    sees a backup. `data_dir` is that of which the checkpoint is. Raises BackupError, and OSError for the checkpoint's
-    files.
+    Files that the target already has, by size and hash, are not copied again. The manifest comes last: until then the
+    backup is invisible. `data_dir` is that of which the checkpoint is. Raises BackupError, and OSError for the
+    checkpoint's files.
     """
     line = shipping.line_of(data_dir)
     found = inventory.read(directory)
@@ -40,7 +40,7 @@ def create(target: Target, directory: Path, created_ms: int, data_dir: Path) -> 
         raise BackupError(f"{directory} is not a checkpoint: it has no CURRENT file")
     files = [_hashed(directory / name) for name in names]
     new_bytes = 0
-    while True:  # a pass that took long may rely on files that a prune has removed meanwhile: see pruning
+    while True:  # a long pass may rely on files that a prune has removed since: see pruning
         began = time.monotonic()
         there = repository.sizes(target)
         doomed = pruning.doomed(target)

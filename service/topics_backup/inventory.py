@@ -85,7 +85,7 @@ def settle(directory: Path, jump: int = 0, next_seq: int | None = None) -> None:
     """Turn a copy of a database into a cleanly closed one, by making all decisions of a startup now.
 
     The copy is whole, whatever machine it is opened on. Without this a start elsewhere would take it for one that a
-    power cut hit, and have the seqs jump. With `jump` they do, by so many, behind the last record of each partition:
+    power cut hit, and have the seqs jump. With `jump` they do, by this number, after the last record of each partition:
     to readers an explicit loss, as after a power cut. `next_seq` is the sequence number at which the log that was put
     there must end. Raises BackupError if it can't be opened.
     """

@@ -57,7 +57,8 @@ class Topic(Struct, frozen=True):
 
 class LogPoint(Struct, frozen=True):
     """The position of a backup in the retained write-ahead log of a server: the line (`storage.wal.archive`), the log
-    file to go on with, the sequence number of the next row, and when the last batch was written that it holds."""
+    file to continue with, the sequence number of the next row, and the time of its last batch.
+    """
 
     line: str
     number: int
@@ -66,7 +67,7 @@ class LogPoint(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """One backup. `new_bytes` is what had to be copied for it, `created_ms` the moment of which it is; `log` is None
+    """One backup. `new_bytes` counts the bytes copied for it, `created_ms` is its moment; `log` is None
     where the server kept no log."""
 
     format: int

@@ -62,12 +62,12 @@ def verify(target: Target, *, deep: bool = False, scratch: Path | None = None) -
     """Look at every piece of the archived log, whether it is what it was, and that none is missing; by line.
 
     With `deep` the newest line is also restored to its end, in a directory below `scratch`, and read to the last
-    record. Raises BackupError for what is wrong with the target or the scratch directory.
+    record. Raises BackupError for faults of the target or the scratch directory.
     """
     found = []
     points = [base.point for base in bases(target)]
     names = sorted({entry.name.split("/")[1] for entry in target.list(log.LOG)} | {point.line for point in points})
-    until = {line: log.until(target, line) for line in names}  # before the pieces, of which more may come meanwhile
+    until = {line: log.until(target, line) for line in names}  # before the pieces, since more may be added
     pieces = log.lines(target)
     for line in names:
         mine = sorted(pieces.get(line, ()))
@@ -115,7 +115,7 @@ def _needed(base: Base, cut: Cut) -> list[log.Piece]:
 def _put_log(target: Target, base: Base, cut: Cut, directory: Path) -> int:
     pieces = _needed(base, cut)
     if pieces:
-        for path in directory.glob("*.log"):  # beginnings of what follows
+        for path in directory.glob("*.log"):  # beginnings of the next ones
             path.unlink()
     for piece in pieces:
         data = log.content(target, piece)

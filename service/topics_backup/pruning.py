@@ -1,13 +1,13 @@
 """Retention of backups: outdated manifests are removed, then the files that no manifest needs.
 
-Other processes make backups meanwhile, without a lock, and rely on files that they find. So a file goes in two steps. A
-prune writes a list of the files that no manifest needs; a later one, `GRACE_SECONDS` after, removes those on the list
-that are still not needed and were not written since. A backup that begins after the list was written takes what is
-on it for absent and writes it again; one that began before has its manifest written by then, since it looks again when
-half the time is over (`creation.create`). All times are those of the target.
+Other processes make backups at the same time, without a lock, and rely on files that they find. So a file goes in two
+steps. A prune writes a list of the files that no manifest needs; a later one, `GRACE_SECONDS` after, removes those on
+the list that are still not needed and were not written since. A backup that begins after the list was written takes the
+listed files for absent and writes them again; one that began before has written its manifest by the end of the grace,
+since it checks again after half of it (`creation.create`). All times are those of the target.
 
-Pieces of the log belong to no backup, and go when no backup is left that goes on with them: the log files before that
-of the oldest backup of their line, and all of a line without backups, if they are older than the grace.
+Pieces of the log belong to no backup. They are removed when no backup continues with them: the log files before that of
+the oldest backup of their line, and all of a line without backups, if they are older than the grace.
 """
 
 import secrets
@@ -25,7 +25,7 @@ from topics_backup.target import Target
 
 GRACE_SECONDS: Final = 86_400.0
 LISTS: Final = "unneeded/"
-_TICK_SECONDS: Final = 1.0  # clocks of object stores go by seconds: what was written in that of the list may be later
+_TICK_SECONDS: Final = 1.0  # clocks of object stores have seconds: a file with the second of the list may be later
 _DAY_MS: Final = 86_400_000
 
 
@@ -44,8 +44,8 @@ def prune(
 ) -> Pruned:  # fmt: skip
     """Remove backups: all but the newest `keep` and those of the last `keep_days`; then unneeded files.
 
-    The newest backup always stays. Raises BackupError, and removes nothing, when a manifest can't be read: nobody can
-    tell what it needs. A `grace` below the default is for when no backup is being made.
+    The newest backup always stays. Raises BackupError, and removes nothing, if a manifest can't be read: its files are
+    unknown. A `grace` below the default is for when no backup is being made.
     """
     found = list(repository.listed(target))
     for each in found:

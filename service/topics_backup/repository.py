@@ -30,7 +30,7 @@ def listed(target: Target) -> Iterator[Listed]:
     for backup_id in ids(target):
         try:
             yield Listed(backup_id, load(target, backup_id), "")
-        except AbsentError:  # pruned meanwhile
+        except AbsentError:  # pruned since
             continue
         except BackupError as error:
             yield Listed(backup_id, None, str(error))
@@ -74,7 +74,7 @@ def check(target: Target, backup: Manifest, passed: set[str] | None = None) -> i
 
 
 def content(target: Target, backup: Manifest, file: File) -> Iterator[bytes]:
-    """A file's content in pieces. Raises DamagedError, behind the last piece, if it is not what it was."""
+    """A file's content in pieces. Raises DamagedError, after the last piece, if the content has changed."""
     digest, size = hashlib.sha256(), 0
     try:
         for piece in target.read(file.key):

@@ -69,8 +69,7 @@ def verify(
     """Verify the files of a backup (None: of all), newest first.
 
     With `deep` each is restored to a directory below `scratch` as well, opened, and read to the last record. Raises
-    AbsentError if there is no such backup, and BackupError for what is wrong with the target or the scratch directory
-    rather than with a backup.
+    AbsentError if there is no such backup, and BackupError for faults of the target or the scratch directory.
     """
     chosen = list(reversed(repository.ids(target))) if backup_id is None else [backup_id]
     if not chosen:
@@ -87,7 +86,7 @@ def verify(
         except AbsentError:
             if backup_id is not None:
                 raise
-            continue  # pruned meanwhile
+            continue  # pruned since
         except DamagedError as error:
             found.append(Verified(each, size, records, str(error)))
         else:
@@ -113,7 +112,7 @@ def make(
     target: Target, directory: Path, manifest: Manifest, go_on: Callable[[Path], int | None], jump: int = 0
 ) -> Manifest:
     """Make `directory` of a backup. `go_on` is called with the files in place, before they are opened; it may put the
-    log there that follows, and says with which row that ends. Raises as `restore` does, and what `go_on` raises."""
+    log there that follows, and says with which row that ends. Raises as `restore` does, and the errors of `go_on`."""
     if manifest.store_format != STORE_FORMAT:
         raise BackupError(
             f"the backup {manifest.id} has a database of the format {manifest.store_format!r}, this version reads "

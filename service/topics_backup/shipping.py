@@ -1,7 +1,7 @@
 """Archiving the write-ahead log: copies new data of a directory's log files to the target.
 
-The server may run meanwhile, or not, or restart: files are only read. Archived data has been made durable before, so
-it never exceeds what the directory has after a power cut.
+The server may be running, stopped or restarting: files are only read. Data is made durable before it is archived, so
+the archive never exceeds the directory after a power cut.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ def ship(target: Target, data_dir: Path) -> Shipped:
     files = archive.log_files(data_dir)
     there = log.chains(log.lines(target).get(line.id, ()))
     _check_same(target, data_dir, line, there, files[-1].number if files else 0)
-    first = max(line.first, min(there, default=0))  # what was before is pruned
+    first = max(line.first, min(there, default=0))  # earlier files were pruned
     last: Piece | None = None
     count = size = 0
     holes: list[str] = []
@@ -66,7 +66,7 @@ def ship(target: Target, data_dir: Path) -> Shipped:
             target.put(piece.key, data)
             if last is not None and last.next_seq != piece.seq:
                 holes.append(f"{log.shown(last.last_ms)} to {log.shown(piece.min_ms)}")
-                if until.next_seq <= last.next_seq:  # else what is missing has been archived, and is gone
+                if until.next_seq <= last.next_seq:  # else the missing files have been archived and removed
                     until.holes.append((last.next_seq, piece.seq))
             last = piece
             count += 1
@@ -82,7 +82,7 @@ def _news(
     """Yield the pieces of a log file from byte `start` on, as far as it is complete."""
     try:
         handle = archive.open_log(data_dir, number)
-    except FileNotFoundError:  # its time is over: the next one tells the hole
+    except FileNotFoundError:  # its time is over: the next one shows the hole
         return
     try:
         size = os.fstat(handle).st_size

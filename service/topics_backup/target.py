@@ -36,7 +36,7 @@ class Target(Protocol):
         ...
 
     def put_file(self, name: str, source: Path) -> None:
-        """Copy a local file. Raises OSError for what is wrong with that."""
+        """Copy a local file. Raises OSError for faults of the target."""
         ...
 
     def read(self, name: str) -> Iterator[bytes]:
@@ -108,7 +108,7 @@ class Folder:
                 path = Path(directory) / name
                 try:
                     status = path.stat()
-                except FileNotFoundError:  # removed meanwhile
+                except FileNotFoundError:  # removed since
                     continue
                 except OSError as error:
                     raise self._failed(error) from error

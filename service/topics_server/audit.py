@@ -1,4 +1,4 @@
-"""The audit log's file: written by a thread of its own, so that a slow disk delays nobody."""
+"""The audit log's file, written by a background thread, so that a slow disk delays no call."""
 
 import logging
 import os
@@ -22,8 +22,8 @@ _MODE: Final = 0o600
 class AuditFile:
     """Appends lines to a file, or to stderr for `-`, in the order of `write`.
 
-    At most 10,000 lines wait; while the file takes none, further ones are dropped, counted, and told of by a line when
-    it does again. Opens the file, which it makes readable for its owner only. Raises OSError.
+    At most 10,000 lines wait; while the file can't be written, further ones are dropped and counted, and a line reports
+    the count afterwards. Opens the file, which it makes readable for its owner only. Raises OSError.
     """
 
     def __init__(self, path: str) -> None:
@@ -40,7 +40,7 @@ class AuditFile:
         self._thread.start()
 
     def write(self, line: bytes) -> None:
-        """Take a line, with its end. Does not block, and tells nobody if it can't be written."""
+        """Take a line, with its end. Does not block, and does not report write errors."""
         with self._news:
             if len(self._waiting) < _MOST_LINES:
                 self._waiting.append(line)
@@ -51,13 +51,13 @@ class AuditFile:
             self._news.notify()
 
     def reopen(self) -> None:
-        """Open the file anew, after what waits is written to the old one: logrotate has moved that away."""
+        """Reopen the file, after pending lines are written to the old one: logrotate has moved it."""
         with self._news:
             self._reopen = True
             self._news.notify()
 
     def close(self) -> None:
-        """Write what waits, for up to five seconds, and close."""
+        """Write pending lines, for up to five seconds, and close."""
         with self._news:
             self._closing = True
             self._news.notify()
@@ -68,7 +68,7 @@ class AuditFile:
     def _open(self) -> int:
         if self._path == "-":
             return sys.stderr.fileno()
-        # A pipe that nobody reads is refused, and a full one is as a full disk: else a start, or an end, would hang.
+        # A pipe without a reader is refused, and a full one counts as a full disk: else a start, or a stop, would hang.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         return os.open(self._path, flags, _MODE)
 

@@ -77,7 +77,7 @@ class BulkServicer:
     """BulkDiff of TopicsService, up to an `end_seq`; its other calls are UNIMPLEMENTED."""
 
     def __init__(self, api: ReplicaApi) -> None:
-        self._api = cast(TopicsApi, api)  # of which a BulkDiff needs no more than that
+        self._api = cast(TopicsApi, api)  # a BulkDiff needs only this part
         self._turns = Turns()
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -102,7 +102,7 @@ def main() -> None:
     settings: Settings
     try:
         settings, own = pickle.load(sys.stdin.buffer)  # from the process that started this one
-    except EOFError:  # which is gone already
+    except EOFError:  # which has ended already
         return
     os.nice(_NICE)
     logs.configure(settings.log_level, settings.log_format)
@@ -160,7 +160,7 @@ async def _serve(settings: Settings, store: SecondaryStore) -> None:
 
 
 async def _follow(replica: Replica, stop: asyncio.Event) -> None:
-    """Keep up with the writer while nobody reads; end the process if that fails again and again."""
+    """Follow the writer between reads; end the process if that fails again and again."""
     failures = 0
     while failures < _FAILURES:
         await asyncio.sleep(_FOLLOW_SECONDS)
@@ -175,5 +175,5 @@ async def _follow(replica: Replica, stop: asyncio.Event) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):  # the server died before it was told the port
+    with contextlib.suppress(BrokenPipeError):  # the server died before it got the port
         main()

@@ -1,4 +1,4 @@
-"""The bulk readers of a server: processes that are started beside it, watched, started again and ended with it."""
+"""The bulk readers of a server: child processes, supervised, restarted and ended with it."""
 
 import asyncio
 import contextlib
@@ -27,8 +27,8 @@ _GRACE_SECONDS: Final = 2.0  # beyond the drain
 class BulkReaders:
     """Keeps `settings.bulk_readers` of them running from `start` to `stop`, which is called on the same loop.
 
-    They are told everything through their stdin, the digests of keys too: neither command line nor environment shows
-    them. The pipe is also how they learn that this process is gone.
+    They get everything through their stdin, also the digests of keys: neither command line nor environment shows them.
+    The end of the pipe tells them that this process has ended.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -48,7 +48,7 @@ class BulkReaders:
         self._keepers = [asyncio.create_task(self._keep(number)) for number in range(self._settings.bulk_readers)]
 
     async def stop(self) -> None:
-        """End them; returns when they are gone. Idempotent."""
+        """End them; returns when they have ended. Idempotent."""
         self._stopping.set()
         if self._keepers:
             await asyncio.wait(self._keepers)
@@ -93,14 +93,14 @@ class BulkReaders:
             stopped.cancel()
             await asyncio.wait((serving, stopped))
             if self._ports.pop(number, None) is None:
-                process.kill()  # it serves nobody yet
+                process.kill()  # it serves no client yet
             code = await self._end(process, output)
             pipe.close()
             shutil.rmtree(self._own(process), ignore_errors=True)
         return code
 
     async def _serve(self, number: int, process: "Popen[bytes]", output: StreamReader) -> None:
-        """Tell it what it needs, hear which port it took, and list it until it ends."""
+        """Send it the settings, receive its port, and list it until it ends."""
         await asyncio.to_thread(_tell, process, pickle.dumps((self._settings, str(self._own(process)))))
         async with asyncio.timeout(_START_SECONDS):
             line = await output.readline()
@@ -114,7 +114,7 @@ class BulkReaders:
         return self._directory / str(process.pid)
 
     async def _end(self, process: "Popen[bytes]", output: StreamReader) -> int:
-        """Let it finish what it does, for as long as the server itself does; its exit code."""
+        """Let it finish its calls, for as long as the server itself does; its exit code."""
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
@@ -130,7 +130,7 @@ class BulkReaders:
 def _spawn() -> "Popen[bytes]":
     """Start the process. Not through the loop, which forks: Popen does not run the handlers that gRPC has for that.
 
-    `-P`: what lies in the working directory is no module of ours.
+    `-P`: no modules from the working directory.
     """
     return Popen([sys.executable, "-P", "-m", _MODULE], stdin=PIPE, stdout=PIPE)
 

@@ -114,7 +114,7 @@ class Core:
         return self.engine.writer.failure is None
 
     async def stop(self) -> None:
-        """Make durable what was asked for, end the threads, and close the engine. When no more calls come."""
+        """Make pending writes durable, end the threads, and close the engine. Call it when no calls are left."""
         await asyncio.to_thread(self._commit.stop)
         await asyncio.to_thread(self._tombstones.stop)
         await asyncio.to_thread(self._reclaim.stop)

@@ -1,4 +1,4 @@
-"""File descriptors: each connection and each file of the database takes one, and the process may have so many."""
+"""File descriptors: each connection and each file of the database takes one of a limited number."""
 
 import resource
 from dataclasses import replace
@@ -8,7 +8,7 @@ from topics_server.settings import Settings
 
 LEAST: Final = 256
 _WANTED: Final = 65536
-_PROCESS: Final = 96  # what a server has without clients, its logs, and some for a backup
+_PROCESS: Final = 96  # the server without clients, its logs, and some for a backup
 _MOST_TABLES: Final = 1000
 
 
@@ -19,9 +19,8 @@ class TooFewError(Exception):
 def share(settings: Settings) -> tuple[Settings, int]:
     """Take as many descriptors as the system grants, and share them out.
 
-    Gives the settings with caps of connections that leave the database what it needs, whoever connects (a table or log
-    that can't be opened makes the server read-only), and the number of tables that the database may keep open. Raises
-    TooFewError.
+    Returns the settings with connection caps that leave enough descriptors for the database (a table or log that can't
+    be opened makes the server read-only), and the number of tables that the database may keep open. Raises TooFewError.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)

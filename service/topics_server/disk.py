@@ -14,10 +14,9 @@ class FreeSpace:
         self.measure()
 
     def measure(self) -> None:
-        """Ask the file system for what an unprivileged process may still write.
+        """Return the bytes that an unprivileged process may still write.
 
-        Raises OSError when the directory is gone, or another one is in its place: files that are open there still take
-        what is written, and lose it.
+        Raises OSError if the directory was removed or replaced: its open files still accept writes, and lose them.
         """
         if _identity(self._path) != self._identity:
             raise OSError(f"{self._path} is not the directory any more that it was")

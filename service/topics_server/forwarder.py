@@ -14,7 +14,7 @@ _OTHERS_SHARE: Final = 6  # loop time that requests get for each of forwarding's
 _IDLE_SECONDS: Final = 50e-6  # a turn or pause in which others used less time than this had no request
 _BUSY_SECONDS: Final = 10e-3  # for so long after one that had the loop counts as busy
 _PAUSE_SECONDS: Final = 1e-3  # what the loop's timers can measure
-_CREDIT_SECONDS: Final = 2e-3  # what requests use beyond their share is remembered up to this
+_CREDIT_SECONDS: Final = 2e-3  # requests' use beyond their share is remembered up to this
 
 
 class Forwarder:
@@ -23,7 +23,7 @@ class Forwarder:
     `debt` is the time that requests are still to get for the slices so far. It shrinks with every turn of the loop and
     every wait. Once it is a millisecond, forwarding pauses for as long, unless there was no request of late. A client
     that waits for its answer before it asks again is between two requests most of the time, and would seem idle to
-    anything shorter; and the pause lets what is to be forwarded gather into larger slices.
+    anything shorter; and in the pause records gather into larger slices.
     """
 
     def __init__(self, routers: Routers) -> None:

@@ -24,7 +24,7 @@ class KeysError(Exception):
 
 
 class Keys(KeyRing):
-    """Keys, and who has them: `principals`; `limits`, by `key_id`, are those that their entries give them.
+    """Keys and their `principals`; `limits`, by `key_id`, are those that their entries give them.
 
     The `key_id` of each is the start of its key's SHA-256. It is the same wherever the key stands in a list, so that it
     says across changes of the list whose a session, a call or a line of the audit log is.

@@ -19,10 +19,10 @@ class LoopLag:
 
     `lag_ms` is the average of the last half second or so, by time: one short stall hardly moves it, one that lasts
     does at once. `last_ms` is the newest measurement and `histogram` (ms) holds all of them. The loop's timers count
-    in whole milliseconds, so an idle loop shows up to one. A loop that stands still measures only when it goes on.
+    in whole milliseconds, so an idle loop shows up to one. A blocked loop measures only when it continues.
 
-    `sustained_ms` is the least of the last three measurements: what tells overload from one long stall (a very large
-    request, a process that was stopped), after which nobody has to be sent away.
+    `sustained_ms` is the minimum of the last three measurements: it tells overload from a single stall (a very large
+    request, a stopped process), after which no request has to be refused.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def configure(level: str, style: str) -> None:
-    """Send what all loggers say from `level` on to stderr; an unknown level is `info`. `style` is one of FORMATS."""
+    """Log all loggers to stderr from `level` on; an unknown level is `info`. `style` is one of FORMATS."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(within_request)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter(_TEXT))
@@ -23,7 +23,7 @@ def configure(level: str, style: str) -> None:
 
 
 trace_ids: list[Callable[[], str]] = []
-"""What tells the id of the trace that is being recorded, or "": empty, or one entry by whoever traces."""
+"""Functions that return the id of the trace being recorded, or "": none without tracing."""
 
 
 def within_request(record: logging.LogRecord) -> bool:

@@ -59,7 +59,7 @@ async def compact_tombstones(compaction: TombstoneCompaction) -> None:
 
 
 def _measure(engine: Engine, disk: FreeSpace) -> None:
-    """Measure the free space. Without its directory the server acknowledges no more writes."""
+    """Measure the free space. Without its directory the server acknowledges no writes."""
     try:
         disk.measure()
     except OSError as error:

@@ -19,8 +19,8 @@ log = logging.getLogger("topics.server")
 class Shutdown(NamedTuple):
     """Outcome of serving.
 
-    `began` is the monotonic time of the stop, in seconds; `is_sound` tells whether the storage works, `is_recovered`
-    whether recovery was complete. `kept` topics keep their records, `forgotten` (ephemeral) ones do not.
+    `began` is the monotonic time of the stop, in seconds; `is_sound`: the storage works; `is_recovered`: recovery was
+    complete. `kept` topics keep their records, `forgotten` (ephemeral) ones do not.
     """
 
     began: float
@@ -45,7 +45,9 @@ def log_listening(settings: Settings, http_port: int, grpc_port: int) -> None:
 
 
 def log_stopped(shutdown: Shutdown, unwritten: StoreError | None) -> None:
-    """Log how long the stop took and what the next start finds. `unwritten` is why the store did not close cleanly."""
+    """Log the duration of the stop and the state for the next start. `unwritten` is why the store did not close
+    cleanly.
+    """
     seconds = time.monotonic() - shutdown.began
     if not shutdown.is_sound:
         log.warning("stopped after %.1f s, read-only: what was acknowledged is in the write-ahead log", seconds)

@@ -1,4 +1,4 @@
-"""SIGHUP: reload keys and certificates from their files, open the audit log anew."""
+"""SIGHUP: reload keys and certificates from their files, and reopen the audit log."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger("topics.server")
 
 
 class Readers:
-    """The bulk readers. They are told the settings when they start, so other ones take new processes."""
+    """The bulk readers. They get the settings when they start, so new settings need new processes."""
 
     def __init__(self, settings: Settings) -> None:
         self._readers = BulkReaders(settings)
@@ -41,7 +41,7 @@ class Readers:
         self._readers.start()
 
     def renew(self, settings: Settings) -> None:
-        """End those that run, once they have done what they are at, and start others; without waiting."""
+        """End the running ones, after their calls, and start others; without waiting."""
         self._wanted = settings
         if not self._started:
             self._readers = BulkReaders(settings)
@@ -84,13 +84,13 @@ class Hangups:
         signal.signal(signal.SIGHUP, self._note)
 
     def follow(self, reload: Callable[[], None]) -> None:
-        """From now on call that, on the running loop; also for what came before."""
+        """From now on call that, on the running loop; also for earlier ones."""
         self._loop, self._reload = asyncio.get_running_loop(), reload
         if self._came:
             self._run()
 
     def leave(self) -> None:
-        """The loop ends; what comes from now on is too late."""
+        """The loop ends; later ones are ignored."""
         self._loop = None
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -107,7 +107,7 @@ class Hangups:
 
 
 class Reload:
-    """Called on the event loop. What can't be read stays as it was, and the log says why."""
+    """Called on the event loop. An unreadable file keeps its old content in force, and the log says why."""
 
     def __init__(
         self,

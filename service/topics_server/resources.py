@@ -62,10 +62,10 @@ class Resources:
         return self
 
     def close(self, *, is_sound: bool) -> StoreError | None:
-        """Write out what is in memory and release everything. Blocks. Returns the error if the write failed.
+        """Flush memory to disk and release everything. Blocks. Returns the error if the write failed.
 
-        After a storage failure (not `is_sound`) nothing is written: a flush would only fail, or write to a directory
-        that is gone.
+        After a storage failure (not `is_sound`) nothing is written: a flush would only fail, or write to a removed
+        directory.
         """
         with self._stack:
             try:

@@ -159,14 +159,14 @@ class Server:
             await asyncio.to_thread(self.close)
 
     def open(self) -> None:
-        """Take what the server needs of the machine: files, sockets, the store. Blocks; raises StartError."""
+        """Open the resources of the server: files, sockets, the store. Blocks; raises StartError."""
         self._resources = Resources.open(self._settings, self._store)
         self._readers = Readers(self._resources.settings)
 
     async def startup(self) -> None:
         """Listen, recover, serve. Health probes are answered during recovery; Kafka is listened on after it.
 
-        Raises StartError, StoreError or TopicsError; `shutdown` undoes what was begun.
+        Raises StartError, StoreError or TopicsError; `shutdown` undoes a partial start.
         """
         resources = self._resources
         assert resources is not None, "open() comes first"
@@ -207,7 +207,7 @@ class Server:
         self._stop.set()
 
     async def shutdown(self) -> None:
-        """Drain, end the background work, and make durable what is left."""
+        """Drain, end the background work, and make the rest durable."""
         core, listeners = self._core, self._listeners
         if core is None:
             return
@@ -226,7 +226,7 @@ class Server:
             self._shutdown = Shutdown(self._stopped_at, core.is_sound, recovered, sum(kept.values()), forgotten)
 
     def close(self) -> None:
-        """Close what `open` opened and log the outcome. Blocks."""
+        """Close the resources of `open` and log the outcome. Blocks."""
         if self._resources is None:
             return
         unwritten = self._resources.close(is_sound=self._shutdown is None or self._shutdown.is_sound)

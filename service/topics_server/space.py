@@ -1,8 +1,8 @@
-"""Room on the data directory's disk: how much of it writes may still take, and what makes more when it is short.
+"""Space on the data directory's disk: the share that writes may still take, and reclaiming it when it is short.
 
-What is measured is not what may be written. A byte of the write-ahead log is written once more when the memtables are,
-before the log goes, and a compaction needs room for its output before its input goes. All of that must fit, for a
-database that meets a full disk takes no more writes; so it counts as taken already.
+The measured free space is not all writable. A byte of the write-ahead log is written once more when the memtables are,
+before the log goes, and a compaction needs room for its output before its input goes. All of that must fit: after a
+full disk the database takes no writes; so it counts as taken already.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ _AGAIN_SECONDS: Final = 0.25
 _RETRY_SECONDS: Final = 1.0
 _NEWS_SECONDS: Final = 1.0
 _SETTLED_SECONDS: Final = 10.0
-_AMPLE: Final = 8  # so many parts of the reserve, one of them free beyond it, are ample room
-_NEAR_BYTES: Final = 512 << 20  # so much above what is refused nothing has to be looked at
+_AMPLE: Final = 8  # this multiple of the reserve is ample space
+_NEAR_BYTES: Final = 512 << 20  # this far above the limit nothing has to be checked
 _LEAST_FLUSH_BYTES: Final = 1 << 20
 _SPARE_BYTES: Final = 2 << 20
 
@@ -55,14 +55,15 @@ class DiskSpace:
         self._is_writable = is_writable
         self._measured_at = 0
         self._flushed_at = 0
-        self._compaction = 0  # what the next compaction may need
+        self._compaction = 0  # need of the next compaction
         self._next_round = 0.0
         self._refused = 0
         self._news = Crossings()
 
     def left(self) -> int:
-        """The free bytes, less what is written of what was taken in and what the next compaction needs beyond the
-        reserve. Cheap: it is asked for with every write."""
+        """The free bytes, less accepted writes still to be written, and the need of the next compaction beyond the
+        reserve. Cheap: it is asked for with every write.
+        """
         written = self._written()
         unflushed = min(written - self._flushed_at, self._store.max_unflushed + written - self._measured_at)
         taken = written - self._measured_at + 2 * unflushed
@@ -77,8 +78,7 @@ class DiskSpace:
     async def keep(self) -> None:
         """Look at the disk, often where it is nearly full, and make room when it is short.
 
-        Ends when cancelled, or when the server is read-only: then nothing is to be written any more. What fails is
-        logged, and tried again.
+        Ends when cancelled, or when the server is read-only. Errors are logged and retried.
         """
         loop = asyncio.get_running_loop()
         while self._is_writable():
@@ -86,7 +86,7 @@ class DiskSpace:
             await asyncio.sleep(_TICK_SECONDS if is_near else _CALM_SECONDS)
             try:
                 self.measure()
-            except OSError:  # who looks after the directory tells of it
+            except OSError:  # the check of the directory reports it
                 continue
             try:
                 await self._look(loop.time())
@@ -117,7 +117,7 @@ class DiskSpace:
                 self._next_round = asyncio.get_running_loop().time() + pause
 
     async def _room_made(self) -> None:
-        """Make room in a thread. That may take long, and somebody may ask meanwhile why nothing is written."""
+        """Make room in a thread. That may take long, and the log should explain the refused writes."""
         making = background.start(asyncio.to_thread(self._make_room))
         try:
             while not (await asyncio.wait((making,), timeout=_RETRY_SECONDS))[0]:
@@ -167,7 +167,7 @@ class DiskSpace:
 
 
 class Crossings:
-    """Tells when it is news that the disk is short, and that it no longer is. Pure.
+    """Logs when the disk becomes short of space, and when it no longer is. Pure.
 
     The moments in which a burst waits for a flush are no news, so it has to be short for a second; but also when a
     client is refused now and then. It is over a second later where there is ample room, else after ten.
@@ -180,7 +180,7 @@ class Crossings:
         self._last = 0.0
 
     def look(self, now: float, *, short: bool, ample: bool) -> None:
-        """Take in what is so at a time, in seconds."""
+        """Update with the state at a time, in seconds."""
         if short:
             if self._since is None or now - self._last > _SETTLED_SECONDS:
                 self._since = now

@@ -11,7 +11,7 @@ from topics_kafka.listener import tls_context
 from topics_server.settings import Settings
 
 HTTP_PROTOCOLS: Final = ("h2", "http/1.1")
-"""What ALPN offers on the HTTP port."""
+"""The protocols that ALPN offers on the HTTP port."""
 
 
 _CLIENT_CA: Final = "TOPICS_TLS_CLIENT_CA_FILE"
@@ -82,7 +82,7 @@ class Certificate:
         served = self._files
 
         def newest() -> Any:  # the stubs forget None
-            """The certificate for a handshake of gRPC, which asks from a thread of its own; None if unchanged."""
+            """The certificate for a handshake of gRPC, which calls from its own thread; None if unchanged."""
             nonlocal served
             files = self._files
             if files == served:
@@ -173,8 +173,8 @@ def _context(source: Source, protocols: tuple[str, ...]) -> ssl.SSLContext:
 def _ask_for_certificates(context: ssl.SSLContext, client_ca_file: str) -> None:
     """Let a handshake end unless the client shows a certificate of one of these authorities.
 
-    An older session that is taken up again shows none, and might be of an authority that is gone: so there are no
-    tickets, and TLS 1.2, whose sessions the server would keep by itself, is not spoken.
+    A resumed session shows none, and might be of a removed authority: so there are no tickets, and no TLS 1.2, whose
+    sessions the server would keep.
     """
     try:
         context.load_verify_locations(client_ca_file)

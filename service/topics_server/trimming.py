@@ -14,9 +14,9 @@ _SECONDS: Final = 2.0
 
 
 async def trim_archive(settings: Settings, statistics: ArchiveStatistics) -> None:
-    """Remove what is too old or too much, until cancelled; returns at once if there is no archive.
+    """Remove archived logs above the limits of age and size, until cancelled; returns at once if there is no archive.
 
-    `statistics` tell what is left.
+    `statistics` have the rest.
 
     Failures are logged, once each time they begin.
     """

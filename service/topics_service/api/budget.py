@@ -6,13 +6,13 @@ from typing import Protocol
 
 
 class Share:
-    """Memory held by the connections of one API key, at most `max_bytes()`; 0 means no limit of its own."""
+    """Memory held by the connections of one API key, at most `max_bytes()`; 0 means no separate limit."""
 
     __slots__ = ("max_bytes", "prioritized", "used", "waiting")
 
     def __init__(self, max_bytes: Callable[[], int]) -> None:
         self.max_bytes = max_bytes
-        self.used = 0  # including what waits for the shared memory
+        self.used = 0  # including bytes that wait for the shared memory
         self.prioritized: Waiter | None = None
         self.waiting: deque[tuple[Waiter, int]] = deque()
 
@@ -35,7 +35,7 @@ class Waiter(Protocol):
 class MemoryBudget:
     """Grants up to `max_bytes` in order of arrival.
 
-    One waiter at a time, the oldest, gets what it requests beyond that; otherwise connections that each hold a part of
+    One waiter at a time, the oldest, may exceed that; otherwise connections that each hold a part of
     a request could wait for each other forever. So the budget is exceeded by at most one request.
 
     A key is limited to its share, again with one waiter beyond it. Waiters for their key's share wait separately,
@@ -82,7 +82,7 @@ class MemoryBudget:
         self._grant()
 
     def adjust(self, size: int, share: Share | None = None) -> None:
-        """Correct a grant by the few bytes that arrived meanwhile."""
+        """Correct a grant by the few bytes that arrived since."""
         self._add(size)
         if share is not None:
             share.used += size

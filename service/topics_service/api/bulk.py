@@ -15,7 +15,7 @@ _TURNS: Final = 8  # of the loop, which an append takes less of: else it waits f
 class Turns:
     """Has the long reads of a process take their pages one at a time, with turns of the loop for all others between.
 
-    With pages of 1 MiB that halves what an append takes meanwhile, for a few percent of the reader's speed.
+    With pages of 1 MiB that halves the time of concurrent appends, for a few percent of the reader's speed.
     """
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ async def read_bulk(
 
     Without `follow` they end at `end_seq` or, if that is lower, at the head of the moment of the call; with it they go
     on as records are written, up to `end_seq` if there is one. A page may hold no records. Nothing is read before it is
-    asked for, and then in turn (without `turns`: a turn of the loop later). Raises TopicsError, also for a topic that
-    was deleted meanwhile and for a server that drains.
+    asked for, and then in turn (without `turns`: a turn of the loop later). Raises TopicsError, also if the topic is
+    deleted during the read, or the server drains.
     """
     if turns is not None:  # many can begin at once
         await turns.wait()

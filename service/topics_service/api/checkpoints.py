@@ -58,8 +58,8 @@ class Checkpoints:
         self._turn = asyncio.Lock()
 
     def clear(self) -> None:
-        """Remove what another life of the server left: nobody can use it any more. Blocks for a moment."""
-        if self._directory.is_symlink():  # what it leads to is not ours
+        """Remove checkpoints of an earlier run of the server: no client can use them. Blocks for a moment."""
+        if self._directory.is_symlink():  # its target is not ours
             log.warning("removing the link %s, where checkpoints are made", self._directory)
             self._directory.unlink(missing_ok=True)
         left = sorted(self._directory.iterdir()) if self._directory.is_dir() else []
@@ -74,7 +74,7 @@ class Checkpoints:
     async def create(self, ttl_ms: int = 0) -> Held:
         """Make one that holds everything acknowledged before the call, but for `ephemeral` records.
 
-        It is removed after `ttl_ms` (0: an hour) if nobody releases it before. Raises `not_ready`, `shutting_down`,
+        It is removed after `ttl_ms` (0: an hour) unless it is released before. Raises `not_ready`, `shutting_down`,
         `throttled` when there are `MOST`, `invalid_request` and `internal`. A cancelled call leaves none.
         """
         ttl_ms = ttl_ms or DEFAULT_TTL_MS
@@ -89,7 +89,7 @@ class Checkpoints:
                 {"limit": "checkpoints", "max": MOST},
             )
         self._making += 1
-        # A task of its own: a thread can't be stopped, and what it makes has to be removed when the caller has gone.
+        # A separate task: a thread can't be stopped, and its result has to be removed if the caller has left.
         task = asyncio.create_task(self._create(ttl_ms))
         try:
             return await asyncio.shield(task)

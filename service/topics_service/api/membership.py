@@ -61,7 +61,7 @@ class VisibleTopics:
 
 
 class MembershipApi:
-    """Calls of group members, and what their membership allows: for Kafka, the only protocol that has members.
+    """Calls of group members, within their membership: for Kafka, the only protocol that has members.
 
     A reply is sent once everything that it depends on is durable. Methods raise TopicsError if the server accepts no
     work or the state of the group can't be stored; the next request of the group tries to store it again. Callers have

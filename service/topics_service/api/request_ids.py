@@ -14,7 +14,7 @@ from typing import Final
 HEADER: Final = "x-request-id"
 HEADER_BYTES: Final = HEADER.encode()
 
-# What may be in a line of the log as it is: no spaces, no quotes, no control characters, and an end.
+# Allowed in a log line without escaping: no spaces, quotes or control characters, and a limited length.
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9._~:@/+=-]{1,128}")
 _PROCESS: Final = secrets.token_hex(4)
 _numbers: Final = itertools.count(1)
@@ -27,7 +27,7 @@ class RequestId:
 
     def __init__(self, given: str | None = None) -> None:
         self.given = given
-        """What the client sent; None without a well-formed one."""
+        """The client's id; None without a well-formed one."""
         self._text = given
 
     @property

@@ -28,7 +28,7 @@ class RoutersApi:
     """Runs router calls on the engine and answers when their effect is durable.
 
     Every method raises TopicsError. All of them run on the event loop that owns the engine. Cancelling a call ends its
-    wait; what was forwarded or written stays. A router belongs to callers who may touch its name and both its ends.
+    wait; forwarded records stay. A router belongs to callers with access to its name and both its ends.
     """
 
     def __init__(self, admit: Callable[[], Engine], settle: Callable[[int], Awaitable[None]]) -> None:
@@ -39,9 +39,9 @@ class RoutersApi:
     async def put(self, request: PutRouterRequest, *, principal: Principal) -> PutRouterReply:
         """Create a router or replace its config; durable before it is acknowledged.
 
-        A router that gets another end first forwards what its old source holds. A destination that takes no more ends
-        that: a change of the source is then refused with its error (`topic_full`, `throttled`), for the rest would be
-        lost; with a change of the destination only, the rest goes to the new one.
+        A router that gets another end first forwards the records of its old source. A full destination ends that: a
+        change of the source is then refused with its error (`topic_full`, `throttled`), since the rest would be lost;
+        with a change of the destination only, the rest goes to the new one.
         """
         engine = self._admit()
         check_names(principal, _ends(request.config))
@@ -61,7 +61,7 @@ class RoutersApi:
         return reply
 
     async def get(self, name: str, *, principal: Principal) -> RouterState:
-        """A router's state, once it has dealt with what its source held when the call began."""
+        """A router's state, once it has forwarded the records that its source held when the call began."""
         engine = self._admit()
         self._check_owner(engine, name, principal)
         catch_up = engine.routers.catch_up(name)
@@ -82,9 +82,10 @@ class RoutersApi:
         return reply
 
     async def forwarded(self, topic: str) -> None:
-        """Return when the topic has what its sources held when the call began: readers read their writes, one hop.
+        """Return when the topic has the records that its sources held when the call began: readers read their writes,
+        one hop.
 
-        A destination that takes no more, or a router that waits to try again, ends the wait. For a topic that is no
+        A full destination, or a router that waits to retry, ends the wait. For a topic that is no
         destination, or has it all, this costs nothing.
         """
         engine = self._admit()
@@ -95,7 +96,7 @@ class RoutersApi:
 
     async def _catch_up(self, engine: Engine, catch_up: CatchUp) -> None:
         await _drive(engine, catch_up)
-        with suppress(TopicsError):  # a failed fsync: the reader gets what is visible
+        with suppress(TopicsError):  # a failed fsync: the reader gets the visible records
             await self._settle(catch_up.router.ticket)
 
     def _check_owner(self, engine: Engine, name: str, principal: Principal) -> None:

@@ -143,7 +143,8 @@ class TopicsApi:
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
         """A topic's state; with `touch` it counts as a read for recency (docs/contract.md, 3.4).
 
-        Of a router's destination it is with what the source holds now (`RoutersApi.forwarded`), as are reads.
+        For a router's destination it includes the records that the source holds now (`RoutersApi.forwarded`), as do
+        reads.
         """
         await self.routers.forwarded(name)
         state = self._admit().get_topic(name, touch=touch, partition=partition)
@@ -185,7 +186,7 @@ class TopicsApi:
     async def submit(self, request: AppendRequest, *, principal: Principal) -> Submitted:
         """The first half of `append`: take the write in without waiting for its durability.
 
-        Raises `forbidden`, and `shutting_down` or `not_ready`; what else is wrong with it `settle` tells. Writes take
+        Raises `forbidden`, and `shutting_down` or `not_ready`; `settle` reports other faults. Writes take
         effect in the order in which these calls return.
         """
         engine = self._admit()
@@ -213,7 +214,7 @@ class TopicsApi:
             return Submitted(ticket=ticket, error=error)
         written = time.perf_counter()
         reply.wal_append_ms = (written - started) * 1e3
-        self._commit.want(ticket)  # at once: whoever settles may be busy with a client that is slow
+        self._commit.want(ticket)  # at once: the caller may settle late, after a slow client
         return Submitted(ticket=ticket, reply=reply, written=written)
 
     def _append_batched(self, place: tuple[str, int], batches: Sequence[Batch]) -> Sequence[Submitted] | None:
@@ -311,7 +312,7 @@ class TopicsApi:
     async def diff(self, request: DiffRequest) -> DiffReply:
         """Read from a cursor, waiting up to `wait_ms` for a first record (docs/contract.md, 5).
 
-        A topic that is deleted meanwhile ends the wait with `topic_not_found`.
+        Deletion of the topic ends the wait with `topic_not_found`.
         """
         await self.routers.forwarded(request.topic)
         reply = self._admit().diff(request)
@@ -347,7 +348,7 @@ class TopicsApi:
 
     @contextmanager
     def notify_on_drain(self, event: Settable) -> Iterator[None]:
-        """Set `event` if the server starts to drain meanwhile."""
+        """Set `event` if the server starts to drain."""
         self._waiting.add(event)
         try:
             yield
@@ -368,7 +369,7 @@ class TopicsApi:
     async def delete_records(self, request: DeleteRequest) -> DeleteReply:
         """Delete records by seq and/or tag, permanently and silently (docs/contract.md, 6).
 
-        Before it goes by tag in what Kafka clients wrote, that is indexed, in slices between other requests.
+        Before a delete by tag, records of Kafka clients are indexed, in slices between other requests.
         """
         if request.match is not None and self._admit().index(request.topic, request.partition):
             request = await self._indexed(request)
@@ -377,7 +378,7 @@ class TopicsApi:
         return reply
 
     async def _indexed(self, request: DeleteRequest) -> DeleteRequest:
-        """Index what is there now; the request goes no further than that, since more may come all the time."""
+        """Index the current records; the request goes no further than that, since more may come all the time."""
         stop = self.extent(request.topic, request.partition)[1] + 1
         more = True
         while more:
@@ -428,7 +429,7 @@ class TopicsApi:
         """
         ticket = self._engine.expiry_ticket(topic)
         if ticket:
-            with suppress(TopicsError):  # the fsync failed: reads go on
+            with suppress(TopicsError):  # the fsync failed: reads continue
                 await self._commit.wait(ticket)
 
 

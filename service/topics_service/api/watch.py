@@ -121,7 +121,7 @@ class WatchApi:
 
     @contextmanager
     def stream(self, request: WatchRequest, *, principal: Principal, slot: bool = True) -> Iterator[WatchStream]:
-        """Open a stream without a session. With `slot` it takes a connection slot of its own.
+        """Open a stream without a session. With `slot` it takes a connection slot.
 
         Raises as `create` does, and `throttled` when there are too many connections.
         """

@@ -67,7 +67,7 @@ class Session:
         return marks
 
     def rewind(self, given: Mapping[str, int]) -> None:
-        """Rewind to the client's resume cursors, topic by topic; never past what was sent to it.
+        """Rewind to the client's resume cursors, topic by topic; never past the records sent to it.
 
         A frame whose delivery was not confirmed counts as received if the client names its end. A cursor in another
         instance of a topic is valid too: the client was not informed yet that the topic was recreated. A topic matched

@@ -168,7 +168,7 @@ class WatchStream(Waiter):
 
     @property
     def over(self) -> bool:
-        """True if there will be no more frames."""
+        """True after the last frame."""
         return self._over
 
     def drop(self, topic: str) -> bool:

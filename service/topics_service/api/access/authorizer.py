@@ -2,7 +2,7 @@
 
 Every protocol checks a call in this order: `unauthorized` (`Authorizer.identify`), too many calls of one key
 (`Authorizer.slot`), `forbidden` by scope and by name (`authorize`), and only then everything else. `check_put` and
-`check_append` check what depends on the decoded request.
+`check_append` check the decoded request.
 """
 
 import asyncio

@@ -24,12 +24,12 @@ class Authority(NamedTuple):
 
     @property
     def is_address(self) -> bool:
-        """True for an IP address, which nobody can let point elsewhere as a name."""
+        """True for an IP address, which unlike a name can't be pointed elsewhere."""
         return self.host.startswith("[") or _is_ipv4(self.host)
 
 
 def parse_authority(text: bytes) -> Authority | None:
-    """Read `host` or `host:port`; None for what is neither, user names and odd spellings of IPv4 addresses included.
+    """Read `host` or `host:port`; None for anything else, such as user names and odd spellings of IPv4 addresses.
 
     `127.1`, `0x7f.1` and `2130706433` are names here, for a resolver may be asked for them.
     """

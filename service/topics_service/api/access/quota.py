@@ -48,7 +48,7 @@ OWN_LIMITS: Final = {
 
 
 class Usage:
-    """Resources held by one key, and its limits. A key above a lowered limit keeps what it holds but gets no more."""
+    """Resources held by one key, and its limits. A key above a lowered limit keeps its slots but gets no new ones."""
 
     __slots__ = ("connections", "in_flight", "limits", "nbytes")
 
@@ -151,7 +151,7 @@ class Held:
         self._wake()
 
     def give_up(self) -> None:
-        """Stop waiting. Raises `throttled`, unless the bytes were granted meanwhile."""
+        """Stop waiting. Raises `throttled`, unless the bytes were granted in time."""
         if self._asked and self._memory is not None:
             self._leave(self._memory)
             raise exceeded("the server has reached its memory limit for requests", MEMORY, self._memory.max_bytes)

@@ -28,7 +28,7 @@ def no_bulk_readers() -> Sequence[tuple[str, int]]:
 class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     """Answers in every state of the server; `uptime_ms` counts from the making of this object.
 
-    `bulk_readers` tells the host ("" for the server's own) and the gRPC port of those that take calls now. Without
+    `bulk_readers` returns the host ("" for the server's own) and the gRPC port of those that take calls now. Without
     `checkpoints` there are none.
     """
 

@@ -18,7 +18,7 @@ from topics_service.engine.errors import Reason, TopicsError
 
 _AHEAD_BATCHES: Final = 64
 _AHEAD_BYTES: Final = 16 << 20
-_MESSAGE_SEQS: Final = 100_000  # a message of acks stays below what clients take by default
+_MESSAGE_SEQS: Final = 100_000  # a message of acks stays below the clients' default limit
 
 
 class _Batch(Struct):
@@ -34,15 +34,15 @@ class _Batch(Struct):
 class AppendPipe:
     """One AppendStream.
 
-    A task takes batches in, each at once and in order, while no more than a bounded number or size of them waits for
-    an ack; what waits together is made durable together. It ends when the client has half-closed, when a message can't
-    be read, or with the iterator.
+    A task accepts batches, at once and in order, while a bounded number or size of them waits for an ack; waiting
+    batches are made durable together. It ends when the client has half-closed, when a message can't be read, or with
+    the iterator.
     """
 
     def __init__(
         self, api: TopicsApi, requests: AsyncIterator[pb.AppendStreamRequest], *, principal: Principal
     ) -> None:
-        """`principal` is who writes: what it may not do is refused batch by batch."""
+        """`principal` is the writer: access is checked batch by batch."""
         self._api = api
         self._requests = requests
         self._principal = principal
@@ -54,13 +54,13 @@ class AppendPipe:
         self._failure: Exception | None = None
 
     async def acks(self) -> AsyncGenerator[pb.AppendStreamResponse, None]:
-        """The acks. Raises what ended the input, once every batch that was taken in has its ack."""
+        """The acks. Raises the error that ended the input, once every accepted batch has its ack."""
         intake = asyncio.create_task(self._take_in())
         try:
             with self._api.notify_on_drain(self._changed):
                 while True:
                     if self._api.draining and not self._ended:
-                        await _cancel(intake)  # what it has not taken in stays out
+                        await _cancel(intake)  # later batches are not accepted
                         self._failure = TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
                     if self._pending:
                         yield await self._next_acks()

@@ -1,7 +1,7 @@
 """Messages of the Arrow IPC streaming format: a schema, and record batches from buffers that are there already.
 
 Written by hand: all of a batch's metadata but its numbers is the same every time, and pyarrow's writer costs two more
-copies of the data, 0.4 ms of 0.8 for a MiB, and 30 MiB of memory. Tests read with pyarrow what is written here.
+copies of the data, 0.4 ms of 0.8 for a MiB, and 30 MiB of memory. Tests read the output with pyarrow.
 https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """
 
@@ -20,8 +20,8 @@ _VERSION_5: Final = 4
 _SCHEMA: Final = 1
 _RECORD_BATCH: Final = 3
 
-# A Message table with its vtable, and the RecordBatch table and its own, up to the vector of field nodes. Places are
-# multiples of the size of what stands there, as flatbuffers are read.
+# A Message table with its vtable, and the RecordBatch table and its own, up to the vector of field nodes. Values are
+# aligned to their size, as flatbuffers require.
 _BATCH: Final = struct.Struct("<I 6H iIqhBx 5H2x iIqI")
 _LENGTH: Final = struct.Struct("<I")
 

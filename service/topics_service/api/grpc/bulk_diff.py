@@ -22,8 +22,8 @@ _DEFAULT_BYTES: Final = 512 << 10
 _LEAST_BYTES: Final = 64 << 10
 _MOST_BYTES: Final = 1 << 20
 _MESSAGE_BYTES: Final = 15 << 18  # clients take 4 MiB by default
-_RECORD_BYTES: Final = 48  # offsets in four columns, a kind, and a run of seqs and one of times of its own; or in Arrow
-_UNSEEN: Final = 4  # so many times the bytes are read for a frame that does not hold them
+_RECORD_BYTES: Final = 48  # offsets in four columns, a kind, and separate runs of seqs and times; or in Arrow
+_UNSEEN: Final = 4  # this multiple of the bytes is read for a frame that does not hold them
 _FORMATS: Final = (pb.BULK_FORMAT_UNSPECIFIED, pb.BULK_FORMAT_COLUMNS, pb.BULK_FORMAT_ARROW)
 
 _Column = Sequence[bytes | None] | None
@@ -134,7 +134,7 @@ def _fill(
 
 
 def _fill_packed_tags(records: record_pb2.RecordColumns, slices: Sequence[Slice]) -> bool:
-    """Set the tag column from what was read from disk, without a look at single tags; False if that can't be."""
+    """Set the tag column from the bytes read from disk, without decoding single tags; False if that can't be."""
     found = Joined()
     for block, some in by_block(slices):
         tags = block.packed_tags()

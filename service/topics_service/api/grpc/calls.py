@@ -47,7 +47,7 @@ class CallContext:
         return self._metadata
 
     def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
-        """Return what goes with the status."""
+        """Return the trailing metadata."""
         return self._trailing
 
     def peer(self) -> str:
@@ -93,8 +93,8 @@ class Calls:
     async def open(self, method: str, context: CallContext) -> "OpenCall":
         """Let a call through the interceptors, for which its request need not have arrived.
 
-        `method` must be one for which `streams` is not None. What the call takes there it holds until it has been
-        answered, or until the task ends.
+        `method` must be one for which `streams` is not None. The call holds the memory until it has been answered, or
+        until the task ends.
         """
         return OpenCall(await self._intercepted(_Details(method, context.invocation_metadata()), 0), context)
 

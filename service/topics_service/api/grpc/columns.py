@@ -80,7 +80,7 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def _column(message: record_pb2.ColumnBatch, name: str, count: int) -> _Column | None:
-    """A column with None for what is absent; None when no record has a value."""
+    """A column with None for absent values; None when no record has a value."""
     if not message.HasField(name):  # type: ignore[arg-type]  # the stubs list the names as literals
         return None
     column: record_pb2.Column = getattr(message, name)

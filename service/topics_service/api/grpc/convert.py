@@ -1,6 +1,6 @@
 """Messages of TopicsService to the engine's requests, and its replies to messages.
 
-Requests raise TopicsError `invalid_request` for what the engine's structs cannot express. Replies come without
+Requests raise TopicsError `invalid_request` for values that the engine's structs cannot express. Replies come without
 `performance.server_total_ms`, which is the servicer's to measure.
 """
 
@@ -112,7 +112,7 @@ def delete_topic_response(reply: DeleteTopicReply) -> pb.DeleteTopicResponse:
 
 
 def append_request(request: pb.AppendRequest, limits: Limits) -> AppendRequest:
-    """An append; see `records.batch` and `columns.columnar_batch` for what is checked here."""
+    """An append; see `records.batch` and `columns.columnar_batch` for the checks."""
     if request.HasField("columns"):
         if request.records:
             raise invalid("records and columns exclude each other")

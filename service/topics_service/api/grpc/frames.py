@@ -21,7 +21,7 @@ from topics_service.engine.watch.frames import (
     TopicDeletedFrame,
 )
 
-# Clients take messages of 4 MiB by default: this much of data and meta in one, and of what else its records have.
+# Clients take messages of 4 MiB by default: this limits data and meta of a message, and the other parts of its records.
 _DATA_BYTES: Final = 3 << 20
 _REST_BYTES: Final = 3 << 18
 _RECORD_BYTES: Final = 48  # seq, time, kind, and the lengths of everything
@@ -30,8 +30,8 @@ _RECORD_BYTES: Final = 48  # seq, time, kind, and the lengths of everything
 class FrameWriter:
     """Writes the messages of one stream.
 
-    The cursor of a message holds only what has moved since the one before. A frame that is too large for one message
-    becomes several, each with its own part of the way.
+    The cursor of a message holds only positions that have moved since the one before. A frame that is too large for one
+    message becomes several, each with its own part of the way.
     """
 
     def __init__(self, runs: RunCache, limits: Limits, stream: WatchStream) -> None:
@@ -75,7 +75,7 @@ class FrameWriter:
     def _departed(self, topic: str) -> dict[str, int]:
         """Return the moved cursors after a topic left the client's map; one subscribed by name is added again.
 
-        One that came through a pattern stays out, unless it was made again and so stands elsewhere already.
+        One that came through a pattern is left out, unless it was recreated and so has another position already.
         """
         stood = self._told.pop(topic, None)
         moved = self._moved()
@@ -105,7 +105,7 @@ def position_message(position: Position) -> stream_pb2.TopicPosition:
 
 
 def error_message(frame: ErrorFrame) -> stream_pb2.StreamError:
-    """A problem of a stream. A drain has a reason of its own here, so that nobody takes it for a refused call."""
+    """A problem of a stream. A drain has a separate reason here, so that clients don't take it for a refused call."""
     name = "SERVER_SHUTTING_DOWN" if frame.reason is Reason.SHUTTING_DOWN else frame.reason.name
     return stream_pb2.StreamError(
         reason=errors_pb2.ErrorReason.Value(f"ERROR_REASON_{name}"),

@@ -27,7 +27,7 @@ Refusals = Counter[tuple[str, str]]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # generic in the stubs only
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# The call already has a status, or its client left meanwhile: nothing more can be sent.
+# The call already has a status, or its client has left: nothing more can be sent.
 _OVER: Final = (grpc.aio.AbortError, grpc.aio.InternalError)
 
 # A large message takes its size three times: as bytes, as a message and as columns.

@@ -1,6 +1,6 @@
 """Messages of QueueService to the engine's requests, and its replies to messages.
 
-Requests raise `invalid_request` for what the engine's structs cannot express. Replies come without
+Requests raise `invalid_request` for values that the engine's structs cannot express. Replies come without
 `performance.server_total_ms`, which is the servicer's to measure.
 """
 

@@ -4,7 +4,7 @@ import logging
 
 
 def server_options(max_message_bytes: int, max_connections: int = 0) -> list[tuple[str, int]]:
-    """The options of a server that takes requests of up to so many bytes, on so many connections; 0 is no limit."""
+    """The options of a server with limits of request bytes and connections; 0 is no limit."""
     return [
         *([("grpc.max_allowed_incoming_connections", max_connections)] if max_connections else []),
         ("grpc.so_reuseport", 0),  # else a second server shares the port and takes half of the calls
@@ -21,7 +21,7 @@ def server_options(max_message_bytes: int, max_connections: int = 0) -> list[tup
 
 
 def filter_logs() -> None:
-    """Leave out what is worth no log. Once is enough."""
+    """Drop events that need no log line. Once is enough."""
     logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_a_log)
 
 

@@ -32,7 +32,7 @@ class QueueServicer(queue_service_pb2_grpc.QueueServiceServicer):
     """Converts, calls the api, converts back and says how long all of it took.
 
     Methods raise TopicsError for `guard.Guard` to translate. gRPC cancels a method when its client cancels or its
-    deadline passes: a waiting Claim then leaves nothing leased, and a Work gives back what it pushed.
+    deadline passes: a waiting Claim then leaves nothing leased, and a Work gives back its jobs.
     """
 
     def __init__(self, api: TopicsApi) -> None:

@@ -11,7 +11,7 @@ from topics_service.engine.model import Slice
 from topics_service.statistics import CacheStatistics
 from topics_service.storage.block import Block
 
-_ENTRY_WEIGHT: Final = 400  # of a cache entry beside its bytes
+_ENTRY_WEIGHT: Final = 400  # of a cache entry, without its bytes
 _SHARE: Final = 4  # a slice below 1/4 of its block is serialized alone
 
 
@@ -27,7 +27,7 @@ class RunCache:
     """Serializes slices of blocks as fields `records` of a RecordBatch, and keeps whole blocks in that form.
 
     The least recently used leave at `max_bytes`. Blocks never change and are known by log, first seq and count, so
-    nothing here is ever stale. Splicing a run of 100 records into a message takes a twentieth of building it anew.
+    nothing here is ever stale. Splicing a run of 100 records into a message takes a twentieth of building it again.
     """
 
     def __init__(self, max_bytes: int) -> None:

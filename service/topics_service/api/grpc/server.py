@@ -57,7 +57,7 @@ SERVICE_NAMES: Final = tuple(
 class GrpcServer:
     """Serves `api` on one TCP port. TLS is disabled without `credentials`, authentication without `authorizer`.
 
-    Lives on the event loop that calls `start`; starts once. `bulk_readers` are what ListBulkReaders tells;
+    Lives on the event loop that calls `start`; starts once. `bulk_readers` are the answer of ListBulkReaders;
     `interceptors` stand around the guard. Beyond `max_connections` (0: no limit) further ones are closed at once.
 
     The health of every service is NOT_SERVING until `set_serving(True)`.
@@ -136,7 +136,7 @@ class GrpcServer:
 
 
 def _check(host: str, port: int) -> None:
-    """Raise what the system has against an address: gRPC does not say it, and writes lines of its own to stderr."""
+    """Raise the system's error for an address: gRPC hides it, and writes lines to stderr."""
     family, kind, proto, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, proto) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

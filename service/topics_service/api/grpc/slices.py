@@ -130,7 +130,7 @@ class Joined:
         self.size = size
 
     def skip(self, count: int) -> None:
-        """Add so many empty values."""
+        """Add the given number of empty values."""
         self.offsets.append(self.size.to_bytes(4, "little") * count)
 
 

@@ -99,7 +99,9 @@ class WatchServicer:
 
 
 def watch_request(asked: pb.WatchSubscription, *, lenient: bool) -> WatchRequest:
-    """A subscription; the engine clamps its numbers. Raises `invalid_request` for what its struct cannot express."""
+    """A subscription; the engine clamps its numbers. Raises `invalid_request` for values that its struct cannot
+    express.
+    """
     strong = _STRONG.get(asked.consistency)
     if strong is None:
         raise invalid(f"consistency: unknown value {asked.consistency}")

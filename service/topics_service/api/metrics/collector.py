@@ -49,7 +49,7 @@ class Lag(Protocol):
 
 
 class Cache(Protocol):
-    """A cache that counts what it finds; `size` is in bytes."""
+    """A cache that counts its hits; `size` is in bytes."""
 
     @property
     def statistics(self) -> CacheStatistics: ...
@@ -59,14 +59,14 @@ class Cache(Protocol):
 
 
 class _NoDisk:
-    """The disk where nobody looks."""
+    """The disk if nothing measures it."""
 
     def __init__(self) -> None:
         self.free_bytes = 0
 
 
 class _Still:
-    """The lag where nobody measures it."""
+    """The lag if nothing measures it."""
 
     def __init__(self) -> None:
         self.lag_ms = 0.0
@@ -78,7 +78,7 @@ class Metrics:
     """Reads the counters of the engine, the commit thread and the doors. Answers in every state of the server.
 
     The doors count into `http`, `grpc` and `kafka`, the HTTP door its error codes into `errors`, streams into `watch`.
-    Whoever builds the server sets `lag`, `disk`, `min_free_bytes`, `request_bytes`, `store`, `wal_switches`,
+    The server sets `lag`, `disk`, `min_free_bytes`, `request_bytes`, `store`, `wal_switches`,
     `watch_lag` and `recovery_seconds`, and a door that has a cache adds it to `caches`. All calls belong on the event
     loop.
     """
@@ -113,7 +113,7 @@ class Metrics:
         Series per topic are those of names that start with one of `allowed`, where it is given; series per router
         those of routers whose name, source and destination do; series per position those whose group and topic do.
         """
-        per_topic, families = self._per_topic(allowed), list(self._families())  # the first finds what has expired
+        per_topic, families = self._per_topic(allowed), list(self._families())  # the first expires records
         per_router, per_position = self._per_router(allowed), self._per_position(allowed)
         return await asyncio.to_thread(render, families) + per_topic + per_router + per_position
 

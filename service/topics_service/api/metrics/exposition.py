@@ -40,7 +40,7 @@ def histogram(
     """A histogram with cumulative buckets."""
     family = HistogramMetricFamily(_name(name), meaning, labels=labels)
     for series, value in values:
-        counts = list(value.counts)  # the commit thread may count on meanwhile
+        counts = list(value.counts)  # the commit thread may count concurrently
         bounds = [*(f"{bound:g}" for bound in value.bounds), "+Inf"]
         buckets: list[tuple[str, float]] = list(zip(bounds, accumulate(counts), strict=True))
         family.add_metric(series, buckets, value.sum)

@@ -21,7 +21,7 @@ _GROUP_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(slots=True)
 class CommitStatistics:
-    """The fsyncs that succeeded: how long each took (us) and how many writes it covered. And who waits for one."""
+    """The fsyncs that succeeded: how long each took (us) and how many writes it covered. And its waiters."""
 
     latency: Histogram = field(default_factory=lambda: Histogram(_LATENCY_BOUNDS_US))
     group: Histogram = field(default_factory=lambda: Histogram(_GROUP_BOUNDS))
@@ -34,7 +34,7 @@ class GroupCommit:
 
     `sync` blocks until everything written is durable and is called on the commit thread (it must release the GIL);
     `written` gives the newest ticket handed to the store; `on_synced(ticket)` and `on_failed(error)` run on the loop,
-    before any waiter is woken, so that what is durable is visible before it is acknowledged. After the first failure
+    before any waiter is woken, so that durable writes are visible before they are acknowledged. After the first failure
     nothing is synced again: a failed fsync may have dropped the pages it was asked to write.
     """
 
@@ -99,7 +99,7 @@ class GroupCommit:
         await waiter
 
     def stop(self) -> None:
-        """Sync what was asked for and end the thread. Call once, when no more calls come."""
+        """Do the pending fsync and end the thread. Call once, when no calls are left."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
@@ -126,7 +126,7 @@ class GroupCommit:
             self._post(self._publish, upto)
 
     def _post(self, callback: Callable[..., None], argument: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no waiters are left
             self._loop.call_soon_threadsafe(callback, argument)
 
     def _publish(self, upto: int) -> None:

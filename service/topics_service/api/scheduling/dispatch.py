@@ -2,7 +2,7 @@
 
 A write to a log with a thousand watchers makes a thousand streams due at once. Waking all of them in one step would
 delay every request until the last of them was served. At most `_TURNS` streams get a turn per step; requests, and
-topics of higher priority that become due meanwhile, are served in between.
+topics of higher priority that become due, are served in between.
 
 Topics are served by effective priority (docs/contract.md, 3.7) plus age: 100 for every second that a topic's first
 stream has waited. Within a topic the order is first come, first served. The age has no bound, so that no topic starves:
@@ -10,7 +10,7 @@ stream has waited. Within a topic the order is first come, first served. The age
 
 While the loop is overloaded, streams left over by a step are paced, from the lowest priority upwards: each gets one
 advisory frame and then waits for `retry_after_ms` before it queues again, with its age. Pacing of the topic lasts until
-a turn without overload. Records written meanwhile reach the stream in fewer, larger frames.
+a turn without overload. Records written during the pause reach the stream in fewer, larger frames.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from sortedcontainers import SortedList
 from topics_net import background
 from topics_service.engine.watch.priority import AGE_RATE
 
-# With 1000 SSE watchers of one topic, a request beside them took 2 ms (p50) at 16 turns a step, 7 at 64 and 26 at 256;
+# With 1000 SSE watchers of one topic, a concurrent request took 2 ms (p50) at 16 turns a step, 7 at 64 and 26 at 256;
 # delivery took the same 45 ms.
 _TURNS: Final = 16
 _HELD_BACK: Final = 48

@@ -1,4 +1,4 @@
-"""The elastic throttle: when the server is too busy or the disk too full, a write is told to come back later.
+"""The elastic throttle: when the server is too busy or the disk too full, writes are asked to retry later.
 
 Measured, not guessed: the event loop's lag, write stalls of the store, and the free space of the disk
 (docs/contract.md, 4.6). Reads, deletes, acks and changes of configs are never throttled: they are how a crowded server
@@ -59,11 +59,11 @@ class FreeBytes:
 
 
 class Pressure:
-    """Says whether a write may go on.
+    """Decides whether a write may proceed.
 
-    `lag_ms` is the event loop's current lag, `free_bytes` the free space of the data directory's disk, less what is
-    as good as taken. A limit of 0 switches its check off. `flushing` tells how many of the store's write buffers are
-    full and still in memory.
+    `lag_ms` is the event loop's current lag, `free_bytes` the free space of the data directory's disk, less the space
+    already committed. A limit of 0 switches its check off. `flushing` returns the number of the store's write buffers
+    that are full and still in memory.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Pressure:
             )
 
     def overload_ms(self) -> int:
-        """For how long (ms) whoever can wait should, because the event loop lags; 0 when it keeps up."""
+        """The delay (ms) for work that can wait while the event loop lags; 0 when it keeps up."""
         if not self._max_lag_ms:
             return 0
         lag = self._lag_ms()
