@@ -14,13 +14,13 @@ from pathlib import Path
 class Histogram:
     """Number of values in each bucket, and their sum. A bucket holds values up to its bound.
 
-    One thread observes; others may read meanwhile and see the sum a moment before the count.
+    One thread observes; concurrent readers may see the sum a moment before the count.
     """
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds` ascend; one more bucket takes what is above the last."""
+        """`bounds` ascend; one more bucket takes values above the last."""
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(bounds) + 1)
         self.sum: float = 0
@@ -48,9 +48,9 @@ class CacheStatistics:
 class WatchStatistics:
     """Connected streams, and frames sent to watchers since the start.
 
-    `connections` are long-lived ones of every kind (SSE, WebSocket, gRPC streams), `streams` the subscriptions on
-    them, and `sessions` those of `POST /v0/watch`, whether connected or not. `paced` counts how often a stream was
-    told to expect less, `slow` how often one took more than 5 s to take a frame.
+    `connections` are long-lived ones of every kind (SSE, WebSocket, gRPC streams), `streams` the subscriptions on them,
+    and `sessions` those of `POST /v0/watch`, whether connected or not. `paced` counts the advisories about pacing,
+    `slow` the frames that took more than 5 s to send.
     """
 
     connections: int = 0
@@ -123,7 +123,7 @@ class SpaceStatistics:
 class TraceStatistics:
     """Spans since the start: those that ended and are to be exported, and those that were exported or could not be.
 
-    What is missing waits, or was dropped because the queue was full.
+    The rest waits, or was dropped because the queue was full.
     """
 
     ended: int = 0

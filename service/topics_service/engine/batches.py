@@ -30,7 +30,7 @@ TIMESTAMP_TYPE: Final = "message.timestamp.type"
 LOG_APPEND_TIME: Final = "LogAppendTime"
 _NEWEST_BLOCKS: Final = 1024
 _DECODED: Final = 64  # batches that a search by time decodes, before it goes by the time of the append
-_RECORD_OVERHEAD: Final = 24  # of a record in a batch, beside its bytes
+_RECORD_OVERHEAD: Final = 24  # of a record in a batch, without its bytes
 
 
 class BatchRequest(Struct, kw_only=True):
@@ -67,7 +67,7 @@ class FetchRequest(Struct, kw_only=True):
 class FetchPart(Struct, frozen=True):
     """The records at positions `start` to `stop` - 1 of a block, one whole batch of a KafkaBlock.
 
-    `dead` are the positions among them whose record is gone.
+    `dead` are the positions of deleted records.
     """
 
     block: StoredBlock
@@ -82,7 +82,7 @@ class FetchPart(Struct, frozen=True):
 
 
 class FetchReply(Struct, kw_only=True):
-    """Batches in order. `lost` says that the cursor is outside of what the log holds or ever held.
+    """Batches in order. `lost`: the cursor is outside of the log's range.
 
     `next_from_seq` is behind all that was looked at: with `is_hole` there is nothing left to be read between the last
     part, or the cursor, and the head. `passed_over` counts the seqs before the last part that were lost to a gap.
@@ -185,8 +185,8 @@ class Batches:
     def offset_at(self, name: str, partition: int, ts: int) -> tuple[int, int] | None:
         """Return seq and time of the first live record with a time, as set by its writer, of `ts` (ms) or later.
 
-        The answer is exact unless 1024 blocks or 64 batches that should have such a record have none: where those are
-        gone that had it, or a producer says what is not so. Then it is the first record that was appended since.
+        The answer is exact unless 1024 blocks or 64 batches that should have such a record have none: if the matching
+        ones were deleted, or a producer gave wrong times. Then it is the first record that was appended since.
         """
         _, log, s = self._visible(name, partition)
         found, is_certain = _first_since(s, log.blocks, ts)
@@ -201,7 +201,7 @@ class Batches:
     def newest_time(self, name: str, partition: int) -> tuple[int, int] | None:
         """Return seq and time of the first live record with the highest time; None if there are no records.
 
-        Where the one that had it is gone, of those in the newest 1024 blocks.
+        If the record that had it was deleted, of those in the newest 1024 blocks.
         """
         _, log, s = self._visible(name, partition)
         if not s.count:

@@ -24,8 +24,8 @@ _base_seq = attrgetter("base_seq")
 class UnreadableError(TopicsError):
     """Records are damaged or missing: `internal`, with the topic and the seqs `first..last` around the one asked for.
 
-    `first` is None when nothing of the log can be read below them, `last` when nothing above. What lies between two
-    damaged stretches close to each other can be counted with them.
+    `first` is None when nothing of the log can be read below them, `last` when nothing above. Records between two
+    nearby damaged stretches can be counted with them.
     """
 
     def __init__(self, blocks: "LogBlocks", seq: int, first: int | None, last: int | None, why: str) -> None:
@@ -49,7 +49,7 @@ class BlockCache:
     def __init__(self, max_bytes: int) -> None:
         self.statistics = CacheStatistics()
         self.on_damage: Callable[[UnreadableError], None] = lambda _error: None
-        """Told of each stretch of records that can't be read, once, when it is met."""
+        """Called once for each unreadable stretch of records, when it is met."""
         self._told: set[tuple[int, int | None, int | None]] = set()
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -79,7 +79,7 @@ class BlockCache:
         return block
 
     def put(self, block: StoredBlock, *, scan: bool = False) -> None:
-        """Keep a block, in place of any with the same base. What a `scan` brings makes room first, for the next.
+        """Keep a block, in place of any with the same base. Blocks of a `scan` are evicted first.
 
         Large blocks are kept in any case: a scan comes back to them page after page.
         """

@@ -15,7 +15,7 @@ from topics_service.storage.memory import MemoryStore
 
 
 class Space(Protocol):
-    """Space on the disk. What only frees some, or is as small as a config, does not ask."""
+    """Space on the disk. Changes that only free space, or are as small as a config, do not ask."""
 
     def is_scarce(self) -> bool:
         """Return whether the disk may lack space for a large write."""
@@ -69,7 +69,7 @@ class Capacity:
             records, size = (s.count, s.bytes) if cfg.discard == "reject" else _held(s, log, cfg)
             full = cfg.cap_records and records + count > cfg.cap_records
             if full or (cfg.cap_bytes and size + nbytes > cfg.cap_bytes):
-                log.visible(cfg, self._clock.now_ms())  # the error tells what has expired
+                log.visible(cfg, self._clock.now_ms())  # the error reflects expiry
                 detail = {
                     "topic": topic.name, "cap_records": cfg.cap_records, "cap_bytes": cfg.cap_bytes,
                     "head_seq": s.head, "earliest_seq": log.state.earliest,

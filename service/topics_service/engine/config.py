@@ -46,7 +46,7 @@ FIELDS: Final[Mapping[str, Field]] = dict(_fields())
 
 
 def resolve(topic: str, given: ConfigInput, existing: TopicConfig | None = None) -> TopicConfig:
-    """The config of `topic` after a PUT of `given`: what is left out takes its default, only the type is kept.
+    """The config of `topic` after a PUT of `given`: omitted fields take their defaults, only the type is kept.
 
     Raises `invalid_request`, or `topic_exists_incompatible` for a change of type.
     """

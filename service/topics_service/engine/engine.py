@@ -444,8 +444,8 @@ class Engine:
 
         Forwarding is separate (`routers.forward`), because it yields to requests and this does not.
 
-        Raises TopicsError, `internal` for damage too: a log that has some is left alone until the next write to it,
-        and the others have had their turn by then.
+        Raises TopicsError, `internal` for damage too, after all other logs: a damaged log is skipped until the next
+        write to it.
         """
         if self.writer.failure is not None or self.recovered < 1.0:
             return False
@@ -550,7 +550,7 @@ class Engine:
             for log, hold in zip(topic.logs, self.groups.index.holds(topic, resolved), strict=True):
                 log.visible(
                     topic.config, now
-                )  # what has expired stays so under a longer TTL, also until this is durable
+                )  # expired records stay expired under a longer TTL, also until this is durable
                 s = log.begin(topic.config, now)
                 retention.expire(s, log.blocks, resolved.ttl_ms, now, hold)
                 if resolved.discard == "old":

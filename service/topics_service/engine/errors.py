@@ -88,7 +88,7 @@ def topic_not_found(name: str) -> TopicsError:
 
 
 def topic_recreated(name: str, topic_id: str) -> TopicsError:
-    """The topic that was asked for by its id is gone, and another one has its name: 404 `topic_not_found`."""
+    """The topic requested by id was deleted, and another one has its name: 404 `topic_not_found`."""
     message = f'topic "{name}" has been created again: it is not the one asked for, its topic_id is {topic_id} now'
     return TopicsError(Reason.TOPIC_NOT_FOUND, message, {"topic": name})
 

@@ -29,10 +29,10 @@ _ROWS_IN_MEMORY = (Family.BLOCKS, Family.TAGS, Family.IDEMPOTENCY, Family.PRODUC
 
 
 class Log:
-    """State of one log. `state` is what was written last, `view` what readers see.
+    """State of one log. `state` is the last written snapshot, `view` the one that readers see.
 
     The two differ only while an `fsync`-class write waits for its fsync: a change is durable for its class, then
-    visible, then acknowledged. What is staged into a transaction takes effect when that commits.
+    visible, then acknowledged. Staged changes take effect when their transaction commits.
 
     Seqs of the other classes are handed out only below a durable `ceiling`, so that a power cut that takes the tail
     of the write-ahead log can't lead to a seq being used twice.
@@ -194,7 +194,7 @@ class Log:
             )
 
     def _append(self, tx: Transaction, s: Snapshot, blocks: Iterable[StoredBlock], config: TopicConfig) -> WriteBatch:
-        """Stage blocks, see `append_block`. Only one of them at a time is in memory beside the batch."""
+        """Stage blocks, see `append_block`. Only one of them at a time is in memory, besides the batch."""
         home = tx.batch
         change = _Change(self, s, config)
         if config.durability == "ephemeral":
@@ -394,7 +394,7 @@ class Log:
                 disk.delete(Family.GAPS, keys.pair(self.log_id, gap.start))
 
     def _has_durable_row(self, s: Snapshot) -> bool:
-        """Return whether the stored row is to be kept up to date with `s`, the next state."""
+        """Return whether the stored row must follow `s`, the next state."""
         return not s.volatile_from or self.state.earliest < s.volatile_from
 
     def _written(self, change: "_Change", ticket: int) -> int:
@@ -439,7 +439,7 @@ class Log:
             head, self._asked = self._asked[1], None
             self._durable_head = max(self._durable_head, head)
             if self.view.head > self._durable_head:
-                announced = -1  # requests made meanwhile were ignored: their callers ask again
+                announced = -1  # requests during the wait were ignored: their callers ask again
         if self.expiry_ticket and (self.expiry_ticket <= synced or self._writer.failure is not None):
             self.expiry_ticket = 0
             if self._is_awaited:

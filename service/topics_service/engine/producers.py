@@ -1,7 +1,7 @@
 """Idempotent producers: the recent batches of each in a log, so that a retry is not appended twice.
 
-The state of a producer is a row of its log, written with the batch that changes it, so it survives what the batch
-survives. Like Kafka, the last five batches of each are known, and a producer that was idle for a day is forgotten.
+The state of a producer is a row of its log, written with the batch that changes it, so it is as durable as the batch.
+Like Kafka, the last five batches of each are known, and a producer that was idle for a day is forgotten.
 """
 
 import struct

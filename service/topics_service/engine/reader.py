@@ -49,7 +49,7 @@ def read(
     most `SLICES` slices, of which there are many where much was deleted in between.
 
     With `match` only records whose tag matches are examined, found through the tag index in `stores`. The page then
-    ends, however little it holds, when `WORK` is done: its cursor is behind what was looked at, and more may follow.
+    ends, even if short, after `WORK`: its cursor is after the examined records, and more may follow.
     """
     tombstone, at = _tombstone(s, from_seq)
     gap = s.next_gap(at)
@@ -149,7 +149,7 @@ class _Search:
                 break
             first, stop = max(first, at), min(stop, sealed + 1)
             if first >= stop:
-                continue  # told before: the index can be in two stores
+                continue  # reported before: the index can be in two stores
             self._work -= _RANGE + stop - first
             while (at := self._s.deletes.first_unmarked(first, stop)) < stop:
                 block = self._read(at)
@@ -269,7 +269,7 @@ class _Page:
             self.open = False
 
     def _deliver(self, block: Block, start: int, stop: int) -> bool:
-        """Deliver what the byte budget allows; False (and closed) if that is not all, or all that the page may hold."""
+        """Deliver records within the byte budget; False (and closed) if some are left, or the page is full."""
         fits = block.fit(start, self._budget)
         if not self.slices and fits == start:
             fits = start + 1

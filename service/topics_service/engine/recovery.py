@@ -1,8 +1,8 @@
 """Startup recovery: loads the catalog and one state row per log, never records. Time to ready is O(topics).
 
 A data directory remembers the boot it was used in and whether it was closed. After a SIGKILL within the same boot the
-write-ahead log is whole and nothing is lost. After an unclean end in another boot the tail may be: every log that
-does not fsync goes on above its durable ceiling, and the range in between becomes an explicit interior gap.
+write-ahead log is whole and nothing is lost. After an unclean end in another boot the tail may be: every log that does
+not fsync continues above its durable ceiling, and the range in between becomes an explicit interior gap.
 """
 
 import struct
@@ -160,7 +160,7 @@ def lose(s: Snapshot, blocks: LogBlocks, log_id: int, start: int, ceiling: int, 
         s.head = start - 1
         for number in s.deletes.numbers():
             batch.delete(Family.DELETES, keys.pair(log_id, number))
-        # marks below `earliest` cover nothing any more: their blocks may be gone
+        # marks below `earliest` cover nothing any more: their blocks may be removed
         first = s.earliest
         s.deletes = s.deletes.forget_from(start, lambda seq: retention.size_of(blocks, seq) if seq >= first else 0)
         for number in s.deletes.numbers():

@@ -1,8 +1,8 @@
-"""Long reads from a store that follows the writer's, for a process beside the server. Pure; writes nothing.
+"""Long reads from a store that follows the writer's, for a separate process. Pure; writes nothing.
 
 The rows of the one topic that is asked for are read when a read begins and again whenever the store has moved on, so
-that each page is of one moment, as at the server. Blocks that were read before stay right: what a seq holds never
-changes, and the id of a log is never used again.
+that each page is of one moment, as at the server. Cached blocks stay valid: records never change, and the id of a log
+is never used again.
 """
 
 import struct
@@ -79,9 +79,9 @@ class Replica:
         """One page of a long read, and the topic's epoch for the next, as `Engine.bulk`.
 
         The first page finds everything that was acknowledged before the call. Raises `invalid_request` without an
-        `end_seq`, and `not_ready` where the server has to be asked: the topic is `ephemeral`, its head is below
-        `end_seq`, the page would be of records that have expired and are not gone from the store yet (whoever tells of
-        a loss has to write it first), or the writer can't be followed just now.
+        `end_seq`, and `not_ready` if only the server can answer: the topic is `ephemeral`, its head is below `end_seq`,
+        the page has expired records that are still in the store (a loss has to be written before it is reported), or
+        the writer can't be followed at the moment.
         """
         if request.end_seq is None:
             raise invalid("a bulk reader needs end_seq")
@@ -93,7 +93,7 @@ class Replica:
             raise _elsewhere(request, f"its head is {s.head} here", head_seq=s.head)
         if request.from_ts is not None or request.last is not None:
             from_seq = reader.start(s, view.blocks, request)
-        if config.ttl_ms and not config.retaining:  # for what groups hold back, the server's sweep tells
+        if config.ttl_ms and not config.retaining:  # retention held for groups is decided by the server's sweep
             aged = copy(s)
             retention.expire(aged, view.blocks, config.ttl_ms, self._clock.now_ms())
             if from_seq + 1 < aged.earliest != s.earliest:
@@ -106,7 +106,7 @@ class Replica:
         return reply, number
 
     def follow(self) -> None:
-        """Take in what was written. Raises `not_ready` if that can't be done."""
+        """Apply the writer's changes. Raises `not_ready` if that can't be done."""
         try:
             self._store.catch_up()
         except StoreError as error:
@@ -180,7 +180,7 @@ def _decoded(number: int, row: bytes) -> TopicRow:
 
 
 def _elsewhere(request: BulkRequest, why: str, **facts: int) -> TopicsError:
-    """The server can answer what a reader beside it can't."""
+    """Only the server can answer this call."""
     return TopicsError(
         Reason.NOT_READY,
         f'partition {request.partition} of topic "{request.topic}" is to be read at the server: {why}',

@@ -2,8 +2,8 @@
 
 Each function changes the given (private, unpublished) snapshot and returns what happened; the caller writes it.
 
-Unreadable records stay until the readable ones around them prove that all of them must go: damage by itself removes
-nothing, and never blocks the removal of other records.
+Unreadable records stay until the readable ones around them prove that all of them must go: damage removes nothing, and
+never blocks the removal of other records.
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ def expire(s: Snapshot, blocks: LogBlocks, ttl_ms: int, now: int, hold: int | No
 
 
 def evict(s: Snapshot, blocks: LogBlocks, config: TopicConfig, hold: int | None = None) -> bool:
-    """Drop the oldest live records until both caps hold, and no more. Returns True if any went.
+    """Drop the oldest live records until both caps hold. Returns True if any went.
 
     Records above `hold` stay, if given.
     """

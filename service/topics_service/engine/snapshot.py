@@ -163,7 +163,7 @@ class Snapshot(Struct):
 
 
 def encode(s: Snapshot) -> bytes:
-    """The stored row of a snapshot (deletes and gaps have rows of their own)."""
+    """The stored row of a snapshot (deletes and gaps have separate rows)."""
     return _ROW.pack(
         _VERSION, s.head, s.earliest, s.evict_cap, s.evict_ttl, s.evict_trim, s.count, s.bytes, s.cum_bytes,
         s.sealed_to, s.reclaimed_to, s.volatile_from, s.last_ts, s.max_ts,

@@ -3,7 +3,7 @@
 Sealed blocks are indexed by run: one row per distinct tag of a run, holding positions relative to the run's base.
 Blocks above `sealed_to` are few by construction (`maintenance`) and are looked at directly.
 
-Batches of Kafka clients would have to be decoded for it, which costs more than all the rest of their way in. So they
+Batches of Kafka clients would have to be decoded for it, which costs more than the rest of their append. So they
 are only marked as not indexed, and indexed when a tag is looked up (`maintenance.index_marked`).
 """
 

@@ -19,7 +19,7 @@ class TopicCounts:
         self._count(config, 1)
 
     def remove(self, config: TopicConfig) -> None:
-        """A topic has this config no more."""
+        """A topic no longer has this config."""
         self._count(config, -1)
 
     def _count(self, config: TopicConfig, by: int) -> None:

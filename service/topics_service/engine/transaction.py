@@ -1,4 +1,4 @@
-"""Changes of one or more logs, and rows beside them, in one atomic write."""
+"""Changes of one or more logs, and other rows, in one atomic write."""
 
 from types import TracebackType
 from typing import Protocol, Self
@@ -10,7 +10,7 @@ class Change(Protocol):
     """The changes of a log in a transaction."""
 
     def publish(self, ticket: int) -> int:
-        """Publish what was written as `ticket`, at once or after an fsync; return the ticket to wait for."""
+        """Publish the write `ticket`, at once or after an fsync; return the ticket to wait for."""
         ...
 
     def undo(self) -> None:

@@ -82,7 +82,7 @@ class Writer:
                 self._promotions.pop(log_id, None)
 
     def forget(self, log_id: int) -> None:
-        """Stop promoting a log that is gone."""
+        """Stop promoting a deleted log."""
         self._promotions.pop(log_id, None)
 
     def fail(self, error: BaseException) -> None:

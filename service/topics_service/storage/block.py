@@ -1,8 +1,8 @@
 """A block: the records of one or more appends, as immutable columns, and its byte form.
 
 One append becomes one block, a large one several; sealing merges runs of small blocks into larger ones. A block is
-found by its first seq and holds `count` records with contiguous seqs. What came from Kafka clients is kept as it came,
-in a block kind of its own (`kafkablock`); `StoredBlock` is what both have in common. Layout (little-endian):
+found by its first seq and holds `count` records with contiguous seqs. Batches of Kafka clients are stored unchanged, in
+a separate block kind (`kafkablock`); `StoredBlock` is the common base. Layout (little-endian):
 
     header   see `_HEADER`; the checksum is xxh3-64 over the header (with a zero checksum) and the body
     ts       if the records differ in time: u32 runs, then per run u32 count, i64 ts
@@ -51,8 +51,8 @@ class StoredBlock(ABC):
 
     Never changed after it is stored. `sizes_upto(i)` is the bytes of the records before i; `cum_bytes` the total of
     record bytes in the log before this block. `ts_runs` are (count, commit time), ascending. `max_ts` is the highest
-    time of any record of the log up to the end of this block; that of what Kafka clients wrote is as they gave it.
-    `weight` is about what the block costs in memory.
+    time of any record of the log up to the end of this block; records of Kafka clients have the clients' times.
+    `weight` is about the memory of the block.
     """
 
     __slots__ = (
@@ -191,7 +191,7 @@ class Block(StoredBlock):
     def packed(self, part: Literal["tag", "node", "meta"]) -> VarBinary | Column | None:
         """The tags, nodes or metas, one behind the other; None when no record has one.
 
-        Without a look at single ones as long as nobody has asked for them; else they are there as a column.
+        Without decoding single ones until they are needed; else they are there as a column.
         """
         name = f"_{part}s"
         column: Texts | None = getattr(self, name)
@@ -456,7 +456,7 @@ def unsealed(value: bytes, log_id: int, base_seq: int) -> tuple[Head, int]:
 def decode(value: bytes, log_id: int, base_seq: int) -> Block:
     """The block of columns stored as `value` under (log_id, base_seq); `kafkablock.decode` reads every kind.
 
-    Raises CorruptBlockError when a byte differs from what was written, or the block belongs elsewhere.
+    Raises CorruptBlockError if a byte has changed, or the block belongs elsewhere.
     """
     head, at = unsealed(value, log_id, base_seq)
     if head.version > _VERSION:

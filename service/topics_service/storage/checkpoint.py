@@ -17,7 +17,7 @@ FORMAT: Final = _FORMAT.decode()
 
 _FLUSH_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.005
-_ROOM_BYTES: Final = 4 << 20  # for the log and the lists of files, beside the memtables
+_ROOM_BYTES: Final = 4 << 20  # for the log and the lists of files, besides the memtables
 _MEMTABLES: Final = "rocksdb.cur-size-all-mem-tables"
 _UNFLUSHED: Final = "rocksdb.num-immutable-mem-table"
 
@@ -25,9 +25,9 @@ _UNFLUSHED: Final = "rocksdb.num-immutable-mem-table"
 def create(store: RocksStore, path: Path) -> None:
     """Make `path` a database with everything that was written before the call, durable on return.
 
-    It is a prefix of what was written: whatever is in it, all that was written before that is too, over all families.
-    Files that never change are hard links, so `path` must be on the file system of the database, and not exist. What is
-    written meanwhile goes on. Blocks, for a thread of its own. Raises StoreError, and leaves nothing then.
+    It is a prefix of all writes: with each write it has all earlier ones, over all families. Files that never change
+    are hard links, so `path` must be on the file system of the database, and not exist. Writes continue meanwhile.
+    Blocks; call it in a separate thread. Raises StoreError, and leaves nothing then.
 
     RocksDB writes its memtables out first, and rocksdict holds the GIL for as long (184 ms for 40 MB). So they are
     written in the background before, which leaves about 25 ms, whatever the size.

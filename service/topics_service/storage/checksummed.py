@@ -16,7 +16,7 @@ _MARK: Final = b"\ncrc32c "
 
 
 class DamagedFileError(ValueError):
-    """The file differs from what was written; the message names it."""
+    """The file has changed; the message names it."""
 
 
 def encode(content: bytes) -> bytes:

@@ -40,8 +40,8 @@ def find_damage(path: Path, *, but: Collection[str] = ()) -> str | None:
     `but` may have another size.
 
     None if all are intact, or if nothing is known: it was not closed, its list of files is damaged (`damaged_list`), or
-    something has opened it since (then it has another manifest, by the name in CURRENT). Also that a repair was
-    interrupted: then some files are gone, or of another database. Raises OSError.
+    something has opened it since (then it has another manifest, by the name in CURRENT). Or a repair was interrupted:
+    then some files are missing, or of another database. Raises OSError.
     """
     if (path / _REPAIR).exists():
         return f"a repair of {path} was interrupted ({_REPAIR}): run `topics repair` again"

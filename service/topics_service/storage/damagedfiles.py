@@ -53,7 +53,7 @@ def damaged_tables(path: Path) -> Iterator[str]:
     for name in _tables(path):
         try:
             part = tables.damaged_part(path / name)
-        except FileNotFoundError:  # compacted away meanwhile
+        except FileNotFoundError:  # compacted away since
             continue
         if part is not None:
             yield f"the table {path / name} is damaged: its {part} can't be read"

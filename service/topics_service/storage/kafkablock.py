@@ -1,11 +1,11 @@
-"""A block kind of its own: the record batches of Kafka clients, kept as they came, one behind the other.
+"""The block kind of Kafka clients: their record batches, unchanged, one after the other.
 
 Layout: the header of every block (`block`), with version 16; `ts` as in a block of columns; then the batches. Their
 own headers say how long each is and how many records it holds; the base offset in them means nothing, since the
 block's `base_seq` gives every record its offset. Nothing is decoded until the columns are requested.
 
-A record counts its share of the bytes of its batch, for limits, caps and counters alike. That is what retention.bytes
-means to Kafka, and it does not change when small blocks are merged.
+A record counts its share of the bytes of its batch, for limits, caps and counters alike. So Kafka defines
+retention.bytes, and merging small blocks does not change it.
 """
 
 from array import array
@@ -77,7 +77,7 @@ class KafkaBlock(StoredBlock):
         return self.parts[bisect_right(self._starts, i) - 1]
 
     def batch(self, part: Part) -> memoryview:
-        """The bytes of one batch, as they came."""
+        """The unchanged bytes of one batch."""
         return memoryview(self.body)[part.offset : part.offset + part.header.size]
 
     def inflated_size(self, max_bytes: int) -> int | None:

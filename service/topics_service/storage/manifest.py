@@ -1,6 +1,6 @@
 """Reader of RocksDB's manifest: the families, the tables and the needed write-ahead logs.
 
-A manifest has records as a log file has, each a row of fields: a tag, and what the tag says. Records can form a group
+A manifest has records like a log file, each a list of fields: a tag and its value. Records can form a group
 that counts as a whole or not at all.
 """
 

@@ -47,7 +47,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.nbytes = 0
-        """About what the rows take: keys, values and 200 bytes for each row."""
+        """The approximate size of the rows: keys, values and 200 bytes for each row."""
         self._rows: list[SortedDict[bytes, bytes]] = [SortedDict() for _ in Family]
 
     def batch(self) -> MemoryBatch:
@@ -86,7 +86,7 @@ class MemoryStore:
     def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Store."""
         rows, after = self._rows[family], False
-        while True:  # in pieces, so that stopping early costs no more
+        while True:  # in pieces, so that stopping early is cheap
             keys = list(islice(rows.irange(start, stop, inclusive=(not after, False)), _SCAN_ROWS))
             yield from [(key, rows[key]) for key in keys]
             if len(keys) < _SCAN_ROWS:

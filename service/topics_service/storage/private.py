@@ -7,7 +7,7 @@ _MODE = stat.S_IRWXU
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory for its owner alone, whatever the umask, and what is missing above it as usual.
+    """Make a directory for its owner alone, regardless of the umask, and missing parents with default modes.
 
     An existing one is unchanged. Raises OSError.
     """
@@ -23,7 +23,7 @@ def make_private(directory: Path) -> None:
 
 
 def open_to(path: Path) -> str:
-    """Name those who may read a file or use a directory beside its owner: "everyone", "its group" or "" for nobody.
+    """Return who besides the owner may read a file or use a directory: "everyone", "its group" or "".
 
     Also "" where there is no such file.
     """

@@ -69,5 +69,5 @@ def compaction_bytes(families: Iterable[Any]) -> int:
 def _size(file: Path) -> int:
     try:
         return file.stat().st_size
-    except FileNotFoundError:  # dropped meanwhile
+    except FileNotFoundError:  # dropped since
         return 0

@@ -1,7 +1,7 @@
 """Immediate reclamation of disk space that RocksDB would free only at some later time.
 
-The write-ahead log stays until what it holds is in tables. Rows that are deleted stay until a compaction meets them,
-which for the tables of a topic that nobody writes to any more can be never.
+The write-ahead log stays until its rows are in tables. Deleted rows stay until a compaction meets them; without writes
+to their topic that may never happen.
 """
 
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger("topics.storage")
 
 _MAX_LOGS: Final = 10_000
 _SPARE_BYTES: Final = 1 << 20
-_WORTH_BYTES: Final = 1 << 20  # of a family beside the blocks
+_WORTH_BYTES: Final = 1 << 20  # of a family without the blocks
 _BESIDE: Final = (Family.TAGS, Family.IDEMPOTENCY, Family.ROUTER_COPIES, Family.JOBS, Family.PRODUCERS)
 _TABLE: Final = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)  # of the property below: number, size, range of keys
 _LAST_SEQ: Final = (1 << 64) - 1
@@ -36,7 +36,7 @@ class _Table(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """Keys from `start` to `stop`, both inclusive, and what they take: `dead` for certain, `beside` at the most."""
+    """Keys from `start` to `stop`, both inclusive, and their bytes: `dead` for certain, `beside` at most."""
 
     family: Family
     start: bytes
@@ -47,7 +47,7 @@ class _Range(NamedTuple):
 
 
 class Reclaim:
-    """Reclaims space of an open store. `run` blocks, and releases the GIL meanwhile."""
+    """Reclaims space of an open store. `run` blocks without the GIL."""
 
     def __init__(self, store: RocksStore, live_bytes: Callable[[], int]) -> None:
         """`live_bytes` are the record bytes of all logs: no compaction of blocks writes more than about these."""
@@ -69,14 +69,14 @@ class Reclaim:
 
     @property
     def is_due(self) -> bool:
-        """True while something is deleted that is not known to be gone from the disk."""
+        """True while deleted rows may still be on the disk."""
         return bool(self._dead)
 
     def run(self, free: Callable[[], int], enough: Callable[[], bool]) -> bool:
-        """Write the memtables out, which ends the log, then compact what is dead until there is `enough` room.
+        """Flush the memtables, which ends the log, then compact dead rows until there is `enough` space.
 
-        Nothing is compacted that could take more than the `free` bytes meanwhile. False if the store is about to close.
-        Raises what RocksDB does.
+        Compactions that could need more than the `free` bytes are skipped. False if the store is about to close.
+        Raises the errors of RocksDB.
         """
         with self._lock:
             if self._stopped:

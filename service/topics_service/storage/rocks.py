@@ -35,7 +35,7 @@ _FORMAT_KEY = b"format"
 _FORMAT = b"topics-rocksdb-1"
 _SETTLE_SECONDS = 2.0
 _ERRORS = 64  # that are kept with the file that they are of
-_FOR_EVER = 1 << 40  # seconds: what is archived is removed by `archive.trim`
+_FOR_EVER = 1 << 40  # seconds: archived logs are removed by `archive.trim`
 _HELD_BACK = ("rocksdb.is-write-stopped", "rocksdb.actual-delayed-write-rate")
 _COMPACTING = "rocksdb.num-running-compactions"  # in the whole database
 _FLUSHING = "rocksdb.num-immutable-mem-table"
@@ -115,8 +115,7 @@ class RocksStore:
         """
         steps = _Steps.within(reserve_bytes)
         self.max_unflushed = 2 * steps.log
-        """So many bytes of what was written are not in tables yet, at most: at the limit it takes as much again until
-        they are."""
+        """At most this many written bytes are not in tables yet; a flush at the limit needs as much again."""
         try:
             self._open_at(path, block_cache_bytes, write_buffer_bytes, open_tables, keep_log, boot_id, steps)
         except BaseException:
@@ -463,7 +462,7 @@ def _options(family: Family, cache: Cache, write_buffer_bytes: int, steps: _Step
     options.set_level_zero_stop_writes_trigger(80)
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(4)
-    options.set_max_log_file_size(4 << 20)  # of RocksDB's own log, which has no bound by itself
+    options.set_max_log_file_size(4 << 20)  # of RocksDB's own log, which is unbounded by default
     options.set_bytes_per_sync(1 << 20)
     options.set_compression_type(DBCompressionType.lz4())
     table = BlockBasedOptions()

@@ -17,7 +17,7 @@ _LOG_BYTES = 1 << 20
 
 
 class SecondaryStore(RocksStore):
-    """Implements Store for reading, in a process of its own; nothing is ever written to the data directory.
+    """Implements Store for reading, in a separate process; nothing is ever written to the data directory.
 
     Its content is fixed between two calls of `catch_up`, even while the writer deletes and compacts: the files are kept
     open.
@@ -124,7 +124,7 @@ def _follower_options(family: Family, cache: Cache) -> Options:
     options = _options(family, cache, 0)
     options.create_if_missing(False)
     options.create_missing_column_families(False)
-    options.set_max_open_files(-1)  # what the writer removes can be read as long as it is open
+    options.set_max_open_files(-1)  # files that the writer removes stay readable while they are open
     # By default 15 threads for each family are started to open new files, each time that the writer is caught up with:
     # 255 threads and 10 ms. With one it takes 0.05 ms.
     options.set_max_file_opening_threads(1)

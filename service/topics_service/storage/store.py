@@ -28,7 +28,7 @@ class Family(IntEnum):
 
 
 class StoreError(Exception):
-    """The store failed: what was asked for may not have happened and the cause will not go away by itself. `file` is
+    """The store failed: the change may not have happened, and the cause persists. `file` is
     the name of the damaged file, where it is known."""
 
     def __init__(self, text: str, file: str | None = None) -> None:

@@ -145,7 +145,7 @@ def content(data: Data, handle: Handle, salt: int) -> bytes | None:
 
 
 def inflated(payload: bytes, kind: int) -> bytes | None:
-    """A block without its compression; None if it is not what this server writes."""
+    """A block without its compression; None if this server does not write such tables."""
     if kind == PLAIN:
         return payload
     if kind != LZ4:

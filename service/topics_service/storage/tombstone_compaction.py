@@ -31,7 +31,7 @@ _TABLE = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)  # of the property below: n
 
 
 class TombstoneCompaction:
-    """Compacts tombstone-only tables of an open store. Methods block, and release the GIL meanwhile."""
+    """Compacts tombstone-only tables of an open store. Methods block without the GIL."""
 
     def __init__(self, store: RocksStore) -> None:
         self._store = store
@@ -73,8 +73,9 @@ def _is_dead(table: _Facts) -> bool:
 
 
 def _dead_ranges(tables: Sequence[_Facts]) -> Iterator[tuple[bytes, bytes]]:
-    """The ranges of keys of the dead among the tables of a family, but for those that lie over much else: that would be
-    written anew, and RocksDB compacts it, with the deletions, when it is worth it."""
+    """The key ranges of tombstone-only tables of a family, except those that overlap much other data: compacting would
+    rewrite it, and RocksDB does so, with the deletions, when it is worth it.
+    """
     for dead in filter(_is_dead, tables):
         start, stop = dead["start_key"], dead["end_key"]
         beside = sum(

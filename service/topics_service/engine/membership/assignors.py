@@ -1,6 +1,6 @@
 """Assignors of `consumer` groups (KIP-848), from which members can choose.
 
-An assignor is a pure function of the members' subscriptions, the topics, and what everybody was to have before.
+An assignor is a pure function of the members' subscriptions, the topics, and the previous targets.
 """
 
 import heapq
@@ -89,7 +89,9 @@ def _alike(members: Subscribers, topics: Topics, before: Mapping[str, set[Partit
 
 
 def _mixed(members: Subscribers, topics: Topics, before: Mapping[str, set[Partition]]) -> Assignment:
-    """Members have different topics: keep what they may keep, deal out the rest, then even out topic by topic."""
+    """For different subscriptions: members keep partitions within their share, the rest is dealt out, then evened out
+    topic by topic.
+    """
     assignment: Assignment = {member_id: set() for member_id in members}
     by_name: dict[str, list[str]] = {}
     for member_id in sorted(members, key=lambda member_id: members[member_id].order):

@@ -187,7 +187,7 @@ class ClassicGroup:
         return not self.members and not self.pending
 
     def resume(self, *, is_stable: bool) -> None:
-        """Go on after a restart, with the members that were stored; in a rebalance they all have to join again.
+        """Resume after a restart, with the stored members; in a rebalance they all have to join again.
 
         Generations without assignments were not stored, and must not be given out twice.
         """
@@ -299,7 +299,7 @@ class ClassicGroup:
         reply = self._joined(member)
         if led and request.can_skip_assignment:
             reply.skip_assignment = True
-        elif led:  # such a client must not take itself for the leader, or it would assign partitions anew
+        elif led:  # such a client must not take itself for the leader, or it would assign partitions again
             reply.leader, reply.members = old.member_id, ()
         self._run.answer(respond, reply)
 

@@ -38,7 +38,7 @@ class ClassicMember:
         return size_of(self.protocols.items()) + len(self.assignment)
 
     def update(self, request: JoinRequest) -> None:
-        """Take over what the member reports of itself."""
+        """Take over the member's report."""
         self.client = request.client
         self.session_ms, self.rebalance_ms = request.session_ms, request.rebalance_ms
         self.protocols = dict(request.protocols)
@@ -52,7 +52,7 @@ def size_of(protocols: Iterable[tuple[str, bytes]]) -> int:
 def subscription(protocol_type: str, protocols: dict[str, bytes]) -> list[tuple[str, object]]:
     """The part in which two static members must agree for one to replace the other without a rebalance.
 
-    For consumers it is the topics: what else they tell, such as the partitions they own, differs after a restart.
+    For consumers it is the topics: other parts, such as owned partitions, differ after a restart.
     """
     if protocol_type != "consumer":
         return list(protocols.items())

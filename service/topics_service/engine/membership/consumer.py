@@ -1,9 +1,9 @@
 """`consumer` groups (KIP-848): we assign the partitions, and each member moves to its target at its own pace.
 
-The group's epoch grows with every change of members, subscriptions or topics; the target assignment follows it. With
-a heartbeat a member first gives up what it shall not have any longer, stays at its epoch until it confirms that, and
-only then gets what is free. A partition is free when nobody owns it: an owner is a member that was given it and has
-neither confirmed its revocation nor left.
+The group's epoch grows with every change of members, subscriptions or topics; the target assignment follows it. With a
+heartbeat a member first revokes partitions that leave its target, stays at its epoch until it confirms that, and only
+then gets free ones. A partition is free if it has no owner: a member to which it was assigned, and that has neither
+confirmed its revocation nor left.
 """
 
 from collections import Counter
@@ -77,7 +77,7 @@ class ConsumerGroup:
     # --- requests
 
     def heartbeat(self, beat: Beat) -> BeatReply:
-        """Take in what the member tells and move it towards its target. Raises RefusedError."""
+        """Apply the member's heartbeat and move it towards its target. Raises RefusedError."""
         pattern = self.check(beat)
         if beat.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
             return self._leave(beat)
@@ -195,7 +195,7 @@ class ConsumerGroup:
         return member
 
     def _replace(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
-        """A static member is back, as another process: it takes over what the old one had."""
+        """A static member is back, as another process: it takes over the assignment of the old one."""
         old.session.cancel()
         old.revocation.cancel()
         del self.members[old.member_id]
@@ -253,7 +253,7 @@ class ConsumerGroup:
         return BeatReply(member_id=beat.member_id, epoch=beat.epoch)
 
     def _expired(self, member_id: str) -> None:
-        """The member was not heard of, or has kept what it should give back for too long."""
+        """The member has missed its heartbeats, or has kept revoked partitions for too long."""
         self._remove(self.members[member_id])
 
     def _remove(self, member: ConsumerMember) -> None:
@@ -306,7 +306,7 @@ class ConsumerGroup:
             self._touch()
 
     def _match(self) -> bool:
-        """Find the topics of all patterns anew if topics have come or gone; whether any member's have changed."""
+        """Match all patterns again if topics were created or deleted; whether any member's have changed."""
         now = self._run.now()
         if self._matched_version == self._run.topics_version:
             return False
@@ -336,7 +336,7 @@ class ConsumerGroup:
     # --- towards the target
 
     def _reconcile(self, member: ConsumerMember, owned: set[Partition] | None, *, is_fresh: bool) -> None:
-        """Move the member on. `owned` is what it says to work on, None if that is as before.
+        """Move the member on. `owned` are the partitions that it reports, None if unchanged.
 
         One that has just joined works on nothing, so it has nothing to confirm.
         """

@@ -1,4 +1,4 @@
-"""A member of a `consumer` group: what it subscribes to, what it has, and what it still has to give back."""
+"""A member of a `consumer` group: its subscription, its partitions, and those that it still has to revoke."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from topics_service.engine.membership.members import MEMBER_BYTES, Beat, Client,
 from topics_service.engine.membership.subscriptions import Matches, Pattern
 from topics_service.engine.membership.timers import Alarm
 
-_NAME_BYTES = 64  # what a name takes beside its characters
+_NAME_BYTES = 64  # overhead of a name
 
 LEFT = -2  # the epoch of a static member that is away
 
@@ -16,7 +16,7 @@ LEFT = -2  # the epoch of a static member that is away
 class ConsumerMember:
     """A member. `assigned` are the partitions it may work on, with the epoch each was granted at.
 
-    `revoking` are those it was told to stop working on and has not confirmed; it owns them until then.
+    `revoking` are those whose revocation it has not confirmed; it owns them until then.
     `matched` are the topics that `regex` found; `allowed` is None until the member is heard of.
     `packed` is the stored form as long as it holds, for the sake of groups of many members.
     """
@@ -52,7 +52,7 @@ class ConsumerMember:
         return size_of(self.names)
 
     def update(self, beat: Beat, pattern: Pattern | None) -> bool:
-        """Take over what the beat tells; whether the subscription has changed. `pattern` is the beat's, compiled."""
+        """Take over the heartbeat's fields; whether the subscription has changed. `pattern` is the beat's, compiled."""
         self.client, self.allowed = beat.client, beat.allowed
         if beat.rebalance_ms != -1:
             self.rebalance_ms = beat.rebalance_ms

@@ -1,8 +1,8 @@
 """The coordinator of consumer groups: their members, and the assignment of partitions to them.
 
-It is pure: it has no tasks and no clock of its own. Call `tick` when `next_due` is reached. Every answer is handed out
-after `changed` was told of what it rests on: whoever sends it waits until that is stored, or after a crash two members
-could have reason to work on the same partition. Nothing is answered twice or forgotten.
+It is pure: it has no tasks and no clock. Call `tick` when `next_due` is reached. `changed` is called before the answer
+that depends on the change: the caller stores it before it sends the answer, or after a crash two members could work on
+the same partition. Nothing is answered twice or forgotten.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -48,10 +48,10 @@ def _unknown(_name: str) -> bool:
 class Coordinator:
     """All groups with members. A group is of one type, classic or `consumer`, as long as it has any.
 
-    `now` gives milliseconds that never go back. `new_id` gives a new unique id. `changed` is told the name of a group
-    whose stored state (`dump`) is out of date, before anybody is answered; it must not raise. `admit` is called before
-    a group is known for the first time; it can refuse it by raising RefusedError. `exists` says whether there is a
-    group of that name, also one that has had no members lately.
+    `now` gives milliseconds that never go back. `new_id` gives a new unique id. `changed` is called with the name of a
+    group whose stored state (`dump`) is out of date, before any answer; it must not raise. `admit` is called before a
+    group is known for the first time; it can refuse it by raising RefusedError. `exists` says whether there is a group
+    of that name, also one that has had no members lately.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Coordinator:
         return reply
 
     def topics_changed(self) -> None:
-        """Topics or their partition counts are not what they were: groups see it with their next heartbeats."""
+        """Topics or their partition counts have changed: groups see it with their next heartbeats."""
         self._run.topics_version += 1
 
     # --- positions
@@ -151,7 +151,7 @@ class Coordinator:
         """Check that this member may commit positions, or a client without membership while there are no members.
 
         A member of a `consumer` group may be at an epoch of the past if it has had all `partitions` since then; its
-        client must know what a member epoch is.
+        client must know member epochs.
         """
         found = self._groups.get(group)
         is_anonymous = not member_id and instance_id is None and epoch < 0
@@ -257,7 +257,7 @@ class Coordinator:
         return self._run.timers.next_due()
 
     def tick(self, now: int | None = None) -> None:
-        """Do what is due: sessions and rounds end, groups without members are forgotten."""
+        """Run due timers: sessions and rounds end, groups without members are forgotten."""
         self._run.timers.tick(self._run.now() if now is None else now)
         self._flush()
 

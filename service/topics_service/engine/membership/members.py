@@ -17,7 +17,7 @@ JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 STATIC_LEAVE_EPOCH = -2
 
-MEMBER_BYTES = 1_024  # what a member without a subscription counts
+MEMBER_BYTES = 1_024  # size of a member without a subscription
 
 
 class GroupError(IntEnum):
@@ -60,7 +60,7 @@ class GroupSettings(Struct, frozen=True, kw_only=True):
     initial_delay_ms: int = 3_000  # how long the first member of an empty group waits for others
     min_session_ms: int = 6_000
     max_session_ms: int = 1_800_000
-    heartbeat_ms: int = 1_000  # what `consumer` members are told
+    heartbeat_ms: int = 1_000  # told to `consumer` members
     session_ms: int = 45_000  # of `consumer` members
     max_members: int = 1_000
     max_metadata_bytes: int = 1 << 20  # of one member: its subscription, and MEMBER_BYTES
@@ -68,7 +68,7 @@ class GroupSettings(Struct, frozen=True, kw_only=True):
     max_bytes: int = 128 << 20  # the same of all groups, with the assignments of classic ones
     max_assignment_bytes: int = 16 << 20  # of one classic group
     max_regex_chars: int = 1_024
-    regex_refresh_ms: int = 1_000  # a group matches its patterns anew at most so often
+    regex_refresh_ms: int = 1_000  # shortest time between two matches of a group's patterns
     empty_retention_ms: int = 600_000  # how long the state of a group without members is kept
 
 
@@ -176,7 +176,7 @@ class Leaving(NamedTuple):
 
 
 class Beat(Struct, kw_only=True):
-    """A heartbeat of a `consumer` group's member: its epoch, and what has changed; None means unchanged.
+    """A heartbeat of a `consumer` group's member: its epoch, and the changed fields; None means unchanged.
 
     `epoch` 0 joins, -1 leaves, -2 leaves for a while and keeps the partitions of a static member. `owned` are the
     partitions that the member works on. `allowed` says which topics its patterns may find.

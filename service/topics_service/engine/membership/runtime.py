@@ -77,7 +77,7 @@ class Runtime:
             raise RefusedError(GroupError.GROUP_MAX_SIZE_REACHED, "all groups together take too much memory")
 
     def weigh(self, member: Weighed, *, is_gone: bool = False) -> None:
-        """Count what the member has us keep, after that has changed."""
+        """Update the member's counted size, after a change."""
         size = 0 if is_gone else member.size
         self.weight += size - member.weight
         member.weight = size

@@ -1,6 +1,6 @@
 """The stored form of a group's membership: the row that `Coordinator.dump` makes and `Coordinator.load` reads.
 
-A classic group is stored when its members get their assignments, so that they go on with these after a restart.
+A classic group is stored when its members get their assignments, so that they keep these after a restart.
 """
 
 import msgspec

@@ -36,7 +36,7 @@ def consumer_assignment(assignment: bytes) -> dict[str, list[int]] | None:
 
 
 class _Reader:
-    """Reads what follows the version of the two structures; raises struct.error or ValueError when cut short."""
+    """Reads the fields after the version of the two structures; raises struct.error or ValueError when cut short."""
 
     def __init__(self, text: bytes) -> None:
         self._text = text

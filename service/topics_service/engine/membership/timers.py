@@ -7,7 +7,7 @@ _MIN_STALE = 64
 
 
 class Alarm:
-    """Rings once at `due`, unless it is set anew or cancelled before. Times are milliseconds of one clock."""
+    """Rings once at `due`, unless it is reset or cancelled before. Times are milliseconds of one clock."""
 
     __slots__ = ("_timers", "due", "queued", "ring")
 

@@ -81,7 +81,7 @@ def _consumer_member(group: ConsumerGroup, member: ConsumerMember, topics: Topic
 
 
 def _by_name(parts: Iterable[Partition], topics: TopicsView) -> dict[str, list[int]]:
-    """Partitions by the names of their topics, without those of topics that are gone."""
+    """Partitions by the names of their topics, without deleted topics."""
     found: dict[str, list[int]] = {}
     for topic_id, partitions in by_topic(parts).items():
         name = topics.name_of(topic_id)

@@ -90,7 +90,7 @@ class GroupIndex:
         return [self._hold(topic, partition, config.retaining) for partition in range(len(topic.logs))]
 
     def configured(self, topic: Topic) -> None:
-        """The topic is new, or has another config or more partitions: hold back what it asks for."""
+        """The topic is new, or has another config or more partitions: apply its retention holds."""
         for log, hold in zip(topic.logs, self.holds(topic, topic.config), strict=True):
             log.hold = hold
 

@@ -66,7 +66,7 @@ class Groups:
         return len(self.index.by_name)
 
     def load(self, found: Iterable[tuple[int, GroupRow, Mapping[TopicPartition, Position]]]) -> None:
-        """Take over the groups that recovery found: number, row and positions; and hold back what they ask for."""
+        """Take over the groups that recovery found: number, row and positions; and apply their retention holds."""
         for number, row, positions in found:
             group = Group(number, row.name, row.created_ts, row.active_ts)
             self.index.add(group)
@@ -140,7 +140,7 @@ class Groups:
         return DeleteGroupReply(group=name, deleted=True), ticket
 
     def put_state(self, name: str, state: bytes | None) -> int:
-        """Keep what the coordinator knows of a group, or nothing more; returns the ticket of the write.
+        """Store the coordinator's state of a group, or remove it; returns the ticket of the write.
 
         Makes the group if there is none.
         """
@@ -184,12 +184,12 @@ class Groups:
     def commit(
         self, name: str, items: Sequence[CommitItem], *, whole: bool = False, kafka: bool = False
     ) -> tuple[list[TopicsError | None], int]:
-        """Set positions, in one write; returns what is wrong with each item (None: it is set).
+        """Set positions, in one write; returns the error of each item (None: it is set).
 
-        The first commit creates the group. With `whole` nothing is set unless all is well: raises the first error. So
-        it does for what is not one item's fault: `invalid_request` (name), `throttled`, `internal`.
+        The first commit creates the group. With `whole` nothing is set unless all is well: raises the first error.
+        Raises for faults of the whole call: `invalid_request` (name), `throttled`, `internal`.
 
-        What a Kafka client sends (`kafka`) goes by Kafka's rules: a position may be beyond the head, and metadata is
+        Commits of Kafka clients (`kafka`) follow Kafka's rules: a position may be beyond the head, and metadata is
         measured in UTF-16 units.
         """
         self._writer.check()
@@ -276,7 +276,7 @@ class Groups:
         with Transaction(self._writer) as tx:
             for topic, partition in gone:
                 tx.batch.delete(Family.POSITIONS, position_key(group.number, topic.number, partition))
-            tx.batch.put(Family.GROUPS, *group.row())  # the rows that are gone told when it was used
+            tx.batch.put(Family.GROUPS, *group.row())  # the removed rows had the time of its last use
             tx.commit()
         for topic, partition in gone:
             self.index.drop(group, topic, partition)
@@ -429,7 +429,7 @@ class Groups:
 
 
 def _seen(membership: Membership, allowed: tuple[str, ...] | None) -> Membership:
-    """The membership without what members have in topics that do not start with one of `allowed`."""
+    """The membership without partitions of topics that do not start with one of `allowed`."""
     if allowed is None:
         return membership
     members = [

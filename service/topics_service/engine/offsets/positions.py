@@ -1,4 +1,4 @@
-"""A consumer group and its committed positions: what clients ask and are told of them, and their rows.
+"""A consumer group and its committed positions: requests, replies and rows.
 
 A position is the cursor of a reader: `from_seq` N says that everything up to seq N is dealt with. It is the `from_seq`
 of a diff, and the offset that Kafka clients commit. Those may commit beyond the head: the number is kept, and wherever
@@ -242,7 +242,7 @@ def row_key(number: int) -> bytes:
 
 
 def state_key(number: int) -> bytes:
-    """The key of what the coordinator keeps of a group."""
+    """The key of the coordinator's state of a group."""
     return keys.u64(number) + _STATE_KIND
 
 

@@ -9,8 +9,8 @@ _SLACK = 1024
 class Alarms:
     """A heap of times (ms) with the seqs that each is about.
 
-    Entries are never taken out early: `holds(at, seq)` says whether one still counts. They are cleared out when they
-    have become twice as many, so that the heap stays in proportion to what holds.
+    Entries are never taken out early: `holds(at, seq)` says whether one still counts. They are removed when they
+    outnumber the live ones twice, so that the heap stays proportional.
     """
 
     def __init__(self, holds: Callable[[int, int], bool]) -> None:

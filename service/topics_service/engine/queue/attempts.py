@@ -17,8 +17,8 @@ _CUT: Final = "…"
 class Attempt(Struct, frozen=True, gc=False, array_like=True):
     """A failed delivery: its number, the time it ended (ms), the node that held it, and the reason.
 
-    The reason is the worker's if it `is_told`; else it is the server's word for what happened, empty for a nack that
-    says nothing.
+    The reason is the worker's if it `is_told`; else it is the server's text for the cause, empty for a nack without a
+    reason.
     """
 
     delivery: int
@@ -82,7 +82,7 @@ def _shown(attempts: Sequence[Attempt]) -> bytes:
 
 
 def _cut(text: str, max_bytes: int) -> str:
-    """The beginning of a text, so that it has at most so many bytes."""
+    """A text cut to a number of bytes."""
     raw = text.encode()
     if len(raw) <= max_bytes:
         return text

@@ -55,7 +55,7 @@ def _seqs(topic: Topic, queue: Queue, state: JobState, start: int) -> Iterator[i
 
 
 def _from(numbers: BitMap64, start: int) -> Iterator[int]:
-    """The numbers at or above `start`; the set must not change meanwhile."""
+    """The numbers at or above `start`; the set must not change during the walk."""
     if not numbers or numbers.max() < start:
         return iter(())
     return iter(numbers.iter_equal_or_larger(start))

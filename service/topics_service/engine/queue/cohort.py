@@ -44,7 +44,7 @@ def deal(
 
 
 def _located(jobs: Iterator[int], blocks: LogBlocks) -> Iterator[Dealt]:
-    """Jobs with their blocks; neighbours cost one look-up. Takes no more of them than it is asked for."""
+    """Jobs with their blocks; neighbours cost one look-up. Takes no more of them than requested."""
     block = None
     base = end = 0
     for seq in jobs:

@@ -56,7 +56,7 @@ class Job(Struct, frozen=True, gc=False):
 class ClaimReply(Struct, kw_only=True):
     """Jobs now held, ascending by seq, and how many more a claim could get after the whole pass.
 
-    `settled` tells of the claim's `ack`, where it had one.
+    `settled` is the result of the claim's `ack`, if it had one.
     """
 
     topic: str
@@ -86,7 +86,8 @@ class SettleRequest(Struct, frozen=True, kw_only=True):
 class SettleReply(Struct, kw_only=True):
     """`done` is how many seqs were acked, nacked or extended; `skipped` the others, in request order.
 
-    Of a nack, nobody gets again what is `dead_lettered`, nor what is `exhausted`: its dead letter topic refuses it.
+    After a nack, `dead_lettered` jobs are not delivered again, nor are `exhausted` ones, which the dead letter topic
+    refuses.
     """
 
     topic: str
@@ -103,8 +104,8 @@ class SettleReply(Struct, kw_only=True):
 class RedriveRequest(Struct, frozen=True, kw_only=True):
     """Move the queue's dead letters back into it: those whose tag matches (None: all), in order of seq.
 
-    At most `max`; one call moves at most 1000 (also with 0), see `Queues.redrive`. `start` is where in the dead letter
-    topic it looks from: the `resume` of the call that it goes on with.
+    At most `max`; one call moves at most 1000 (also with 0), see `Queues.redrive`. `start` is the seq in the dead
+    letter topic to look from: the `resume` of the call before.
     """
 
     topic: str

@@ -8,7 +8,7 @@ In memory they are bitmaps of seqs, about a bit for each. Rows of Family.JOBS, b
     FOLDED  -> base seq                               writes up to here are in the sets
 
 An append writes one or two small rows; a fold moves a thousand of them into the sets, so that a start reads a few rows
-for each 64 Ki seqs and not one for each job. A set may hold seqs whose jobs are done: who reads it asks the log too.
+for each 64 Ki seqs and not one for each job. A set may hold seqs of finished jobs: readers check the log too.
 """
 
 import struct
@@ -61,11 +61,11 @@ class Schedule:
         self.levels: dict[int, BitMap64] = {}
         self.skip = BitMap64()
         self.soonest: int | None = None
-        """Return the time (ms) at which the next waiting job is ready; a little early if that job is gone."""
+        """Return the time (ms) at which the next waiting job is ready; a little early if that job was removed."""
         self._prefix = keys.u64(log_id)
         self._store = store
         self._unfolded: list[Write] = []
-        self._over: list[Write] = []  # delayed ones whose time has come and whose rows are still there
+        self._over: list[Write] = []  # delayed ones that are due, whose rows still exist
         self._time_from = self._prefix + _TIME  # the first row that was not seen as due yet
         self._sets_from: int | None = None  # the lowest chunk that can have sets
         self._folding = False
@@ -208,7 +208,7 @@ class Schedule:
     # ------------------------------------------------------------------ leaving
 
     def forget(self, seq: int) -> None:
-        """Forget a job that was delivered before a restart, or is gone."""
+        """Forget a job that was delivered before a restart, or removed."""
         self.waiting.discard(seq)
         for level in self.levels.values():
             level.discard(seq)

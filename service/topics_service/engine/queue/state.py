@@ -2,7 +2,7 @@
 
 A job is *touched* from its first delivery until it is done: it is in `jobs` and in exactly one of the sets `held`,
 `free`, `delayed`, `exhausted` and `aside`. All others are found by their order: the schedule's levels, then the seqs
-from the cursor on. What the log has lost behind the queue's back (`prune`) counts nowhere any more.
+from the cursor on. Records removed from the log by others (`prune`) no longer count.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,15 +17,15 @@ from topics_service.engine.queue.schedule import Schedule
 from topics_service.engine.snapshot import Snapshot
 
 GONE_MAX = 10_000  # leases of jobs that the log has lost: their holders may still ack
-_FREE = -1  # the level of what was given back
+_FREE = -1  # the level of jobs given back
 _RUN = 4096  # how far ahead the fresh jobs are looked at
 
 
 class Queue:
     """The lease state of one queue.
 
-    Calls take `s`, the newest written state of the log, and `head`, the highest seq that readers see: what is not
-    visible yet is not handed out, and what is acked already is not either, though readers may still see it.
+    Calls take `s`, the newest written state of the log, and `head`, the highest visible seq: invisible records are not
+    handed out, nor are acked ones, though readers may still see them.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Queue:
         self.aside = BitMap64()
         """Exhausted, too; their own move was refused, so that they let the others pass for a while."""
         self.gone: dict[int, Delivery] = {}
-        """Leases of jobs that were deleted, evicted or expired meanwhile: a later ack of the holder counts."""
+        """Leases of jobs that were deleted, evicted or expired since: a later ack of the holder counts."""
         self.dead_lettered = 0
         self.stuck_until = 0
         """Until then exhausted jobs stay where they are: moving them has failed."""
@@ -79,7 +79,7 @@ class Queue:
         self._delays = Alarms(self._rests)
         self._earliest = 1
         self._deletes = Deletes()
-        self._taken: dict[int, int] = {}  # what was offered, but for the fresh ones: its level
+        self._taken: dict[int, int] = {}  # the level of the offered jobs, except fresh ones
         self._taken_from = 1
 
     # ----------------------------------------------------------------- counters
@@ -252,7 +252,7 @@ class Queue:
         """End the leases of jobs, whose delivery counts and attempts become these; they can be claimed again from
         `ready_at` on.
 
-        0 stands for now. What was delivered for the last time is exhausted at once.
+        0 stands for now. A job after its last delivery is exhausted at once.
         """
         later = []
         for seq, row in ended.items():
@@ -381,7 +381,7 @@ class Queue:
         self.cursor = max(self.cursor, s.earliest)
         while self.cursor <= last:
             live = s.first_live(self.cursor)
-            self.cursor = at = self.schedule.first_unscheduled(live, last + 1)  # what lies behind is never fresh again
+            self.cursor = at = self.schedule.first_unscheduled(live, last + 1)  # seqs below are never fresh again
             if at != live:
                 continue
             gap = s.next_gap(at)

@@ -17,12 +17,12 @@ from topics_service.engine.writer import Writer
 from topics_service.storage.block import Block
 from topics_service.storage.store import Family
 
-_PRUNE_SEQS = 256  # rows of the dedup map are examined when so many records have left the destination
+_PRUNE_SEQS = 256  # rows of the dedup map are examined after this many records have left the destination
 
 
 class Forwarding:
-    """Advances routers. Off the ack path: a slice is a write of its own, and requests an fsync only for a destination
-    of the class `fsync`.
+    """Advances routers. Off the ack path: a slice is a separate write, and requests an fsync only for a destination of
+    the class `fsync`.
 
     A record that was deleted before its turn is skipped. For evicted, expired or lost records the destination skips as
     many seqs, as one gap (`Snapshot.skip_seqs`), which count as forwarded.
@@ -157,7 +157,7 @@ class Forwarding:
         return DedupMap(self._writer.store, router.dest.log.log_id, router.name, router.source.identity.epoch)
 
     def _old_rows(self, router: Router, last: int) -> list[tuple[bytes, list[Run]]]:
-        """The dedup map rows for copies of what is now next, up to `last`."""
+        """The dedup map rows for copies of the next records, up to `last`."""
         if router.dedup_to is None:
             router.dedup_to = self._dedup_map(router).end()
         return self._dedup_map(router).overlapping(router.cursor + 1, last) if router.cursor < router.dedup_to else []

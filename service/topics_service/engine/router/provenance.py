@@ -3,7 +3,7 @@
 The server adds it: a copy may exceed the limits of records and meta by its length, about 1.5 KB at most. The client's
 meta is kept byte for byte; only an existing `_topics_router` is replaced.
 
-A copy and the cursor of its router are written together, so a router never repeats a copy by itself. One that was
+A copy and the cursor of its router are written together, so a router never repeats a copy. One that was
 deleted and created again with `backfill` can: against that, every slice of an exactly_once router adds a row to the
 dedup map, which maps source seqs to destination seqs. Rows are removed with the log of the destination, and once all
 their copies have left it.

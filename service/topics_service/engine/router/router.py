@@ -150,8 +150,8 @@ class Router:
         self.dest = dest
         self.cursor = cursor
         self.forwarded = forwarded
-        self.dedup_to: int | None = None  # up to here it may meet what it copied in an earlier life; None: unknown
-        self.dedup_from = 0  # dedup map rows below this source seq are gone,
+        self.dedup_to: int | None = None  # up to here it may meet copies of its earlier life; None: unknown
+        self.dedup_from = 0  # dedup map rows below this source seq are removed,
         self.pruned_at = 0  # as of this first live seq of the destination
         self.fault: Fault | None = None
         self.gone = False

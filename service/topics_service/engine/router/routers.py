@@ -73,7 +73,7 @@ class Routers:
         self._graph = RouterGraph()
         self._rings: set[str] = set()  # topics on a cycle
         self._hops: dict[str, Hops] = {}  # of the logs of those
-        self._grown: dict[str, None] = {}  # sources with news that their routers were not told of
+        self._grown: dict[str, None] = {}  # sources with records that their routers have not seen
         self._due: deque[Router] = deque()
         self._blocked: dict[Router, None] = {}
 
@@ -148,10 +148,10 @@ class Routers:
     def put(self, request: PutRouterRequest) -> tuple[PutRouterReply, int]:
         """Create the router or replace its config. See RoutersApi.put.
 
-        What is visible in the source is forwarded first, on the old terms: here and now, so that whoever serves
-        others meanwhile lets the router get there with `advance` (see `move`). If it can't, a change of the source is
-        refused with the reason, and one of the destination is not: what is left goes to the new one. If the ends
-        stay, a router that is far behind takes its backlog along.
+        Visible records of the source are forwarded first, on the old terms, at once: a caller that serves others in
+        between first calls `advance` (see `move`). If that fails, a change of the source is refused with the reason; a
+        change of the destination is not, the rest goes to the new one. If the ends stay, a router that is far behind
+        takes its backlog along.
         """
         self._writer.check()
         self.check(request)
@@ -416,7 +416,7 @@ class Routers:
             self._due.append(router)
 
     def _step(self, router: Router) -> bool:
-        """One slice. True if there is more; a router that can't go on stands still for a while."""
+        """One slice. True if there is more; a blocked router pauses for a while."""
         source, dest = router.config.source, router.config.dest
         in_ring = dest in self._rings  # and then its only source is
         before = router.cursor

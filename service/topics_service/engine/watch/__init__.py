@@ -1,1 +1,1 @@
-"""Following many logs at once: the watch core and what it is made of (docs/contract.md, 8)."""
+"""Following many logs at once: the watch core and its parts (docs/contract.md, 8)."""

@@ -38,10 +38,10 @@ class Watch:
     can happen within `next` itself, which stops early after skipping many records: discard earlier calls of `wake`
     before calling it, and let other work run before calling it again.
 
-    Each topic's frames are what `diff` from its cursor gives: a tombstone for every loss, then records in seq order,
-    and `CaughtUpFrame` whenever the backlog ends. Topics take turns (`TopicScheduler`); a turn is one page. A topic
-    that is deleted, or deleted and created again, ends with a `TopicDeletedFrame`; one that can't be read ends with an
-    `ErrorFrame` that names it. Nothing is reported twice.
+    Each topic's frames have the results of `diff` from its cursor: a tombstone for every loss, then records in seq
+    order, and `CaughtUpFrame` whenever the backlog ends. Topics take turns (`TopicScheduler`); a turn is one page. A
+    topic that is deleted, or deleted and created again, ends with a `TopicDeletedFrame`; one that can't be read ends
+    with an `ErrorFrame` that names it. Nothing is reported twice.
 
     A log is named by its topic partition: the topic's name, and the partition unless it is 0.
 
@@ -92,10 +92,9 @@ class Watch:
         for an unknown name or partition unless `request.lenient`; nothing is followed then.
 
         A resumed session passes the `epochs` and `heads` of its last `Watch`. A topic with another number is another
-        instance: it is reported as recreated and read from its earliest record. Of the names in
-        `request.topics` only those in `heads` count. A topic in `heads` that is gone gives a `TopicDeletedFrame`
-        instead of an error. A topic that matches a pattern and is not in `heads` is new: it is read from its first
-        record.
+        instance: it is reported as recreated and read from its earliest record. Of the names in `request.topics` only
+        those in `heads` count. A deleted topic in `heads` gives a `TopicDeletedFrame` instead of an error. A topic that
+        matches a pattern and is not in `heads` is new: it is read from its first record.
         """
         self._catalog = catalog
         self._clock = clock
@@ -245,7 +244,7 @@ class Watch:
         from_seq = s.head + 1 if follow.foreign else cursor  # another instance: read as a cursor from its future
         if end <= from_seq <= s.head:
             return self._drained(follow, end, s.head)
-        if not fresh and follow.stale is None:  # what has come meanwhile waits for the next round
+        if not fresh and follow.stale is None:  # later records wait for the next round
             self._again(follow, now)
             return None
         nodes = self._nodes if config.dedupe_node else _NO_NODES
@@ -297,7 +296,7 @@ class Watch:
         return CaughtUpFrame(topic=follow.topic.name, partition=follow.partition, head_seq=head)
 
     def _again(self, follow: "_Follow", now: int) -> None:
-        """Schedule another turn, as more is to be read."""
+        """Schedule another turn: there is more to read."""
         follow.due_ts = now
         self._scheduler.add(follow)
 
@@ -326,7 +325,7 @@ class Watch:
         """Follow a topic that has become visible from its first record, if a pattern matches it."""
         name = topic.name
         if name in self._follows or not name.startswith(self._prefixes):
-            return  # where an earlier instance is still followed, its end is told first
+            return  # if an earlier instance is still followed, its end is reported first
         if any(name == gone for gone, _ in self._unreported):
             return  # so it is here
         if len(self._follows) >= self._max_topics:
@@ -384,7 +383,7 @@ class _Follow(ScheduledLog):
         self.name = name
         self.number = number
         self.joined = joined  # through a pattern
-        self.live = False  # its backlog has ended, and that was told
+        self.live = False  # its backlog has ended, and that was reported
         self.foreign = False  # the cursor belongs to an earlier instance of the topic
         self.opening = False  # not read yet since the client gave its cursor
         self.stale: int | None = None  # the cursor before the tombstone that was given last
@@ -395,13 +394,13 @@ class _Follow(ScheduledLog):
         return self.number if len(self.topic.logs) > 1 else None
 
     def woken(self) -> None:
-        """Wake the watch: the log has grown, or is gone."""
+        """Wake the watch: the log has grown, or was deleted."""
         if not self.due and self.watch is not None:
             self.watch.woken(self)
 
 
 def _look(topic: Topic, log: Log, now: int) -> Snapshot:
-    """Return what a reader sees of one of the topic's logs. Damage is found and reported on reading."""
+    """Return the readers' view of one of the topic's logs. Damage is found and reported on reading."""
     try:
         return log.visible(topic.config, now)
     except TopicsError:

@@ -101,7 +101,7 @@ class CaughtUpFrame(_OfTopic, frozen=True, kw_only=True):
 
 
 class TopicDeletedFrame(_OfTopic, frozen=True, kw_only=True):
-    """One topic is gone: its last frame. `head_seq` is the highest seq it had."""
+    """The last frame of a deleted topic. `head_seq` is the highest seq it had."""
 
     head_seq: int
     reason: str = "deleted"

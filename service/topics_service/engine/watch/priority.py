@@ -1,6 +1,6 @@
 """Effective priority: which of the topics that are due is served first (docs/contract.md, 3.7).
 
-It decides order only, never what is delivered.
+It decides only the order, never the content.
 """
 
 from topics_service.engine.topic import Topic
@@ -8,7 +8,7 @@ from topics_service.engine.topic import Topic
 AGE_RATE = 100
 """Points for each second that a topic has waited."""
 AGE_CAP_MS = 10_000
-"""Waiting longer than this counts no more."""
+"""Longer waits do not count."""
 
 
 def effective(topic: Topic, now: int, due_ts: int) -> int:

@@ -31,7 +31,7 @@ def by_place(starts: Iterable[tuple[str, int, WatchTopic]]) -> dict[str, WatchTo
 
 
 def prefix_of(key: str) -> str | None:
-    """The prefix that a pattern like `tenant42:*` stands for; None if the key is a name.
+    """The prefix of a pattern like `tenant42:*`; None if the key is a name.
 
     Raises `invalid_request` unless the star is the last character and a topic's name can begin like that.
     """
@@ -45,9 +45,9 @@ def prefix_of(key: str) -> str | None:
 
 
 class Scope:
-    """The topic partitions of a subscription: `topics` to follow and `departed`, which are gone, with their last heads.
+    """The topic partitions of a subscription: `topics` to follow, and deleted ones (`departed`) with their last heads.
 
-    A topic that has come to be without the partition is gone too. `prefixes` are those of the patterns; `refused` are
+    A recreated topic without the partition counts as deleted too. `prefixes` are those of the patterns; `refused` are
     topics that match but are too many.
     """
 

@@ -6,7 +6,7 @@ from topics_service.engine.log import Log
 from topics_service.engine.topic import Topic
 from topics_service.engine.watch.priority import effective
 
-_TICK_MS = 50  # the order within a round is computed anew this often, as topics age
+_TICK_MS = 50  # the order within a round is recomputed this often, as topics age
 
 _Rank = tuple[float, str, int, "ScheduledLog"]
 
@@ -69,7 +69,7 @@ class TopicScheduler:
             self._arrived, self._later = self._later, []
 
     def _rank(self, now: int) -> None:
-        """Put what has arrived into the order; all of it anew when the ranks have grown old."""
+        """Put new arrivals into the order; reorder all when the ranks have grown old."""
         if self._ranked and self._round > 1 and abs(now - self._ranked_at) >= _TICK_MS:
             self._arrived += [rank[-1] for rank in self._ranked]
             self._ranked = []

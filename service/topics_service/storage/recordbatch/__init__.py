@@ -1,8 +1,8 @@
 """Everything that knows the bytes of Kafka's record batches (message format v2), as functions on bytes.
 
-What a producer sends is checked (`check`) and stored as it came; it is patched (`patched`, `stamped`) or rebuilt
-without deleted records (`rebuilt`) when it is fetched. The other protocols read it as columns (`columns`, `times`), and
-what they wrote becomes a batch for Kafka's clients (`encoded`). `control` fills a hole at the end of a log.
+A producer's batch is checked (`check`) and stored unchanged; it is patched (`patched`, `stamped`) or rebuilt without
+deleted records (`rebuilt`) when it is fetched. The other protocols read it as columns (`columns`, `times`), and their
+records become a batch for Kafka clients (`encoded`). `control` fills a hole at the end of a log.
 """
 
 from topics_service.storage.recordbatch.columnar import Columns, columns, encoded

@@ -1,4 +1,4 @@
-"""The 61 bytes before the records of a batch, and what a broker does to a stored batch without reading its records.
+"""The 61 bytes before the records of a batch, and a broker's changes of a stored batch that do not read its records.
 
     base offset i64, length i32 (of what follows), leader epoch i32, magic i8, crc u32 (CRC-32C of what follows),
     attributes i16, last offset delta i32, base timestamp i64, max timestamp i64, producer id i64, producer epoch i16,
@@ -119,7 +119,7 @@ def headers(body: Buffer) -> list[tuple[int, Header]]:
 def checked_header(records: Buffer, max_bytes: int) -> tuple[Header, bytes]:
     """The header of the one batch that `records` has to be, and a copy of the bytes under the checksum.
 
-    Raises InvalidBatchError for what the header alone shows, and for a wrong checksum.
+    Raises InvalidBatchError for faults of the header, and for a wrong checksum.
     """
     size = len(records)
     if size > _MAGIC_AT and records[_MAGIC_AT] != MAGIC:
@@ -144,7 +144,7 @@ def checked_header(records: Buffer, max_bytes: int) -> tuple[Header, bytes]:
 
 
 def assembled(header: Header, records: bytes) -> bytes:
-    """The batch of these uncompressed records; length, leader epoch, magic and crc of `header` are set anew."""
+    """The batch of these uncompressed records; length, leader epoch, magic and crc of `header` are recomputed."""
     fields = _CHECKED_FIELDS.pack(*header[5:])
     checksum = google_crc32c.extend(google_crc32c.value(fields), records)
     length = HEADER.size - _LENGTH_FROM + len(records)

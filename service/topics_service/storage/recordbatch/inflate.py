@@ -1,7 +1,7 @@
-"""Decompression of record bytes with a hard bound on what comes out.
+"""Decompression of record bytes with a hard bound on the result.
 
-The bound holds in memory and in time: nothing past it is ever written. Buffers grow with what a batch really holds,
-a size that the bytes merely claim is believed only as far as the format allows it.
+The bound holds in memory and in time: nothing past it is ever written. Buffers grow with the actual content; a claimed
+size is trusted only as far as the format allows.
 """
 
 import struct
@@ -41,7 +41,7 @@ _Into = Callable[[bytes, bytearray], int]
 
 
 def inflated(codec: int, data: memoryview, limit: int) -> Buffer:
-    """The bytes that `data` stands for in this codec: itself if there is none.
+    """`data` decompressed with this codec; unchanged if there is none.
 
     Raises InvalidBatchError: codec (unknown), too_large (more than `limit` bytes), invalid (not such data).
     """

@@ -158,7 +158,7 @@ def _decoded(text: str) -> bytes | None:
 
 
 def _contents(text: bytes) -> list[bytes | None]:
-    """The header values that the JSON text of a member stands for: one, or those of an array."""
+    """The header values of a member's JSON text: one, or those of an array."""
     try:
         values = _VALUES.decode(text) if text.startswith(b"[") else [_VALUE.decode(text)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -5,11 +5,11 @@
 
 Lengths, deltas and the count are varints; a length of -1 is null, except for a header's name.
 
-Records are read by the C reader of aiokafka, five to ten times faster than Python can. It is an internal module of
-that package, so it is wrapped here and nowhere else, its version is pinned, and it is not trusted: it gets bytes that
-we inflated, in pieces of at most 1 MiB so that what it makes of hostile bytes stays small, with zeros behind the piece
-because it may look up to ten bytes too far. What it can't read goes through `parsed`, which also takes header names
-that are not UTF-8.
+Records are read by the C reader of aiokafka, five to ten times faster than Python can. It is an internal module of that
+package, so it is wrapped here and nowhere else, its version is pinned, and it is not trusted: it gets bytes that we
+inflated, in pieces of at most 1 MiB so that its result for hostile bytes stays small, with zeros after the piece
+because it may read up to ten bytes too far. Records that it can't read go through `parsed`, which also takes header
+names that are not UTF-8.
 """
 
 from array import array
@@ -132,7 +132,7 @@ class Piece(NamedTuple):
 
 
 def pieces(body: Buffer, count: int) -> Iterator[Piece]:
-    """The `count` records of `body` in runs of at most 1 MiB; a larger record is a piece of its own.
+    """The `count` records of `body` in runs of at most 1 MiB; a larger record is a separate piece.
 
     Raises MalformedRecordError if the lengths before the records don't lead to its end. With a single piece this
     shows only when the piece is read.
@@ -161,7 +161,7 @@ def check(records: Buffer, *, max_bytes: int, max_inflated: int = MAX_INFLATED) 
     not UTF-8 have at most 10,000 records together, and a record of more than 1 MiB at most 100,000 headers. Such
     records are read in Python.
 
-    Raises InvalidBatchError, whose code says what is wrong, and nothing else.
+    Raises only InvalidBatchError, whose code names the fault.
     """
     header, covered = checked_header(records, max_bytes)
     body = inflated(header.codec, memoryview(covered)[HEADER.size - CRC_FROM :], min(max_inflated, _STORED_LIMIT))
@@ -206,7 +206,7 @@ def rebuilt(batch: Buffer, base_offset: int, keep: Sequence[int]) -> bytes:
 
 
 def inflated_size(batch: Buffer, max_bytes: int) -> int | None:
-    """Return the inflated size of the batch; None if it exceeds `max_bytes`. Inflates no more than that."""
+    """Return the inflated size of the batch; None if it exceeds `max_bytes`. Decompresses only these."""
     header = header_of(batch)
     if not header.codec:
         return header.size if header.size <= max_bytes else None

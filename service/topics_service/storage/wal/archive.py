@@ -1,8 +1,8 @@
 """The retained write-ahead log: `archive/` below the data directory, next to the files still in use.
 
 RocksDB moves a log file there instead of removing it. A *line* is the uninterrupted log of a directory, from the first
-start with an archive on. It has an id, in a file that no backup takes along: a copy of the directory that a
-backup makes goes on in a line of its own. A start without an archive ends the line.
+start with an archive on. It has an id, in a file that no backup copies: a restored directory continues in a new line. A
+start without an archive ends the line.
 """
 
 import os
@@ -67,7 +67,7 @@ def begin(directory: Path) -> Line:
 
 
 def end(directory: Path) -> None:
-    """Remove the line and its archive, which RocksDB does not do by itself. Raises OSError."""
+    """Remove the line and its archive, which RocksDB does not. Raises OSError."""
     (directory / _LINE).unlink(missing_ok=True)
     for _, path in numbered(directory / _ARCHIVE):
         path.unlink(missing_ok=True)
@@ -92,7 +92,7 @@ def trim(directory: Path, seconds: float, max_bytes: int) -> Kept:
 def log_files(directory: Path) -> list[LogFile]:
     """Return all log files, archived and in use, oldest first. Only the last is still written to."""
     sizes: dict[int, int] = {}
-    for place in (directory, directory / _ARCHIVE):  # in this order: one that moves meanwhile is seen
+    for place in (directory, directory / _ARCHIVE):  # in this order: a file that moves in between is seen
         for number, path in numbered(place):
             try:
                 sizes[number] = path.stat().st_size
@@ -102,7 +102,7 @@ def log_files(directory: Path) -> list[LogFile]:
 
 
 def open_log(directory: Path, number: int) -> int:
-    """Return a file descriptor for reading a log file. Raises FileNotFoundError if it is gone."""
+    """Return a file descriptor for reading a log file. Raises FileNotFoundError if it was removed."""
     name = f"{number:06}.log"
     try:
         return os.open(directory / name, os.O_RDONLY)

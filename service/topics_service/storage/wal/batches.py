@@ -4,7 +4,7 @@ Each record of the log is one atomic batch over all column families (or several 
 number of its first row, number of rows, rows. The next batch begins with the sequence number behind its last row, also
 in the next file. So a log that is cut behind a batch is the state of the whole database at one moment.
 
-For the layout of records in a file see `records`. A piece of a file that ends behind a batch can be read by itself.
+For the layout of records in a file see `records`. A piece of a file that ends after a batch can be read alone.
 """
 
 import struct

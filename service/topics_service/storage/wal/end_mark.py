@@ -2,7 +2,7 @@
 one that a killed process left behind.
 
 The numbers are written to memory that the file is mapped to, so they outlive the process, and cost a write less than
-1 us. A power cut can take them back, never put them ahead of what was synced. All numbers of rows are RocksDB's
+1 us. A power cut can undo updates, but never put the marks ahead of the synced log. All numbers of rows are RocksDB's
 sequence numbers; an end is the one behind the last row.
 """
 
@@ -29,7 +29,7 @@ _BEGINNING: Final = 64 << 10
 class Mark(Struct):
     """Content of the file. `boot`: in which the log was written. `first`: the log file that was begun when the database
     was opened last, with the row `first_seq`. `starting`: the newest log file before an open that did not come to its
-    end, 0 if none. `begins`: the first rows of the logs since. `manifest`: what CURRENT named then.
+    end, 0 if none. `begins`: the first rows of the logs since. `manifest`: the file that CURRENT named then.
     """
 
     boot: str

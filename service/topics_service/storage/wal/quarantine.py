@@ -16,7 +16,7 @@ def set_aside(directory: Path, broken: Break) -> Path:
     OSError."""
     aside = directory / f"power-cut-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     aside.mkdir(exist_ok=True)
-    for number, path in sorted(numbered(directory), reverse=True):  # so that what is left still ends in the break
+    for number, path in sorted(numbered(directory), reverse=True):  # so that the rest still ends in the break
         if number > broken.number:
             path.rename(aside / path.name)
         elif number == broken.number:

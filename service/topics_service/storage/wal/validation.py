@@ -1,8 +1,8 @@
 """Validation of write-ahead logs before a database is opened: that they have everything a killed server wrote.
 
-RocksDB itself takes any end of any log for the end of what was written, and goes on with the next one. A server that is
-killed leaves all that it wrote: then only the newest log can end within a record, one that nobody was told of. Over a
-power cut a log can end sooner, but not before what was synced.
+RocksDB itself takes any end of a log for its end, and continues with the next one. A killed server leaves all that it
+wrote: then only the newest log can end within a record, and that one was not acknowledged. After a power cut a log can
+end sooner, but not before its synced end.
 
 Each batch begins with the sequence number behind the one before, also in the next file. That shows a log that is cut,
 lost or in the place of another; the end of the newest is known from the mark (`end_mark`).
@@ -26,8 +26,9 @@ _THE_LOG: Final = "the write-ahead log"
 
 
 class Break(NamedTuple):
-    """End of what is whole in the logs. `number`: of the log file, which may not be there. `keep`: so many of
-    its bytes are whole batches. `next_log`: the first that was begun behind the row that is missing."""
+    """End of the intact part of the logs. `number`: of the log file, which may not be there. `keep`: the number of its
+    bytes in whole batches. `next_log`: the first that was begun behind the row that is missing.
+    """
 
     number: int
     keep: int
@@ -87,7 +88,7 @@ def find_break(directory: Path, boot: str) -> Break | None:
 
 
 def named_damage(directory: Path) -> str | None:
-    """Describe damage of the logs themselves, regardless of what is in tables already. Raises OSError."""
+    """Describe damage of the logs themselves, regardless of rows already in tables. Raises OSError."""
     found = read(_logs(directory, needed_by(directory)))
     if found.broken is not None:
         return found.broken.text
