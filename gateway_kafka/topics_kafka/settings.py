@@ -1,8 +1,12 @@
 """Settings of the Kafka listener."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from topics_service.engine.membership.members import GroupSettings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from topics_service.engine.membership.members import GroupSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,8 @@ class KafkaSettings:
     @property
     def groups(self) -> GroupSettings:
         """The settings of the coordinator of groups."""
+        from topics_service.engine.membership.members import GroupSettings  # `serve --help` runs without msgspec
+
         return GroupSettings(
             initial_delay_ms=self.initial_rebalance_ms,
             min_session_ms=self.min_session_timeout_ms,

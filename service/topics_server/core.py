@@ -19,6 +19,7 @@ from topics_service.api.audit import AuditLog
 from topics_service.api.audit_calls import AuditedCheckpoints, AuditedTopicsApi
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.grpc.server import GrpcServer
+from topics_service.api.metrics.collector import MetricsSources
 from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
@@ -73,21 +74,25 @@ class Core:
         engine.capacity.disk = pressure.space if settings.min_free_bytes else None
         self.authorizer = Authorizer(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
         self.audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None
+        memory = self.authorizer.quotas.memory
+        sources = MetricsSources(
+            lag=self._lag,
+            disk=self._disk,
+            min_free_bytes=settings.min_free_bytes,
+            space=statistics,
+            store=lambda: properties.read(settings.data_path, store.families),
+            wal_switches=store.wal_switches,
+            request_bytes=lambda: memory.used if memory is not None else 0,
+            traces=traces.statistics,
+        )
         if self.audit is None:
-            self.api = TopicsApi(engine, self._commit, pressure, settings.watch_caps)
+            self.api = TopicsApi(engine, self._commit, pressure, settings.watch_caps, sources)
         else:
-            self.api = AuditedTopicsApi(engine, self._commit, pressure, settings.watch_caps, audit=self.audit)
+            self.api = AuditedTopicsApi(engine, self._commit, pressure, settings.watch_caps, sources, audit=self.audit)
         self.api.watches.connections.quotas = self.authorizer.quotas
-        metrics = self.api.metrics
-        metrics.lag, metrics.wal_switches = self._lag, store.wal_switches
-        metrics.disk, metrics.min_free_bytes, metrics.space = self._disk, settings.min_free_bytes, statistics
-        metrics.store = lambda: properties.read(settings.data_path, store.families)
-        metrics.traces = traces.statistics
-        if (memory := self.authorizer.quotas.memory) is not None:
-            metrics.request_bytes = lambda: memory.used
         traces.forwarding(engine)
         place = settings.data_path / "checkpoints"
-        make = metrics.checkpoints.counted(traces.checkpoint(partial(checkpoint.create, store)))
+        make = self.api.metrics.checkpoints.counted(traces.checkpoint(partial(checkpoint.create, store)))
         self.checkpoints = (
             Checkpoints(place, make, checkpoint.remove, engine.ready)
             if self.audit is None

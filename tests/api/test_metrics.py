@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from topics_service.api.metrics.collector import TOPICS_SHOWN, Metrics
+from topics_service.api.metrics.collector import TOPICS_SHOWN, Metrics, MetricsSources
 from topics_service.api.metrics.exposition import gauge, gauges, render
 from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.engine.clock import SystemClock
@@ -280,13 +280,14 @@ async def test_while_recovering_and_draining(store: Store, engine: Engine, commi
     assert json.loads(metrics.json())["ready"] is False
 
 
-async def test_requests_lag_and_caches(metrics: Metrics) -> None:
+async def test_requests_lag_and_caches(engine: Engine, commit: GroupCommit) -> None:
+    lag = SimpleNamespace(lag_ms=1.5, last_ms=2.5, histogram=Histogram((1, 2)))
+    metrics = Metrics(engine, commit.statistics, MetricsSources(lag=lag))
     metrics.http.observe("TopicsService.Diff", "2xx", 0.002)
     metrics.http.observe("TopicsService.Diff", "2xx", 60)
     metrics.http.in_flight = 3
     metrics.grpc.observe("TopicsService.Diff", "NOT_FOUND", 0.5)
-    metrics.lag = SimpleNamespace(lag_ms=1.5, last_ms=2.5, histogram=Histogram((1, 2)))
-    metrics.lag.histogram.observe(2)
+    lag.histogram.observe(2)
     metrics.caches["renderings"] = SimpleNamespace(statistics=SimpleNamespace(hits=4, misses=5), size=6)
     found = await values(metrics)
     labels = {"rpc": "TopicsService.Diff", "status": "2xx"}

@@ -10,6 +10,7 @@ from topics_service.api.access.auth import Principal
 from topics_service.api.audit import AuditLog
 from topics_service.api.checkpoints import Checkpoints, Held
 from topics_service.api.groups import GroupsApi
+from topics_service.api.metrics.collector import MetricsSources
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.scheduling.commit import GroupCommit
@@ -44,10 +45,11 @@ class AuditedTopicsApi(TopicsApi):
         commit: GroupCommit,
         pressure: Pressure | None = None,
         watch_caps: WatchCaps | None = None,
+        metrics_sources: MetricsSources | None = None,
         *,
         audit: AuditLog,
     ) -> None:
-        super().__init__(engine, commit, pressure, watch_caps)
+        super().__init__(engine, commit, pressure, watch_caps, metrics_sources)
         self._audit = audit
         self.routers = _Routers(self._admit, self._settle, audit)
         self.groups = _Groups(self._admit, self._settle, self.diff, audit)

@@ -15,7 +15,7 @@ from topics_service.api.access.authorizer import check_append, check_put
 from topics_service.api.catalog import CatalogView
 from topics_service.api.groups import GroupsApi
 from topics_service.api.membership import MembershipApi
-from topics_service.api.metrics.collector import Metrics
+from topics_service.api.metrics.collector import Metrics, MetricsSources
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.scheduling.batcher import WriteBatcher
@@ -84,6 +84,7 @@ class TopicsApi:
         commit: GroupCommit,
         pressure: Pressure | None = None,
         watch_caps: WatchCaps | None = None,
+        metrics_sources: MetricsSources | None = None,
     ) -> None:
         self._engine = engine
         self._commit = commit
@@ -91,11 +92,10 @@ class TopicsApi:
         self._waiting: set[Settable] = set()
         self._batcher = WriteBatcher(self._append_batched, _MAX_BATCHED)
         self._membership: MembershipApi | None = None
-        self.metrics = Metrics(engine, commit.statistics)
+        self.metrics = Metrics(engine, commit.statistics, metrics_sources, lambda: self.watches.lag())
         self.watches = WatchApi(
             self._admit, engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
         )
-        self.metrics.watch_lag = self.watches.lag
         self.routers = RoutersApi(self._admit, self._settle)
         self.groups = GroupsApi(self._admit, self._settle, self.diff)
         self.queues = QueuesApi(self._admit, self._settle, self.watches.connection, self.routers.forwarded)

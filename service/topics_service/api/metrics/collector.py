@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -58,53 +59,60 @@ class Cache(Protocol):
     def size(self) -> int: ...
 
 
+@dataclass
 class _NoDisk:
-    """The disk if nothing measures it."""
-
-    def __init__(self) -> None:
-        self.free_bytes = 0
+    free_bytes: int = 0
 
 
-class _Still:
-    """The lag if nothing measures it."""
+@dataclass
+class _NoLag:
+    lag_ms: float = 0.0
+    last_ms: float = 0.0
+    histogram: Histogram = field(default_factory=lambda: Histogram(()))
 
-    def __init__(self) -> None:
-        self.lag_ms = 0.0
-        self.last_ms = 0.0
-        self.histogram = Histogram(())
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsSources:
+    """Measurements of a server outside its engine. The defaults suit an engine without a server around it."""
+
+    lag: Lag = field(default_factory=_NoLag)
+    disk: Disk = field(default_factory=_NoDisk)
+    min_free_bytes: int = 0
+    space: SpaceStatistics = field(default_factory=SpaceStatistics)
+    store: Callable[[], StoreState] = StoreState
+    wal_switches: Callable[[], int] = lambda: 0
+    request_bytes: Callable[[], int] = lambda: 0
+    traces: TraceStatistics = field(default_factory=TraceStatistics)
 
 
 class Metrics:
-    """Reads the counters of the engine, the commit thread and the doors. Answers in every state of the server.
+    """Reads the counters of the engine, the commit thread and the protocols. Answers in every state of the server.
 
-    The doors count into `http`, `grpc` and `kafka`, the HTTP door its error codes into `errors`, streams into `watch`.
-    The server sets `lag`, `disk`, `min_free_bytes`, `request_bytes`, `store`, `wal_switches`,
-    `watch_lag` and `recovery_seconds`, and a door that has a cache adds it to `caches`. All calls belong on the event
-    loop.
+    Requests are counted into `http`, `grpc` and `kafka`, HTTP error codes into `errors`, streams into `watch`. A
+    protocol with a cache adds it to `caches`; start-up sets `recovery_seconds`. All calls belong on the event loop.
     """
 
-    def __init__(self, engine: Engine, commit: CommitStatistics) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        commit: CommitStatistics,
+        sources: MetricsSources | None = None,
+        watch_lag: Callable[[], WatchLag] = WatchLag,
+    ) -> None:
         self._engine = engine
         self._commit = commit
+        self._sources = sources or MetricsSources()
+        self._watch_lag = watch_lag
         self._started = time.monotonic()
         self.http = RequestStatistics()
         self.grpc = RequestStatistics()
         self.kafka = KafkaStatistics()
         self.watch = WatchStatistics()
-        self.refusals: Counter[tuple[str, str]] = Counter()  # for a limit of a key, by door and limit: api.access.quota
+        self.refusals: Counter[tuple[str, str]] = Counter()  # by protocol and limit of a key: api.access.quota
         self.errors: Counter[str] = Counter()
         self.checkpoints = CheckpointStatistics()
         self.archive = ArchiveStatistics()
-        self.traces = TraceStatistics()
-        self.lag: Lag = _Still()
-        self.disk: Disk = _NoDisk()
-        self.min_free_bytes = 0
-        self.request_bytes: Callable[[], int] = lambda: 0
-        self.space = SpaceStatistics()
         self.recovery_seconds = 0.0
-        self.store: Callable[[], StoreState] = StoreState
-        self.watch_lag: Callable[[], WatchLag] = WatchLag
-        self.wal_switches: Callable[[], int] = lambda: 0
         self.caches: dict[str, Cache] = {"blocks": engine.blocks}
 
     async def text(self, allowed: tuple[str, ...] | None = None) -> bytes:
@@ -144,7 +152,7 @@ class Metrics:
                 "frames": writer.statistics.batches,
                 "batches": writer.statistics.batches,
                 "bytes_written": writer.statistics.bytes,
-                "rotations": self.wal_switches(),
+                "rotations": self._sources.wal_switches(),
                 "queue_depth": commit.waiting,
                 "queue_depth_peak": commit.waiting_peak,
                 "submit_full_total": writer.statistics.stalls,
@@ -261,17 +269,17 @@ class Metrics:
     def _extras(self) -> Iterator[Metric]:
         group = [((), self._commit.group)]
         yield histogram("commit_group_writes", "Write batches covered by each fsync.", group)
-        yield from storage(self)
-        door, finished = self.http, self.http.finished.items()
+        yield from storage(self._sources, self.checkpoints, self.archive, self.recovery_seconds)
+        http, finished = self.http, self.http.finished.items()
         yield histogram("http_request_seconds", "Duration of HTTP requests.", finished, ("rpc", "status"))
-        yield gauge("http_requests_in_flight", "HTTP requests under way.", door.in_flight)
+        yield gauge("http_requests_in_flight", "HTTP requests under way.", http.in_flight)
         errors = [((code,), count) for code, count in self.errors.items()]
         yield counter("http_errors", "HTTP requests that were refused, by the code of the error.", errors, ("code",))
-        door, finished = self.grpc, self.grpc.finished.items()
+        grpc, finished = self.grpc, self.grpc.finished.items()
         yield histogram("grpc_call_seconds", "Duration of gRPC calls.", finished, ("rpc", "code"))
-        yield gauge("grpc_calls_in_flight", "gRPC calls under way.", door.in_flight)
+        yield gauge("grpc_calls_in_flight", "gRPC calls under way.", grpc.in_flight)
         yield from kafka(self.kafka)
-        yield gauge("request_bytes", "Memory of requests over HTTP and gRPC.", self.request_bytes())
+        yield gauge("request_bytes", "Memory of requests over HTTP and gRPC.", self._sources.request_bytes())
         refusals = list(self.refusals.items())
         meaning = "Refusals because a key holds as much as it may."
         yield counter("key_limit_refusals", meaning, refusals, ("door", "limit"))
@@ -281,12 +289,12 @@ class Metrics:
         yield counter("watch_records", "Records in those frames.", watch.records)
         yield counter("watch_paced", "Streams paced for overload.", watch.paced)
         yield counter("watch_slow", "Frames that a client took more than 5 s to take.", watch.slow)
-        behind = self.watch_lag()
+        behind = self._watch_lag()
         yield gauge("watch_lag_records", "Seqs that all streams together are behind.", behind.records)
         yield gauge("watch_lag_records_max", "Seqs that the slowest stream is behind.", behind.largest)
         yield gauge("watch_streams_behind", "Streams that are not at the head.", behind.behind)
         yield gauge("watch_lag_truncated", "1 when there are too many streams to look at all.", behind.truncated)
-        lag = self.lag
+        lag = self._sources.lag
         yield gauge("event_loop_lag_ms", "Lag of the event loop, averaged over half a second.", lag.lag_ms)
         yield gauge("event_loop_lag_last_ms", "Lag of the event loop as measured last.", lag.last_ms)
         yield histogram("event_loop_lag_measured_ms", "Every measurement of the lag.", [((), lag.histogram)])

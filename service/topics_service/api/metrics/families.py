@@ -23,27 +23,31 @@ class Disk(Protocol):
     free_bytes: int
 
 
-class Server(Protocol):
-    """Sources of the storage metrics; see `Metrics`."""
+class Sources(Protocol):
+    """Sources of the storage metrics; see `MetricsSources`."""
 
-    disk: Disk
-    min_free_bytes: int
-    space: SpaceStatistics
-    store: Callable[[], StoreState]
-    checkpoints: CheckpointStatistics
-    archive: ArchiveStatistics
-    recovery_seconds: float
-    traces: TraceStatistics
+    @property
+    def disk(self) -> Disk: ...
+    @property
+    def min_free_bytes(self) -> int: ...
+    @property
+    def space(self) -> SpaceStatistics: ...
+    @property
+    def store(self) -> Callable[[], StoreState]: ...
+    @property
+    def traces(self) -> TraceStatistics: ...
 
 
-def storage(server: Server) -> Iterator[Metric]:
+def storage(
+    sources: Sources, checkpoints: CheckpointStatistics, archive: ArchiveStatistics, recovery_seconds: float
+) -> Iterator[Metric]:
     """Disk, RocksDB, checkpoints, recovery, version and traces."""
-    store = server.store()
-    yield gauge("disk_free_bytes", "Free space of the data directory's disk.", server.disk.free_bytes)
-    yield gauge("disk_min_free_bytes", "Below so much free space writes are refused.", server.min_free_bytes)
-    yield gauge("disk_short", "1 while writes are refused for want of free space.", server.space.short)
-    yield counter("disk_refused_writes", "Writes that were refused for want of free space.", server.space.refused)
-    yield counter("disk_reclaims", "Times that room was made on the disk.", server.space.rounds)
+    store = sources.store()
+    yield gauge("disk_free_bytes", "Free space of the data directory's disk.", sources.disk.free_bytes)
+    yield gauge("disk_min_free_bytes", "Below so much free space writes are refused.", sources.min_free_bytes)
+    yield gauge("disk_short", "1 while writes are refused for want of free space.", sources.space.short)
+    yield counter("disk_refused_writes", "Writes that were refused for want of free space.", sources.space.refused)
+    yield counter("disk_reclaims", "Times that room was made on the disk.", sources.space.rounds)
     yield gauge("store_level0_files", "Tables of level 0, in the family with most.", store.level0_files)
     yield gauge("store_memtable_bytes", "Memory of what is not in tables yet.", store.memtable_bytes)
     yield gauge("store_table_bytes", "Size of all tables.", store.table_bytes)
@@ -55,33 +59,32 @@ def storage(server: Server) -> Iterator[Metric]:
     yield gauge("store_compaction_pending_bytes", "Bytes that compactions have to rewrite, by estimate.", pending)
     yield gauge("store_write_stopped", "1 while the store takes no writes.", store.write_stopped)
     yield gauge("store_background_errors", "Errors of background work.", store.background_errors)
-    checkpoints = server.checkpoints
     made = [(("done",), checkpoints.made), (("failed",), checkpoints.failed)]
     yield counter("checkpoints", "Checkpoints, made for backups.", made, ("outcome",))
     yield gauge("checkpoint_last_time_seconds", "Time of the last one.", checkpoints.last_time)
     yield gauge("checkpoint_last_seconds", "Duration of the last one.", checkpoints.last_seconds)
-    yield gauge("wal_archive_bytes", "Size of the log files that are kept for backups.", server.archive.bytes)
-    oldest = server.archive.oldest_time
+    yield gauge("wal_archive_bytes", "Size of the log files that are kept for backups.", archive.bytes)
+    oldest = archive.oldest_time
     yield gauge("wal_archive_oldest_time_seconds", "Time of the last write to the oldest of them.", oldest)
-    yield gauge("recovery_seconds", "Duration of the recovery at the start.", server.recovery_seconds)
+    yield gauge("recovery_seconds", "Duration of the recovery at the start.", recovery_seconds)
     yield gauge("build_info", "1, with the version as label.", [((__version__,), 1)], ("version",))
-    traces = server.traces
+    traces = sources.traces
     spans = [(("ended",), traces.ended), (("exported",), traces.exported), (("failed",), traces.failed)]
     yield counter("trace_spans", "Spans that ended, were exported, or could not be.", spans, ("state",))
 
 
-def kafka(door: KafkaStatistics) -> Iterator[Metric]:
-    """The Kafka door."""
-    finished = door.requests.finished.items()
+def kafka(statistics: KafkaStatistics) -> Iterator[Metric]:
+    """The Kafka listener."""
+    finished = statistics.requests.finished.items()
     yield histogram("kafka_request_seconds", "Duration of Kafka requests.", finished, ("api", "outcome"))
-    yield gauge("kafka_requests_in_flight", "Kafka requests under way.", door.requests.in_flight)
-    errors = list(door.errors.items())
+    yield gauge("kafka_requests_in_flight", "Kafka requests under way.", statistics.requests.in_flight)
+    errors = list(statistics.errors.items())
     yield counter("kafka_errors", "Error codes in responses to Kafka clients.", errors, ("api", "error"))
-    yield gauge("kafka_connections", "Open connections of Kafka clients.", door.connections)
-    closed = [((reason,), count) for reason, count in door.closed.items()]
+    yield gauge("kafka_connections", "Open connections of Kafka clients.", statistics.connections)
+    closed = [((reason,), count) for reason, count in statistics.closed.items()]
     yield counter("kafka_connections_closed", "Kafka connections that the server ended.", closed, ("reason",))
-    yield gauge("kafka_frame_bytes", "Memory of Kafka requests that arrive or are served.", door.frame_bytes)
-    yield counter("kafka_received_bytes", "Bytes of requests from Kafka clients.", door.bytes_in)
-    yield counter("kafka_sent_bytes", "Bytes of responses to Kafka clients.", door.bytes_out)
-    yield counter("kafka_out_of_range", "Fetches of offsets that are not there.", door.out_of_range)
-    yield counter("kafka_gap_records", "Lost records that fetches have passed over.", door.gap_records)
+    yield gauge("kafka_frame_bytes", "Memory of Kafka requests that arrive or are served.", statistics.frame_bytes)
+    yield counter("kafka_received_bytes", "Bytes of requests from Kafka clients.", statistics.bytes_in)
+    yield counter("kafka_sent_bytes", "Bytes of responses to Kafka clients.", statistics.bytes_out)
+    yield counter("kafka_out_of_range", "Fetches of offsets that are not there.", statistics.out_of_range)
+    yield counter("kafka_gap_records", "Lost records that fetches have passed over.", statistics.gap_records)
