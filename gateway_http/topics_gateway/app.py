@@ -36,8 +36,7 @@ from topics_service.api.access.auth import ANONYMOUS, Principal
 from topics_service.api.access.authorizer import NO_ROUTE, PROBES, Authorizer, authorize
 from topics_service.api.access.quota import CONNECTIONS, Held, count_refusal
 from topics_service.api.grpc.calls import Calls
-from topics_service.api.metrics.collector import Metrics
-from topics_service.api.request_ids import HEADER_BYTES, begin, current_request
+from topics_service.api.request_context import HEADER_BYTES, begin, current_request
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 
@@ -64,7 +63,7 @@ def create_app(
     table = RouteTable(_handlers(api, settings, rendered))
     origins = OriginPolicy(settings.hosts, settings.origins)
     sockets = WebSocketEndpoint(api, settings, authorizer, rendered, origins)
-    http: ASGIApp = _Routes(table, settings, authorizer, api.metrics, origins).handle
+    http: ASGIApp = _Routes(table, settings, authorizer, api, origins).handle
     if calls is not None:
         http = GrpcWeb(http, calls, settings, authorizer, api.metrics, origins)
     http = _Guard(http)
@@ -170,7 +169,7 @@ class _Routes:
         table: RouteTable,
         settings: GatewaySettings,
         authorizer: Authorizer,
-        metrics: Metrics,
+        api: TopicsApi,
         origins: OriginPolicy,
     ) -> None:
         self._table = table
@@ -178,14 +177,15 @@ class _Routes:
         self._body_timeouts = BodyTimeouts(settings.body_timeout_seconds)
         self._authorizer = authorizer
         self._origins = origins
-        self._statistics = metrics.http
-        self._refusals = metrics.refusals
-        self._errors = metrics.errors
+        self._observers = api.observers
+        self._statistics = api.metrics.http
+        self._refusals = api.metrics.refusals
+        self._errors = api.metrics.errors
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, self._body_timeouts)
         request.memory = self._authorizer.quotas.memory
-        request_id = begin(request.headers.get(HEADER_BYTES))
+        request_id = begin(request.headers.get(HEADER_BYTES), scope.get("client"))
         if request_id.given is not None:
             send = _echoing(send, request_id.given)
         statistics, outcome = self._statistics, _OUTCOMES[5]
@@ -241,7 +241,7 @@ class _Routes:
     async def _answer(self, request: Request, route: Route) -> Response | EventStream:
         try:
             if route.rpc != _OPEN_WATCH:  # the session knows the one key that may open it
-                authorize(request.principal, route.rpc, request.name)
+                authorize(request.principal, route.rpc, request.name, self._observers)
             return await route.handler(request)
         except TopicsError as error:
             return await self._refuse(request, error)

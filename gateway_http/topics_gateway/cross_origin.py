@@ -7,7 +7,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topics_gateway.routes import annotated_routes
-from topics_service.api.request_ids import HEADER
+from topics_service.api.request_context import HEADER
 from topics_service.statistics import RequestStatistics
 
 _RPC: Final = "Preflight"  # among the RPCs, in metrics

@@ -26,10 +26,10 @@ from topics_gateway.settings import GatewaySettings
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.access.quota import Held, count_refusal
 from topics_service.api.grpc.calls import CallContext, Calls, Metadata
-from topics_service.api.grpc.guard import OUR_METHODS
+from topics_service.api.grpc.handlers import OUR_METHODS
 from topics_service.api.grpc.status import failure
 from topics_service.api.metrics.collector import Metrics
-from topics_service.api.request_ids import HEADER_BYTES, begin
+from topics_service.api.request_context import HEADER_BYTES, begin
 from topics_service.engine.errors import TopicsError, invalid
 
 _PATHS: Final = OUR_METHODS.encode()

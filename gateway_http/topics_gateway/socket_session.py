@@ -179,9 +179,9 @@ class SocketSession:
 
     async def _write(self, command: Write, started: float) -> None:
         request_id, topic, seqs = command.request_id, command.body.topic, command.body.return_seqs is not False
-        authorize(self._principal, _APPEND, topic)
+        authorize(self._principal, _APPEND, topic, self._api.observers)
         if command.options.config is not None:
-            authorize(self._principal, _PUT, topic)
+            authorize(self._principal, _PUT, topic, self._api.observers)
         if self._usage is not None:
             self._usage.take_request()
             self._in_flight += 1
@@ -216,7 +216,7 @@ class SocketSession:
         return socket_frames.ack(request_id, reply, seqs=seqs, total_ms=ms_since(started))
 
     async def _subscribe(self, command: Subscribe) -> None:
-        authorize(self._principal, _WATCH, "")
+        authorize(self._principal, _WATCH, "", self._api.observers)
         with suppress(TopicsError):  # of a write that failed its ack tells
             await self._api.settled(self._written)  # it comes after the client's own writes
         wanted = command.request.topics

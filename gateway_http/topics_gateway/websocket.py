@@ -19,7 +19,7 @@ from topics_gateway.socket_session import SocketSession
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import NO_ROUTE, Authorizer
 from topics_service.api.access.quota import count_refusal
-from topics_service.api.request_ids import HEADER_BYTES, begin
+from topics_service.api.request_context import HEADER_BYTES, begin
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError, invalid
 
@@ -61,7 +61,7 @@ class WebSocketEndpoint(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one socket until one side ends it."""
         started = time.perf_counter()
-        begin(dict(scope["headers"]).get(HEADER_BYTES))
+        begin(dict(scope["headers"]).get(HEADER_BYTES), scope.get("client"), "websocket")
         statistics = self._api.metrics.http
         with ExitStack() as held:
             try:

@@ -22,7 +22,7 @@ from topics_kafka.protocol import (
 )
 from topics_net import background
 from topics_service.api.budget import MemoryBudget, Share
-from topics_service.api.request_ids import KafkaRequestId, current_request
+from topics_service.api.request_context import KafkaRequest, current_request
 
 log: Final = logging.getLogger("topics.kafka")
 
@@ -201,8 +201,8 @@ class Session:
             return
         context.client_id = header["client_id"]
         request = _Request(api, version, correlation, taken, slot)
-        within = contextvars.Context()  # a copy of the context: the connection's must not keep the request id
-        within.run(current_request.set, KafkaRequestId(context.peer, correlation))
+        within = contextvars.Context()  # a context of its own: the connection's must not keep the request id
+        within.run(current_request.set, KafkaRequest(context.peer, correlation, context.principal))
         self._statistics.requests.in_flight += 1
         try:
             answer = within.run(handler, context, version, body)
@@ -265,7 +265,7 @@ class Session:
                     return
                 error = request.future.exception()
                 if error is not None:
-                    extra = {"request": KafkaRequestId(self._context.peer, request.correlation).text}
+                    extra = {"request": KafkaRequest(self._context.peer, request.correlation).text}
                     log.error("%s version %d failed", request.api.name, request.version, exc_info=error, extra=extra)
                     self._forget(request, "failed")
                     self._end("failed", "internal error in %s", request.api.name)
@@ -304,7 +304,7 @@ class Session:
             try:
                 parts = encode_response(request.api.key, request.version, request.correlation, response)
             except Exception:
-                name, request_id = request.api.name, KafkaRequestId(self._context.peer, request.correlation).text
+                name, request_id = request.api.name, KafkaRequest(self._context.peer, request.correlation).text
                 log.exception(
                     "could not encode the response of %s version %d",
                     name,

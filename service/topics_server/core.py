@@ -16,13 +16,15 @@ from topics_server.space import DiskSpace
 from topics_server.trimming import trim_archive
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
-from topics_service.api.audit_calls import AuditedCheckpoints, AuditedTopicsApi
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.grpc.server import GrpcServer
 from topics_service.api.metrics.collector import MetricsSources
+from topics_service.api.observers import Observers
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
+from topics_service.engine.engine import Engine
 from topics_service.statistics import SpaceStatistics
 from topics_service.storage import checkpoint, properties
 from topics_service.storage.reclaim import Reclaim
@@ -37,7 +39,7 @@ class Core:
         settings, store, traces = resources.settings, resources.store, resources.traces
         self._settings = settings
         self._store = store
-        self.engine = engine = traces.engine(
+        self.engine = engine = Engine(
             store,
             clock,
             limits=settings.limits,
@@ -46,7 +48,11 @@ class Core:
             recover=False,
         )
         engine.blocks.on_damage = lambda error: log.error("%s", error.message)
-        self._commit = traces.commit.for_engine(engine)
+        self.audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None
+        observers = Observers(*traces.observers, *(() if self.audit is None else (self.audit.observe,)))
+        if traces.observers:
+            engine.writer.span = observers
+        self._commit = GroupCommit.for_engine(engine)
         engine.writer.on_write_failed = lambda error: log.critical("the server is read-only from now on: %s", error)
         self._reclaim = Reclaim(store, lambda: engine.writer.total_bytes)
         engine.writer.on_freed = self._reclaim.freed
@@ -73,7 +79,6 @@ class Core:
         )
         engine.capacity.disk = pressure.space if settings.min_free_bytes else None
         self.authorizer = Authorizer(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
-        self.audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None
         memory = self.authorizer.quotas.memory
         sources = MetricsSources(
             lag=self._lag,
@@ -85,19 +90,11 @@ class Core:
             request_bytes=lambda: memory.used if memory is not None else 0,
             traces=traces.statistics,
         )
-        if self.audit is None:
-            self.api = TopicsApi(engine, self._commit, pressure, settings.watch_caps, sources)
-        else:
-            self.api = AuditedTopicsApi(engine, self._commit, pressure, settings.watch_caps, sources, audit=self.audit)
+        self.api = TopicsApi(engine, self._commit, pressure, settings.watch_caps, sources, observers)
         self.api.watches.connections.quotas = self.authorizer.quotas
-        traces.forwarding(engine)
         place = settings.data_path / "checkpoints"
-        make = self.api.metrics.checkpoints.counted(traces.checkpoint(partial(checkpoint.create, store)))
-        self.checkpoints = (
-            Checkpoints(place, make, checkpoint.remove, engine.ready)
-            if self.audit is None
-            else AuditedCheckpoints(place, make, checkpoint.remove, engine.ready, audit=self.audit)
-        )
+        make = self.api.metrics.checkpoints.counted(partial(checkpoint.create, store))
+        self.checkpoints = Checkpoints(place, make, checkpoint.remove, engine.ready, observers)
         self.checkpoints.clear()
 
     def background(self, grpc: GrpcServer) -> list[Coroutine[Any, Any, None]]:

@@ -1,22 +1,16 @@
-"""Wrappers of calls: the audit log learns their protocol and peer, and Kafka connections end with their key."""
+"""Wrappers of Kafka handlers: the audit log learns what they refuse, and connections end with their key."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
-from urllib.parse import unquote
-
-import grpc
 
 from topics_kafka.handlers import Answer, Context, Handler, HandlerTable, ServerContext
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.registry import AUDIT_ACTIONS, error_codes
 from topics_service.api.access.auth import ANONYMOUS
 from topics_service.api.access.authorizer import Authorizer
-from topics_service.api.audit import ACTIONS, AuditLog, Call, current_call
-from topics_service.api.grpc.guard import Handler as GrpcHandler
+from topics_service.api.audit import AuditLog
 
-_APPENDS: Final = frozenset({"topics.v1.TopicsService.Append", "topics.v1.TopicsService.AppendStream"})
 _DENIED: Final = frozenset(
     {
         ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -29,76 +23,20 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 Make = Callable[[ServerContext], HandlerTable]
 
 
-def audited_app(app: App, log: AuditLog) -> App:
-    """Return the HTTP application, with each call known to the audit log."""
-
-    async def call(scope: Any, receive: Any, send: Any) -> None:
-        client = scope.get("client")
-        peer = _place(*client) if client else "?"
-        current_call.set(Call(log, "websocket" if scope["type"] == "websocket" else "http", peer))
-        await app(scope, receive, send)
-
-    return call
-
-
-class AuditInterceptor(grpc.aio.ServerInterceptor):
-    """Makes calls that may change something known to the audit log. Belongs around the guard."""
-
-    def __init__(self, log: AuditLog) -> None:
-        self._log = log
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[GrpcHandler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> GrpcHandler:
-        """Wrap the handler of one call."""
-        handler: Any = await continuation(handler_call_details)
-        rpc = handler_call_details.method[1:].replace("/", ".")
-        if handler is None or (rpc not in ACTIONS and rpc not in _APPENDS):
-            return handler  # type: ignore[no-any-return]
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(
-                self._unary(handler.unary_unary), handler.request_deserializer, handler.response_serializer
-            )
-        return handler._replace(stream_stream=self._stream(handler.stream_stream))  # type: ignore[no-any-return]
-
-    def _unary(self, inner: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Any]:
-        async def call(request: Any, context: Any) -> Any:
-            current_call.set(Call(self._log, "grpc", _grpc_place(context.peer())))
-            return await inner(request, context)
-
-        return call
-
-    def _stream(self, inner: Callable[[Any, Any], AsyncGenerator[Any, None]]) -> Callable[[Any, Any], Any]:
-        async def call(requests: Any, context: Any) -> AsyncIterator[Any]:
-            current_call.set(Call(self._log, "grpc", _grpc_place(context.peer())))
-            async with aclosing(inner(requests, context)) as replies:
-                async for reply in replies:
-                    yield reply
-
-        return call
-
-
 def audited_kafka(make: Make, log: AuditLog) -> Make:
-    """Return a factory of the same handlers, with each call known to the audit log.
-
-    Refusals, and outcomes that only the response has (`AuditAction.each`), are read from the responses.
-    """
+    """Return a factory of the same handlers; refusals, and outcomes that only a response has, are logged from it."""
 
     def told(api: ApiKey, handler: Handler) -> Handler:
         def handle(context: Context, version: int, request: Message) -> Answer:
-            call = Call(log, "kafka", context.peer, context.principal)
-            current_call.set(call)
             answer = handler(context, version, request)
-            if api not in AUDIT_ACTIONS or answer is None:
+            if answer is None:
                 return answer
             if isinstance(answer, dict):
-                _tell(call, api, request, answer)
+                _tell(log, api, request, answer)
                 return answer
-            return _then(answer, lambda response: _tell(call, api, request, response))
+            return _then(answer, lambda response: _tell(log, api, request, response))
 
-        return handle
+        return handle if api in AUDIT_ACTIONS else handler
 
     return lambda door: {api: told(ApiKey(api), handler) for api, handler in make(door).items()}
 
@@ -136,17 +74,16 @@ async def _then(answer: Awaitable[Message | None], told: Callable[[Message], Non
     return response
 
 
-def _tell(call: Call, api: ApiKey, request: Message, response: Message) -> None:
+def _tell(log: AuditLog, api: ApiKey, request: Message, response: Message) -> None:
     action, kind, each = AUDIT_ACTIONS[api]
     for name in _denied(response):
         target = {kind: name if name is not None else request.get("group_id")}
-        call.log.write(action, target, call=call, outcome="refused", reason="forbidden")
+        log.write(action, target, outcome="refused", reason="forbidden")
     if each and response["error_code"] not in _DENIED:
         failed = next(error_codes(api, response), 0)
-        call.log.write(
+        log.write(
             action,
             {kind: request[f"{kind}_id"], each: [entry["name"] for entry in request[each]]},
-            call=call,
             outcome="refused" if failed else "done",
             reason=ErrorCode(failed).name.lower() if failed else "",
         )
@@ -165,12 +102,3 @@ def _denied(response: Any) -> Iterator[str | None]:
             if isinstance(value, list):
                 below = list(_denied(value))
                 yield from [response["name"]] if "name" in response and below and name == "partitions" else below
-
-
-def _place(host: str, port: object) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _grpc_place(peer: str) -> str:
-    """Host and port of gRPC's `ipv4:host:port` or `ipv6:%5Bhost%5D:port`."""
-    return unquote(peer.partition(":")[2]) or peer

@@ -9,7 +9,7 @@ from topics_kafka.listener import KafkaServer, create_kafka
 from topics_kafka.registry import all_handlers
 from topics_server.core import Core
 from topics_server.errors import StartError
-from topics_server.interceptors import AuditInterceptor, audited_app, audited_kafka, while_good
+from topics_server.interceptors import audited_kafka, while_good
 from topics_server.notices import log, log_listening
 from topics_server.ports import advertised_address, bracketed, explain, write_port_file
 from topics_server.reload import Readers
@@ -29,7 +29,7 @@ class Listeners:
         self._core = core
         self._settings = settings = resources.settings
         self.http_port = self.grpc_port = self.kafka_port = 0
-        traces, audit = resources.traces, core.audit
+        traces = resources.traces
         tls = resources.certificates.common
         self.grpc = GrpcServer(
             core.api,
@@ -41,7 +41,7 @@ class Listeners:
             bulk_readers=readers.addresses,
             checkpoints=core.checkpoints,
             credentials=tls.grpc_credentials() if tls else None,
-            interceptors=(*traces.interceptors, *(() if audit is None else (AuditInterceptor(audit),))),
+            observer=traces.grpc,
         )
         gateway = GatewaySettings(
             max_body_bytes=settings.max_body_bytes,
@@ -53,7 +53,7 @@ class Listeners:
         )
         app = create_app(core.api, gateway, core.authorizer.cancelling(), self.grpc.calls)
         self._http = HttpServer(
-            traces.app(app if audit is None else audited_app(app, audit)),
+            traces.app(app),
             resources.http_socket,
             tls=tls.context(HTTP_PROTOCOLS) if tls else None,
             header_timeout=settings.header_timeout_seconds,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from topics_service.api.request_ids import current_request
+from topics_service.api.request_context import current_request
 
 FORMATS: Final = ("text", "json")
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"

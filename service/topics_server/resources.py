@@ -57,7 +57,7 @@ class Resources:
             if settings.kafka_port:
                 kafka_socket = bind(settings.host, int(settings.kafka_port), "TOPICS_KAFKA_PORT")
                 self.kafka_socket = stack.enter_context(kafka_socket)
-            self.store = store or _open_store(self.settings, self.traces, tables)
+            self.store = store or _open_store(self.settings, tables)
             self._stack = stack.pop_all()
         return self
 
@@ -85,9 +85,9 @@ def _open_audit_file(settings: Settings) -> AuditFile | None:
         raise StartError(f"TOPICS_AUDIT_LOG {settings.audit_log}: {error.strerror}") from None
 
 
-def _open_store(settings: Settings, traces: Tracing, tables: int) -> RocksStore:
+def _open_store(settings: Settings, tables: int) -> RocksStore:
     try:
-        return traces.store(
+        return RocksStore(
             settings.data_path,
             block_cache_bytes=settings.memory.store_cache,
             write_buffer_bytes=settings.memory.write_buffers,

@@ -177,7 +177,7 @@ class Server:
         self._background = [asyncio.create_task(each) for each in core.background(listeners.grpc)]
         await listeners.start()
         began = time.monotonic()
-        with resources.traces.recovery():
+        with core.api.observers("topics.recovery", {}):
             await maintenance.recover(core.engine, self._stop)
         core.api.metrics.recovery_seconds = time.monotonic() - began
         listeners.grpc.set_serving(core.engine.ready().ready)

@@ -16,7 +16,7 @@ from support.server import ServerProcess
 from support.waiting import poll
 from topics_kafka.protocol import ApiKey
 from topics_net import background
-from topics_service.api.request_ids import begin, current_request
+from topics_service.api.request_context import begin, current_request
 from topics_service.api.scheduling.batcher import WriteBatcher
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +121,7 @@ async def test_what_serves_several_is_nobodys() -> None:
 
     def serve(_: str, requests: Sequence[str]) -> list[str]:
         request = current_request.get()
-        found.append((list(requests), request and request.text))
+        found.append((list(requests), None if request is None else request.text))
         return list(requests)
 
     batcher = WriteBatcher(serve, 2)

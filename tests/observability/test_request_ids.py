@@ -19,7 +19,7 @@ from topics_kafka.protocol import ErrorCode
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 from topics_server.logs import JsonFormatter, TextFormatter, within_request
 from topics_server.settings import SettingsError, load
-from topics_service.api.request_ids import KafkaRequestId, RequestId, begin, begin_call, current_request
+from topics_service.api.request_context import KafkaRequest, RequestContext, begin, begin_call, current_request
 from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
@@ -61,7 +61,7 @@ def test_a_grpc_call_in_the_log_and_back(traced: ServerProcess, secret: str, col
     assert (given["level"], given["trace"]) == ("info", TRACE)
     made_up = told[-1]["request"]
     assert made_up != "op-42.a"
-    assert RequestId(made_up).text == begin(made_up).text == made_up
+    assert RequestContext("http", None, made_up).text == begin(made_up).text == made_up
 
 
 def test_a_kafka_request_in_the_log(traced: ServerProcess, collector: Collector) -> None:
@@ -162,7 +162,7 @@ def test_only_well_formed_ids_are_taken() -> None:
     for good in ("a", "x" * 128, "A-Z_0.9~:@/+="):
         assert begin(good.encode()).text == begin_call((("x-request-id", good),)).text == good
     assert begin_call((("x-request-id", b"binary"), ("x", "y"))).given == "binary"
-    assert KafkaRequestId("127.0.0.1:5", 7).text == "127.0.0.1:5/7"
+    assert KafkaRequest("127.0.0.1:5", 7).text == "127.0.0.1:5/7"
 
 
 def test_a_line_can_not_be_forged() -> None:

@@ -15,6 +15,7 @@ from support.server import ServerProcess
 from support.waiting import poll
 from topics_server.audit import AuditFile
 from topics_service.api.audit import AuditLog
+from topics_service.api.observers import Observers
 
 
 def test_lines_wait_for_a_full_disk_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +134,7 @@ def test_a_change_whose_caller_left_is_of_unknown_outcome() -> None:
     log = AuditLog(lines.append)
 
     async def change() -> None:
-        with log.change("topic.put", topic="t"):
+        with Observers(log.observe)("topic.put", {"topic": "t"}):
             await asyncio.sleep(60)
 
     async def main() -> None:

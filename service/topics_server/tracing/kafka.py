@@ -8,7 +8,7 @@ from topics_kafka.handlers import Answer, Context, Handler
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.registry import error_codes
 from topics_server.interceptors import Make
-from topics_server.tracing.spans import CallSpan, Spans, current_call, named
+from topics_server.tracing.spans import CallSpan, Spans, named
 
 # spec/rafka-topic-registry.txt, "Span emit sites" and "Admin handler span emit sites".
 _GIVEN: Final = {
@@ -33,26 +33,21 @@ def traced_kafka(make: Make, spans: Spans) -> Make:
 
     def traced(api: ApiKey, handler: Handler) -> Handler:
         def handle(context: Context, version: int, request: Message) -> Answer:
-            before = current_call.get()  # the context is that of the connection: it must be as it was
             span = spans.begin(span_name(api), _attributes(api, version, context, request))
             if span is None:
-                current_call.set(before)
                 return handler(context, version, request)
             try:
                 answer = handler(context, version, request)
             except BaseException as error:
-                span.fail(type(error).__name__, ours=True)
-                span.end()
+                _end(span, api, error=error)
                 raise
-            finally:
-                current_call.set(before)
-            if answer is None or isinstance(answer, dict):
-                _end(span, api, answer)
-                return answer
             if isinstance(answer, asyncio.Future):
                 answer.add_done_callback(lambda done: _ended(span, api, done))
                 return answer
-            return _until(answer, span, api)
+            if answer is not None and not isinstance(answer, dict):
+                return _until(answer, span, api)
+            _end(span, api, answer)
+            return answer
 
         return handle
 
@@ -60,35 +55,27 @@ def traced_kafka(make: Make, spans: Spans) -> Make:
 
 
 async def _until(answer: Awaitable[Message | None], span: CallSpan, api: ApiKey) -> Message | None:
-    current_call.set(span)
     try:
         response = await answer
-    except asyncio.CancelledError:
-        span.span.set_attribute("topics.gone", True)
-        span.end()
-        raise
     except BaseException as error:
-        span.fail(type(error).__name__, ours=True)
-        span.end()
+        _end(span, api, error=error)
         raise
     _end(span, api, response)
     return response
 
 
 def _ended(span: CallSpan, api: ApiKey, done: "asyncio.Future[Message | None]") -> None:
-    if done.cancelled():
-        span.span.set_attribute("topics.gone", True)
-        span.end()
-    elif (error := done.exception()) is not None:
-        span.fail(type(error).__name__, ours=True)
-        span.end()
-    else:
-        _end(span, api, done.result())
+    error = asyncio.CancelledError() if done.cancelled() else done.exception()
+    _end(span, api, None if error is not None else done.result(), error)
 
 
-def _end(span: CallSpan, api: ApiKey, response: Message | None) -> None:
+def _end(span: CallSpan, api: ApiKey, response: Message | None = None, error: BaseException | None = None) -> None:
     codes = list(error_codes(api, response)) if response is not None else []
-    if codes:
+    if isinstance(error, asyncio.CancelledError):
+        span.span.set_attribute("topics.gone", True)
+    elif error is not None:
+        span.fail(type(error).__name__, ours=True)
+    elif codes:
         worst = next((code for code in codes if code in _OURS), codes[0])
         span.fail(_ERRORS.get(worst, str(worst)), ours=worst in _OURS)
         span.span.set_attribute("topics.kafka.errors", len(codes))

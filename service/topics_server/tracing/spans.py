@@ -4,8 +4,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Final
 
@@ -18,6 +17,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from topics_service import __version__
+from topics_service.api.observers import End, Observation
 from topics_service.engine.errors import TopicsError
 from topics_service.statistics import TraceStatistics
 
@@ -27,6 +27,15 @@ Attributes = Mapping[str, str | int | bool]
 
 _FLUSH_SECONDS: Final = 3.0
 _NAME_CHARS: Final = 256
+_PUT: Final = "topics.topic.put"
+# The specification of the topic registry has names for puts within these requests of Kafka.
+_PUTS: Final = {
+    "rafka.gateway.kafka.create-topics": "rafka.gateway.topic.create.via-wire",
+    "rafka.gateway.kafka.metadata": "rafka.gateway.topic.create.from-metadata",
+}
+# Steps that are recorded outside of a recorded call too.
+_ROOTS: Final = frozenset({"topics.router.forward", "topics.checkpoint.create", "topics.recovery"})
+_STEPS: Final = _ROOTS | {_PUT, "rafka.broker.topic.delete", "topics.store.write", "topics.commit.wait"}
 # What these say of a collector that does not answer, `_Counting` says once.
 _NOISY: Final = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
 
@@ -34,10 +43,11 @@ _NOISY: Final = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
 class CallSpan:
     """The span of a call that is recorded. While it is `open`, what happens inside becomes its `children`."""
 
-    __slots__ = ("children", "open", "span", "trace_id")
+    __slots__ = ("children", "name", "open", "span", "trace_id")
 
-    def __init__(self, span: Span, *, children: bool) -> None:
+    def __init__(self, span: Span, name: str, *, children: bool) -> None:
         self.span = span
+        self.name = name
         self.children = children
         self.open = True
         self.trace_id = trace.format_trace_id(span.get_span_context().trace_id)
@@ -103,32 +113,27 @@ class Spans:
         """
         context = self._propagator.extract(headers) if "traceparent" in headers else trace.set_span_in_context(_NONE)
         span = self._tracer.start_span(name, context, SpanKind.SERVER, attributes, start_time=started)
-        call = CallSpan(span, children=children) if span.is_recording() else None
+        call = CallSpan(span, name, children=children) if span.is_recording() else None
         current_call.set(call)
         return call
 
-    @contextmanager
-    def child(self, call: CallSpan | None, name: str, attributes: Attributes | None = None) -> Iterator[Span]:
-        """A step of `call`, or something of the server's own where that is None. An exception goes into it."""
+    def observe(self, observation: Observation) -> End | None:
+        """Record a step of the current call as a span below that of the call. An exception goes into it."""
+        call, name = parent(), observation.name
+        if name not in _STEPS or (call is None and name not in _ROOTS):
+            return None
+        if name == _PUT and call is not None:
+            name = _PUTS.get(call.name, name)
         context = trace.set_span_in_context(_NONE if call is None else call.span)
-        span = self._tracer.start_span(name, context, SpanKind.INTERNAL, attributes)
-        try:
-            yield span
-        except Exception as error:
-            failed(span, error)
-            raise
-        finally:
+        span = self._tracer.start_span(name, context, SpanKind.INTERNAL)
+
+        def end(error: BaseException | None) -> None:
+            span.set_attributes(observation.facts)
+            if isinstance(error, Exception):
+                _fail(span, error)
             span.end()
 
-    def past(
-        self, call: CallSpan | None, name: str, started: int, attributes: Attributes, error: Exception | None
-    ) -> None:
-        """A step that began at `started` (ns since the epoch) and is over."""
-        context = trace.set_span_in_context(_NONE if call is None else call.span)
-        span = self._tracer.start_span(name, context, SpanKind.INTERNAL, attributes, start_time=started)
-        if error is not None:
-            failed(span, error)
-        span.end()
+        return end
 
     def stop(self) -> None:
         """Export what is left, for at most 3 s. Blocks."""
@@ -143,7 +148,7 @@ class Spans:
 _NONE: Final = trace.INVALID_SPAN
 
 
-def failed(span: Span, error: Exception) -> None:
+def _fail(span: Span, error: Exception) -> None:
     """Mark a span with an exception: its stable code where it has one, and never its text, which may tell of data."""
     span.set_attribute("error.type", error.reason.code if isinstance(error, TopicsError) else type(error).__name__)
     span.set_status(Status(StatusCode.ERROR))

@@ -1,19 +1,21 @@
-"""The audit log: who changed what, by which door, and how it went. One line of JSON for each change.
+"""The audit log: who changed what, by which protocol, and how it went. One line of JSON for each change.
 
-A door tells by `current_call` from where a request comes, `access.authorize` whose it is, and the calls of the api
-(`audit_calls`) what it does. Without an audit log `current_call` stays None.
+It observes the calls of the API (`observers`); the context of the current request says where the call comes from.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
+from msgspec import UNSET
+
 from topics_service.api.access.auth import Principal
+from topics_service.api.observers import End, Observation
+from topics_service.api.request_context import current_request
 from topics_service.engine.errors import TopicsError
 
 Sink = Callable[[bytes], None]
@@ -34,36 +36,10 @@ ACTIONS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """What is logged, by RPC: the action, and what its target is called."""
 
+_AUDITED: Final = frozenset(action for action, _ in ACTIONS.values())
+
 _NAME_CHARACTERS: Final = 512  # a name that is refused may be as long as a request
 _LINE_BYTES: Final = 8192
-
-
-class Call:
-    """One request at a door: `peer` is the client's address, `principal` who it is, once that is known."""
-
-    __slots__ = ("door", "log", "peer", "principal")
-
-    def __init__(self, log: "AuditLog", door: str, peer: str, principal: Principal | None = None) -> None:
-        self.log = log
-        self.door = door
-        self.peer = peer
-        self.principal = principal
-
-    def refused(self, rpc: str, name: str, error: TopicsError) -> None:
-        """It may not do what it wants; logged if that is a change that is."""
-        action = ACTIONS.get(rpc)
-        if action is not None:
-            self.log.write(action[0], {action[1]: name or None}, call=self, outcome="refused", reason=error.reason.code)
-
-
-current_call: ContextVar[Call | None] = ContextVar("call", default=None)
-
-
-class Change:
-    """A change under way; `facts` are told of it in the end."""
-
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self.facts = facts
 
 
 class AuditLog:
@@ -77,26 +53,25 @@ class AuditLog:
         self._sink = sink
         self._clock = clock
 
-    @contextmanager
-    def change(self, action: str, principal: Principal | None = None, **facts: Any) -> Iterator[Change]:
-        """Log `action` when it ends: `done`, or `refused` or `failed` with the reason, or `unknown` if nobody waited
-        for the outcome."""
-        change = Change(facts)
-        outcome, reason = "done", ""
-        try:
-            yield change
-        except TopicsError as error:
-            outcome = "failed" if error.reason.value.http_status >= 500 else "refused"
-            reason = error.reason.code
-            raise
-        except asyncio.CancelledError:
-            outcome, reason = "unknown", "the client did not wait"
-            raise
-        except BaseException:
-            outcome, reason = "failed", "internal"
-            raise
-        finally:
-            self.write(action, change.facts, principal=principal, outcome=outcome, reason=reason)
+    def observe(self, observation: Observation) -> End | None:
+        """Log a call that changes something when it ends: `done`, or `refused` or `failed` with the reason, or
+        `unknown` if the caller did not wait for the outcome."""
+        if observation.name not in _AUDITED:
+            return None
+
+        def end(error: BaseException | None) -> None:
+            outcome, reason = "done", ""
+            if isinstance(error, TopicsError):
+                outcome = "failed" if error.reason.value.http_status >= 500 else "refused"
+                reason = error.reason.code
+            elif isinstance(error, asyncio.CancelledError):
+                outcome, reason = "unknown", "the client did not wait"
+            elif error is not None:
+                outcome, reason = "failed", "internal"
+            facts, principal = observation.facts, observation.principal
+            self.write(observation.name, facts, principal=principal, outcome=outcome, reason=reason)
+
+        return end
 
     def write(
         self,
@@ -105,24 +80,24 @@ class AuditLog:
         *,
         outcome: str,
         reason: str = "",
-        call: Call | None = None,
         principal: Principal | None = None,
     ) -> None:
-        """Log one action of `call` (None: the current one), on behalf of `principal` (None: that of the call)."""
-        call = call or current_call.get()
-        principal = principal or (call.principal if call is not None else None)
+        """Log one action of the current request, on behalf of `principal` (None: that of the request)."""
+        request = current_request.get()
+        if principal is None and request is not None:
+            principal = request.principal
         now = self._clock()
         line = {
             "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "action": action,
             "outcome": outcome,
-            "door": call.door if call is not None else "server",
-            "peer": call.peer if call is not None else None,
+            "door": request.door if request is not None else "server",
+            "peer": request.peer if request is not None else None,
             "key": (principal.key_id or None) if principal is not None else None,
         }
         if reason:
             line["reason"] = reason
-        told = {name: _short(value) for name, value in facts.items()}
+        told = {name: _plain(value) for name, value in facts.items()}
         text = _encode(line | told)
         if len(text) > _LINE_BYTES:
             named = {name: value for name, value in told.items() if isinstance(value, str)}
@@ -135,7 +110,9 @@ def _encode(line: dict[str, Any]) -> str:
     return json.dumps(line, separators=(",", ":"))
 
 
-def _short(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """A fact as JSON has it: a long name cut, and without the members that a request leaves out."""
     if isinstance(value, str):
         return value if len(value) <= _NAME_CHARACTERS else value[:_NAME_CHARACTERS] + "…"
-    return value
+    plain = msgspec.to_builtins(value) if value is not UNSET else None
+    return {name: each for name, each in plain.items() if each is not None} if isinstance(plain, dict) else plain

@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from topics_net import background
+from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.model import ReadyState
 
@@ -47,11 +48,13 @@ class Checkpoints:
         make: Callable[[Path], None],
         discard: Callable[[Path], None],
         ready: Callable[[], ReadyState],
+        observers: Observers = NO_OBSERVERS,
     ) -> None:
         self._directory = directory.absolute()
         self._make = make
         self._discard = discard
         self._ready = ready
+        self._observers = observers
         self._held: dict[str, Held] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._making = 0
@@ -77,7 +80,13 @@ class Checkpoints:
         It is removed after `ttl_ms` (0: an hour) unless it is released before. Raises `not_ready`, `shutting_down`,
         `throttled` when there are `MOST`, `invalid_request` and `internal`. A cancelled call leaves none.
         """
-        ttl_ms = ttl_ms or DEFAULT_TTL_MS
+        facts: Facts = {}
+        with self._observers("checkpoint.create", facts):
+            held = await self._start(ttl_ms or DEFAULT_TTL_MS)
+            facts |= {"checkpoint": held.checkpoint_id, "expires_ms": held.expires_ms}
+        return held
+
+    async def _start(self, ttl_ms: int) -> Held:
         if ttl_ms > MAX_TTL_MS:
             raise invalid(f"ttl_ms must be at most {MAX_TTL_MS}", {"ttl_ms": ttl_ms})
         self._check()
@@ -99,12 +108,14 @@ class Checkpoints:
 
     async def release(self, checkpoint_id: str) -> bool:
         """Remove one; False if there is none of that name."""
-        held = self._held.pop(checkpoint_id, None)
-        if held is None:
-            return False
-        self._timers.pop(checkpoint_id).cancel()
-        await asyncio.to_thread(self._discard, held.path)
-        return True
+        facts: Facts = {"checkpoint": checkpoint_id}
+        with self._observers("checkpoint.release", facts):
+            held = self._held.pop(checkpoint_id, None)
+            if held is not None:
+                self._timers.pop(checkpoint_id).cancel()
+                await asyncio.to_thread(self._discard, held.path)
+            facts["released"] = held is not None
+        return held is not None
 
     def _check(self) -> None:
         state = self._ready()
@@ -136,7 +147,8 @@ class Checkpoints:
             self._making -= 1
 
     def _made(self, path: Path) -> int:
-        self._make(path)
+        with self._observers("topics.checkpoint.create", {"topics.checkpoint": path.name}):
+            self._make(path)
         return sum(file.stat().st_size for file in path.iterdir())
 
     def _abandon(self, task: "asyncio.Task[Held]") -> None:

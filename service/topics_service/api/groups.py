@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_names, check_owned
 from topics_service.api.catalog import TopicView
+from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
 from topics_service.engine import names
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, invalid
@@ -61,11 +62,13 @@ class GroupsApi:
         admit: Callable[[], Engine],
         settle: Callable[[int], Awaitable[None]],
         diff: Callable[[DiffRequest], Awaitable[DiffReply]],
+        observers: Observers = NO_OBSERVERS,
     ) -> None:
         """`admit` gives the engine or refuses every call, `settle` waits until a ticket is durable, `diff` reads."""
         self._admit = admit
         self._settle = settle
         self._diff = diff
+        self._observers = observers
 
     async def page(self, request: ListGroupsRequest, *, principal: Principal) -> ListGroupsReply:
         """One page, in name order, of the groups that the caller may know of."""
@@ -79,10 +82,13 @@ class GroupsApi:
 
     async def delete(self, name: str, *, principal: Principal) -> DeleteGroupReply:
         """Remove a group and its positions; durable before it is acknowledged."""
-        groups = self._admit().groups
-        check_owned(principal, groups.topics(name))
-        reply, ticket = groups.delete(name)
-        await self._settle(ticket)
+        facts: Facts = {"group": name}
+        with self._observers("group.delete", facts, principal):
+            groups = self._admit().groups
+            check_owned(principal, groups.topics(name))
+            reply, ticket = groups.delete(name)
+            await self._settle(ticket)
+            facts["deleted"] = reply.deleted
         return reply
 
     async def consume(self, request: ConsumeRequest, *, principal: Principal) -> ConsumeReply:
@@ -128,23 +134,29 @@ class GroupsApi:
 
     async def reset(self, request: ResetRequest, *, principal: Principal) -> list[PositionState]:
         """Move positions, all or none; durable before it is acknowledged."""
-        groups = self._admit().groups
-        if request.targets:
-            check_names(principal, (target.topic for target in request.targets))
-        else:
-            check_owned(principal, groups.topics(request.group))
-        moved, ticket = groups.reset(request)
-        await self._settle(ticket)
+        facts: Facts = {"group": request.group, "to": request.to, "ts": request.ts, "targets": request.targets}
+        with self._observers("group.reset", facts, principal):
+            groups = self._admit().groups
+            if request.targets:
+                check_names(principal, (target.topic for target in request.targets))
+            else:
+                check_owned(principal, groups.topics(request.group))
+            moved, ticket = groups.reset(request)
+            await self._settle(ticket)
+            facts["moved"] = len(moved)
         return moved
 
     async def delete_positions(self, name: str, targets: Sequence[Target], *, principal: Principal) -> int:
         """Forget positions, durably; returns how many there were."""
-        groups = self._admit().groups
-        check_names(principal, (target.topic for target in targets))
-        if not targets:
-            raise invalid("a delete of positions needs a topic")
-        gone, ticket = groups.delete_positions(name, targets)
-        await self._settle(ticket)
+        facts: Facts = {"group": name, "targets": targets}
+        with self._observers("group.delete_positions", facts, principal):
+            groups = self._admit().groups
+            check_names(principal, (target.topic for target in targets))
+            if not targets:
+                raise invalid("a delete of positions needs a topic")
+            gone, ticket = groups.delete_positions(name, targets)
+            await self._settle(ticket)
+            facts["deleted"] = len(gone)
         return len(gone)
 
     # --- for Kafka, whose gateway has checked the names

@@ -13,6 +13,7 @@ from topics_client.units import counted
 from topics_net import background
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_names
+from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
 from topics_service.api.scheduling.batcher import WriteBatcher
 from topics_service.api.scheduling.claim_waiters import CallLater, Claimer, ClaimWaiters, LeastRecentlyServed
 from topics_service.api.work import HEARTBEAT_SECONDS, WorkStream
@@ -55,6 +56,7 @@ class QueuesApi:
         clock: Clock | None = None,
         call_later: CallLater | None = None,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        observers: Observers = NO_OBSERVERS,
     ) -> None:
         """`admit` returns the engine or refuses the call, `settle` waits until a ticket is durable, `connection` holds
         a slot for a stream, and `forwarded` waits for pending copies of routers. `call_later` replaces the loop's."""
@@ -65,6 +67,7 @@ class QueuesApi:
         self._clock = clock or SystemClock()
         self._call_later = call_later or background.call_later
         self._heartbeat_seconds = heartbeat_seconds
+        self._observers = observers
         self._claim_waiters: dict[str, ClaimWaiters] = {}
         self._fairness = LeastRecentlyServed()
         self._acks = WriteBatcher(self._ack_batched, _MAX_ACKS)
@@ -190,6 +193,13 @@ class QueuesApi:
 
     async def redrive(self, request: RedriveRequest, *, principal: Principal) -> RedriveReply:
         """Move dead letters back into the queue, in slices: slices moved before a failure stay moved."""
+        facts: Facts = {"topic": request.topic, "match": request.match, "max": request.max}
+        with self._observers("queue.redrive", facts, principal):
+            reply = await self._redrive(request, principal)
+            facts |= {"dead_letter": reply.dead_letter, "redriven": reply.redriven}
+        return reply
+
+    async def _redrive(self, request: RedriveRequest, principal: Principal) -> RedriveReply:
         engine = self._admit()
         config = engine.queues.topic(request.topic).config
         if config.dead_letter is None:

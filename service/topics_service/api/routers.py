@@ -7,6 +7,7 @@ from typing import Final
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_names, check_owned
+from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.router.router import (
@@ -31,8 +32,14 @@ class RoutersApi:
     wait; forwarded records stay. A router belongs to callers with access to its name and both its ends.
     """
 
-    def __init__(self, admit: Callable[[], Engine], settle: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        admit: Callable[[], Engine],
+        settle: Callable[[int], Awaitable[None]],
+        observers: Observers = NO_OBSERVERS,
+    ) -> None:
         """`admit` gives the engine or refuses every call; `settle` waits until a ticket is durable."""
+        self._observers = observers
         self._admit = admit
         self._settle = settle
 
@@ -43,21 +50,24 @@ class RoutersApi:
         change of the source is then refused with its error (`topic_full`, `throttled`), since the rest would be lost;
         with a change of the destination only, the rest goes to the new one.
         """
-        engine = self._admit()
-        check_names(principal, _ends(request.config))
-        self._check_owner(engine, request.router, principal)
-        try:
-            engine.routers.check(request)
-            for _ in range(_ROUNDS):
-                catch_up = engine.routers.move(request)
-                if catch_up is None or catch_up.is_over:
-                    break
-                await _drive(engine, catch_up)
-            self._check_owner(self._admit(), request.router, principal)  # after a wait it may be another one
-            reply, ticket = engine.routers.put(request)
-        except TopicsError as error:
-            raise _discreet(error, principal) from None
-        await self._settle(ticket)
+        facts: Facts = {"router": request.router, "config": request.config}
+        with self._observers("router.put", facts, principal):
+            engine = self._admit()
+            check_names(principal, _ends(request.config))
+            self._check_owner(engine, request.router, principal)
+            try:
+                engine.routers.check(request)
+                for _ in range(_ROUNDS):
+                    catch_up = engine.routers.move(request)
+                    if catch_up is None or catch_up.is_over:
+                        break
+                    await _drive(engine, catch_up)
+                self._check_owner(self._admit(), request.router, principal)  # after a wait it may be another one
+                reply, ticket = engine.routers.put(request)
+            except TopicsError as error:
+                raise _discreet(error, principal) from None
+            await self._settle(ticket)
+            facts["created"] = reply.created
         return reply
 
     async def get(self, name: str, *, principal: Principal) -> RouterState:
@@ -75,10 +85,13 @@ class RoutersApi:
 
     async def delete(self, name: str, *, principal: Principal) -> DeleteRouterReply:
         """Remove a router; forwarding stops at once, and the copies stay."""
-        engine = self._admit()
-        self._check_owner(engine, name, principal)
-        reply, ticket = engine.routers.delete(name)
-        await self._settle(ticket)
+        facts: Facts = {"router": name}
+        with self._observers("router.delete", facts, principal):
+            engine = self._admit()
+            self._check_owner(engine, name, principal)
+            reply, ticket = engine.routers.delete(name)
+            await self._settle(ticket)
+            facts["deleted"] = reply.deleted
         return reply
 
     async def forwarded(self, topic: str) -> None:

@@ -16,6 +16,7 @@ from topics_service.api.catalog import CatalogView
 from topics_service.api.groups import GroupsApi
 from topics_service.api.membership import MembershipApi
 from topics_service.api.metrics.collector import Metrics, MetricsSources
+from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.scheduling.batcher import WriteBatcher
@@ -85,7 +86,9 @@ class TopicsApi:
         pressure: Pressure | None = None,
         watch_caps: WatchCaps | None = None,
         metrics_sources: MetricsSources | None = None,
+        observers: Observers = NO_OBSERVERS,
     ) -> None:
+        self.observers = observers
         self._engine = engine
         self._commit = commit
         self._pressure = pressure or Pressure()
@@ -96,9 +99,11 @@ class TopicsApi:
         self.watches = WatchApi(
             self._admit, engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
         )
-        self.routers = RoutersApi(self._admit, self._settle)
-        self.groups = GroupsApi(self._admit, self._settle, self.diff)
-        self.queues = QueuesApi(self._admit, self._settle, self.watches.connection, self.routers.forwarded)
+        self.routers = RoutersApi(self._admit, self._settle, observers)
+        self.groups = GroupsApi(self._admit, self._settle, self.diff, observers)
+        self.queues = QueuesApi(
+            self._admit, self._settle, self.watches.connection, self.routers.forwarded, observers=observers
+        )
 
     @property
     def limits(self) -> Limits:
@@ -134,10 +139,21 @@ class TopicsApi:
         Beyond the contract, `partition_count` (None: 1 for a new topic, no change for an old one) makes a topic of
         many partitions or adds some; `kafka_configs` are those that only the Kafka protocol knows, None leaves them.
         """
-        engine = self._admit()
-        check_put(principal, config)
-        reply, ticket = engine.put_topic(name, config, partition_count, kafka_configs)
-        await self._settle(ticket)
+        facts: Facts = {"topic": name, "config": config}
+        if partition_count is not None:
+            facts["partition_count"] = partition_count
+        if kafka_configs:
+            facts["kafka_configs"] = kafka_configs
+        with self.observers("topic.put", facts, principal):
+            engine = self._admit()
+            check_put(principal, config)
+            with self.observers("topics.topic.put", {"topic": name}) as applied:
+                reply, ticket = engine.put_topic(name, config, partition_count, kafka_configs)
+                applied["topic_id"] = reply.identity.topic_id
+                applied["partition_count"] = reply.identity.partition_count
+                applied["topics.created"] = reply.created
+            await self._settle(ticket)
+            facts["created"] = reply.created
         return reply
 
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
@@ -159,12 +175,17 @@ class TopicsApi:
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
         """Remove a topic and everything in it, irreversibly and durably (docs/contract.md, 3.6)."""
-        try:
-            reply, ticket = self._admit().delete_topic(name, if_empty=if_empty)
-        except TopicsError:
-            await self.expiry_durable(name)
-            raise
-        await self._settle(ticket)
+        facts: Facts = {"topic": name, "if_empty": if_empty}
+        with self.observers("topic.delete", facts):
+            try:
+                engine = self._admit()
+                with self.observers("rafka.broker.topic.delete", {"topic": name}):
+                    reply, ticket = engine.delete_topic(name, if_empty=if_empty)
+            except TopicsError:
+                await self.expiry_durable(name)
+                raise
+            await self._settle(ticket)
+            facts |= {"deleted": reply.deleted, "routers_removed": reply.routers_removed}
         return reply
 
     async def append(self, request: AppendRequest, *, principal: Principal) -> AppendReply:
@@ -215,6 +236,11 @@ class TopicsApi:
         written = time.perf_counter()
         reply.wal_append_ms = (written - started) * 1e3
         self._commit.want(ticket)  # at once: the caller may settle late, after a slow client
+        if reply.created:
+            facts: Facts = {"topic": request.topic, "created": True, "by": "append"}
+            if request.config is not None:
+                facts["config"] = request.config
+            self.observers.note("topic.put", facts, principal)
         return Submitted(ticket=ticket, reply=reply, written=written)
 
     def _append_batched(self, place: tuple[str, int], batches: Sequence[Batch]) -> Sequence[Submitted] | None:
@@ -371,10 +397,18 @@ class TopicsApi:
 
         Before a delete by tag, records of Kafka clients are indexed, in slices between other requests.
         """
-        if request.match is not None and self._admit().index(request.topic, request.partition):
-            request = await self._indexed(request)
-        reply, ticket = self._admit().delete_records(request)
-        await self._settle(ticket)
+        facts: Facts = {
+            "topic": request.topic,
+            "partition": request.partition,
+            "before_seq": request.before_seq,
+            "match": request.match,
+        }
+        with self.observers("records.delete", facts):
+            if request.match is not None and self._admit().index(request.topic, request.partition):
+                request = await self._indexed(request)
+            reply, ticket = self._admit().delete_records(request)
+            await self._settle(ticket)
+            facts["deleted"] = reply.deleted
         return reply
 
     async def _indexed(self, request: DeleteRequest) -> DeleteRequest:

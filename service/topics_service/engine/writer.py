@@ -1,10 +1,15 @@
 """The only writer to the durable store: tickets, the read-only state, and waiters for an fsync."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.storage.store import Store, StoreError, StoreStalledError, WriteBatch
+
+Span = Callable[[str, dict[str, Any]], AbstractContextManager[object]]
+"""Returns the context manager of a traced step, by its name and attributes; the step may add to the latter."""
 
 
 @dataclass(slots=True)
@@ -36,6 +41,7 @@ class Writer:
         self.on_write_failed: Callable[[BaseException], None] = lambda _error: None
         self.on_freed: Callable[[int, int | None], None] = lambda _log_id, _stop: None
         """Called with a log whose blocks below a seq were deleted, or all of its rows (None)."""
+        self.span: Span | None = None
         self._promotions: dict[int, Callable[[int], bool]] = {}
 
     def check(self) -> None:
@@ -55,7 +61,11 @@ class Writer:
         """
         nbytes = batch.nbytes
         try:
-            self.store.write(batch)
+            if self.span is None:
+                self.store.write(batch)
+            else:
+                with self.span("topics.store.write", {"topics.batch.bytes": nbytes}):
+                    self.store.write(batch)
         except StoreStalledError as error:
             self.statistics.stalls += 1
             raise TopicsError(

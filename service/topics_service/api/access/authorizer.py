@@ -25,7 +25,9 @@ from topics_service.api.access.rules import (
     Rule,
     rule_of,
 )
-from topics_service.api.audit import current_call
+from topics_service.api.audit import ACTIONS
+from topics_service.api.observers import NO_OBSERVERS, Observers
+from topics_service.api.request_context import current_request
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, ConfigInput
 
@@ -203,14 +205,14 @@ class _Slot:
 _NO_SLOT: Final = nullcontext()
 
 
-def authorize(principal: Principal, rpc: str, name: str) -> None:
+def authorize(principal: Principal, rpc: str, name: str, observers: Observers = NO_OBSERVERS) -> None:
     """Raise `forbidden` unless the caller may call `rpc` on `name`, the value of the rule's field.
 
-    Reports the caller and refusals to the audit log, if there is one.
+    The current request becomes the caller's. Refused changes are reported to the observers.
     """
-    call = current_call.get()
-    if call is not None:
-        call.principal = principal
+    request = current_request.get()
+    if request is not None:
+        request.principal = principal
     rule = RULES.get(rpc)
     if rule is not None and rule.scopes <= principal.scopes:
         if rule.whole:
@@ -219,8 +221,8 @@ def authorize(principal: Principal, rpc: str, name: str) -> None:
         elif not rule.field or principal.allows_name(name):
             return
     error = _refusal(principal, rpc)
-    if call is not None:
-        call.refused(rpc, name, error)
+    if (action := ACTIONS.get(rpc)) is not None:
+        observers.note(action[0], {action[1]: name or None}, principal, error)
     raise error
 
 

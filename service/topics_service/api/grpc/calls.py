@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from topics_service.api.grpc.guard import Handler
+from topics_service.api.grpc.handlers import Handler
 
 Metadata = tuple[tuple[str, str], ...]
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from contextvars import ContextVar
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -15,17 +15,15 @@ from google.protobuf.message import DecodeError
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import Authorizer, authorize, rule_of
 from topics_service.api.access.quota import SMALL_BYTES, Held, Usage, count_refusal
+from topics_service.api.grpc.handlers import OUR_METHODS, Context, Handler, function_of, wrap_handler
 from topics_service.api.grpc.status import failure
 from topics_service.api.memory_wait import wait_for
+from topics_service.api.observers import NO_OBSERVERS, Observers
 from topics_service.engine.errors import Reason, TopicsError, invalid
 
 log = logging.getLogger("topics.grpc")
 
-OUR_METHODS: Final = "/topics.v1."
-
 Refusals = Counter[tuple[str, str]]
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # generic in the stubs only
-Context = grpc.aio.ServicerContext[Any, Any]
 
 # The call already has a status, or its client has left: nothing more can be sent.
 _OVER: Final = (grpc.aio.AbortError, grpc.aio.InternalError)
@@ -68,11 +66,17 @@ class _AuthorizedCallContext(_CallContext):
     """Context of an authorized call. It counts against limits before its message arrives, which may never happen."""
 
     def __init__(
-        self, authorizer: Authorizer, method: str, metadata: Iterable[tuple[str, str | bytes]], refusals: Refusals
+        self,
+        authorizer: Authorizer,
+        method: str,
+        metadata: Iterable[tuple[str, str | bytes]],
+        refusals: Refusals,
+        observers: Observers,
     ) -> None:
         """Raises `invalid_request` for two keys, `unauthorized`, and `throttled` when its key has too many calls."""
         super().__init__(method, refusals)
         self._authorizer = authorizer
+        self._observers = observers
         self._rpc = method[1:].replace("/", ".")
         given = [value for name, value in metadata if name == "authorization"]
         if len(given) > 1:  # a proxy in front may check the other one
@@ -112,7 +116,7 @@ class _AuthorizedCallContext(_CallContext):
     def check(self, request: Any) -> None:
         """Raise `forbidden` unless the call is allowed, and `invalid_request` for a request that can't be parsed."""
         field = rule_of(self._rpc).field
-        authorize(self._principal, self._rpc, getattr(request, field, "") if field else "")
+        authorize(self._principal, self._rpc, getattr(request, field, "") if field else "", self._observers)
         _check(request)
         _caller.set(self._principal)
 
@@ -174,9 +178,12 @@ class Guard(grpc.aio.ServerInterceptor):
     serialized.
     """
 
-    def __init__(self, authorizer: Authorizer, refusals: Refusals | None = None) -> None:
+    def __init__(
+        self, authorizer: Authorizer, refusals: Refusals | None = None, observers: Observers = NO_OBSERVERS
+    ) -> None:
         """`refusals` counts the calls refused for a limit of their key."""
         self._authorizer = authorizer
+        self._observers = observers
         self._refusals: Refusals = Counter() if refusals is None else refusals
 
     async def intercept_service(
@@ -192,9 +199,8 @@ class Guard(grpc.aio.ServerInterceptor):
         if not method.startswith(OUR_METHODS):
             return _guarded(handler, _CallContext(method, self._refusals))
         try:
-            call_context = _AuthorizedCallContext(
-                self._authorizer, method, handler_call_details.invocation_metadata or (), self._refusals
-            )
+            metadata = handler_call_details.invocation_metadata or ()
+            call_context = _AuthorizedCallContext(self._authorizer, method, metadata, self._refusals, self._observers)
         except TopicsError as error:
             return _refused(_CallContext(method, self._refusals), error)
         return _guarded(handler, call_context)
@@ -213,25 +219,21 @@ def _refused(call_context: _CallContext, error: TopicsError) -> "grpc.RpcMethodH
 def _guarded(
     handler: "grpc.RpcMethodHandler[Any, Any]", call_context: _CallContext
 ) -> "grpc.RpcMethodHandler[Any, Any]":
-    inner: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    inner = function_of(handler)
     wrap: Callable[[Any, _CallContext], Any]
     if handler.response_streaming:
-        make = (
-            grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
-        )
         implemented = _stream_stream if handler.request_streaming else _stream
         wrap = implemented if inspect.isasyncgenfunction(inner) else _unimplemented_stream
     else:
-        make = (
-            grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
-        )
         wrap = _unary if inspect.iscoroutinefunction(inner) else _unimplemented_unary
     parse, serialize = handler.request_deserializer, handler.response_serializer
-    if parse is not None:
-        parse = _parse(parse, call_context)
-    if serialize is not None:
-        serialize = _serialize(serialize)
-    return make(wrap(inner, call_context), parse, serialize)
+    return wrap_handler(  # type: ignore[no-any-return]
+        handler,
+        wrap,
+        call_context,
+        parse=parse and _parse(parse, call_context),
+        serialize=serialize and _serialize(serialize),
+    )
 
 
 def _parse(parse: Callable[[bytes], Any], call_context: _CallContext) -> Callable[[bytes], Any]:

@@ -1,30 +1,41 @@
-"""The interceptor that counts calls and times them, by RPC and status code."""
+"""The interceptor that counts and times whole calls, by RPC and status code, and reports them to an observer."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final, Protocol
 
 import grpc
 
-from topics_service.api.grpc.guard import OUR_METHODS, Context, Handler
-from topics_service.api.request_ids import HEADER, begin_call
+from topics_service.api.grpc.handlers import OUR_METHODS, Context, Handler, wrap_handler
+from topics_service.api.request_context import HEADER, begin_call
 from topics_service.statistics import RequestStatistics
 
-_OK = grpc.StatusCode.OK.name
-_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+_OK: Final = grpc.StatusCode.OK
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class CallEnd(Protocol):
+    """The end of a call; `received` and `sent` count the messages of a stream, and are 0 for a single one."""
+
+    def __call__(self, context: Context, code: grpc.StatusCode, *, received: int = 0, sent: int = 0) -> None: ...
+
+
+CallObserver = Callable[[str, Any, Context, bool], CallEnd | None]
+"""Called with the RPC, its request, its context and whether it streams; returns None to ignore the call."""
 
 
 class CallMeter(grpc.aio.ServerInterceptor):
-    """Counts every call of a method that exists in topics.v1, and gives it its id; belongs in front of what sets the
-    status.
+    """Counts every call of a method that exists in topics.v1, and begins its request context; belongs in front of what
+    sets the status.
 
     A stream counts when it ends, with its whole duration. Handlers that stream must be async generators.
     """
 
-    def __init__(self, statistics: RequestStatistics) -> None:
+    def __init__(self, statistics: RequestStatistics, observer: CallObserver | None = None) -> None:
         self._statistics = statistics
+        self._observer = observer
 
     async def intercept_service(
         self,
@@ -37,24 +48,23 @@ class CallMeter(grpc.aio.ServerInterceptor):
         if handler is None or not method.startswith(OUR_METHODS):
             return handler  # type: ignore[no-any-return]
         rpc = method.removeprefix(OUR_METHODS).replace("/", ".")
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(
-                self._unary(handler.unary_unary, rpc), handler.request_deserializer, handler.response_serializer
-            )
-        kind = _KINDS[2 * handler.request_streaming + handler.response_streaming]
         wrap: Callable[..., Any] = self._stream if handler.response_streaming else self._unary
-        return handler._replace(**{kind: wrap(getattr(handler, kind), rpc)})  # type: ignore[no-any-return]
+        return wrap_handler(handler, wrap, rpc)  # type: ignore[no-any-return]
 
     def _unary(self, inner: Callable[[Any, Context], Awaitable[Any]], rpc: str) -> Callable[[Any, Context], Any]:
         async def call(request: Any, context: Context) -> Any:
-            began, code = self._begin(), _OK
+            began, code, end = self._begin(), _OK, None
             try:
                 await _identify(context)
+                if self._observer is not None:
+                    end = self._observer(rpc, request, context, False)
                 return await inner(request, context)
             except BaseException as error:
                 code = _code(context, error)
                 raise
             finally:
+                if end is not None:
+                    end(context, code)
                 self._end(rpc, code, began)
 
         return call
@@ -63,16 +73,31 @@ class CallMeter(grpc.aio.ServerInterceptor):
         self, inner: Callable[[Any, Context], AsyncGenerator[Any, None]], rpc: str
     ) -> Callable[[Any, Context], Any]:
         async def call(request: Any, context: Context) -> AsyncIterator[Any]:
-            began, code = self._begin(), _OK
+            began, code, end = self._begin(), _OK, None
+            received = sent = 0
+
+            async def counted(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+                nonlocal received
+                async for each in requests:
+                    received += 1
+                    yield each
+
             try:
                 await _identify(context)
+                if self._observer is not None:
+                    end = self._observer(rpc, request, context, True)
+                    if end is not None and hasattr(request, "__aiter__"):
+                        request = counted(request)
                 async with aclosing(inner(request, context)) as replies:
                     async for reply in replies:
+                        sent += 1
                         yield reply
             except BaseException as error:
                 code = _code(context, error)
                 raise
             finally:
+                if end is not None:
+                    end(context, code, received=received, sent=sent)
                 self._end(rpc, code, began)
 
         return call
@@ -81,24 +106,22 @@ class CallMeter(grpc.aio.ServerInterceptor):
         self._statistics.in_flight += 1
         return time.perf_counter()
 
-    def _end(self, rpc: str, code: str, began: float) -> None:
+    def _end(self, rpc: str, code: grpc.StatusCode, began: float) -> None:
         self._statistics.in_flight -= 1
-        self._statistics.observe(rpc, code, time.perf_counter() - began)
+        self._statistics.observe(rpc, code.name, time.perf_counter() - began)
 
 
 async def _identify(context: Context) -> None:
     """Give the call its id; a client that chose it gets it back in the initial metadata."""
-    request = begin_call(context.invocation_metadata() or ())
+    request = begin_call(context.invocation_metadata() or (), context)
     if request.given is not None:
         await context.send_initial_metadata(((HEADER, request.given),))
 
 
-def _code(context: Context, error: BaseException) -> str:
+def _code(context: Context, error: BaseException) -> grpc.StatusCode:
     """The status that an abort has set; a cancellation is CANCELLED, another error without a status UNKNOWN."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
-        return grpc.StatusCode.CANCELLED.name
-    number: Any = context.code()  # an int, whatever the stubs say
-    for code in grpc.StatusCode:
-        if code is not grpc.StatusCode.OK and number in (code, code.value[0]):
-            return code.name
-    return grpc.StatusCode.UNKNOWN.name
+        return grpc.StatusCode.CANCELLED
+    code: Any = context.code()  # an int, whatever the stubs say
+    found = code if isinstance(code, grpc.StatusCode) else _CODES.get(code)
+    return grpc.StatusCode.UNKNOWN if found is None or found is _OK else found

@@ -2,7 +2,6 @@
 
 import logging
 import socket
-from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc
@@ -29,7 +28,7 @@ from topics_service.api.grpc.admin_servicer import AdminServicer, BulkReaders, n
 from topics_service.api.grpc.calls import Calls, Services
 from topics_service.api.grpc.group_servicer import GroupServicer
 from topics_service.api.grpc.guard import Guard
-from topics_service.api.grpc.meter import CallMeter
+from topics_service.api.grpc.meter import CallMeter, CallObserver
 from topics_service.api.grpc.options import filter_logs, server_options
 from topics_service.api.grpc.queue_servicer import QueueServicer
 from topics_service.api.grpc.router_servicer import RouterServicer
@@ -58,7 +57,7 @@ class GrpcServer:
     """Serves `api` on one TCP port. TLS is disabled without `credentials`, authentication without `authorizer`.
 
     Lives on the event loop that calls `start`; starts once. `bulk_readers` are the answer of ListBulkReaders;
-    `interceptors` stand around the guard. Beyond `max_connections` (0: no limit) further ones are closed at once.
+    `observer` observes every call. Beyond `max_connections` (0: no limit) further ones are closed at once.
 
     The health of every service is NOT_SERVING until `set_serving(True)`.
     """
@@ -74,7 +73,7 @@ class GrpcServer:
         bulk_readers: BulkReaders = no_bulk_readers,
         checkpoints: Checkpoints | None = None,
         credentials: grpc.ServerCredentials | None = None,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        observer: CallObserver | None = None,
         max_connections: int = 0,
     ) -> None:
         self._host = host
@@ -82,8 +81,8 @@ class GrpcServer:
         self._credentials = credentials
         self._services = Services()
         self._add_services(api, bulk_readers, checkpoints)
-        guard = Guard(authorizer or Authorizer(), api.metrics.refusals)
-        self._interceptors = (CallMeter(api.metrics.grpc), *interceptors, guard)
+        guard = Guard(authorizer or Authorizer(), api.metrics.refusals, api.observers)
+        self._interceptors = (CallMeter(api.metrics.grpc, observer), guard)
         self.calls = Calls(self._services, self._interceptors)
         """The same services, for another way to call them."""
         self._options = server_options(max_message_bytes, max_connections)

@@ -11,6 +11,7 @@ from typing import Self
 
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.writer import Span
 from topics_service.statistics import Histogram
 
 log = logging.getLogger("topics.commit")
@@ -46,6 +47,7 @@ class GroupCommit:
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self.statistics = CommitStatistics()
+        self.span: Span | None = None
         self._sync = sync
         self._written = written
         self._on_synced = on_synced
@@ -70,6 +72,7 @@ class GroupCommit:
         writer = engine.writer
         commit = cls(sync or writer.store.sync, lambda: writer.written, engine.synced, engine.sync_failed)
         writer.request_sync = commit.want
+        commit.span = writer.span
         return commit
 
     def want(self, ticket: int) -> None:
@@ -90,13 +93,18 @@ class GroupCommit:
         """
         if ticket <= self._published:
             return
-        if self._failure is not None:
-            raise _failed()
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append((ticket, waiter))
-        self._count_waiters()
-        self.want(ticket)
-        await waiter
+        if self._failure is None:
+            self._waiters.append((ticket, waiter))
+            self._count_waiters()
+            self.want(ticket)
+        else:
+            waiter.set_exception(_failed())
+        if self.span is None:
+            await waiter
+        else:
+            with self.span("topics.commit.wait", {}):
+                await waiter
 
     def stop(self) -> None:
         """Do the pending fsync and end the thread. Call once, when no calls are left."""

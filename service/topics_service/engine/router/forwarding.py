@@ -1,6 +1,7 @@
 """One slice of forwarding: copies, the destination's state and the router's cursor in one atomic write."""
 
 from collections.abc import Callable
+from typing import Any
 
 from topics_service.engine.capacity import Capacity
 from topics_service.engine.clock import Clock
@@ -49,6 +50,24 @@ class Forwarding:
         s = source.log.visible(source.config, self._clock.now_ms())
         if router.cursor >= s.head:
             return False
+        span = self._writer.span
+        if span is None:
+            return self._advance(router, s, source_hops, dest_hops)
+        config, before = router.config, router.forwarded
+        facts: dict[str, Any] = {
+            "topics.router": router.name,
+            "topics.router.source": config.source,
+            "messaging.destination.name": config.dest,
+        }
+        with span("topics.router.forward", facts):
+            try:
+                return self._advance(router, s, source_hops, dest_hops)
+            finally:
+                facts["messaging.batch.message_count"] = router.forwarded - before
+
+    # --------------------------------------------------------------- internals
+
+    def _advance(self, router: Router, s: Snapshot, source_hops: Hops | None, dest_hops: Hops | None) -> bool:
         hops, end = 0, s.head
         if source_hops is not None and dest_hops is not None:
             hops, stop = source_hops.at(router.cursor + 1)
@@ -67,8 +86,6 @@ class Forwarding:
         if count and dest_hops is not None:
             dest_hops.add(first, count, hops + 1)
         return router.cursor < s.head
-
-    # --------------------------------------------------------------- internals
 
     def _pass_over(self, router: Router, cursor: int) -> None:
         with Transaction(self._writer) as tx:
