@@ -9,6 +9,7 @@ import pytest
 
 from topics_service.api.grpc.server import GrpcServer
 from topics_service.api.metrics.collector import Metrics
+from topics_service.api.observers import NO_OBSERVERS
 from topics_service.api.scheduling.commit import CommitStatistics
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
@@ -31,6 +32,7 @@ class FakeApi:
         self.left = asyncio.Event()
         self.limits = Limits()
         self.metrics = Metrics(Engine(MemoryStore(), SystemClock()), CommitStatistics())
+        self.observers = NO_OBSERVERS
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         async def method(*args: Any, **kwargs: Any) -> Any:

@@ -123,7 +123,7 @@ async def test_head_is_get_without_the_body(client: httpx.AsyncClient, path: str
 
 class BrokenApi:
     def __init__(self, api: TopicsApi) -> None:
-        self.metrics = api.metrics
+        self.metrics, self.observers = api.metrics, api.observers
 
     def ready(self) -> Any:
         raise RuntimeError("secret")
