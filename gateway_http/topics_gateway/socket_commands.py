@@ -14,7 +14,7 @@ from topics_service.engine.errors import TopicsError, invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendRequest
 from topics_service.engine.watch.frames import WatchRequest, WatchTopic
-from topics_service.engine.watch.scope import by_place
+from topics_service.engine.watch.scope import by_topic_partition
 
 _ENVELOPE: Final = frozenset({"op", "request_id"})
 _SUBSCRIBE: Final = _ENVELOPE | {
@@ -111,8 +111,8 @@ def _subscription(fields: Fields) -> WatchRequest:
     if fields.has("topics") and (not isinstance(given := fields.value("topics"), JsonObject) or given.members):
         topics = read_topics(given)
     start = WatchTopic(from_seq=fields.integer("from_seq") or 0, tail=fields.boolean("tail") is True)
-    if (place := _place(fields)) is not None:
-        topics.setdefault(place, start)
+    if (name := _topic_partition(fields)) is not None:
+        topics.setdefault(name, start)
     request = read_subscription(fields, topics)
     request.limit = request.limit or _LIMIT
     request.max_batch_bytes = request.max_batch_bytes or 0
@@ -120,14 +120,14 @@ def _subscription(fields: Fields) -> WatchRequest:
     return request
 
 
-def _place(fields: Fields) -> str | None:
+def _topic_partition(fields: Fields) -> str | None:
     """The topic partition that the members `topic` and `partition` name, if any."""
     topic, partition = fields.text("topic"), fields.integer("partition") or 0
-    return None if topic is None else next(iter(by_place([(topic, partition, WatchTopic())])))
+    return None if topic is None else next(iter(by_topic_partition([(topic, partition, WatchTopic())])))
 
 
 def _names(fields: Fields) -> list[str]:
-    names = [] if (place := _place(fields)) is None else [place]
+    names = [] if (name := _topic_partition(fields)) is None else [name]
     if fields.has("topics"):
         match fields.value("topics"):
             case JsonObject(members=members):

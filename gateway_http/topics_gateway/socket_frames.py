@@ -98,10 +98,10 @@ class SocketFrames:
                 return b""
 
     def _make(self, frame: RecordsFrame, parts: Parts) -> bytes:
-        place = frame.from_seq, frame.to_seq, frame.head_seq
+        seqs = frame.from_seq, frame.to_seq, frame.head_seq
         pieces: list[bytes | memoryview] = [
             b'{"op":"record","topic":%b,"from_seq":%d,"to_seq":%d,"head_seq":%d,"records":['
-            % (encode(frame.topic) + partition_text(frame), *place)
+            % (encode(frame.topic) + partition_text(frame), *seqs)
         ]
         for i, run in enumerate(self._rendered.records(frame.slices, parts)):
             pieces += (b",", run) if i else (run,)

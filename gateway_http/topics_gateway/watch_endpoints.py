@@ -18,7 +18,7 @@ from topics_service.api.topics import TopicsApi
 from topics_service.api.watch_journal import is_token
 from topics_service.engine.errors import invalid
 from topics_service.engine.watch.frames import WatchRequest, WatchTopic
-from topics_service.engine.watch.scope import by_place
+from topics_service.engine.watch.scope import by_topic_partition
 
 _WATCH: Final = frozenset(
     {
@@ -127,7 +127,7 @@ def read_topics(value: Any) -> dict[str, WatchTopic]:
     """A map of topics, or places, to where each starts. Raises `invalid_request` if it is none, or empty."""
     if not isinstance(value, JsonObject) or not value.members:
         raise invalid("topics must be an object with at least one topic")
-    return by_place(_start(name, options) for name, options in value.members)
+    return by_topic_partition(_start(name, options) for name, options in value.members)
 
 
 def _start(name: str, options: Any) -> tuple[str, int, WatchTopic]:

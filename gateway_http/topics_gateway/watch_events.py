@@ -42,22 +42,24 @@ def event_id(stream: WatchStream) -> bytes:
     return cursor_id(stream.resume_cursors) if len(stream.cursors) <= MAX_IN_ID else stream.resume_token().encode()
 
 
-def cursor_id(place: Mapping[str, int]) -> bytes:
+def cursor_id(cursors: Mapping[str, int]) -> bytes:
     """`WatchStream.resume_cursors` as base64url of `{topic: seq}`, sorted by name.
 
     If the cursors name the instance of a topic, it is encoded as white space behind the seq: a decoded id shows only
     the map.
     """
-    instances = [name for name in place if name.endswith(INSTANCE)]
+    instances = [name for name in cursors if name.endswith(INSTANCE)]
     if not instances:
-        return urlsafe_b64encode(_SORTED.encode(place)).rstrip(b"=")
-    topics = sorted(name for name in place if not name.endswith(INSTANCE))
-    members = (b'"%b":%d%b' % (name.encode(), place[name], _in_white(place.get(name + INSTANCE, 0))) for name in topics)
+        return urlsafe_b64encode(_SORTED.encode(cursors)).rstrip(b"=")
+    topics = sorted(name for name in cursors if not name.endswith(INSTANCE))
+    members = (
+        b'"%b":%d%b' % (name.encode(), cursors[name], _in_white(cursors.get(name + INSTANCE, 0))) for name in topics
+    )
     return urlsafe_b64encode(b"{%b}" % b",".join(members)).rstrip(b"=")
 
 
 def read_cursor_id(text: bytes) -> dict[str, int] | None:
-    """The place in an id of ours that is a map; None for anything else. Padding is not ours."""
+    """The cursors in an id of ours that is a map; None for anything else. Padding is not ours."""
     if not _BASE64URL.fullmatch(text) or len(text) % 4 == 1:
         return None
     content = urlsafe_b64decode(text + b"=" * (-len(text) % 4))
@@ -65,13 +67,13 @@ def read_cursor_id(text: bytes) -> dict[str, int] | None:
         members = parse_object(content, max_parts=_MAX_PARTS).members
     except TopicsError:
         return None
-    place: dict[str, Any] = dict(members)
-    if any(type(seq) is not int or not 0 <= seq <= U64_MAX for seq in place.values()):
+    cursors: dict[str, Any] = dict(members)
+    if any(type(seq) is not int or not 0 <= seq <= U64_MAX for seq in cursors.values()):
         return None
     for name, digits in _MARKED.findall(content):
-        if (topic := name.decode()) in place and len(digits) <= _MAX_DIGITS:
-            place[topic + INSTANCE] = _from_white(digits)
-    return place
+        if (topic := name.decode()) in cursors and len(digits) <= _MAX_DIGITS:
+            cursors[topic + INSTANCE] = _from_white(digits)
+    return cursors
 
 
 def _in_white(number: int) -> bytes:
@@ -140,22 +142,22 @@ class WatchEvents:
 
     def _records(self, frame: RecordsFrame, parts: Parts, stream: WatchStream) -> bytes:
         made = self.cache.get(frame, parts)
-        place = stream.resume_cursors if len(stream.cursors) == 1 else {}
-        if len(place) != 1:
+        cursors = stream.resume_cursors if len(stream.cursors) == 1 else {}
+        if len(cursors) != 1:
             return event(b"record", made.data, event_id(stream))
-        at = place[frame.topic_partition]
+        at = cursors[frame.topic_partition]
         if made.event_at != at:
-            made.event_at, made.event = at, event(b"record", made.data, cursor_id(place))
+            made.event_at, made.event = at, event(b"record", made.data, cursor_id(cursors))
         return made.event
 
     def _caught_up(self, frame: CaughtUpFrame, parts: Parts, stream: WatchStream) -> bytes:
-        place = stream.resume_cursors if len(stream.cursors) == 1 else {}
-        made = self.cache.last(frame, parts) if len(place) == 1 else None
+        cursors = stream.resume_cursors if len(stream.cursors) == 1 else {}
+        made = self.cache.last(frame, parts) if len(cursors) == 1 else None
         if made is not None and made.caught_up_at == frame.head_seq:
             return made.caught_up
         data = {"topic": frame.topic, **partition_member(frame), "head_seq": frame.head_seq}
         text = event(b"caught-up", encode(data), event_id(stream))
-        if made is not None and place[frame.topic_partition] == frame.head_seq:
+        if made is not None and cursors[frame.topic_partition] == frame.head_seq:
             made.caught_up_at, made.caught_up = frame.head_seq, text
         return text
 

@@ -125,12 +125,12 @@ async def _serve(settings: Settings, store: SecondaryStore) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     stdin = sys.stdin.fileno()
 
-    def told() -> None:
+    def on_message() -> None:
         if not os.read(stdin, 1):
             loop.remove_reader(stdin)
             stop.set()
 
-    loop.add_reader(stdin, told)
+    loop.add_reader(stdin, on_message)
     replica = Replica(store, SystemClock(), limits=settings.limits, cache_bytes=_BLOCK_CACHE_BYTES)
     api = ReplicaApi(replica)
     authorizer = Authorizer(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)

@@ -101,7 +101,7 @@ class BulkReaders:
 
     async def _serve(self, number: int, process: "Popen[bytes]", output: StreamReader) -> None:
         """Send it the settings, receive its port, and list it until it ends."""
-        await asyncio.to_thread(_tell, process, pickle.dumps((self._settings, str(self._own(process)))))
+        await asyncio.to_thread(_send, process, pickle.dumps((self._settings, str(self._own(process)))))
         async with asyncio.timeout(_START_SECONDS):
             line = await output.readline()
         if line:
@@ -135,7 +135,7 @@ def _spawn() -> "Popen[bytes]":
     return Popen([sys.executable, "-P", "-m", _MODULE], stdin=PIPE, stdout=PIPE)
 
 
-def _tell(process: "Popen[bytes]", message: bytes) -> None:
+def _send(process: "Popen[bytes]", message: bytes) -> None:
     assert process.stdin is not None
     process.stdin.write(message)
     process.stdin.flush()

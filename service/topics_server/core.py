@@ -92,9 +92,9 @@ class Core:
         )
         self.api = TopicsApi(engine, self._commit, pressure, settings.watch_caps, sources, observers)
         self.api.watches.connections.quotas = self.authorizer.quotas
-        place = settings.data_path / "checkpoints"
+        folder = settings.data_path / "checkpoints"
         make = self.api.metrics.checkpoints.counted(partial(checkpoint.create, store))
-        self.checkpoints = Checkpoints(place, make, checkpoint.remove, engine.ready, observers)
+        self.checkpoints = Checkpoints(folder, make, checkpoint.remove, engine.ready, observers)
         self.checkpoints.clear()
 
     def background(self, grpc: GrpcServer) -> list[Coroutine[Any, Any, None]]:

@@ -39,7 +39,7 @@ class Keys(KeyRing):
 def from_text(text: str) -> Keys | None:
     """The keys of TOPICS_API_KEYS; None for a text without entries. Raises KeysError."""
     try:
-        entries = [_split(part, place) for place, part in enumerate(_parts(text), 1)]
+        entries = [_split(part, number) for number, part in enumerate(_parts(text), 1)]
         if parse_keys(",".join(entry for entry, _ in entries)) is None:
             return None
     except KeySyntaxError as error:
@@ -67,7 +67,7 @@ def from_file(path: str) -> Keys:
         if not text or text.startswith("#"):
             continue
         try:
-            on_line = [_split(part, place) for place, part in enumerate(_parts(text), 1)]
+            on_line = [_split(part, number) for number, part in enumerate(_parts(text), 1)]
             parse_keys(",".join(entry for entry, _ in on_line))
         except KeySyntaxError as error:
             raise KeysError(f"TOPICS_API_KEYS_FILE {path}, line {number}: {error}") from None
@@ -91,19 +91,19 @@ def _parts(text: str) -> list[str]:
     return [part for part in (piece.strip(_BLANKS) for piece in text.split(",")) if part]
 
 
-def _split(entry: str, place: int) -> tuple[str, dict[str, int]]:
+def _split(entry: str, number: int) -> tuple[str, dict[str, int]]:
     """An entry without the limits that stand behind it, and those. Raises KeySyntaxError."""
     limits: dict[str, int] = {}
     while (match := _LIMIT.search(entry)) is not None:
         name, value = match.groups()
         if name not in OWN_LIMITS:
-            raise KeySyntaxError(f"entry {place} has a limit that is none of {', '.join(OWN_LIMITS)}")
+            raise KeySyntaxError(f"entry {number} has a limit that is none of {', '.join(OWN_LIMITS)}")
         if _NUMBER.fullmatch(value) is None or OWN_LIMITS[name] in limits:
-            raise KeySyntaxError(f"entry {place}: {name} must be there once, with a number of at least 0 (no limit)")
+            raise KeySyntaxError(f"entry {number}: {name} must be there once, with a number of at least 0 (no limit)")
         limits[OWN_LIMITS[name]] = int(value)
         entry = entry[: match.start()].rstrip(_BLANKS)
     if _MEANT.search(entry) is not None:
-        raise KeySyntaxError(f"entry {place} has a limit that can't be read: NAME=NUMBER, without blanks in it")
+        raise KeySyntaxError(f"entry {number} has a limit that can't be read: NAME=NUMBER, without blanks in it")
     return entry, limits
 
 

@@ -50,8 +50,8 @@ def _limits(root: Path) -> Iterator[int]:
         else:
             continue
         # Inside a container the path may be that of the host, where only the mount's own file is there.
-        place = mount / group.lstrip("/")
-        for each in (place, *place.parents):
+        folder = mount / group.lstrip("/")
+        for each in (folder, *folder.parents):
             if not each.is_relative_to(mount):
                 break
             value = _text(each / name).strip()

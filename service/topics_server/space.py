@@ -98,13 +98,13 @@ class DiskSpace:
         spare = self.left() - self._reserve
         if spare > _NEAR_BYTES:
             self._compaction = 0
-            self._tell(now, short=False)
+            self._report(now, short=False)
             return
         self._compaction = properties.compaction_bytes(self._store.families)
         spare = self.left() - self._reserve
         refused, self._refused = self._refused, self._statistics.refused
         is_short = spare < 0 or self._refused > refused
-        self._tell(now, short=is_short)
+        self._report(now, short=is_short)
         unflushed = self._written() - self._flushed_at
         if not is_short:  # then in time for it not to come to that
             is_low = spare < self._reserve // 4 and unflushed >= max(_LEAST_FLUSH_BYTES, self._reserve // 16)
@@ -121,7 +121,7 @@ class DiskSpace:
         making = background.start(asyncio.to_thread(self._make_room))
         try:
             while not (await asyncio.wait((making,), timeout=_RETRY_SECONDS))[0]:
-                self._tell(asyncio.get_running_loop().time(), short=self.left() < self._reserve)
+                self._report(asyncio.get_running_loop().time(), short=self.left() < self._reserve)
             making.result()
         except asyncio.CancelledError:
             making.cancel()
@@ -147,15 +147,15 @@ class DiskSpace:
         self._compaction = properties.compaction_bytes(self._store.families)
         return self._disk.free_bytes > self._reserve * 4 + self._compaction
 
-    def _tell(self, now: float, *, short: bool) -> None:
+    def _report(self, now: float, *, short: bool) -> None:
         """Say so where writes begin to be refused, and where they are taken again."""
-        before = self._news.is_told
+        before = self._news.is_reported
         self._news.look(now, short=short, ample=self.left() - self._reserve >= self._reserve // _AMPLE)
-        self._statistics.short = short or self._news.is_told
-        if self._news.is_told == before:
+        self._statistics.short = short or self._news.is_reported
+        if self._news.is_reported == before:
             return
         free, reserve = human_size(max(0, self._disk.free_bytes)), human_size(self._reserve)
-        if self._news.is_told:
+        if self._news.is_reported:
             log.warning(
                 "writes are refused until there is room: the disk has %s left, and TOPICS_MIN_FREE_BYTES keeps %s free "
                 "(reads and deletes go on)",
@@ -174,7 +174,7 @@ class Crossings:
     """
 
     def __init__(self) -> None:
-        self.is_told = False
+        self.is_reported = False
         """Whether the newest news is that it is short."""
         self._since: float | None = None
         self._last = 0.0
@@ -185,6 +185,6 @@ class Crossings:
             if self._since is None or now - self._last > _SETTLED_SECONDS:
                 self._since = now
             self._last = now
-            self.is_told = self.is_told or now - self._since > _NEWS_SECONDS
-        elif self.is_told and now - self._last > (_NEWS_SECONDS if ample else _SETTLED_SECONDS):
-            self.is_told, self._since = False, None
+            self.is_reported = self.is_reported or now - self._since > _NEWS_SECONDS
+        elif self.is_reported and now - self._last > (_NEWS_SECONDS if ample else _SETTLED_SECONDS):
+            self.is_reported, self._since = False, None

@@ -235,11 +235,11 @@ class _Stream:
         self._reading.join()
 
 
-def _error(told: pb.AppendError) -> TopicsError:
-    known = errors_pb2.ErrorReason.DESCRIPTOR.values_by_number.get(told.reason)
+def _error(error: pb.AppendError) -> TopicsError:
+    known = errors_pb2.ErrorReason.DESCRIPTOR.values_by_number.get(error.reason)
     reason = known.name.removeprefix(_REASON_PREFIX).lower() if known else "internal"  # of a newer server
-    retry = told.retry_after_ms if told.HasField("retry_after_ms") else None
-    return _KINDS.get(reason, TopicsError)(reason, told.message, told.detail, retry)
+    retry = error.retry_after_ms if error.HasField("retry_after_ms") else None
+    return _KINDS.get(reason, TopicsError)(reason, error.message, error.detail, retry)
 
 
 def _hint(error: TopicsError) -> str:

@@ -158,8 +158,8 @@ _GAP_NAMES: Final = frozenset(each.name for each in _GAPS)
 
 def loss_text(gap: Gap, wanted: SeqRange) -> str:
     """Describe the loss, with the remedy."""
-    place = f"partition {gap.partition} of topic {gap.topic}" if gap.partition else f"topic {gap.topic}"
+    where = f"partition {gap.partition} of topic {gap.topic}" if gap.partition else f"topic {gap.topic}"
     return (
-        f"{place}: of seq {wanted.first} to {wanted.last}, which were to be read, seq {gap.gap_from} to {gap.gap_to}"
+        f"{where}: of seq {wanted.first} to {wanted.last}, which were to be read, seq {gap.gap_from} to {gap.gap_to}"
         f" are lost (reason: {gap.reason}); with option failOnDataLoss=false the read goes on behind them"
     )

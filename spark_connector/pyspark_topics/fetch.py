@@ -34,8 +34,8 @@ class SeqRange:
     last: int
 
     def __str__(self) -> str:
-        place = f"partition {self.partition} of topic {self.topic}" if self.partition else f"topic {self.topic}"
-        return f"{place}, seq {self.first} to {self.last}"
+        where = f"partition {self.partition} of topic {self.topic}" if self.partition else f"topic {self.topic}"
+        return f"{where}, seq {self.first} to {self.last}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +169,8 @@ class Fetcher:
         except InvalidRequestError:  # a server that knows no bulk readers
             return
         for each in found.readers:
-            place = self._address
-            address = Address(each.host or place.host, each.port, place.key, place.tls, place.ca_file, place.cert_file)
+            where = self._address
+            address = Address(each.host or where.host, each.port, where.key, where.tls, where.ca_file, where.cert_file)
             yield Connection(address, retry=self._retry)
 
     def close(self) -> None:

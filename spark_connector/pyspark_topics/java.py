@@ -59,9 +59,11 @@ def ensure_java() -> Path:
 def _check(home: Path, where: str) -> None:
     """Refuse a Java that is too old. One that does not tell its version is left to Spark."""
     release = home / "release"
-    told = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release.read_text(), re.MULTILINE) if release.exists() else None
-    if told and int(told[1]) < OLDEST:
-        raise JavaMissingError(f"{where} is version {told[1]} ({home}), which Spark does not run on: {_hint()}")
+    version = (
+        re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release.read_text(), re.MULTILINE) if release.exists() else None
+    )
+    if version and int(version[1]) < OLDEST:
+        raise JavaMissingError(f"{where} is version {version[1]} ({home}), which Spark does not run on: {_hint()}")
 
 
 def _hint() -> str:

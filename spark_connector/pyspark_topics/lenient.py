@@ -90,15 +90,15 @@ class Value:
             return members if self._nullable or None not in members.values() else None
         if fits(value, self._kind):
             return value
-        told = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
-        reasons.append(self._unfit(told.encode(errors="replace"), path))
+        shown = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+        reasons.append(self._unfit(shown.encode(errors="replace"), path))
         return None
 
     def _unfit(self, text: bytes, path: str) -> str:
-        told = text.decode(errors="replace").strip()
-        if len(told) > _VALUE_CHARS:
-            told = f"{told[:_VALUE_CHARS]}…"
-        return f"Expected `{ddl_type(self._kind)}`, got `{told}` - at `{path}`"
+        shown = text.decode(errors="replace").strip()
+        if len(shown) > _VALUE_CHARS:
+            shown = f"{shown[:_VALUE_CHARS]}…"
+        return f"Expected `{ddl_type(self._kind)}`, got `{shown}` - at `{path}`"
 
 
 def joined(reasons: list[str]) -> str:

@@ -16,7 +16,7 @@ _JSON_SPACE: Final = b" \t\r\n"  # white space that the server may strip from a 
 
 
 class MismatchError(ConflictError):
-    """A repeat of a write has other rows than the first attempt, in the place of those already stored."""
+    """A repeat of a write has other rows than the first attempt, in place of those already stored."""
 
 
 def check(fetcher: Fetcher, chunk: Chunk, topic_id: str, stored: pb.AppendResponse) -> None:
@@ -24,9 +24,9 @@ def check(fetcher: Fetcher, chunk: Chunk, topic_id: str, stored: pb.AppendRespon
 
     Records that were deleted or evicted since then can't be compared; that there were as many is checked all the same.
     """
-    place = f"{chunk}: an earlier attempt stored seq {stored.first_seq} to {stored.last_seq} there"
+    where = f"{chunk}: an earlier attempt stored seq {stored.first_seq} to {stored.last_seq} there"
     if stored.count != chunk.records.num_rows:
-        raise _mismatch(place, f"{stored.count} records")
+        raise _mismatch(where, f"{stored.count} records")
     target = chunk.target
     wanted = SeqRange(target.topic, topic_id, target.partition, stored.first_seq, stored.last_seq)
     for got in fetcher.read(wanted):
@@ -37,10 +37,10 @@ def check(fetcher: Fetcher, chunk: Chunk, topic_id: str, stored: pb.AppendRespon
         for name in ("data", "kind", "tag", "node", "meta"):
             found = got.column(name).cast(expected.column(name).type)
             if not found.equals(expected.column(name)):
-                _compare(place, name, expected, found, got.column("seq"))
+                _compare(where, name, expected, found, got.column("seq"))
 
 
-def _compare(place: str, name: str, expected: pa.RecordBatch, found: pa.Array, seqs: pa.Array) -> None:
+def _compare(where: str, name: str, expected: pa.RecordBatch, found: pa.Array, seqs: pa.Array) -> None:
     """Value by value, as the server may spell one. Raises MismatchError."""
     kinds = expected.column("kind").to_pylist()
     wanted = expected.column(name).to_pylist()
@@ -51,7 +51,7 @@ def _compare(place: str, name: str, expected: pa.RecordBatch, found: pa.Array, s
             continue
         if name == "meta" and _object(ours) == _object(theirs):
             continue
-        raise _mismatch(place, f"another {name} at seq {seq}")
+        raise _mismatch(where, f"another {name} at seq {seq}")
 
 
 def _object(text: bytes | None) -> Any:
@@ -59,10 +59,10 @@ def _object(text: bytes | None) -> Any:
     return json.loads(text, parse_int=str.encode, parse_float=str.encode) if text else {}
 
 
-def _mismatch(place: str, what: str) -> MismatchError:
+def _mismatch(where: str, what: str) -> MismatchError:
     return MismatchError(
         "write_mismatch",
-        f"{place}, with {what}. A repeat must have the same rows in the same order: sort the data frame before it is "
+        f"{where}, with {what}. A repeat must have the same rows in the same order: sort the data frame before it is "
         "written (sortWithinPartitions behind repartition, or spark.sql.execution.sortBeforeRepartition=true), keep "
         "the options of the write and the number of partitions as they were, and give another write another writeId. "
         "Nothing was appended for this chunk",

@@ -249,25 +249,25 @@ def _catalog(settings: _Settings, folder: Path) -> tuple[str, dict[str, str], st
     """Name and properties of the catalog, and the URL that tables are put below."""
     properties = _properties(settings, "catalog")
     name = properties.pop("name", "topics")
-    place = settings.text("warehouse")
+    location = settings.text("warehouse")
     if properties.get("type", "sql") != "sql" or properties.get("uri", "").startswith(("http:", "https:")):
-        if place:
+        if location:
             raise ConfigError("warehouse: with a catalog of that type it is catalog.warehouse")
-        place = properties.get("warehouse", "")
-        return name, properties, place.rstrip("/") if "://" in place else ""
-    place = properties.get("warehouse", place or "warehouse")
-    if "://" not in place:
-        place = f"file://{(folder / place).absolute()}"
-    if place.startswith("file://") and _ODD & set(place):
-        raise ConfigError(f"warehouse: {place}: a folder with ?, # or % in its name can't be used")
-    place = place.rstrip("/")
+        location = properties.get("warehouse", "")
+        return name, properties, location.rstrip("/") if "://" in location else ""
+    location = properties.get("warehouse", location or "warehouse")
+    if "://" not in location:
+        location = f"file://{(folder / location).absolute()}"
+    if location.startswith("file://") and _ODD & set(location):
+        raise ConfigError(f"warehouse: {location}: a folder with ?, # or % in its name can't be used")
+    location = location.rstrip("/")
     if "uri" not in properties:
-        if not place.startswith("file://"):
+        if not location.startswith("file://"):
             raise ConfigError("catalog.uri: wanted where the warehouse is no folder of this machine")
-        properties["uri"] = f"sqlite:///{place.removeprefix('file://')}/catalog.db"
-    if place.startswith("file://"):
+        properties["uri"] = f"sqlite:///{location.removeprefix('file://')}/catalog.db"
+    if location.startswith("file://"):
         properties.setdefault("py-io-impl", _LOCAL_IO)
-    return name, properties | {"type": "sql", "warehouse": place}, place
+    return name, properties | {"type": "sql", "warehouse": location}, location
 
 
 def _properties(settings: _Settings, table: str) -> dict[str, str]:

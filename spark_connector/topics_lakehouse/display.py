@@ -65,7 +65,7 @@ class _Lines:
         self._out = out
         self._as_json = as_json
         self._rates = _Rates()
-        self._told: dict[str, tuple[float, int, int]] = {}  # time, records and lag
+        self._shown: dict[str, tuple[float, int, int]] = {}  # time, records and lag
 
     def begin(self) -> None:
         self._rates.began = time.monotonic()
@@ -73,11 +73,11 @@ class _Lines:
     def __call__(self, step: str, status: Status) -> None:
         if step == "round":
             rate, now = self._rates.of(status), time.monotonic()
-            when, records, lag = self._told.get(status.topic, (0.0, 0, 1))
+            when, records, lag = self._shown.get(status.topic, (0.0, 0, 1))
             caught_up = bool(lag) and not status.lag
             if status.records == records or not (caught_up or now - when >= _LINE_SECONDS):
                 return
-            self._told[status.topic] = (now, status.records, status.lag)
+            self._shown[status.topic] = (now, status.records, status.lag)
             self._write("written", status, rate)
         elif step in _STATES:
             self._write(step, status, self._rates.of(status))

@@ -131,11 +131,11 @@ def _read(table: Table, files: Sequence[LiveFile]) -> pa.Table:
 def _dataset(table: Table, files: Sequence[LiveFile]) -> ds.Dataset:
     """Files in an object store, which DuckDB has PyArrow read: with its columns and filters alone."""
     io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
-    places = [io.parse_location(file.path, io.properties) for file in files]
-    scheme, place, _ = places[0]
+    locations = [io.parse_location(file.path, io.properties) for file in files]
+    scheme, netloc, _ = locations[0]
     schema = file_schema(table.schema(), _names(table.schema())).remove_metadata()
-    paths = [path for _, _, path in places]
-    return ds.dataset(paths, schema=schema, format="parquet", filesystem=io.fs_by_scheme(scheme, place))
+    paths = [path for _, _, path in locations]
+    return ds.dataset(paths, schema=schema, format="parquet", filesystem=io.fs_by_scheme(scheme, netloc))
 
 
 def _local(location: str) -> str | None:

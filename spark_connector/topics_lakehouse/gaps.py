@@ -12,13 +12,13 @@ from topics_lakehouse.catalog import Positions, reachable
 _Range = tuple[int, int]
 
 
-def new_gaps(table: Table, told: Positions, base: Positions, gaps: Sequence[Gap]) -> list[Gap]:
+def new_gaps(table: Table, recorded: Positions, base: Positions, gaps: Sequence[Gap]) -> list[Gap]:
     """The gaps, or what is left of them, that the gaps table does not hold yet; neighbours become one.
 
-    `told` are the positions of the gaps table, `base` those that the gaps were found from. Only where the former are
+    `recorded` are the positions of the gaps table, `base` those from which the gaps were found. Only if the former are
     ahead, which is after a crash between two commits, is the table read. Raises CatalogDownError.
     """
-    repeated = {gap.partition for gap in gaps if told.get(gap.partition, 0) > base.get(gap.partition, 0)}
+    repeated = {gap.partition for gap in gaps if recorded.get(gap.partition, 0) > base.get(gap.partition, 0)}
     known: dict[int, list[_Range]] = {partition: [] for partition in repeated}
     if repeated:
         lowest = min(base.get(partition, 0) for partition in repeated)

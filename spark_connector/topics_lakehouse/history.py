@@ -51,9 +51,9 @@ def check_history(table: Table, witness: Witness = _NONE) -> None:
     Raises CatalogDownError, and TableError for positions that were changed.
     """
     state = table_state(table)
-    told = witness.get(table.metadata.table_uuid, {})
-    if any(state.positions.get(partition, 0) < seq for partition, seq in told.items()):
-        raise RolledBackError(table, {**state.positions, **told})
+    expected = witness.get(table.metadata.table_uuid, {})
+    if any(state.positions.get(partition, 0) < seq for partition, seq in expected.items()):
+        raise RolledBackError(table, {**state.positions, **expected})
     if not _holds(table, state.positions):
         raise RolledBackError(table, state.positions)
 
@@ -63,8 +63,8 @@ def _holds(table: Table, positions: Positions) -> bool:
     commit = table.properties.get(COMMIT, "")
     line = lineage(metadata, current)
     if not commit:  # none yet, or the positions were set by hand
-        told = line.mark.get(POSITIONS)
-        return told is None or same_positions(parse_positions(told), positions)
+        expected = line.mark.get(POSITIONS)
+        return expected is None or same_positions(parse_positions(expected), positions)
     if line.mark:
         return line.mark[COMMIT] == commit
     return current is not None and _traces(table, current, positions)
@@ -94,9 +94,9 @@ def reached(table: Table) -> Positions:
     """The positions that the table's current snapshot is known to hold; a partition of which nothing is known is not
     there."""
     current = table.current_snapshot()
-    told = lineage(table.metadata, current).mark.get(POSITIONS)
-    if told is not None:
-        return parse_positions(told)
+    expected = lineage(table.metadata, current).mark.get(POSITIONS)
+    if expected is not None:
+        return parse_positions(expected)
     found: dict[int, int] = {}  # marks of an older version tell their own ranges only
     for each in ancestors_of(current, table.metadata):
         ranges = each.summary.get(RANGES) if each.summary is not None else None

@@ -120,7 +120,7 @@ def expire(table: Table, keep: int) -> int:
 def delete_orphans(table: Table, before: float, *, in_flight: Collection[str] = ()) -> tuple[int, int]:
     """Delete unreferenced files last changed before a time (seconds since the epoch); how many, and their bytes."""
     # List the files before the references: a file that is committed in between is then among the references.
-    old = [file for place in _folders(table) for file in _stored(table, place) if file.modified < before]
+    old = [file for netloc in _folders(table) for file in _stored(table, netloc) if file.modified < before]
     if not old:
         return 0, 0
     wanted = referenced(table.refresh()) | {_key(location) for location in in_flight}
@@ -168,8 +168,8 @@ def _stored(table: Table, location: str) -> Iterator[_Stored]:
 
 def _file_system(table: Table, location: str) -> tuple[FileSystem, str]:
     io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
-    scheme, place, path = io.parse_location(location, io.properties)
-    return io.fs_by_scheme(scheme, place), path
+    scheme, netloc, path = io.parse_location(location, io.properties)
+    return io.fs_by_scheme(scheme, netloc), path
 
 
 def _key(location: str) -> str:

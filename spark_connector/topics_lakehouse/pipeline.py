@@ -174,7 +174,7 @@ class Pipeline:
         for topic, follower in self._followers.items():
             if follower.tables is not None:
                 table = follower.tables.tables[RECORDS].metadata.table_uuid
-                self._progress.tell(topic, table, follower.tables.positions[RECORDS])
+                self._progress.report(topic, table, follower.tables.positions[RECORDS])
         for counted in ("records", "bytes", "files", "errors", "gaps"):
             setattr(self.metrics, counted, sum(getattr(status, counted) for status in self.statuses))
         for status in self.statuses:
@@ -269,8 +269,8 @@ class Pipeline:
         chosen = share(behind, self._config.max_records)
         tasks = []
         for wanted in split(chosen, task_records=self._config.task_records, parallelism=self._runner.parallelism):
-            told = self._tables(wanted.topic).positions.get(ERRORS, {}).get(wanted.partition, 0)
-            tasks.append(FileTask(wanted, told, targets[wanted.topic]))
+            recorded = self._tables(wanted.topic).positions.get(ERRORS, {}).get(wanted.partition, 0)
+            tasks.append(FileTask(wanted, recorded, targets[wanted.topic]))
         return tasks
 
     def _tables(self, topic: str) -> TopicTables:

@@ -27,16 +27,16 @@ class Progress:
     def __init__(self, connection: Connection, group: str) -> None:
         self._connection = connection
         self._group = group
-        self._told: dict[str, tuple[uuid.UUID, Positions]] = {}
+        self._reported: dict[str, tuple[uuid.UUID, Positions]] = {}
         self._failed: set[str] = set()
 
-    def tell(self, topic: str, table: uuid.UUID, positions: Positions) -> None:
+    def report(self, topic: str, table: uuid.UUID, positions: Positions) -> None:
         """Commit the positions of a topic's table, unless that was done. A failure is logged, once in a row, and made
         good with the next call."""
-        if not self._group or not any(positions.values()) or self._told.get(topic) == (table, positions):
+        if not self._group or not any(positions.values()) or self._reported.get(topic) == (table, positions):
             return
         if self.commit(topic, table, {partition: seq for partition, seq in positions.items() if seq}):
-            self._told[topic] = (table, positions)
+            self._reported[topic] = (table, positions)
 
     def commit(self, topic: str, table: uuid.UUID, positions: Positions) -> bool:
         """Commit just these positions, back as well as forth; whether that went well, or without a group."""

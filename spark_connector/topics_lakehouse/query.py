@@ -161,12 +161,12 @@ class Lakehouse:
 
     def _check(self, table: Table, *, fresh: bool) -> None:
         """Raises RolledBackError."""
-        told = witnessed(self._server, self._config.group, table.properties[TOPIC]) if fresh else {}
+        witness = witnessed(self._server, self._config.group, table.properties[TOPIC]) if fresh else {}
         try:
-            check_history(table, told)
+            check_history(table, witness)
         except RolledBackError:  # or only older than the group's newer commits
             with reachable():
-                check_history(table.refresh(), told)
+                check_history(table.refresh(), witness)
 
     def _name(self, name: str) -> None:
         """Something empty of that name, for a list of tables."""

@@ -32,7 +32,7 @@ class Missing:
     tables: TopicTables
     held: Mapping[int, SeqSet]  # seqs that the table has, or that it lacks for another reason than the rollback
     errors_held: Mapping[int, SeqSet]
-    told: Mapping[int, SeqSet]  # seqs recorded in the table of gaps, or not lost
+    recorded: Mapping[int, SeqSet]  # seqs recorded in the table of gaps, or not lost
 
     def tasks(self, config: Config) -> Iterator[FileTask]:
         """Ranges to read, and the seqs in them to pass over."""
@@ -40,7 +40,11 @@ class Missing:
         for partition, end in ends[RECORDS].items():
             errors_end = ends.get(ERRORS, {}).get(partition, 0)
             held, errors_held = self.held[partition], self.errors_held.get(partition, SeqSet())
-            holes = [*held.missing(1, end), *errors_held.missing(1, errors_end), *self.told[partition].missing(1, end)]
+            holes = [
+                *held.missing(1, end),
+                *errors_held.missing(1, errors_end),
+                *self.recorded[partition].missing(1, end),
+            ]
             for first, last in _near(holes):
                 for begin in range(first, last + 1, config.task_records):
                     stop = min(last, begin + config.task_records - 1)
@@ -54,7 +58,7 @@ class Missing:
             part
             for result in results
             for gap in result.gaps
-            for part in within(gap, self.told[gap.partition].missing(result.wanted.first, result.wanted.last))
+            for part in within(gap, self.recorded[gap.partition].missing(result.wanted.first, result.wanted.last))
         ]
 
 
@@ -64,11 +68,11 @@ def missing(tables: TopicTables) -> Missing:
     known = {role: reached(table) if role in tables.lacking else ends[role] for role, table in tables.tables.items()}
     held = _held(tables.tables[RECORDS], known[RECORDS], ends[RECORDS])
     errors_held = _held(tables.tables[ERRORS], known[ERRORS], ends[ERRORS]) if ERRORS in known else {}
-    told = held
+    recorded = held
     if GAPS in tables.lacking:  # a gap: missing from the table of records without a rollback
         minimum = {p: min(known[RECORDS].get(p, 0), known[GAPS].get(p, 0)) for p in ends[RECORDS]}
-        told = _held(tables.tables[RECORDS], minimum, ends[RECORDS])
-    return Missing(tables, held, errors_held, told)
+        recorded = _held(tables.tables[RECORDS], minimum, ends[RECORDS])
+    return Missing(tables, held, errors_held, recorded)
 
 
 def _held(table: Table, known: Positions, ends: Positions) -> dict[int, SeqSet]:

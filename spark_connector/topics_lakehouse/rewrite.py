@@ -100,7 +100,7 @@ def live_files(
         files = [_live(table, task.file, tuple(task.delete_files)) for task in tasks]
     else:
         files = [each for manifest in manifests for each in _entries(table, manifest, known)]
-    return sorted(files, key=_place)
+    return sorted(files, key=_sort_key)
 
 
 def _entries(table: Table, manifest: ManifestFile, known: dict[str, list[LiveFile]] | None) -> list[LiveFile]:
@@ -114,7 +114,7 @@ def _entries(table: Table, manifest: ManifestFile, known: dict[str, list[LiveFil
     return files
 
 
-def _place(file: LiveFile) -> tuple[int, int, str]:
+def _sort_key(file: LiveFile) -> tuple[int, int, str]:
     return (-1 if file.partition is None else file.partition, file.first or 0, file.path)
 
 
@@ -287,13 +287,13 @@ class _Replace(_OverwriteFiles):
         merge_at: int = 10,
     ) -> None:
         super().__init__(Operation.OVERWRITE, transaction, io, snapshot_properties=properties)
-        self._told_as = operation
+        self._operation = operation
         self._merge_at = merge_at
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
         mark = carried_mark(self._transaction.table_metadata, self._parent_snapshot_id)
         summary = super()._summary({**snapshot_properties, **mark})  # which knows no REPLACE
-        return Summary(operation=self._told_as, **summary.additional_properties)
+        return Summary(operation=self._operation, **summary.additional_properties)
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
         from pyiceberg.table import TableProperties

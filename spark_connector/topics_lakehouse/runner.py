@@ -39,8 +39,8 @@ class SparkRunner:
         try:
             return int(self._spark.sparkContext.defaultParallelism)
         except Exception:  # Connect has no such thing
-            told = self._spark.conf.get("spark.default.parallelism", None)
-            return int(told) if told else os.cpu_count() or 1
+            configured = self._spark.conf.get("spark.default.parallelism", None)
+            return int(configured) if configured else os.cpu_count() or 1
 
     def __call__(self, address: Address, tasks: Sequence[FileTask]) -> list[TaskResult]:
         """Run the job and wait for its end."""

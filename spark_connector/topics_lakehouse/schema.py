@@ -161,8 +161,8 @@ def _compare_fields(old: StructType, new: StructType, path: Path, found: Differe
             _compare(there[each.name].field_type, each.field_type, at, found)
         elif each.name.lower() in spelled:
             other = spelled[each.name.lower()]
-            kept = f"{'.'.join((*path, other))} {_told(there[other].field_type)}"
-            found.conflicts.append(Conflict(".".join(at), _told(each.field_type), kept))
+            kept = f"{'.'.join((*path, other))} {_type_text(there[other].field_type)}"
+            found.conflicts.append(Conflict(".".join(at), _type_text(each.field_type), kept))
         else:
             found.additions.append((at, each.field_type))
 
@@ -179,10 +179,10 @@ def _compare(old: IcebergType, new: IcebergType, path: Path, found: Differences)
     elif _wider(old, new):
         found.widenings.append((path, new))
     else:
-        found.conflicts.append(Conflict(".".join(path), _told(new), _told(old)))
+        found.conflicts.append(Conflict(".".join(path), _type_text(new), _type_text(old)))
 
 
-def _told(kind: IcebergType) -> str:
+def _type_text(kind: IcebergType) -> str:
     """The type without field ids."""
     return re.sub(r"-?\d+: ", "", str(kind))
 

@@ -44,9 +44,9 @@ class SeqSet:
             pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
             for numbers in (self._firsts, self._lasts)
         )
-        places = pc.cast(pc.search_sorted(firsts, seqs, side="right"), pa.int64())  # one behind the range it may be in
-        range_lasts = pc.take(lasts, pc.max_element_wise(pc.subtract(places, 1), 0))
-        return pc.and_(pc.greater(places, 0), pc.less_equal(seqs, range_lasts))
+        indexes = pc.cast(pc.search_sorted(firsts, seqs, side="right"), pa.int64())  # one behind the range it may be in
+        range_lasts = pc.take(lasts, pc.max_element_wise(pc.subtract(indexes, 1), 0))
+        return pc.and_(pc.greater(indexes, 0), pc.less_equal(seqs, range_lasts))
 
     def missing(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The ranges of `first` to `last` that are not in the set."""

@@ -80,7 +80,7 @@ def status(config: Config, catalog: Catalog, connection: Connection) -> list[Top
             each.problems.append(f"the server does not answer: {failure}")
         elif known is None:
             each.problems.append("the topic does not exist" + ("" if table is None else ": its table is what is left"))
-        _tell(each, config, catalog, table, known, witness)
+        _check(each, config, catalog, table, known, witness)
         found.append(each)
     return found
 
@@ -110,7 +110,7 @@ def _followed(config: Config, catalog: Catalog) -> set[str]:
     return {topic for topic, name in topics if config.rule(topic) is not None and identifier(config, topic) == name}
 
 
-def _tell(
+def _check(
     each: TopicStatus,
     config: Config,
     catalog: Catalog,

@@ -24,10 +24,10 @@ def crossings(*looks: tuple[float, bool, bool]) -> list[tuple[float, bool]]:
     news, found, now = Crossings(), list[tuple[float, bool]](), 0.0
     for until, short, ample in looks:
         while now < until:
-            before = news.is_told
+            before = news.is_reported
             news.look(now, short=short, ample=ample)
-            if news.is_told != before:
-                found.append((round(now, 1), news.is_told))
+            if news.is_reported != before:
+                found.append((round(now, 1), news.is_reported))
             now += TICK
     return found
 

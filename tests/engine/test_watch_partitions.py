@@ -16,7 +16,7 @@ from topics_service.engine.watch.frames import (
     TopicDeletedFrame,
     WatchTopic,
 )
-from topics_service.engine.watch.scope import by_place
+from topics_service.engine.watch.scope import by_topic_partition
 from topics_service.engine.watch.topic_partition import format_topic_partition, parse_topic_partition
 
 
@@ -72,7 +72,8 @@ def test_what_has_another_form_is_a_name(text: str) -> None:
 
 def test_a_topic_may_say_its_partition_in_two_ways() -> None:
     start = WatchTopic(from_seq=5)
-    assert by_place([("t", 2, start), ("t", 0, start), ("u@3", 0, start), ("v@3", 3, start), ("p*", 0, start)]) == {
+    starts = [("t", 2, start), ("t", 0, start), ("u@3", 0, start), ("v@3", 3, start), ("p*", 0, start)]
+    assert by_topic_partition(starts) == {
         "t@2": start, "t": start, "u@3": start, "v@3": start, "p*": start,
     }  # fmt: skip
 
@@ -80,7 +81,7 @@ def test_a_topic_may_say_its_partition_in_two_ways() -> None:
 @pytest.mark.parametrize("starts", [[("t", 2), ("t@2", 0)], [("t@2", 3)], [("t*", 1)], [("*", 1)]])
 def test_contradictions_are_refused(starts: list[tuple[str, int]]) -> None:
     with pytest.raises(TopicsError) as error:
-        by_place((key, partition, WatchTopic()) for key, partition in starts)
+        by_topic_partition((key, partition, WatchTopic()) for key, partition in starts)
     assert code(error) == "invalid_request"
 
 

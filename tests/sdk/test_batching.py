@@ -81,7 +81,7 @@ def test_a_record_lingers_for_others_and_then_goes_with_them(clock: Clock) -> No
     clock.now += 0.0011
     batch = _taken(batches)
     assert batch.data == [b"1", b"2"]
-    assert (batch.place, batch.key, str(batch)) == (("t", 0), "me:1", "2 records for t")
+    assert (batch.topic_partition, batch.key, str(batch)) == (("t", 0), "me:1", "2 records for t")
     assert batches.wakes_at() is None
 
 
@@ -124,10 +124,10 @@ def test_no_more_than_so_many_are_under_way(clock: Clock) -> None:
     for topic in "abc":
         _add(batches, b"1", topic=topic)
     taken = batches.take()
-    assert [batch.place[0] for batch in taken] == ["a", "b"]
+    assert [batch.topic_partition[0] for batch in taken] == ["a", "b"]
     assert batches.wakes_at() is None
     batches.stored(taken[1], 1)
-    assert _taken(batches).place[0] == "c"
+    assert _taken(batches).topic_partition[0] == "c"
 
 
 def test_a_flush_lets_nothing_linger_but_for_what_comes_later(clock: Clock) -> None:
@@ -303,7 +303,7 @@ def test_a_batch_with_a_bad_record_is_split_until_only_that_fails(clock: Clock) 
                 batches.failed(batch, _BAD)
             else:
                 batches.stored(batch, len(stored) + 1)
-                stored += batch.data if batch.place == ("t", 0) else []
+                stored += batch.data if batch.topic_partition == ("t", 0) else []
     assert stored == [b"0", b"1", b"2", b"3", b"5", b"6"]
     assert [None if d.exception(0) else d.result(0) for d in deliveries] == [1, 2, 3, 4, None, 5, 6]
     assert _error(deliveries[4]).reason == "invalid_request"
@@ -398,7 +398,7 @@ class _Server:
     def append(self, batch: Batch) -> int | TopicsError:
         if any(data.startswith(b"bad") for data in batch.data):
             return _BAD
-        log = self.logs[batch.place]
+        log = self.logs[batch.topic_partition]
         if batch.key not in self.keys:
             self.keys[batch.key] = len(log) + 1
             log += batch.data
@@ -444,8 +444,8 @@ def test_what_is_delivered_is_there_once_and_in_order(
 
     def take() -> None:
         under_way.extend(batches.take())
-        places = [batch.place for batch in under_way]
-        assert len(places) == len(set(places)) <= in_flight
+        topic_partitions = [batch.topic_partition for batch in under_way]
+        assert len(topic_partitions) == len(set(topic_partitions)) <= in_flight
 
     for number, (what, which, more) in enumerate(steps):
         if what == "append":

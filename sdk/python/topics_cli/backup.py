@@ -61,7 +61,7 @@ def add_parser(commands: "Commands") -> None:
     )
     to.add_argument(
         "--at-seq",
-        type=backup_log.place_and_seq,
+        type=backup_log.partition_and_seq,
         metavar="TOPIC[@PARTITION]:SEQ",
         help="everything written until the partition reached this seq",
     )

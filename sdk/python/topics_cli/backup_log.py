@@ -21,12 +21,12 @@ def moment(text: str) -> int:
     return LATEST if text == "latest" else point(text)
 
 
-def place_and_seq(text: str) -> tuple[str, int, int]:
+def partition_and_seq(text: str) -> tuple[str, int, int]:
     """Parse `--at-seq` to topic, partition and seq."""
-    place, _, seq = text.rpartition(":")
-    topic, _, partition = place.partition("@")
+    name, _, seq = text.rpartition(":")
+    topic, _, partition = name.partition("@")
     try:
-        return topic, whole(partition) if "@" in place else 0, positive(seq)
+        return topic, whole(partition) if "@" in name else 0, positive(seq)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not TOPIC:SEQ or TOPIC@PARTITION:SEQ") from None
 

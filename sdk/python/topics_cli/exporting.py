@@ -108,7 +108,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 writer = _Values(target, packing, value_lines)
             exporting = _Exporting(arguments, client, partitions)
             exporting.run(writer)
-    exporting.tell(writer)
+    exporting.report(writer)
     return 0
 
 
@@ -137,7 +137,7 @@ class _Exporting:
             except BaseException as error:
                 progress.clear()
                 if self._arguments.file != "-" and writer.rescue(error):
-                    self._tell_part(partition)
+                    self._report_part(partition)
                 if isinstance(error, OSError):
                     raise ValueError(f"{self._arguments.file}: {error.strerror or error}") from error
                 raise
@@ -158,7 +158,7 @@ class _Exporting:
                 self._last_seq = records[-1].seq
                 progress.advance(len(records))
 
-    def _tell_part(self, partition: int) -> None:
+    def _report_part(self, partition: int) -> None:
         if self._last_seq is None:
             return
         where = f"--partition {partition} " if len(self._partitions) > 1 else ""
@@ -167,7 +167,7 @@ class _Exporting:
             f"resume with {where}--from-seq {self._last_seq} into another file"
         )
 
-    def tell(self, writer: Writer) -> None:
+    def report(self, writer: Writer) -> None:
         """Report the result."""
         arguments, seconds = self._arguments, time.monotonic() - self._began
         changed = writer.changed if isinstance(writer, _Values) else 0

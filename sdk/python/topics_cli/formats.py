@@ -117,12 +117,12 @@ class Source:
 
     def head(self) -> bytes:
         """Peek at the next bytes, up to 64; empty only at the end."""
-        with self._told():
+        with self._decompression_errors():
             return bytes(self._stream.peek(_HEAD)[:_HEAD])
 
     def read1(self, size: int = -1, /) -> bytes:
         """At most `size` bytes, as they are there. Raises ValueError for packed bytes that are damaged or cut off."""
-        with self._told():
+        with self._decompression_errors():
             return bytes(self._stream.read1(size))
 
     @contextmanager
@@ -138,7 +138,7 @@ class Source:
             yield copy
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _decompression_errors(self) -> Iterator[None]:
         if self.packing is None:
             yield
             return

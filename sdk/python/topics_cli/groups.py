@@ -25,7 +25,7 @@ def add_parser(commands: "Commands") -> None:
     server.add_name(parser, "--topic", metavar="TOPIC", help="only positions in this topic")
     parser.add_argument(
         "--reset",
-        type=_place,
+        type=_reset_target,
         metavar="TO",
         help="reset its positions to earliest, latest, the last processed seq, or a time: 15m (ago), or "
         "2026-11-28T14:30Z",
@@ -43,7 +43,7 @@ class _Moment(int):
     """Milliseconds since 1970."""
 
 
-def _place(text: str) -> str | int:
+def _reset_target(text: str) -> str | int:
     if text in _ENDS:
         return text
     if text.isdigit():

@@ -147,13 +147,13 @@ def own_server(
 ) -> Probe:
     """A probe of the server on this machine that has this environment. Raises ValueError."""
     host, port = own_http(environ)
-    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     pinned_file = environ.get("TOPICS_TLS_CERT_FILE")
     if not pinned_file:
-        return Probe(f"http://{place}", key=key, cert_file=cert_file, key_file=key_file)
+        return Probe(f"http://{authority}", key=key, cert_file=cert_file, key_file=key_file)
     wants_certificates = bool(environ.get("TOPICS_TLS_CLIENT_CA_FILE"))
     return Probe(
-        f"https://{place}",
+        f"https://{authority}",
         key=key,
         pinned_file=pinned_file,
         cert_file=cert_file,

@@ -102,7 +102,7 @@ def _add(arguments: argparse.Namespace) -> int:
     if arguments.use:
         known.used = name
     profiles.save(known)
-    _tell(
+    _report(
         arguments, known, name, "in use" if known.used == name else f"added; activate it with topics profile use {name}"
     )
     return 0
@@ -134,7 +134,7 @@ def _use(arguments: argparse.Namespace) -> int:
     server.profile(arguments.name, known)
     known.used = arguments.name
     profiles.save(known)
-    _tell(arguments, known, arguments.name, f"in use: {known.found[arguments.name].server}")
+    _report(arguments, known, arguments.name, f"in use: {known.found[arguments.name].server}")
     return 0
 
 
@@ -144,9 +144,9 @@ def _show(arguments: argparse.Namespace) -> int:
         row = _row(arguments.name, server.profile(arguments.name, known), used=arguments.name == known.used)
         facts = row | {"key": row["key"] or "none", "used": "yes" if row["used"] else "no"}
     else:
-        place = server.place(argparse.Namespace(server=None, profile=None, key_env="TOPICS_API_KEY"))
-        found = server.parsed(place)
-        row = {"server": str(found), "from": place.origin, "key": "set" if found.key else None}
+        endpoint = server.endpoint(argparse.Namespace(server=None, profile=None, key_env="TOPICS_API_KEY"))
+        found = server.parsed(endpoint)
+        row = {"server": str(found), "from": endpoint.origin, "key": "set" if found.key else None}
         facts = row | {"key": "set, and not shown" if found.key else "none"}
     if arguments.json:
         output.line(row)
@@ -172,7 +172,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(arguments: argparse.Namespace, known: profiles.Profiles, name: str, text: str) -> None:
+def _report(arguments: argparse.Namespace, known: profiles.Profiles, name: str, text: str) -> None:
     if arguments.json:
         output.line(_row(name, known.found[name], used=name == known.used))
     else:

@@ -77,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
             count = client.get_topic(arguments.topic, touch=False).partition_count
             if count > 1:
                 output.note(f"topics read: reading partition 0 of {count}; use --partition N for another")
-        place = Place(client, arguments)
+        group = GroupPosition(client, arguments)
         read = ranges.Read(client, arguments, arguments.topic, arguments.partition or 0)
         try:
             for gap, records in read.batches():
@@ -89,16 +89,16 @@ def _run(arguments: argparse.Namespace) -> int:
                     _write(_lines(records, how))
                 if arguments.follow or arguments.group is not None:
                     sys.stdout.buffer.flush()
-                place.printed(read.position)
-            place.printed(read.position)
+                group.printed(read.position)
+            group.printed(read.position)
         except BaseException:
-            place.abandon()
+            group.abandon()
             raise
-        place.leave()
+        group.leave()
     return 0
 
 
-class Place:
+class GroupPosition:
     """The position of the consumer group of a read, if any."""
 
     def __init__(self, client: "TopicsClient", arguments: argparse.Namespace) -> None:
@@ -144,7 +144,7 @@ class Place:
             self._commit()
 
     def abandon(self) -> None:
-        """Commit the rest when the command ends for another reason; tell it if that can't be."""
+        """Commit the rest when the command ends for another reason; report it if that fails."""
         from topics_client.errors import TopicsError
 
         try:

@@ -84,7 +84,7 @@ def add_name(parser: argparse.ArgumentParser, name: str, *, kind: str = "topics"
     setattr(action, "completer", names)  # noqa: B010  argcomplete's way, which argparse's types don't know
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """A server as somebody named it; `url` is None for the default."""
 
     url: str | None
@@ -92,7 +92,7 @@ class Place(NamedTuple):
     origin: str
 
 
-def place(arguments: argparse.Namespace) -> Place:
+def endpoint(arguments: argparse.Namespace) -> Endpoint:
     """Return the selected server and key. Flags take precedence over the environment, that over the active profile.
 
     The key of a profile is used only with its own URL. Raises UsageError for an unknown profile, OSError and ValueError
@@ -103,22 +103,22 @@ def place(arguments: argparse.Namespace) -> Place:
     if arguments.server:
         if named is not None:
             raise UsageError("--server and --profile are mutually exclusive")
-        return Place(arguments.server, key, "--server")
+        return Endpoint(arguments.server, key, "--server")
     if named is not None:
         found = profile(named)
         own = found.current_key()
-        return Place(found.server, (own or key) if arguments.key_env == _KEY_ENV else (key or own), "--profile")
-    if _shell.place is not None:
-        return _shell.place
+        return Endpoint(found.server, (own or key) if arguments.key_env == _KEY_ENV else (key or own), "--profile")
+    if _shell.endpoint is not None:
+        return _shell.endpoint
     if url := os.environ.get("TOPICS_URL"):
-        return Place(url, key, "TOPICS_URL")
+        return Endpoint(url, key, "TOPICS_URL")
     from topics_cli import profiles
 
     known = profiles.load()
     if known.used is not None:
         found = known.found[known.used]
-        return Place(found.server, key or found.current_key(), f"profile {known.used}")
-    return Place(None, key, "default")
+        return Endpoint(found.server, key or found.current_key(), f"profile {known.used}")
+    return Endpoint(None, key, "default")
 
 
 def profile(name: str, known: "Profiles | None" = None) -> "Profile":
@@ -133,16 +133,16 @@ def profile(name: str, known: "Profiles | None" = None) -> "Profile":
 
 def named(arguments: argparse.Namespace) -> bool:
     """Return True if a server was specified."""
-    return place(arguments).url is not None
+    return endpoint(arguments).url is not None
 
 
 def address(arguments: argparse.Namespace) -> Address:
     """The address of the server. Raises UsageError for an invalid URL."""
-    return parsed(place(arguments))
+    return parsed(endpoint(arguments))
 
 
-def parsed(found: Place) -> Address:
-    """The address of a place. Raises UsageError for an invalid URL."""
+def parsed(found: Endpoint) -> Address:
+    """The address of an endpoint. Raises UsageError for an invalid URL."""
     url = found.url or DEFAULT_URL
     _check_scheme(found.origin, url)
     try:
@@ -180,7 +180,7 @@ def without_key(url: str) -> tuple[str, str | None]:
 class _Shell:
     """State shared by the commands of one shell process."""
 
-    place: Place | None = None
+    endpoint: Endpoint | None = None
     timeout: float = 30.0
     kept: "dict[tuple[object, ...], Any] | None" = None  # connections, by how they were made
 
@@ -189,14 +189,14 @@ _shell: Final = _Shell()
 
 
 @contextmanager
-def one_process(where: Place | None, timeout: float) -> Iterator[None]:
+def one_process(where: Endpoint | None, timeout: float) -> Iterator[None]:
     """Keep connections open from one command to the next, and call the server at `where` unless another is said."""
-    _shell.place, _shell.timeout, _shell.kept = where, timeout, {}
+    _shell.endpoint, _shell.timeout, _shell.kept = where, timeout, {}
     try:
         yield
     finally:
         kept = _shell.kept
-        _shell.place, _shell.timeout, _shell.kept = None, 30.0, None
+        _shell.endpoint, _shell.timeout, _shell.kept = None, 30.0, None
         for each in kept.values():
             _close(each)
 

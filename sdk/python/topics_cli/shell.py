@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    where = server.place(arguments)
+    where = server.endpoint(arguments)
     prompt = f"{server.parsed(where).target}> "
     said = bool(arguments.server or arguments.profile)
     code = 0

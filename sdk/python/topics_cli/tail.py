@@ -68,17 +68,17 @@ def _run(arguments: argparse.Namespace) -> int:
         printer = _Printer(arguments, several=len(names) > 1 or names[0].endswith("*"))
         cursor: dict[str, int] = {}
         newest: list[Iterable[Record]] = []
-        places = _places(client, names)
-        if not places:
+        counts = _partition_counts(client, names)
+        if not counts:
             printer.note(f"no topics match yet: {' '.join(names)}")
-        wide = [f"{place} ({count})" for place, count in places.items() if count > 1]
+        wide = [f"{name} ({count})" for name, count in counts.items() if count > 1]
         if wide:
             printer.note(f"only partition 0 of {', '.join(wide)}; use NAME@N for another")
-        for place in places:
+        for name in counts:
             if arguments.from_time is not None:
-                newest.append(_since(client, place, arguments, printer, cursor))
+                newest.append(_since(client, name, arguments, printer, cursor))
             else:
-                found, cursor[place] = _newest(client, place, arguments, printer)
+                found, cursor[name] = _newest(client, name, arguments, printer)
                 newest.append(found)
         printer.records(heapq.merge(*newest, key=lambda record: record.ts_ms))
         if arguments.follow:
@@ -86,27 +86,27 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _places(client: "TopicsClient", names: Iterable[str]) -> dict[str, int]:
+def _partition_counts(client: "TopicsClient", names: Iterable[str]) -> dict[str, int]:
     """Partition counts by topic: of the named topics, and of all current topics with a given prefix; 1 for a single
     partition.
     """
-    places: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name in names:
         if name.endswith("*"):
-            places |= {each.topic: each.partition_count for each in client.list_topics(name.removesuffix("*"))}
+            counts |= {each.topic: each.partition_count for each in client.list_topics(name.removesuffix("*"))}
         else:
-            places[name] = 1 if "@" in name else client.get_topic(name, touch=False).partition_count
-    return places
+            counts[name] = 1 if "@" in name else client.get_topic(name, touch=False).partition_count
+    return counts
 
 
 def _newest(
-    client: "TopicsClient", place: str, arguments: argparse.Namespace, printer: "_Printer"
+    client: "TopicsClient", name: str, arguments: argparse.Namespace, printer: "_Printer"
 ) -> "tuple[list[Record], int]":
     """The newest records of a topic, and the cursor behind them."""
     from topics_client.models import Gap
-    from topics_client.requests import place as parsed
+    from topics_client.requests import parse_topic_partition
 
-    topic, partition = parsed(place)
+    topic, partition = parse_topic_partition(name)
     if not arguments.lines:
         return [], client.get_topic(topic, partition=partition, touch=False).head_seq
     records: list[Record] = []
@@ -128,16 +128,16 @@ def _newest(
 
 def _since(
     client: "TopicsClient",
-    place: str,
+    name: str,
     arguments: argparse.Namespace,
     printer: "_Printer",
     cursor: dict[str, int],
 ) -> "Iterator[Record]":
     """The records of a topic from a time on, as they are read; at the end the cursor behind them is in `cursor`."""
     from topics_client.models import Gap
-    from topics_client.requests import place as parsed
+    from topics_client.requests import parse_topic_partition
 
-    topic, partition = parsed(place)
+    topic, partition = parse_topic_partition(name)
     with client.read(
         topic,
         from_ts_ms=arguments.from_time,
@@ -151,7 +151,7 @@ def _since(
                 printer.gap(item)
             else:
                 yield item
-        cursor[place] = stream.position or 0
+        cursor[name] = stream.position or 0
 
 
 def _follow(
@@ -233,11 +233,11 @@ class _Printer:
         return output.clean(line.decode()).encode() if self._terminal else line
 
     def _for_people(self, record: "Record") -> bytes:
-        place = f"{record.topic}@{record.partition}" if record.partition else record.topic
+        name = f"{record.topic}@{record.partition}" if record.partition else record.topic
         parts = [self._paint(shown(record.ts_ms), "dim")]
         if self._several:
-            color = self._colors.setdefault(place, _COLORS[len(self._colors) % len(_COLORS)])
-            parts.append(self._paint(place, color))
+            color = self._colors.setdefault(name, _COLORS[len(self._colors) % len(_COLORS)])
+            parts.append(self._paint(name, color))
         parts.append(self._paint(str(record.seq), "bold"))
         if record.tag is not None:
             parts.append(self._paint(f"[{output.clean(record.tag)}]", "dim"))

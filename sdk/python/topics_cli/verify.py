@@ -93,12 +93,12 @@ def facts(found: Any) -> dict[str, Any]:
 
 def sentence(found: Any) -> str:
     """The same as one line."""
-    place, text, file = "", found.text, getattr(found, "file", None)
+    where, text, file = "", found.text, getattr(found, "file", None)
     if found.topic is not None:
-        place = f"{found.topic}@{found.partition}" if found.partition else found.topic
+        where = f"{found.topic}@{found.partition}" if found.partition else found.topic
         if found.first_seq is not None:
             end = "" if found.first_seq == found.last_seq else f"..{found.last_seq}"
-            place += f" seq {found.first_seq}{end}"
-        place += ": "
+            where += f" seq {found.first_seq}{end}"
+        where += ": "
     file = "" if file is None or file in text else f" ({file})"
-    return f"{found.kind}: {place}{text}{file}"
+    return f"{found.kind}: {where}{text}{file}"

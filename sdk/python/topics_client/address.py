@@ -53,8 +53,8 @@ class Address:
             instead = _OTHERS.get(parts.scheme)
             shown, hint = (f"{parts.scheme}://…", f": write {instead}") if instead else ("…://…", "")
             raise ValueError(f"{shown}: the scheme of a server's URL is {' or, with TLS, '.join(_SCHEMES)}{hint}")
-        user, _, place = parts.netloc.rpartition("@")
-        if not host or parts.path not in ("", "/") or parts.fragment or place.endswith(":"):
+        user, _, host_and_port = parts.netloc.rpartition("@")
+        if not host or parts.path not in ("", "/") or parts.fragment or host_and_port.endswith(":"):
             raise ValueError(f"{shown}: a server's URL is topics://KEY@HOST:PORT")
         tls = _SCHEMES[parts.scheme]
         query = dict(parse_qsl(parts.query, keep_blank_values=True))

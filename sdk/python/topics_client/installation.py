@@ -88,12 +88,12 @@ def _wanted(extra: str) -> list[str]:
     from urllib.request import url2pathname
 
     try:
-        told = distribution(DISTRIBUTION).read_text("direct_url.json")
+        text = distribution(DISTRIBUTION).read_text("direct_url.json")
     except PackageNotFoundError:  # it lies in a folder of the path, and is not installed
         return [f"WHEEL{extra}"]
-    if told is None:
+    if text is None:
         return [f"{DISTRIBUTION}{extra}"]
-    origin = json.loads(told)
+    origin = json.loads(text)
     url = urlsplit(origin["url"])
     if url.scheme != "file":
         version_control = f"{origin['vcs_info']['vcs']}+" if "vcs_info" in origin else ""

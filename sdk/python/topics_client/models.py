@@ -23,7 +23,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SHOWN: Final = 200  # bytes of data in a repr
 
 
-def place_name(topic: str, partition: int) -> str:
+def topic_partition_name(topic: str, partition: int) -> str:
     """The name of a partition in cursors and positions: `topic`, or `topic@N` for a partition N > 0."""
     return f"{topic}@{partition}" if partition else topic
 
@@ -107,8 +107,8 @@ class Record(NamedTuple, Generic[Value_co]):
 
     def __repr__(self) -> str:
         tag = "" if self.tag is None else f" tag {self.tag!r}"
-        place, time = place_name(self.topic, self.partition), self.time.isoformat(timespec="milliseconds")
-        return f"<Record {place} seq {self.seq} {time}{tag} {_shown(self.data)}>"
+        name, time = topic_partition_name(self.topic, self.partition), self.time.isoformat(timespec="milliseconds")
+        return f"<Record {name} seq {self.seq} {time}{tag} {_shown(self.data)}>"
 
 
 class Job(NamedTuple, Generic[Value_co]):
@@ -154,8 +154,8 @@ class DecodeError(TopicsError):
     after it."""
 
     def __init__(self, record: Record[Any] | Job[Any], why: str) -> None:
-        place = record.queue if isinstance(record, Job) else place_name(record.topic, record.partition)
-        super().__init__("undecodable", f"{place}, seq {record.seq}: {why}", {"topic": place, "seq": str(record.seq)})
+        name = record.queue if isinstance(record, Job) else topic_partition_name(record.topic, record.partition)
+        super().__init__("undecodable", f"{name}, seq {record.seq}: {why}", {"topic": name, "seq": str(record.seq)})
         self.record = record
         self.why = why
 
@@ -284,7 +284,7 @@ class Page:
     def __repr__(self) -> str:
         gap = f" gap {self.gap.first_seq} to {self.gap.last_seq}" if self.gap else ""
         return (
-            f"<Page {place_name(self.topic, self.partition)}{gap} {len(self.records)} records, "
+            f"<Page {topic_partition_name(self.topic, self.partition)}{gap} {len(self.records)} records, "
             f"next_from_seq {self.next_from_seq}, head_seq {self.head_seq}>"
         )
 

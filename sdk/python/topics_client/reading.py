@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 
 from topics_client.codecs import Codec, decoded_record, undecodable_record, why
 from topics_client.decoding import gap_of, records_of_columns
-from topics_client.models import DecodeError, Gap, GapError, Record, place_name
+from topics_client.models import DecodeError, Gap, GapError, Record, topic_partition_name
 from topics_proto.v1.topics_service_pb2 import BulkDiffRequest, BulkDiffResponse
 
 Request_co = TypeVar("Request_co", bound=Message, covariant=True)
@@ -103,7 +103,7 @@ class Reading(Resuming):
     def __str__(self) -> str:
         """Return the topic and the position in it."""
         request = self._request
-        topic = place_name(request.topic, request.partition)
+        topic = topic_partition_name(request.topic, request.partition)
         if self.position is not None:
             return f"{topic} behind seq {self.position}"
         return (

@@ -142,7 +142,7 @@ def fence(jobs: Iterable[Job]) -> dict[str, list[Any]]:
     return {"seqs": [job.seq for job in jobs], "lease_ids": [job.lease_id for job in jobs]}
 
 
-def place(name: str) -> tuple[str, int]:
+def parse_topic_partition(name: str) -> tuple[str, int]:
     """(topic, partition) of `topic` or `topic@N`."""
     topic, at, number = name.rpartition("@")
     return (topic, int(number)) if at and number.isascii() and number.isdigit() else (name, 0)
@@ -152,7 +152,7 @@ def position_commits(positions: Mapping[str, int], metadata: str) -> list[Positi
     """Position commits, by `topic` or `topic@N`."""
     return [
         PositionCommit(topic=topic, partition=partition, from_seq=seq, metadata=metadata)
-        for (topic, partition), seq in ((place(name), seq) for name, seq in positions.items())
+        for (topic, partition), seq in ((parse_topic_partition(name), seq) for name, seq in positions.items())
     ]
 
 
@@ -173,6 +173,6 @@ def reset_request(
     else:
         raise InvalidRequestError("invalid_request", f"a position is earliest, latest or a seq, not {to!r}")
     for name in names:
-        topic, partition = place(name)
+        topic, partition = parse_topic_partition(name)
         request.topics.add(topic=topic, partitions=() if topic == name else [partition])
     return request

@@ -5,9 +5,9 @@ from typing import Final, Literal, TypedDict
 
 from topics_client.decoding import gap_of, records_of_rows
 from topics_client.errors import InvalidRequestError, NotFoundError, code_of, error_of
-from topics_client.models import Advice, CaughtUp, Event, Gap, GapError, Record, TopicDeleted, place_name
+from topics_client.models import Advice, CaughtUp, Event, Gap, GapError, Record, TopicDeleted, topic_partition_name
 from topics_client.reading import Resuming, Undecodable, behind
-from topics_client.requests import place
+from topics_client.requests import parse_topic_partition
 from topics_proto.v1.errors_pb2 import ERROR_REASON_THROTTLED
 from topics_proto.v1.stream_pb2 import Frame, StreamError, Subscribed
 from topics_proto.v1.watch_service_pb2 import WatchRequest, WatchResponse, WatchSubscription
@@ -43,7 +43,7 @@ def subscribe(
     if not starts:
         raise InvalidRequestError("invalid_request", "a watch takes at least one topic")
     for name, start in starts.items():
-        topic = subscription.topics[place_name(*place(name))]
+        topic = subscription.topics[topic_partition_name(*parse_topic_partition(name))]
         if start == "tail":
             topic.tail = True
         elif isinstance(start, int) and start >= 0:
@@ -53,7 +53,7 @@ def subscribe(
                 "invalid_request", f"a watch of {name} begins at a seq or at 'tail', not {start!r}"
             )
     for name, seq in (cursor or {}).items():
-        subscription.cursor[place_name(*place(name))] = seq
+        subscription.cursor[topic_partition_name(*parse_topic_partition(name))] = seq
 
 
 class Watching(Resuming):
@@ -68,7 +68,7 @@ class Watching(Resuming):
         """Without `events` only records are yielded, and other important events are raised as errors."""
         self._request: Final = request
         self._events: Final = events
-        self._place = ""  # of the current frame
+        self._topic_partition = ""  # of the current frame
         self._began = False  # whether a stream was open
         self.cursor: dict[str, int] = dict(request.subscription.cursor)
 
@@ -97,7 +97,7 @@ class Watching(Resuming):
         kind = frame.WhichOneof("kind")
         if kind == "records":
             batch = frame.records
-            self._place = place_name(batch.topic, batch.partition)
+            self._topic_partition = topic_partition_name(batch.topic, batch.partition)
             return records_of_rows(batch.topic, batch.partition, batch.records)
         if kind == "tombstone":
             lost = frame.tombstone
@@ -111,20 +111,23 @@ class Watching(Resuming):
             drained = frame.caught_up
             return [CaughtUp(drained.topic, drained.partition, drained.head_seq)]
         if kind == "subscribed" and self._began:
-            return [TopicDeleted(*place(name), self.cursor[name]) for name in self._missing(frame.subscribed)]
+            return [
+                TopicDeleted(*parse_topic_partition(name), self.cursor[name])
+                for name in self._missing(frame.subscribed)
+            ]
         return []
 
     def at(self, item: Event) -> None:
         """Move the cursor past an item. Unless events are yielded, raises GapError, NotFoundError for a deleted topic,
         and the error of a topic that is no longer followed."""
         if isinstance(item, Record):
-            self.cursor[self._place] = item.seq
+            self.cursor[self._topic_partition] = item.seq
         elif isinstance(item, Gap):
-            self.cursor[place_name(item.topic, item.partition)] = behind(item)
+            self.cursor[topic_partition_name(item.topic, item.partition)] = behind(item)
             if not self._events:
                 raise GapError(item)
         elif isinstance(item, TopicDeleted):
-            self._departed(place_name(item.topic, item.partition))
+            self._departed(topic_partition_name(item.topic, item.partition))
             if not self._events:
                 raise NotFoundError("topic_not_found", f"{item.topic} was deleted", {"topic": item.topic})
         elif isinstance(item, Advice) and not self._events and not _paces(item):
@@ -136,7 +139,7 @@ class Watching(Resuming):
         self.cursor.update(frame.cursor)
         kind = frame.WhichOneof("kind")
         if kind == "topic_deleted":
-            self.cursor.pop(place_name(frame.topic_deleted.topic, frame.topic_deleted.partition), None)
+            self.cursor.pop(topic_partition_name(frame.topic_deleted.topic, frame.topic_deleted.partition), None)
         elif kind == "subscribed":
             self._subscribed(frame.subscribed)
 

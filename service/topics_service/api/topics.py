@@ -243,9 +243,9 @@ class TopicsApi:
             self.observers.note("topic.put", facts, principal)
         return Submitted(ticket=ticket, reply=reply, written=written)
 
-    def _append_batched(self, place: tuple[str, int], batches: Sequence[Batch]) -> Sequence[Submitted] | None:
+    def _append_batched(self, topic_partition: tuple[str, int], batches: Sequence[Batch]) -> Sequence[Submitted] | None:
         """Append the batches as one; returns None, without any effect, if each must be appended on its own."""
-        topic, partition = place
+        topic, partition = topic_partition
         if not self._engine.has_topic(topic):
             return None
         started = time.perf_counter()

@@ -20,13 +20,13 @@ class Journal:
 
     __slots__ = ("_changed", "_ends", "_first", "_last", "_names", "_numbers", "_seqs", "_start", "key", "wid")
 
-    def __init__(self, wid: str, place: Mapping[str, int]) -> None:
-        """`wid` is the session of the stream, `place` its present resume cursors."""
+    def __init__(self, wid: str, cursors: Mapping[str, int]) -> None:
+        """`wid` is the session of the stream, `cursors` its present resume cursors."""
         self.key = secrets.token_urlsafe(12)
         self.wid = wid
         self._first = 0  # the mark of _start
-        self._start = dict(place)
-        self._last = dict(place)
+        self._start = dict(cursors)
+        self._last = dict(cursors)
         self._names: list[str] = []
         self._numbers: dict[str, int] = {}
         self._ends = array("Q")  # number of changes up to each frame
@@ -39,15 +39,15 @@ class Journal:
         names = len(self._start) + len(self._names)
         return names * _NAME_WEIGHT + len(self._changed) * _CHANGE_WEIGHT + len(self._ends) * _FRAME_WEIGHT
 
-    def note(self, place: Mapping[str, int]) -> int:
+    def note(self, cursors: Mapping[str, int]) -> int:
         """Record the resume cursors; returns their mark, the previous one if nothing changed."""
         last = self._last
-        moved = [(name, seq) for name, seq in place.items() if last.get(name) != seq]
+        moved = [(name, seq) for name, seq in cursors.items() if last.get(name) != seq]
         for name, seq in moved:
             last[name] = seq
             self._changed.append(2 * self._number(name))
             self._seqs.append(seq)
-        gone = last.keys() - place.keys() if len(last) > len(place) else ()
+        gone = last.keys() - cursors.keys() if len(last) > len(cursors) else ()
         for name in gone:
             del last[name]
             self._changed.append(2 * self._number(name) + 1)
@@ -77,13 +77,13 @@ class Journal:
         self._seqs = self._seqs[end:]
 
     def _after(self, frames: int) -> dict[str, int]:
-        place, end = self._start.copy(), self._ends[frames - 1] if frames else 0
+        cursors, end = self._start.copy(), self._ends[frames - 1] if frames else 0
         for each, seq in zip(self._changed[:end], self._seqs[:end], strict=True):
             if each & 1:
-                del place[self._names[each >> 1]]
+                del cursors[self._names[each >> 1]]
             else:
-                place[self._names[each >> 1]] = seq
-        return place
+                cursors[self._names[each >> 1]] = seq
+        return cursors
 
     def _number(self, name: str) -> int:
         number = self._numbers.get(name)
@@ -108,16 +108,16 @@ class Journals:
         """Approximate size in bytes."""
         return self._weight
 
-    def note(self, wid: str, journal: Journal | None, place: Mapping[str, int]) -> tuple[Journal, str]:
+    def note(self, wid: str, journal: Journal | None, cursors: Mapping[str, int]) -> tuple[Journal, str]:
         """Record the resume cursors of a session's stream; returns its journal from now on, and their token.
 
         `journal` is the stream's present journal, if any.
         """
         if journal is None or journal.key not in self._journals:
-            journal = Journal(wid, place)
+            journal = Journal(wid, cursors)
             self._journals[journal.key] = journal
             self._keys_by_session.setdefault(wid, set()).add(journal.key)
-        mark = journal.note(place)
+        mark = journal.note(cursors)
         if journal.weight > min(_MAX_WEIGHT, self._max_bytes // _SHARE):
             journal.trim()
         self._weigh(journal)
@@ -129,8 +129,8 @@ class Journals:
         journal = None if found is None else self._journals.get(found["key"])
         if found is None or journal is None:
             return None
-        place = journal.at(int(found["mark"]))
-        return None if place is None else (journal.wid, place)
+        cursors = journal.at(int(found["mark"]))
+        return None if cursors is None else (journal.wid, cursors)
 
     def forget(self, wid: str) -> None:
         """Drop the journals of a removed session."""

@@ -16,7 +16,7 @@ from topics_service.storage.kafkablock import decode
 from topics_service.storage.store import Family, Store, StoreError
 
 _LARGE = 1 << 20
-_TOLD = 1000
+_MAX_REPORTED = 1000
 _REMEMBERED = 64
 _base_seq = attrgetter("base_seq")
 
@@ -50,7 +50,7 @@ class BlockCache:
         self.statistics = CacheStatistics()
         self.on_damage: Callable[[UnreadableError], None] = lambda _error: None
         """Called once for each unreadable stretch of records, when it is met."""
-        self._told: set[tuple[int, int | None, int | None]] = set()
+        self._reported: set[tuple[int, int | None, int | None]] = set()
         self._max_bytes = max_bytes
         self._bytes = 0
         self._blocks: OrderedDict[tuple[int, int], StoredBlock] = OrderedDict()
@@ -123,8 +123,8 @@ class BlockCache:
     def damaged(self, log_id: int, error: UnreadableError) -> None:
         """Report damage, if it is new."""
         known = (log_id, error.first, error.last)
-        if known not in self._told and len(self._told) < _TOLD:
-            self._told.add(known)
+        if known not in self._reported and len(self._reported) < _MAX_REPORTED:
+            self._reported.add(known)
             self.on_damage(error)
 
     def _remove(self, key: tuple[int, int]) -> None:

@@ -67,28 +67,30 @@ def test_a_key_is_read_from_standard_input_and_opens_the_server(home: dict[str, 
     assert "a key is one line" in topics("profile", "add", "no", "x", "--ask-key", env=home, code=1).err
 
 
-def _place(**given: str | None) -> server.Place:
-    return server.place(argparse.Namespace(**{"server": None, "profile": None, "key_env": "TOPICS_API_KEY", **given}))
+def _endpoint(**given: str | None) -> server.Endpoint:
+    return server.endpoint(
+        argparse.Namespace(**{"server": None, "profile": None, "key_env": "TOPICS_API_KEY", **given})
+    )
 
 
 def test_flags_win_over_the_environment_and_that_over_the_profile_in_use(
     home: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert _place() == (None, None, "default")
+    assert _endpoint() == (None, None, "default")
     one, two = profiles.Profile("one:1", "key-one"), profiles.Profile("two:2", key_env="KEY_TWO")
     profiles.save(profiles.Profiles({"one": one, "two": two}, "one"))
-    assert _place() == ("one:1", "key-one", "profile one")
-    assert _place(server="three:3") == ("three:3", None, "--server"), "the key of a profile is for its own server"
-    assert _place(profile="two") == ("two:2", None, "--profile")
+    assert _endpoint() == ("one:1", "key-one", "profile one")
+    assert _endpoint(server="three:3") == ("three:3", None, "--server"), "the key of a profile is for its own server"
+    assert _endpoint(profile="two") == ("two:2", None, "--profile")
     monkeypatch.setenv("KEY_TWO", "key-two")
-    assert _place(profile="two").key == "key-two"
+    assert _endpoint(profile="two").key == "key-two"
     monkeypatch.setenv("TOPICS_API_KEY", "key-env")
-    assert _place().key == "key-env"
-    assert _place(profile="one").key == "key-one"
-    assert _place(profile="one", key_env="KEY_TWO").key == "key-two"
+    assert _endpoint().key == "key-env"
+    assert _endpoint(profile="one").key == "key-one"
+    assert _endpoint(profile="one", key_env="KEY_TWO").key == "key-two"
     monkeypatch.setenv("TOPICS_URL", "four:4")
-    assert _place() == ("four:4", "key-env", "TOPICS_URL")
-    assert _place(profile="one") == ("one:1", "key-one", "--profile")
+    assert _endpoint() == ("four:4", "key-env", "TOPICS_URL")
+    assert _endpoint(profile="one") == ("one:1", "key-one", "--profile")
 
 
 def test_a_file_that_is_damaged_or_open_to_others_is_told(

@@ -10,7 +10,7 @@ import pytest
 
 from support.http import Api, fresh
 from support.waiting import poll
-from topics_cli.read import Place
+from topics_cli.read import GroupPosition
 from topics_cli.template import FIELDS, Template
 from topics_client.errors import NotFoundError, UnavailableError
 from topics_client.models import Record
@@ -145,7 +145,7 @@ def test_what_can_not_be_committed_is_told_at_the_end(capsys: pytest.CaptureFixt
 
     client = Gone()
     arguments = argparse.Namespace(topic="t", group="g", partition=None, from_seq=None, from_time=None, last=None)
-    place = Place(client, arguments)  # type: ignore[arg-type]
+    place = GroupPosition(client, arguments)  # type: ignore[arg-type]
     place.printed(7)
     place.printed(9)
     assert capsys.readouterr().err == "", "it may come back"

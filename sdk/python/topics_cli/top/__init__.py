@@ -57,17 +57,17 @@ def _print(client: "TopicsClient", arguments: argparse.Namespace) -> int:
 
     from topics_cli.top import rates, view
 
-    before, is_told = _reading(client, arguments), False
+    before, is_reported = _reading(client, arguments), False
     while True:
         sleep(arguments.interval)
         after = _reading(client, arguments)
         found = _rows(before, after, arguments, arguments.sort)
         alerts = rates.alerts(after)
         if arguments.json:
-            if not is_told:
+            if not is_reported:
                 for text in alerts:
                     output.note(text)
-            is_told = bool(alerts)
+            is_reported = bool(alerts)
             for row in found:
                 output.line({"ts": after.ts_ms, **row})
         else:

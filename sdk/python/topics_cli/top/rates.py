@@ -64,8 +64,8 @@ def _read_sample(reading: Reading, name: str, labels: Mapping[str, str], value: 
     if name.startswith(_TOPIC) and labels:
         _take(reading.topics.setdefault(labels["topic"], Stand()), name.removeprefix(_TOPIC), int(value))
     elif name == "topics_group_lag_records":
-        place, lag = (labels["group"], int(labels["partition"])), int(value)
-        reading.topics.setdefault(labels["topic"], Stand()).lags[place] = lag
+        lags = reading.topics.setdefault(labels["topic"], Stand()).lags
+        lags[labels["group"], int(labels["partition"])] = int(value)
     else:
         key = "calls" if name in _CALLS else name
         reading.totals[key] = reading.totals.get(key, 0.0) + value
@@ -99,9 +99,9 @@ def rows(before: Reading, after: Reading, prefix: str = "") -> list[dict[str, An
     """
     seconds = max(after.at - before.at, 1e-3)
     committed: dict[str, int] = {}
-    for place, from_seq in after.positions.items():
-        moved = max(0, from_seq - before.positions.get(place, from_seq))
-        committed[place[1]] = committed.get(place[1], 0) + moved
+    for position, from_seq in after.positions.items():
+        moved = max(0, from_seq - before.positions.get(position, from_seq))
+        committed[position[1]] = committed.get(position[1], 0) + moved
     found = []
     for topic, stand in after.topics.items():
         if not topic.startswith(prefix):

@@ -12,13 +12,13 @@ MAX_RECORDS: Final = 10_000  # accepted by the server in one append
 RECORD_OVERHEAD: Final = 100  # bytes of memory of a record beside its parts
 _MAX_BYTES: Final = 32 << 20  # half of the server's limit
 
-Place = tuple[str, int]  # topic and partition
+TopicPartition = tuple[str, int]  # topic and partition
 _TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
 
 
-def check_place(place: Place) -> None:
+def check_topic_partition(topic_partition: TopicPartition) -> None:
     """Check a topic's name and a partition's number. Raises InvalidRequestError."""
-    topic, partition = place
+    topic, partition = topic_partition
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic):
         raise InvalidRequestError(
             "invalid_request", f"{topic!r} is no topic's name: 1 to 255 of A-Z a-z 0-9 . _ : - that begin with no sign"
@@ -71,13 +71,13 @@ class Batch:
         "of",
         "opened",
         "parts",
-        "place",
         "receipt",
         "start",
+        "topic_partition",
     )
 
-    def __init__(self, place: Place, key: str, number: int, receipt: Receipt, opened: float) -> None:
-        self.place = place
+    def __init__(self, topic_partition: TopicPartition, key: str, number: int, receipt: Receipt, opened: float) -> None:
+        self.topic_partition = topic_partition
         self.key = key
         self.number = number  # in order of opening
         self.receipt = receipt
@@ -93,7 +93,7 @@ class Batch:
         return len(self.data)
 
     def __str__(self) -> str:
-        topic, partition = self.place
+        topic, partition = self.topic_partition
         where = f"{topic}@{partition}" if partition else topic
         return f"{len(self.data)} record{'' if len(self.data) == 1 else 's'} for {where}"
 
@@ -105,7 +105,7 @@ class Batch:
 
     def part(self, begin: int, end: int, key: str) -> "Batch":
         """The records from index `begin` to `end`, as a separate batch."""
-        part = Batch(self.place, key, self.number, self.receipt, self.opened)
+        part = Batch(self.topic_partition, key, self.number, self.receipt, self.opened)
         part.start, part.of = self.start + begin, self.of or len(self.data)
         part.data = self.data[begin:end]
         part.parts = {index - begin: parts for index, parts in self.parts.items() if begin <= index < end}

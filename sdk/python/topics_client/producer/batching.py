@@ -12,7 +12,7 @@ from typing import Final
 
 from topics_client import retry_window
 from topics_client.errors import TopicsError, UnavailableError
-from topics_client.producer.batch import RECORD_OVERHEAD, Batch, Limits, Parts, Place, check_place
+from topics_client.producer.batch import RECORD_OVERHEAD, Batch, Limits, Parts, TopicPartition, check_topic_partition
 from topics_client.producer.delivery import Delivery, Outcome, Receipt
 from topics_client.retry import Retry
 
@@ -70,12 +70,12 @@ class Batches:
         self._retry, self._timeout = retry, timeout
         self._clock, self._jitter = clock, jitter
         self._keys = map(f"{name}:{{}}".format, count(1))
-        self._lanes: dict[Place, _Lane] = {}
-        self._open: dict[Place, Batch] = {}  # the last of a lane, while it accepts records
-        self._due: list[tuple[float, int, Place]] = []  # a heap; an entry is valid if its lane's `due` matches
+        self._lanes: dict[TopicPartition, _Lane] = {}
+        self._open: dict[TopicPartition, Batch] = {}  # the last of a lane, while it accepts records
+        self._due: list[tuple[float, int, TopicPartition]] = []  # a heap; an entry is valid if its lane's `due` matches
         self._ties = count()
         self._parts: dict[int, int] = {}  # parts of each batch without an outcome, by batch number, in order
-        self._heard: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
 
     # ------------------------------------------------------------------- appending
 
@@ -84,10 +84,10 @@ class Batches:
         size = len(data) + RECORD_OVERHEAD
         if parts is not None:
             size += parts.size
-        place = (topic, partition)
-        batch = self._open.get(place)
+        topic_partition = (topic, partition)
+        batch = self._open.get(topic_partition)
         if batch is None or batch.nbytes + size > self._max_bytes:
-            batch = self._opened(place)
+            batch = self._opened(topic_partition)
         index = len(batch.data)
         batch.nbytes += size
         self.buffered_bytes += size
@@ -109,7 +109,9 @@ class Batches:
 
     def hurry(self) -> None:
         """Stop the lingering of batches that could be sent now."""
-        for batch in [batch for place, batch in self._open.items() if self._lanes[place].batches[0] is batch]:
+        for batch in [
+            batch for topic_partition, batch in self._open.items() if self._lanes[topic_partition].batches[0] is batch
+        ]:
             self._seal(batch)
 
     def flush(self) -> int:
@@ -143,13 +145,13 @@ class Batches:
         """Return the batches to be sent now. Each must be passed to `stored` or `failed`."""
         now, taken = self._clock(), list[Batch]()
         while (at := self.wakes_at()) is not None and at <= now:
-            _, _, place = heappop(self._due)
-            lane = self._lanes[place]
+            _, _, topic_partition = heappop(self._due)
+            lane = self._lanes[topic_partition]
             batch = lane.batches[0]
             lane.busy = True
             self.in_flight += 1
-            if self._open.get(place) is batch:
-                del self._open[place]
+            if self._open.get(topic_partition) is batch:
+                del self._open[topic_partition]
             taken.append(batch)
         return taken
 
@@ -161,7 +163,7 @@ class Batches:
         self.delivered_records += len(batch)
         self.stored_batches += 1
         self._settle(batch, first_seq)
-        self._next(batch.place, lane)
+        self._next(batch.topic_partition, lane)
 
     def failed(self, batch: Batch, error: TopicsError, lost_at: float | None = None) -> None:
         """Record that sending a taken batch failed. `lost_at` is the time it was sent, if it may be stored."""
@@ -173,7 +175,7 @@ class Batches:
             pause = max(self._jitter(next(lane.pauses)), (error.retry_after_ms or 0) / 1e3)
             if now + pause <= max(batch.opened, lane.progress) + self._retry.seconds:
                 self.repeats += 1
-                self._schedule(batch.place, lane, now + pause)
+                self._schedule(batch.topic_partition, lane, now + pause)
                 return
             self._fail(batch, error)
             # Batches that waited that long behind it fail without an attempt of their own, which may hang too.
@@ -187,7 +189,7 @@ class Batches:
                 self._split(batch, lane)
             else:
                 self._fail(batch, error)
-        self._next(batch.place, lane)
+        self._next(batch.topic_partition, lane)
 
     def fail_all(self, error: TopicsError) -> None:
         """Fail every record without an outcome. Taken batches must not be returned afterwards."""
@@ -199,10 +201,10 @@ class Batches:
         self._lanes.clear()
         self.in_flight = 0
 
-    def heard(self) -> list[Callable[[], None]]:
+    def take_callbacks(self) -> list[Callable[[], None]]:
         """Return the callbacks of outcomes since the last call, in order."""
-        heard, self._heard = self._heard, []
-        return heard
+        callbacks, self._callbacks = self._callbacks, []
+        return callbacks
 
     def abandon(self, error: TopicsError) -> None:
         """Fail all records in the child of a fork, whose parent keeps them."""
@@ -212,75 +214,81 @@ class Batches:
 
     # ------------------------------------------------------------------- internals
 
-    def _opened(self, place: Place) -> Batch:
+    def _opened(self, topic_partition: TopicPartition) -> Batch:
         """Open a new batch at the end of a lane."""
-        lane, now = self._lanes.get(place), self._clock()
+        lane, now = self._lanes.get(topic_partition), self._clock()
         if lane is None:
-            check_place(place)
-            lane = self._lanes[place] = _Lane(now)
-        elif place in self._open:
-            self._seal(self._open[place])
+            check_topic_partition(topic_partition)
+            lane = self._lanes[topic_partition] = _Lane(now)
+        elif topic_partition in self._open:
+            self._seal(self._open[topic_partition])
         if not lane.batches:
-            self._schedule(place, lane, now + self._linger)
+            self._schedule(topic_partition, lane, now + self._linger)
         self.number += 1
-        batch = Batch(place, next(self._keys), self.number, Receipt(), now)
+        batch = Batch(topic_partition, next(self._keys), self.number, Receipt(), now)
         self._parts[batch.number] = 1  # a KeyboardInterrupt can't separate these three lines
-        self._open[place] = batch
+        self._open[topic_partition] = batch
         lane.batches.append(batch)
         return batch
 
     def _seal(self, batch: Batch) -> None:
         """Close an open batch to records, so that it need not linger."""
-        del self._open[batch.place]
-        lane = self._lanes[batch.place]
+        del self._open[batch.topic_partition]
+        lane = self._lanes[batch.topic_partition]
         if lane.batches[0] is batch:
-            self._schedule(batch.place, lane, self._clock())
+            self._schedule(batch.topic_partition, lane, self._clock())
 
-    def _schedule(self, place: Place, lane: _Lane, at: float) -> None:
+    def _schedule(self, topic_partition: TopicPartition, lane: _Lane, at: float) -> None:
         if len(self._due) > 1000 + 2 * len(self._lanes):  # most belong to batches that did not linger to the end
             self._due = sorted(entry for entry in self._due if self._counts(*entry))
-        heappush(self._due, (at, next(self._ties), place))  # as above: it stays scheduled until the next one is
+        heappush(
+            self._due, (at, next(self._ties), topic_partition)
+        )  # as above: it stays scheduled until the next one is
         lane.due = at
         self.stirred = True
 
-    def _counts(self, at: float, _: int, place: Place) -> bool:
+    def _counts(self, at: float, _: int, topic_partition: TopicPartition) -> bool:
         """Return True if an entry of the heap is the current schedule of its lane."""
-        lane = self._lanes.get(place)
+        lane = self._lanes.get(topic_partition)
         return lane is not None and bool(lane.batches) and not lane.busy and lane.due == at
 
     def _returned(self, batch: Batch) -> _Lane:
         self.in_flight -= 1
-        lane = self._lanes[batch.place]
+        lane = self._lanes[batch.topic_partition]
         lane.busy = False
         return lane
 
-    def _next(self, place: Place, lane: _Lane) -> None:
+    def _next(self, topic_partition: TopicPartition, lane: _Lane) -> None:
         """Continue with the batch that is now the first."""
         if not lane.batches:
-            del self._lanes[place]
+            del self._lanes[topic_partition]
             return
         first = lane.batches[0]
         now = self._clock()
-        self._schedule(place, lane, max(now, first.opened + self._linger) if self._open.get(place) is first else now)
+        self._schedule(
+            topic_partition,
+            lane,
+            max(now, first.opened + self._linger) if self._open.get(topic_partition) is first else now,
+        )
 
     def _settle(self, batch: Batch, outcome: Outcome) -> None:
         """Set the outcome of the first batch of a lane."""
-        lane = self._lanes[batch.place]
+        lane = self._lanes[batch.topic_partition]
         lane.batches.popleft()
-        if self._open.get(batch.place) is batch:
-            del self._open[batch.place]
+        if self._open.get(batch.topic_partition) is batch:
+            del self._open[batch.topic_partition]
         self.buffered_bytes -= batch.nbytes
-        self._heard += batch.settle(outcome)
+        self._callbacks += batch.settle(outcome)
         self._parts[batch.number] -= 1
         if not self._parts[batch.number]:
             del self._parts[batch.number]
 
     def _fail(self, batch: Batch, error: TopicsError) -> None:
-        topic, partition = batch.place
+        topic, partition = batch.topic_partition
         lost = batch.lost_at is not None and not retry_window.proves_absence(error)
         detail = {"topic": topic, "partition": str(partition), "outcome": "unknown" if lost else "not_stored"}
-        told = "maybe stored" if lost else "not stored"
-        text = f"{batch}, {told}: {error.message}"
+        fate = "maybe stored" if lost else "not stored"
+        text = f"{batch}, {fate}: {error.message}"
         error = type(error)(error.reason, text, error.detail | detail, error.retry_after_ms)
         self.failed_records += len(batch)
         self.failures.append((batch.receipt, error))

@@ -67,7 +67,7 @@ class Receipt:
         with self._lock:
             self._outcome = outcome
             now, self._waiting = self._waiting, {}
-        return self._told(now, outcome)
+        return self._callbacks(now, outcome)
 
     def settle_part(self, start: int, count: int, of: int, outcome: Outcome) -> list[Callable[[], None]]:
         """As `settle`, for `count` of its `of` records, from index `start` on."""
@@ -78,9 +78,9 @@ class Receipt:
             self._each[start : start + count] = each
             now = {entry: None for entry in self._waiting if start <= entry[0] < start + count}
             self._waiting = {entry: None for entry in self._waiting if entry not in now}
-        return self._told(now, outcome)
+        return self._callbacks(now, outcome)
 
-    def _told(self, waiting: _Waiting, outcome: Outcome) -> list[Callable[[], None]]:
+    def _callbacks(self, waiting: _Waiting, outcome: Outcome) -> list[Callable[[], None]]:
         if waiting and not isinstance(outcome, int):
             self.seen = True
         return [then for _, then in waiting]
@@ -119,7 +119,7 @@ class Delivery:
         Blocks for up to `timeout` seconds. Raises TopicsError for a failed record, TimeoutError, and RuntimeError in a
         callback, which would deadlock.
         """
-        return self._told(self._wait(timeout))
+        return self._seq(self._wait(timeout))
 
     def exception(self, timeout: float | None = None) -> TopicsError | None:
         """Return the error of a failed record, None if it is stored. Blocks and raises as `result`."""
@@ -145,9 +145,9 @@ class Delivery:
             yield from self._settled().__await__()
             outcome = self._receipt.outcome(self._index)
             assert outcome is not None
-        return self._told(outcome)
+        return self._seq(outcome)
 
-    def _told(self, outcome: Outcome) -> int:
+    def _seq(self, outcome: Outcome) -> int:
         if isinstance(outcome, int):
             return outcome
         self._receipt.seen = True

@@ -112,8 +112,8 @@ class Sender:
             with self.lock:
                 self.batches.close(f"its thread failed: {error!r}")
                 self.batches.fail_all(TopicsError("internal", f"the producer's thread failed: {error!r}"))
-                heard = self.batches.heard()
-            self._tell(heard)
+                callbacks = self.batches.take_callbacks()
+            self._run_callbacks(callbacks)
         finally:
             with self.lock:
                 self.ended = True
@@ -135,19 +135,19 @@ class Sender:
             for batch in self.batches.take():
                 self._send(batch)
             self._wakes_at = self.batches.wakes_at()
-            heard = self.batches.heard()
-            ready = [] if heard else self._ready()
-        self._tell(heard)
-        if heard:
+            callbacks = self.batches.take_callbacks()
+            ready = [] if callbacks else self._ready()
+        self._run_callbacks(callbacks)
+        if callbacks:
             with self.lock:
                 ready = self._ready()
         for then in ready:
             then()
         return self._finishing
 
-    def _tell(self, heard: list[_Then]) -> None:
+    def _run_callbacks(self, callbacks: list[_Then]) -> None:
         """Run the callbacks of outcomes, and process the remaining failures."""
-        for then in heard:
+        for then in callbacks:
             try:
                 then()
             except BaseException:  # including sys.exit(), which has no effect here
@@ -200,11 +200,11 @@ class Sender:
         elif batch.lost_at is None:
             self._append(batch)
         else:
-            look = retry_window.question(batch.place[0])
+            look = retry_window.question(batch.topic_partition[0])
             self._start(batch, self._connection.topics.GetTopic, look, partial(self._topic_came, batch, batch.lost_at))
 
     def _append(self, batch: Batch, left: float | None = None) -> None:
-        topic, partition = batch.place
+        topic, partition = batch.topic_partition
         request = pb.AppendRequest(topic=topic, partition=partition, idempotency_key=batch.key, return_seqs=False)
         request.columns.data.extend(batch.data)
         if batch.parts:

@@ -158,7 +158,7 @@ class AckSender:
                 self._patience.renew()
             lost = self._leases.settled(batch, outcome.fate, skipped)
             if lost and outcome == ACKED:
-                self._tell(lost, is_first=is_first)
+                self._report_lost(lost, is_first=is_first)
             return
 
     def _call(self, batch: list[Held], outcome: Outcome) -> set[int]:
@@ -177,17 +177,17 @@ class AckSender:
             reasons=[held.reason for held in batch] if any(held.reason for held in batch) else (),
         )
         reply = self._connection.unary(queues.Nack, nack, repeatable=False)
-        self._tell_last(logging.INFO, "dead-lettered", list(reply.dead_lettered))
+        self._report_last(logging.INFO, "dead-lettered", list(reply.dead_lettered))
         why = "out of deliveries, but not yet accepted by the dead-letter topic"
-        self._tell_last(logging.WARNING, why, list(reply.exhausted))
+        self._report_last(logging.WARNING, why, list(reply.exhausted))
         return set(reply.skipped)
 
-    def _tell_last(self, level: int, what: str, seqs: list[int]) -> None:
+    def _report_last(self, level: int, what: str, seqs: list[int]) -> None:
         if seqs:
             more = f" and {len(seqs) - 5} more" if len(seqs) > 5 else ""
             log.log(level, "%s: %s: seq %s%s", self._queue, what, ", ".join(map(str, seqs[:5])), more)
 
-    def _tell(self, lost: list[Held], *, is_first: bool) -> None:
+    def _report_lost(self, lost: list[Held], *, is_first: bool) -> None:
         log.warning(
             "%s: %d jobs finished, but %s; they may be processed again: seq %s",
             self._queue,

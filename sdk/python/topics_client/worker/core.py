@@ -117,7 +117,7 @@ class Core:
         """Process the end of a handler, which returned or raised `error`."""
         outcome = outcome_of(error, held.job, self._options.backoff)
         if error is not None and not isinstance(error, Release | RetryLater):
-            self._tell(held, error, outcome)
+            self._report_failure(held, error, outcome)
         held.reason = reason_of(error)
         if self.leases.finish(held):
             self._outbox.put(held, outcome)
@@ -133,9 +133,9 @@ class Core:
                 if self._is_empty():
                     return Wish.STOP
                 continue
-            return self._heard(wish)
+            return self._accept(wish)
 
-    def _heard(self, wish: Wish | BaseException) -> Wish:
+    def _accept(self, wish: Wish | BaseException) -> Wish:
         if isinstance(wish, BaseException):
             self._error = self._error or wish
             return Wish.STOP
@@ -155,7 +155,7 @@ class Core:
             )
         while self.leases.busy and time.monotonic() < ends:
             with suppress(Empty):
-                if self._heard(self._wishes.get(timeout=_LOOK_SECONDS)) is Wish.HURRY:
+                if self._accept(self._wishes.get(timeout=_LOOK_SECONDS)) is Wish.HURRY:
                     break
         left = self.leases.leave()
         for held in left:
@@ -199,7 +199,7 @@ class Core:
         self._outbox.close()
         while not self._ack_sender.is_done and time.monotonic() < ends:
             with suppress(Empty):
-                self._heard(self._wishes.get(timeout=_LOOK_SECONDS))
+                self._accept(self._wishes.get(timeout=_LOOK_SECONDS))
         self._ack_sender.give_up()
         undone = self.leases.abandon()
         if undone:
@@ -233,7 +233,7 @@ class Core:
     def _failed(self, error: BaseException) -> None:
         self._wishes.put(error)
 
-    def _tell(self, held: Held, error: BaseException, outcome: Outcome) -> None:
+    def _report_failure(self, held: Held, error: BaseException, outcome: Outcome) -> None:
         job = held.job
         if not isinstance(error, Exception | CancelledError):
             self._failed(error)

@@ -98,13 +98,13 @@ class LeaseRenewer:
                 self._patience.waited(unavailable)
                 self._look.set()
             else:
-                self._told(self._leases.extended(batch, {held.job.seq for held in batch}, lease_ms / 1e3, sent))
+                self._report_lost(self._leases.extended(batch, {held.job.seq for held in batch}, lease_ms / 1e3, sent))
                 self._failed(error)
         else:
             self._patience.renew()
-            self._told(self._leases.extended(batch, set(reply.skipped), lease_ms / 1e3, sent))
+            self._report_lost(self._leases.extended(batch, set(reply.skipped), lease_ms / 1e3, sent))
 
-    def _told(self, lost: list[Held]) -> None:
+    def _report_lost(self, lost: list[Held]) -> None:
         if lost:
             log.warning(
                 "%s: lost the leases of %d jobs with running handlers; other workers may have them now: seq %s",

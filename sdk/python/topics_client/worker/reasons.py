@@ -21,11 +21,11 @@ def reason_of(error: BaseException | None) -> str:
     if error is None:
         return ""
     try:
-        told = TracebackException.from_exception(error, compact=True)
-        head = _first("".join(told.format_exception_only()).strip(), _HEAD_BYTES)
+        formatted = TracebackException.from_exception(error, compact=True)
+        head = _first("".join(formatted.format_exception_only()).strip(), _HEAD_BYTES)
     except Exception:  # an exception whose own methods fail
         return type(error).__qualname__[:_HEAD_BYTES]
-    return f"{head}\n{_last(''.join(told.format()).rstrip(), _BYTES - len(head.encode()) - 1)}"
+    return f"{head}\n{_last(''.join(formatted.format()).rstrip(), _BYTES - len(head.encode()) - 1)}"
 
 
 def _first(text: str, maximum: int) -> str:

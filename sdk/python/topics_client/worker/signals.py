@@ -22,13 +22,13 @@ def heeded(stop: Callable[[], None], *, install: bool) -> Iterator[None]:
     if not install or threading.current_thread() is not threading.main_thread():
         yield
         return
-    was_told = False
+    is_stopping = False
 
-    def told(signum: int, _: object) -> None:
-        nonlocal was_told
-        if was_told:
+    def handle(signum: int, _: object) -> None:
+        nonlocal is_stopping
+        if is_stopping:
             raise _ending(signum)
-        was_told = True
+        is_stopping = True
         stop()
 
     before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
@@ -36,33 +36,33 @@ def heeded(stop: Callable[[], None], *, install: bool) -> Iterator[None]:
     ours = {signum: handler for signum, handler in before.items() if handler is not None}
     try:
         for signum in ours:
-            signal.signal(signum, told)
+            signal.signal(signum, handle)
         yield
     finally:
         for signum, handler in ours.items():
             signal.signal(signum, handler)
 
 
-class _Ear:
+class _LoopSignals:
     """The signal handlers of the main thread's event loop, shared by all its workers, as a loop has one handler per
     signal. Exists while workers run."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.heeding: list[Callable[[int], None]] = []
+        self.handlers: list[Callable[[int], None]] = []
         self._loop = loop
         before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
         self._before = {signum: handler for signum, handler in before.items() if handler is not None}
         self._installed: list[signal.Signals] = []
         for signum in self._before:
             try:
-                loop.add_signal_handler(signum, self._told, signum)
+                loop.add_signal_handler(signum, self._handle, signum)
             except NotImplementedError:  # not on all platforms
                 break
             self._installed.append(signum)
 
-    def _told(self, signum: int) -> None:
-        for told in list(self.heeding):
-            told(signum)
+    def _handle(self, signum: int) -> None:
+        for handle in list(self.handlers):
+            handle(signum)
 
     def close(self) -> None:
         """Restore the previous handlers."""
@@ -71,7 +71,7 @@ class _Ear:
             signal.signal(signum, self._before[signum])  # the loop does not restore it
 
 
-_ears: Final[dict[asyncio.AbstractEventLoop, _Ear]] = {}
+_listeners: Final[dict[asyncio.AbstractEventLoop, _LoopSignals]] = {}
 
 
 @contextmanager
@@ -86,24 +86,24 @@ def heeded_by_loop(
     if not install or threading.current_thread() is not threading.main_thread():
         yield
         return
-    was_told = False
+    is_stopping = False
 
-    def told(signum: int) -> None:
-        nonlocal was_told
-        if was_told:
+    def handle(signum: int) -> None:
+        nonlocal is_stopping
+        if is_stopping:
             end(_ending(signum))
         else:
-            was_told = True
+            is_stopping = True
             stop()
 
-    ear = _ears.get(loop)
-    if ear is None:
-        ear = _ears[loop] = _Ear(loop)
-    ear.heeding.append(told)
+    listener = _listeners.get(loop)
+    if listener is None:
+        listener = _listeners[loop] = _LoopSignals(loop)
+    listener.handlers.append(handle)
     try:
         yield
     finally:
-        ear.heeding.remove(told)
-        if not ear.heeding:
-            del _ears[loop]
-            ear.close()
+        listener.handlers.remove(handle)
+        if not listener.handlers:
+            del _listeners[loop]
+            listener.close()

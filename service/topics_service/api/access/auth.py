@@ -95,9 +95,9 @@ def parse_keys(text: str) -> KeyRing | None:
     if not entries:
         return None
     principals = []
-    for place, entry in enumerate(entries, 1):
+    for number, entry in enumerate(entries, 1):
         secret, scopes, prefixes = (part.strip(_BLANKS) for part in (*entry.split(":", 2), "", "")[:3])
-        principal = Principal(f"key{place}", _scopes(scopes, place), _prefixes(prefixes, place))
+        principal = Principal(f"key{number}", _scopes(scopes, number), _prefixes(prefixes, number))
         if secret:
             # Bytes of the environment that are not valid UTF-8 appear as surrogates.
             principals.append((sha256(secret.encode(errors="surrogateescape")).digest(), principal))
@@ -111,25 +111,25 @@ def read_bearer(header: bytes | None) -> bytes | None:
     return header[7:].strip()
 
 
-def _scopes(field: str, place: int) -> frozenset[Scope]:
+def _scopes(field: str, number: int) -> frozenset[Scope]:
     if not field:
         return ALL_SCOPES
     scopes: set[Scope] = set()
     for token in _parts(field, "+"):
         if token.lower() not in _TOKENS:
-            raise KeySyntaxError(f"entry {place} has a scope that is none of read, write, delete and admin")
+            raise KeySyntaxError(f"entry {number} has a scope that is none of read, write, delete and admin")
         scopes |= _TOKENS[token.lower()]
     if not scopes:
-        raise KeySyntaxError(f"entry {place} has a list of scopes without any scope")
+        raise KeySyntaxError(f"entry {number} has a list of scopes without any scope")
     return frozenset(scopes)
 
 
-def _prefixes(field: str, place: int) -> tuple[str, ...] | None:
+def _prefixes(field: str, number: int) -> tuple[str, ...] | None:
     if not field:
         return None
     prefixes = _parts(field, "|")
     if not prefixes:
-        raise KeySyntaxError(f"entry {place} has a list of prefixes without any prefix")
+        raise KeySyntaxError(f"entry {number} has a list of prefixes without any prefix")
     return tuple(prefixes)
 
 

@@ -126,9 +126,9 @@ class AppendPipe:
 
 def _error(error: TopicsError) -> pb.AppendError:
     reason = errors_pb2.ErrorReason.Value(f"ERROR_REASON_{error.reason.name}")
-    told = pb.AppendError(reason=reason, message=error.message[:1024], retry_after_ms=error.retry_after_ms)
-    told.detail.update(detail_texts(error))
-    return told
+    failure = pb.AppendError(reason=reason, message=error.message[:1024], retry_after_ms=error.retry_after_ms)
+    failure.detail.update(detail_texts(error))
+    return failure
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:

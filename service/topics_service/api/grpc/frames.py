@@ -43,7 +43,7 @@ class FrameWriter:
         self._parts = Parts(request.include_tags, request.include_metas, request.include_data)
         most = _RECORD_BYTES + limits.max_node_bytes + (limits.max_tag_bytes if request.include_tags else 0)
         self._most_records = max(1, _REST_BYTES // most)
-        self._told: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
 
     def subscribed(self) -> bytes:
         """The first message: where every topic stands."""
@@ -67,9 +67,9 @@ class FrameWriter:
             yield _message(_body(_rare(frame)), self._moved())
 
     def _moved(self) -> dict[str, int]:
-        told = self._told
-        moved = {topic: seq for topic, seq in self._stream.resume_cursors.items() if told.get(topic) != seq}
-        told.update(moved)
+        sent = self._sent
+        moved = {topic: seq for topic, seq in self._stream.resume_cursors.items() if sent.get(topic) != seq}
+        sent.update(moved)
         return moved
 
     def _departed(self, topic: str) -> dict[str, int]:
@@ -77,10 +77,10 @@ class FrameWriter:
 
         One that came through a pattern is left out, unless it was recreated and so has another position already.
         """
-        stood = self._told.pop(topic, None)
+        stood = self._sent.pop(topic, None)
         moved = self._moved()
         if topic not in self._named and topic in moved and moved[topic] == stood:
-            del moved[topic], self._told[topic]
+            del moved[topic], self._sent[topic]
         return moved
 
     def _records(

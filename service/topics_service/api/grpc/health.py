@@ -56,11 +56,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         """The health of one service now and after each change; SERVICE_UNKNOWN for an unknown name."""
         known = request.service in self._services
-        told = None
+        sent = None
         while True:
             status = self._status() if known else Reply.SERVICE_UNKNOWN
-            if status != told:
-                told = status
+            if status != sent:
+                sent = status
                 yield Reply(status=status)  # a slow reader misses statuses in between, never the last one
             elif self._closed:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")

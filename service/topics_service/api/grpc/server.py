@@ -136,10 +136,10 @@ class GrpcServer:
 
 def _check(host: str, port: int) -> None:
     """Raise the system's error for an address: gRPC hides it, and writes lines to stderr."""
-    family, kind, proto, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, proto) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(place)
+            probe.bind(address)
         except OSError as error:
             raise OSError(error.errno, error.strerror, f"{host}:{port}") from None

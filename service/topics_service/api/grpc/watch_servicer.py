@@ -18,7 +18,7 @@ from topics_service.api.topics import TopicsApi
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.errors import TopicsError, invalid
 from topics_service.engine.watch.frames import ErrorFrame, WatchRequest, WatchTopic
-from topics_service.engine.watch.scope import by_place
+from topics_service.engine.watch.scope import by_topic_partition
 
 Context = ServicerContext[Any, Any]
 
@@ -122,6 +122,6 @@ def watch_request(asked: pb.WatchSubscription, *, lenient: bool) -> WatchRequest
 
 
 def _topics(given: Mapping[str, pb.WatchTopic]) -> dict[str, WatchTopic]:
-    return by_place(
+    return by_topic_partition(
         (name, start.partition, WatchTopic(from_seq=start.from_seq, tail=start.tail)) for name, start in given.items()
     )

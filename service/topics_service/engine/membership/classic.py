@@ -80,7 +80,7 @@ class ClassicGroup:
                 self._add(self._new_id(request), request, respond)
         elif member_id in self.pending and instance_id is None:
             self.pending.pop(member_id).cancel()
-            self._add(member_id, request, respond).is_told = True
+            self._add(member_id, request, respond).knows_id = True
         else:
             self._rejoin(self._member(member_id, instance_id), request, respond)
 
@@ -96,7 +96,7 @@ class ClassicGroup:
         is_leader = member.member_id == self.leader
         if self.state == COMPLETING and is_leader:
             self._check_assignments(request)
-        self._hear(member)
+        self._renew_session(member)
         self.unsynced.discard(member.member_id)
         if self.state == COMPLETING:
             self._answer_sync(member, GroupError.REBALANCE_IN_PROGRESS)
@@ -113,7 +113,7 @@ class ClassicGroup:
     def heartbeat(self, member_id: str, generation: int, instance_id: str | None) -> GroupError:
         """Keep the member's session alive; whether a rebalance is on. Raises RefusedError."""
         member = self.check(member_id, generation, instance_id)
-        self._hear(member)
+        self._renew_session(member)
         return GroupError.REBALANCE_IN_PROGRESS if self.state == PREPARING else GroupError.NONE
 
     def leave(self, leaving: list[Leaving]) -> list[GroupError]:
@@ -150,7 +150,7 @@ class ClassicGroup:
     def check_commit(self, member_id: str, generation: int, instance_id: str | None) -> None:
         """Check that the member may commit, which counts as a sign of life. Raises RefusedError."""
         member = self.check(member_id, generation, instance_id)
-        self._hear(member)
+        self._renew_session(member)
         if self.state == COMPLETING:
             raise RefusedError(GroupError.REBALANCE_IN_PROGRESS)
 
@@ -161,14 +161,14 @@ class ClassicGroup:
             return
         if member.join == respond:
             member.join = None
-            if not member.is_told and member.instance_id is None:
+            if not member.knows_id and member.instance_id is None:
                 self._remove(member)
                 self._shrunk()
                 return
         elif member.sync == respond:
             member.sync = None
         if not member.session.due:
-            self._hear(member)
+            self._renew_session(member)
 
     def subscribed(self) -> set[str] | None:
         """The topics that its consumers subscribe to; None if they are not that kind of members."""
@@ -266,7 +266,7 @@ class ClassicGroup:
         return member
 
     def _rejoin(self, member: ClassicMember, request: JoinRequest, respond: JoinRespond) -> None:
-        member.is_told = True
+        member.knows_id = True
         is_changed = member.protocols != dict(request.protocols)
         leads = member.member_id == self.leader
         if self.state == PREPARING or is_changed or (self.state == STABLE and leads):
@@ -274,7 +274,7 @@ class ClassicGroup:
             self._run.weigh(member)
             self._await(member, request, respond)
         else:  # its client missed the answer, or does not know that nothing has changed
-            self._hear(member)
+            self._renew_session(member)
             self._run.answer(respond, self._joined(member))
 
     def _replace(self, old: ClassicMember, request: JoinRequest, respond: JoinRespond) -> None:
@@ -295,7 +295,7 @@ class ClassicGroup:
         if self.state != STABLE or not is_same:
             self._await(member, request, respond)
             return
-        self._hear(member)
+        self._renew_session(member)
         reply = self._joined(member)
         if led and request.can_skip_assignment:
             reply.skip_assignment = True
@@ -389,7 +389,7 @@ class ClassicGroup:
             member.joined = False
             if member.join is not None:
                 self._answer_join(member, self._joined(member))
-                member.is_told = True
+                member.knows_id = True
 
     def _vote(self) -> str:
         """The protocol that most members prefer, of those that all know."""
@@ -424,7 +424,7 @@ class ClassicGroup:
             raise RefusedError(GroupError.UNKNOWN_MEMBER_ID)
         return member
 
-    def _hear(self, member: ClassicMember) -> None:
+    def _renew_session(self, member: ClassicMember) -> None:
         """A sign of life; the session of a member that waits for us does not run."""
         if member.join is None and member.sync is None and self.members.get(member.member_id) is member:
             member.session.set(self._run.now() + member.session_ms)
@@ -475,11 +475,11 @@ class ClassicGroup:
         if member.join is not None:
             respond, member.join = member.join, None
             self._run.answer(respond, reply)
-            self._hear(member)
+            self._renew_session(member)
 
     def _answer_sync(self, member: ClassicMember, error: GroupError = GroupError.NONE) -> None:
         if member.sync is not None:
             respond, member.sync = member.sync, None
             reply = SyncReply(error=error) if error else self._assigned(member)
             self._run.answer(respond, reply)
-            self._hear(member)
+            self._renew_session(member)

@@ -15,7 +15,7 @@ SyncRespond = Callable[[SyncReply], None]
 class ClassicMember:
     """A member. `join` and `sync` are held answers; `joined` says that it takes part in the next generation.
 
-    `is_told` says that the client may know the member's id, so that it can come back with it.
+    `knows_id` says that the client may know the member's id, so that it can come back with it.
     """
 
     member_id: str
@@ -27,7 +27,7 @@ class ClassicMember:
     protocols: dict[str, bytes] = field(default_factory=dict)
     assignment: bytes = b""
     joined: bool = False
-    is_told: bool = False
+    knows_id: bool = False
     join: JoinRespond | None = None
     sync: SyncRespond | None = None
     weight: int = 0

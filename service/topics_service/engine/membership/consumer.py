@@ -91,7 +91,7 @@ class ConsumerGroup:
         is_full = (
             beat.rebalance_ms != -1 and beat.owned is not None and (beat.names is not None or beat.regex is not None)
         )
-        tells = (
+        has_news = (
             is_full
             or before[1].keys() != member.assigned.keys()
             or (owned is not None and owned != member.assigned.keys())
@@ -102,7 +102,7 @@ class ConsumerGroup:
             member_id=member.member_id,
             epoch=member.epoch,
             heartbeat_ms=self._run.settings.heartbeat_ms,
-            assignment=by_topic(member.assigned) if tells else None,
+            assignment=by_topic(member.assigned) if has_news else None,
         )
 
     def check(self, beat: Beat) -> Pattern | None:

@@ -132,7 +132,7 @@ def _classic(name: str, stored: _Classic, runtime: Runtime) -> ClassicGroup:
         member.client = each.client
         member.session_ms, member.rebalance_ms = each.session_ms, each.rebalance_ms
         member.protocols, member.assignment = each.protocols, each.assignment
-        member.is_told = True
+        member.knows_id = True
         runtime.weigh(member)
         member.session.set(runtime.now() + member.session_ms)
     group.resume(is_stable=stored.is_stable)

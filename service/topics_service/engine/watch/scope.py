@@ -11,7 +11,7 @@ from topics_service.engine.watch.frames import WatchRequest, WatchTopic
 from topics_service.engine.watch.topic_partition import format_topic_partition, parse_topic_partition
 
 
-def by_place(starts: Iterable[tuple[str, int, WatchTopic]]) -> dict[str, WatchTopic]:
+def by_topic_partition(starts: Iterable[tuple[str, int, WatchTopic]]) -> dict[str, WatchTopic]:
     """The topics of a request as keys of `WatchRequest.topics`, each given by key, partition (0: none said) and start.
 
     Raises `invalid_request` where both say a partition but not the same, for a pattern with one, and for doubles.

@@ -92,8 +92,8 @@ def trim(directory: Path, seconds: float, max_bytes: int) -> Kept:
 def log_files(directory: Path) -> list[LogFile]:
     """Return all log files, archived and in use, oldest first. Only the last is still written to."""
     sizes: dict[int, int] = {}
-    for place in (directory, directory / _ARCHIVE):  # in this order: a file that moves in between is seen
-        for number, path in numbered(place):
+    for folder in (directory, directory / _ARCHIVE):  # in this order: a file that moves in between is seen
+        for number, path in numbered(folder):
             try:
                 sizes[number] = path.stat().st_size
             except FileNotFoundError:
