@@ -13,7 +13,7 @@ from topics_client.units import counted
 
 log = logging.getLogger("topics.audit")
 
-_MOST_LINES: Final = 10_000
+_MAX_LINES: Final = 10_000
 _CLOSE_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 1.0
 _MODE: Final = 0o600
@@ -42,7 +42,7 @@ class AuditFile:
     def write(self, line: bytes) -> None:
         """Take a line, with its end. Does not block, and does not report write errors."""
         with self._news:
-            if len(self._waiting) < _MOST_LINES:
+            if len(self._waiting) < _MAX_LINES:
                 self._waiting.append(line)
             else:
                 if not self._lost:

@@ -18,8 +18,8 @@ log = logging.getLogger("topics.bulk")
 
 _MODULE: Final = "topics_server.bulk_reader"
 _START_SECONDS: Final = 60.0
-_LEAST_BACKOFF: Final = 0.5
-_MOST_BACKOFF: Final = 30.0
+_MIN_BACKOFF: Final = 0.5
+_MAX_BACKOFF: Final = 30.0
 _STEADY_SECONDS: Final = 30.0  # one that lived so long is started again at once
 _GRACE_SECONDS: Final = 2.0  # beyond the drain
 
@@ -56,7 +56,7 @@ class BulkReaders:
 
     async def _keep(self, number: int) -> None:
         """Run the reader of this number, again and again."""
-        loop, backoff = asyncio.get_running_loop(), _LEAST_BACKOFF
+        loop, backoff = asyncio.get_running_loop(), _MIN_BACKOFF
         while not self._stopping.is_set():
             started = loop.time()
             try:
@@ -68,11 +68,11 @@ class BulkReaders:
             if self._stopping.is_set():
                 return
             if loop.time() - started >= _STEADY_SECONDS:
-                backoff = _LEAST_BACKOFF
+                backoff = _MIN_BACKOFF
             log.warning("bulk reader %d %s; starts again in %.1f s", number, how, backoff)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), backoff)
-            backoff = min(2 * backoff, _MOST_BACKOFF)
+            backoff = min(2 * backoff, _MAX_BACKOFF)
 
     async def _run(self, number: int) -> int:
         """Run it once, until it ends or is to end; returns its exit code."""

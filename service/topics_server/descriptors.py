@@ -6,10 +6,10 @@ from typing import Final
 
 from topics_server.settings import Settings
 
-LEAST: Final = 256
+MIN_DESCRIPTORS: Final = 256
 _WANTED: Final = 65536
 _PROCESS: Final = 96  # the server without clients, its logs, and some for a backup
-_MOST_TABLES: Final = 1000
+_MAX_TABLES: Final = 1000
 
 
 class TooFewError(Exception):
@@ -27,9 +27,9 @@ def share(settings: Settings) -> tuple[Settings, int]:
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     limit = limit if soft == resource.RLIM_INFINITY else max(limit, soft)
-    if limit < LEAST:
-        raise TooFewError(f"the process may open {limit} files (ulimit -Hn), it needs at least {LEAST}")
-    tables = min(_MOST_TABLES, limit // 4)
+    if limit < MIN_DESCRIPTORS:
+        raise TooFewError(f"the process may open {limit} files (ulimit -Hn), it needs at least {MIN_DESCRIPTORS}")
+    tables = min(_MAX_TABLES, limit // 4)
     connections = limit - _PROCESS - tables
     http, grpc, kafka = connections * 6 // 10, connections * 2 // 10, connections * 2 // 10
     return replace(

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 _AT_REST: Final = 96 << 20
 _WRITE_TIMES: Final = 5
 """Times its size that the largest body may take while it is received and stored beside others (docs/security.md)."""
-_LEAST_MEMORY: Final = 16 << 20
-_LEAST_BODY: Final = 2 << 20
+_MIN_MEMORY: Final = 16 << 20
+_MIN_BODY: Final = 2 << 20
 
 
 class Plan(NamedTuple):
@@ -33,8 +33,8 @@ def plan(available: int, wanted: Plan) -> Plan:
     Requests come on top of `memory`, half as much again at most (HTTP and gRPC a quarter, Kafka a quarter).
     """
     room = available - _AT_REST
-    body = min(wanted.body, max(_LEAST_BODY, room // (2 * _WRITE_TIMES)))
-    return Plan(min(wanted.memory, max(_LEAST_MEMORY, (room - _WRITE_TIMES * body) * 2 // 3)), body)
+    body = min(wanted.body, max(_MIN_BODY, room // (2 * _WRITE_TIMES)))
+    return Plan(min(wanted.memory, max(_MIN_MEMORY, (room - _WRITE_TIMES * body) * 2 // 3)), body)
 
 
 def _limits(root: Path) -> Iterator[int]:

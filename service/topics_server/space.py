@@ -28,7 +28,7 @@ _NEWS_SECONDS: Final = 1.0
 _SETTLED_SECONDS: Final = 10.0
 _AMPLE: Final = 8  # this multiple of the reserve is ample space
 _NEAR_BYTES: Final = 512 << 20  # this far above the limit nothing has to be checked
-_LEAST_FLUSH_BYTES: Final = 1 << 20
+_MIN_FLUSH_BYTES: Final = 1 << 20
 _SPARE_BYTES: Final = 2 << 20
 
 
@@ -107,7 +107,7 @@ class DiskSpace:
         self._report(now, short=is_short)
         unflushed = self._written() - self._flushed_at
         if not is_short:  # then in time for it not to come to that
-            is_low = spare < self._reserve // 4 and unflushed >= max(_LEAST_FLUSH_BYTES, self._reserve // 16)
+            is_low = spare < self._reserve // 4 and unflushed >= max(_MIN_FLUSH_BYTES, self._reserve // 16)
             if not is_low and not (spare < self._reserve and self._reclaim.is_due):
                 return
         if now >= self._next_round and self._can_flush(unflushed):

@@ -134,18 +134,23 @@ async def test_a_retry_is_deduped(topics: Any) -> None:
 
 
 async def test_every_number_may_be_huge(topics: Any) -> None:
-    most = 2**64 - 1
+    maximum = 2**64 - 1
     config = topic_pb2.TopicConfig(
-        ttl_ms=most, cap_records=most, cap_bytes=most, max_deliveries=most, lease_ms=most, priority=2**31 - 1
+        ttl_ms=maximum,
+        cap_records=maximum,
+        cap_bytes=maximum,
+        max_deliveries=maximum,
+        lease_ms=maximum,
+        priority=2**31 - 1,
     )
     put = await topics.PutTopic(pb.PutTopicRequest(topic="t", config=config))
-    assert (put.config.ttl_ms, put.config.priority) == (most, 1000)
+    assert (put.config.ttl_ms, put.config.priority) == (maximum, 1000)
     await topics.Append(_append("t", b"1"))
-    page = await topics.Diff(pb.DiffRequest(topic="t", limit=2**32 - 1, wait_ms=most, max_batch_bytes=most))
+    page = await topics.Diff(pb.DiffRequest(topic="t", limit=2**32 - 1, wait_ms=maximum, max_batch_bytes=maximum))
     assert len(page.records) == 1
-    page = await topics.Diff(pb.DiffRequest(topic="t", from_seq=most))
+    page = await topics.Diff(pb.DiffRequest(topic="t", from_seq=maximum))
     assert page.tombstone.reason == record_pb2.GAP_REASON_RECREATED
-    deleted = await topics.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_seq=most))
+    deleted = await topics.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_seq=maximum))
     assert (deleted.deleted, deleted.earliest_seq) == (1, 2)
 
 

@@ -147,14 +147,14 @@ def test_meta_is_checked_unless_told_otherwise(meta: bytes) -> None:
         check_meta(meta, LIMITS)
 
 
-@pytest.mark.parametrize("most", range(4))
-def test_the_shortest_text_with_too_many_keys_is_counted(most: int) -> None:
-    limits = Limits(max_meta_keys=most)
+@pytest.mark.parametrize("maximum", range(4))
+def test_the_shortest_text_with_too_many_keys_is_counted(maximum: int) -> None:
+    limits = Limits(max_meta_keys=maximum)
     keys = ["", *"abcdefg"]
 
     def shortest(n: int) -> bytes:
         return json.dumps(dict.fromkeys(keys[:n], 0), separators=(",", ":")).encode()
 
-    check_meta(shortest(most), limits)
+    check_meta(shortest(maximum), limits)
     with pytest.raises(TopicsError, match="keys"):
-        check_meta(shortest(most + 1), limits)
+        check_meta(shortest(maximum + 1), limits)

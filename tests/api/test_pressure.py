@@ -28,16 +28,16 @@ def test_a_lagging_loop_throttles_and_says_when_to_come_back() -> None:
     assert caught.value.retry_after_ms == 2346
 
 
-@pytest.mark.parametrize(("lag", "most"), [(500.0, 500), (9999.0, 0)])
-def test_no_throttle_at_the_limit_or_when_it_is_off(lag: float, most: int) -> None:
-    Pressure(lag_ms=Gauge(lag), max_lag_ms=most).check()
+@pytest.mark.parametrize(("lag", "maximum"), [(500.0, 500), (9999.0, 0)])
+def test_no_throttle_at_the_limit_or_when_it_is_off(lag: float, maximum: int) -> None:
+    Pressure(lag_ms=Gauge(lag), max_lag_ms=maximum).check()
 
 
 @pytest.mark.parametrize(
-    ("lag", "most", "wait"), [(500.0, 500, 0), (501.0, 500, 1000), (2345.6, 500, 2346), (9e9, 0, 0)]
+    ("lag", "maximum", "wait"), [(500.0, 500, 0), (501.0, 500, 1000), (2345.6, 500, 2346), (9e9, 0, 0)]
 )
-def test_watchers_are_told_how_long_to_hold_back(lag: float, most: int, wait: int) -> None:
-    assert Pressure(lag_ms=lambda: lag, max_lag_ms=most).overload_ms() == wait
+def test_watchers_are_told_how_long_to_hold_back(lag: float, maximum: int, wait: int) -> None:
+    assert Pressure(lag_ms=lambda: lag, max_lag_ms=maximum).overload_ms() == wait
 
 
 def test_a_full_disk_does_not_hold_watchers_back() -> None:

@@ -51,8 +51,8 @@ class Queues:
         self.engine.delete_topic(name)
         self.engine.sync()
 
-    def claim(self, node: str = "w", most: int = 1, lease_ms: int | None = None) -> "asyncio.Task[ClaimReply]":
-        return asyncio.create_task(self.api.claim(request(node, most, lease_ms)))
+    def claim(self, node: str = "w", max_jobs: int = 1, lease_ms: int | None = None) -> "asyncio.Task[ClaimReply]":
+        return asyncio.create_task(self.api.claim(request(node, max_jobs, lease_ms)))
 
     async def ack(self, *seqs: int, node: str = "w") -> int:
         return (await self.api.ack(SettleRequest(topic="q", node=node, seqs=list(seqs)))).done
@@ -70,8 +70,8 @@ class Queues:
         return not self.api._claim_waiters
 
 
-def request(node: str = "w", most: int = 1, lease_ms: int | None = None) -> ClaimRequest:
-    return ClaimRequest(topic="q", node=node, max=most, lease_ms=lease_ms)
+def request(node: str = "w", max_jobs: int = 1, lease_ms: int | None = None) -> ClaimRequest:
+    return ClaimRequest(topic="q", node=node, max=max_jobs, lease_ms=lease_ms)
 
 
 def seqs(reply: ClaimReply) -> list[int]:
@@ -162,7 +162,7 @@ async def test_who_leaves_gets_nothing() -> None:
 async def test_who_leaves_in_the_last_moment_gives_it_back(config: dict[str, Any]) -> None:
     queues = Queues()
     queues.put(count=3, durability="fsync", leases_durable=True, **config)
-    claim = queues.claim(most=3)
+    claim = queues.claim(max_jobs=3)
     while queues.counters() != (0, 3):
         await asyncio.sleep(0.001)
     assert not claim.done()  # it waits until its leases are durable
@@ -381,7 +381,7 @@ async def test_an_expiry_that_somebody_else_sees_first_is_not_missed() -> None:
 async def test_room_comes_from_acks_nacks_and_expiry_without_polling() -> None:
     queues = Queues()
     queues.put(count=6)
-    with queues.api.work(request(most=2, lease_ms=5000), principal=UNRESTRICTED) as stream:
+    with queues.api.work(request(max_jobs=2, lease_ms=5000), principal=UNRESTRICTED) as stream:
         await opened(stream)
         assert await next_jobs(stream) == [1, 2]
         waiting = asyncio.create_task(next_jobs(stream))
@@ -424,7 +424,7 @@ async def test_a_lease_that_was_lost_with_its_job_makes_room_with_its_ack() -> N
 async def test_a_cancelled_wait_leaves_nothing_even_with_jobs_on_their_way() -> None:
     queues = Queues()
     queues.put(durability="fsync", leases_durable=True)
-    stream_holder = queues.api.work(request(most=5), principal=UNRESTRICTED)
+    stream_holder = queues.api.work(request(max_jobs=5), principal=UNRESTRICTED)
     stream = stream_holder.__enter__()
     await opened(stream)
     waiting = asyncio.create_task(next_jobs(stream))
@@ -444,7 +444,7 @@ async def test_a_frame_takes_a_bounded_number_of_jobs_and_bytes() -> None:
     queues = Queues()
     queues.put(count=150)
     queues.append(5, size=100_000)
-    with queues.api.work(request(most=1000), principal=UNRESTRICTED) as stream:
+    with queues.api.work(request(max_jobs=1000), principal=UNRESTRICTED) as stream:
         await opened(stream)
         frames = []
         while sum(map(len, frames)) < 155:

@@ -37,8 +37,8 @@ def test_each_mark_stands_for_the_place_that_was_noted() -> None:
 
 
 def test_all_journals_together_are_bounded() -> None:
-    most = 1 << 20
-    journals, place = Journals(most), {f"topic-{i}": 0 for i in range(100)}
+    maximum = 1 << 20
+    journals, place = Journals(maximum), {f"topic-{i}": 0 for i in range(100)}
     kept: dict[str, dict[str, int]] = {}
     mine = None
     for i in range(60_000):
@@ -48,7 +48,7 @@ def test_all_journals_together_are_bounded() -> None:
         kept[token] = place.copy() if i > 59_000 else {}
         if i % 200 == 0:
             journals.note(f"wid_{i}", None, place)
-        assert journals.weight <= most
+        assert journals.weight <= maximum
     last = list(kept)[-200:]
     assert [journals.recall(token) for token in last] == [("wid_mine", kept[token]) for token in last]
     assert journals.recall(next(iter(kept))) is None

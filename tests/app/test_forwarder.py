@@ -85,11 +85,11 @@ async def test_an_idle_loop_is_all_for_forwarding(monkeypatch: pytest.MonkeyPatc
     assert loop.others < 0.15 * 1000 * SLICE
 
 
-@pytest.mark.parametrize(("turn", "least"), [(60e-6, 0.13), (300e-6, 0.13), (5e-3, 0.06)])
-async def test_a_busy_loop_gets_six_sevenths(monkeypatch: pytest.MonkeyPatch, turn: float, least: float) -> None:
+@pytest.mark.parametrize(("turn", "minimum"), [(60e-6, 0.13), (300e-6, 0.13), (5e-3, 0.06)])
+async def test_a_busy_loop_gets_six_sevenths(monkeypatch: pytest.MonkeyPatch, turn: float, minimum: float) -> None:
     loop = await run(monkeypatch, 1000, lambda: turn)
     share = 1000 * SLICE / (1000 * SLICE + loop.others)
-    assert least < share < 0.15
+    assert minimum < share < 0.15
 
 
 async def test_a_client_that_asks_one_by_one_is_no_idle_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,9 @@ def test_each_variable_sets_its_cap_and_zero_is_none(value: int) -> None:
     assert settings.limits.max_routers == value
 
 
-@pytest.mark.parametrize(("value", "least"), [("0", 1), ("1", 1), ("50", 50), ("5000", 1000), ("0.1s", 100)])
-def test_tests_may_lower_the_least_heartbeat(value: str, least: int) -> None:
-    assert load({"TOPICS_TEST_MIN_HEARTBEAT_MS": value}, {}).watch_caps.min_heartbeat_ms == least
+@pytest.mark.parametrize(("value", "minimum"), [("0", 1), ("1", 1), ("50", 50), ("5000", 1000), ("0.1s", 100)])
+def test_tests_may_lower_the_least_heartbeat(value: str, minimum: int) -> None:
+    assert load({"TOPICS_TEST_MIN_HEARTBEAT_MS": value}, {}).watch_caps.min_heartbeat_ms == minimum
 
 
 def test_what_bounds_a_request_is_at_least_one() -> None:

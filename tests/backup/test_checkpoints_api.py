@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from topics_service.api.checkpoints import MOST, Checkpoints
+from topics_service.api.checkpoints import MAX_CHECKPOINTS, Checkpoints
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import ReadyState
 
@@ -47,7 +47,7 @@ def maker(tmp_path: Path) -> Maker:
 
 async def test_one_after_the_other_and_no_more_than_so_many(maker: Maker, tmp_path: Path) -> None:
     maker.go.clear()
-    tasks = [asyncio.create_task(maker.keeper.create()) for _ in range(MOST)]
+    tasks = [asyncio.create_task(maker.keeper.create()) for _ in range(MAX_CHECKPOINTS)]
     await asyncio.sleep(0)
     with pytest.raises(TopicsError) as refused:
         await maker.keeper.create()
@@ -55,7 +55,7 @@ async def test_one_after_the_other_and_no_more_than_so_many(maker: Maker, tmp_pa
     maker.go.set()
     held = await asyncio.gather(*tasks)
     assert maker.most_running == 1
-    assert len({each.checkpoint_id for each in held}) == MOST
+    assert len({each.checkpoint_id for each in held}) == MAX_CHECKPOINTS
     assert all(each.bytes == 10 and each.topics == 3 for each in held)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == sorted(
         each.checkpoint_id for each in held
@@ -82,7 +82,7 @@ async def test_a_link_in_the_place_of_the_checkpoints_is_not_followed(maker: Mak
 
 async def test_what_failed_does_not_count(maker: Maker) -> None:
     maker.failing = True
-    for _ in range(2 * MOST):
+    for _ in range(2 * MAX_CHECKPOINTS):
         with pytest.raises(TopicsError, match="the server's log says why") as failed:
             await maker.keeper.create()
         assert failed.value.reason is Reason.INTERNAL
@@ -102,7 +102,7 @@ async def test_a_call_that_is_given_up_leaves_none(maker: Maker, tmp_path: Path)
     async with asyncio.timeout(10):
         while not (tmp_path / "checkpoints").exists() or list((tmp_path / "checkpoints").iterdir()):
             await asyncio.sleep(0.01)
-        for _ in range(MOST):
+        for _ in range(MAX_CHECKPOINTS):
             await maker.keeper.create()
 
 

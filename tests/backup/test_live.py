@@ -23,8 +23,8 @@ from topics_proto.v1 import admin_service_pb2 as pb
 Restored = Callable[[Path], ServerProcess]
 
 
-def has_come(load: Load, least: int) -> bool:
-    return min(load.acked.values()) > least
+def has_come(load: Load, minimum: int) -> bool:
+    return min(load.acked.values()) > minimum
 
 
 def checkpoints(server: ServerProcess) -> list[Path]:

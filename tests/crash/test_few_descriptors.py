@@ -10,7 +10,7 @@ import pytest
 from support.http import Api, ok
 from support.server import ServerProcess
 from support.waiting import poll
-from topics_server.descriptors import LEAST
+from topics_server.descriptors import MIN_DESCRIPTORS
 
 FLOOD = 200
 
@@ -25,19 +25,22 @@ def cpu_seconds(server: ServerProcess) -> float:
 
 
 def test_too_few_to_start(make_server: Callable[..., ServerProcess]) -> None:
-    server = make_server(prefix=limited(LEAST - 1))
+    server = make_server(prefix=limited(MIN_DESCRIPTORS - 1))
     server.spawn()
     assert server.wait(20) == 1
     [line] = server.log.strip().splitlines()
-    assert line == f"topics: the process may open {LEAST - 1} files (ulimit -Hn), it needs at least {LEAST}"
+    assert (
+        line
+        == f"topics: the process may open {MIN_DESCRIPTORS - 1} files (ulimit -Hn), it needs at least {MIN_DESCRIPTORS}"
+    )
     assert not server.data_dir.exists()
 
 
 @pytest.mark.timeout(90)
 def test_a_flood_of_connections_leaves_the_database_its_files(make_server: Callable[..., ServerProcess]) -> None:
-    server = make_server(prefix=limited(LEAST), kafka=True, env={"TOPICS_MEMORY_BYTES": 8 << 20}).start()
+    server = make_server(prefix=limited(MIN_DESCRIPTORS), kafka=True, env={"TOPICS_MEMORY_BYTES": 8 << 20}).start()
     options = max(server.data_dir.glob("OPTIONS-*")).read_text()
-    assert f"max_open_files={LEAST // 4}" in options
+    assert f"max_open_files={MIN_DESCRIPTORS // 4}" in options
     with Api(server.base) as api:
         ok(api.put("t", durability="fsync"), 201)
         held: list[socket.socket] = []

@@ -21,7 +21,7 @@ from topics_kafka.protocol import ApiKey
 KILLS = 4
 KILLS_OF_A_SERVER = 10  # in the soak: then the next one begins, so that checks stay quick
 PRODUCERS = 4
-MOST_IN_FLIGHT = 5  # requests of an idempotent producer, as clients have it
+MAX_IN_FLIGHT = 5  # requests of an idempotent producer, as clients have it
 SOAK_SECONDS = float(os.environ.get("TOPICS_SOAK_SECONDS", "0"))
 PLACES: list[Place] = [(name, partition) for name in ("disk", "fsync") for partition in range(2)]
 
@@ -74,7 +74,7 @@ class Load:
             if rng.random() < 0.2:
                 fresh_id(wire, self._oracle, producer)
             while not self._over:
-                in_flight = [self._send(wire, producer) for _ in range(rng.randint(1, MOST_IN_FLIGHT))]
+                in_flight = [self._send(wire, producer) for _ in range(rng.randint(1, MAX_IN_FLIGHT))]
                 for correlation in in_flight:
                     receive(wire, self._oracle, producer, correlation)
                 if rng.random() < 0.1:
@@ -133,7 +133,7 @@ def retries(wire: Wire, oracle: Oracle, producer: Producer) -> None:
 def resend_answered(wire: Wire, oracle: Oracle, producer: Producer) -> None:
     """Send one of the last five answered batches of a partition once more: it is where it was."""
     for place, batches in producer.answered.items():
-        del batches[:-MOST_IN_FLIGHT]
+        del batches[:-MAX_IN_FLIGHT]
         sent = producer.rng.choice(batches)
         code, offset = answers_of(wire.call(ApiKey.PRODUCE, 9, **produce_body([sent])))[place]
         assert (code, offset) == (0, sent.offset), sent

@@ -44,8 +44,8 @@ class HttpCalls:
     def append(self, topic: str, ids: list[int], **more: Any) -> None:
         self._call(topic, "", records=[{"data": number} for number in ids], **more)
 
-    def claim(self, topic: str, node: str, most: int, lease_ms: int) -> list[Job]:
-        claimed = self._call(topic, "/claim", node=node, max=most, lease_ms=lease_ms)["claimed"]
+    def claim(self, topic: str, node: str, max_jobs: int, lease_ms: int) -> list[Job]:
+        claimed = self._call(topic, "/claim", node=node, max=max_jobs, lease_ms=lease_ms)["claimed"]
         return [Job(job["data"], job["$seq"], job["lease_id"], job["deadline"], job["deliveries"]) for job in claimed]
 
     def ack(self, topic: str, node: str, jobs: list[Job], *, fenced: bool) -> list[int]:
@@ -80,8 +80,8 @@ class GrpcCalls:
         except grpc.RpcError as error:
             raise _gone(error) from error
 
-    def claim(self, topic: str, node: str, most: int, lease_ms: int) -> list[Job]:
-        reply = self._call("Claim", pb.ClaimRequest(topic=topic, node=node, max=most, lease_ms=lease_ms))
+    def claim(self, topic: str, node: str, max_jobs: int, lease_ms: int) -> list[Job]:
+        reply = self._call("Claim", pb.ClaimRequest(topic=topic, node=node, max=max_jobs, lease_ms=lease_ms))
         return list(map(_job, reply.claimed))
 
     def ack(self, topic: str, node: str, jobs: list[Job], *, fenced: bool) -> list[int]:
@@ -192,9 +192,9 @@ class Load:
         calls, node = HttpCalls(self._server), f"push{number}"
         try:
             while not self._over:
-                subject, most = rng.choice(self._oracle.subjects), rng.choice((1, 4))
+                subject, max_jobs = rng.choice(self._oracle.subjects), rng.choice((1, 4))
                 lease_ms = rng.choice(LEASE_MS)
-                query = {"node": node, "max": most, "lease_ms": lease_ms}
+                query = {"node": node, "max": max_jobs, "lease_ms": lease_ms}
                 try:
                     with PushStream(self._server.http_port, subject.name, **query) as stream:
                         assert stream.status == 200
@@ -223,9 +223,9 @@ class Load:
         calls, node = GrpcCalls(self._server), f"push{number}"
         try:
             while not self._over:
-                subject, most = rng.choice(self._oracle.subjects), rng.choice((1, 4))
+                subject, max_jobs = rng.choice(self._oracle.subjects), rng.choice((1, 4))
                 lease_ms = rng.choice(LEASE_MS)
-                request = pb.WorkRequest(topic=subject.name, node=node, max=most, lease_ms=lease_ms)
+                request = pb.WorkRequest(topic=subject.name, node=node, max=max_jobs, lease_ms=lease_ms)
                 stream = calls.stub.Work(request)
                 held: list[Job] = []
                 leaving, gate = threading.Event(), threading.Lock()

@@ -44,13 +44,13 @@ class Burst:
     def __init__(self, disk: SmallDisk, write: Callable[[int], Any]) -> None:
         self.errors: list[Any] = []
         self.refused = 0
-        self.least = disk.free
+        self.lowest = disk.free
         self._write = write
         threads = [threading.Thread(target=self._run, args=(number,)) for number in range(WRITERS)]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
-            self.least = min(self.least, disk.free)
+            self.lowest = min(self.lowest, disk.free)
             time.sleep(0.0005)
 
     def _run(self, number: int) -> None:
@@ -98,7 +98,7 @@ def test_a_burst_is_refused_before_the_disk_is_full_and_deletes_make_room(
         burst = Burst(disk, writer(apis))
         assert burst.errors == []
         assert burst.refused
-        assert burst.least > 0
+        assert burst.lowest > 0
         assert ok(api.send("GET", "/v0/ready")), "it is not read-only"
 
         def is_refused() -> bool:

@@ -108,7 +108,7 @@ def test_a_mirror_that_is_killed_again_and_again_copies_each_record_once(
     kills = 0
     while (before := count(b)) < 25_000 and kills < 8:
         with mirror(servers, "orders", key="mirror") as running:
-            poll(lambda least=before + 2500: count(b) >= min(least, 25_000), 20)  # type: ignore[misc]
+            poll(lambda minimum=before + 2500: count(b) >= min(minimum, 25_000), 20)  # type: ignore[misc]
             running.kill()
         kills += 1
     assert kills >= 3
@@ -228,7 +228,7 @@ def test_sites_that_wait_for_their_mirrors_do_not_wait_for_each_other(
     with mirror(servers, "orders") as running:
         for start in range(0, 150, 50):  # more than a has room for, were the copies to be copied first
             b.append_many("orders", range(start, start + 50))
-            poll(lambda least=start + 50: a.get_topic("orders").head_seq >= least, 20)  # type: ignore[misc]
+            poll(lambda minimum=start + 50: a.get_topic("orders").head_seq >= minimum, 20)  # type: ignore[misc]
         running.stop()
     assert [record.value for record in a.read("orders", last=100)] == list(range(50, 150))
 
@@ -289,7 +289,7 @@ def test_a_projection_that_is_killed_again_and_again_counts_each_event_once(
     for round_ in range(1, 6):
         with program(*arguments, url=url) as running:
             a.append_many("sales", events)
-            poll(lambda least=2000 * round_: sold() >= least, 20)  # type: ignore[misc]
+            poll(lambda minimum=2000 * round_: sold() >= minimum, 20)  # type: ignore[misc]
             running.kill()
     with program(*arguments, url=url) as running:
         poll(lambda: sold() == 12_000, 20)
@@ -332,7 +332,7 @@ def test_workers_that_are_killed_again_and_again_leave_each_result_once(
         while count(a, "counts") < jobs and kills < 8:
             with program(*arguments, url=url) as running:
                 before = count(a, "counts")
-                poll(lambda least=before + jobs // 5: count(a, "counts") >= min(least, jobs), 20)  # type: ignore[misc]
+                poll(lambda minimum=before + jobs // 5: count(a, "counts") >= min(minimum, jobs), 20)  # type: ignore[misc]
                 running.kill()
             kills += 1
         poll(lambda: count(a, "texts") == 0, 20)

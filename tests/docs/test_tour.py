@@ -26,10 +26,10 @@ def _pattern(expected: str) -> str:
     return ".*".join(map(re.escape, expected.split("...")))
 
 
-@pytest.mark.parametrize(("page", "least"), [("README.md", 8), ("docs/watch.md", 4)])
-def test_the_tour_prints_what_the_page_says(tmp_path: Path, page: str, least: int) -> None:
+@pytest.mark.parametrize(("page", "minimum"), [("README.md", 8), ("docs/watch.md", 4)])
+def test_the_tour_prints_what_the_page_says(tmp_path: Path, page: str, minimum: int) -> None:
     steps = list(_steps((ROOT / page).read_text()))
-    assert len(steps) >= least
+    assert len(steps) >= minimum
     with ServerProcess(tmp_path) as server:
         for command, expected in steps:
             here = with_addresses(command, server)

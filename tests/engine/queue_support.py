@@ -41,17 +41,17 @@ class QueueWorld(World):
         reply = self.append(*(datas or (1,)), topic=topic, **append)
         return list(range(reply.first_seq, reply.last_seq + 1))
 
-    def try_claim(self, node: str = "w", most: int = 1, topic: str = "q", **request: Any) -> tuple[ClaimReply, int]:
-        claim = ClaimRequest(topic=topic, node=node, max=most, **request)
+    def try_claim(self, node: str = "w", max_jobs: int = 1, topic: str = "q", **request: Any) -> tuple[ClaimReply, int]:
+        claim = ClaimRequest(topic=topic, node=node, max=max_jobs, **request)
         [reply], ticket = self.engine.queues.claim([claim])
         return reply, ticket
 
-    def claim(self, node: str = "w", most: int = 1, topic: str = "q", **request: Any) -> list[Job]:
-        return self.try_claim(node, most, topic, **request)[0].jobs
+    def claim(self, node: str = "w", max_jobs: int = 1, topic: str = "q", **request: Any) -> list[Job]:
+        return self.try_claim(node, max_jobs, topic, **request)[0].jobs
 
-    def take(self, node: str = "w", most: int = 1, topic: str = "q", **request: Any) -> list[int]:
+    def take(self, node: str = "w", max_jobs: int = 1, topic: str = "q", **request: Any) -> list[int]:
         """The seqs of a claim."""
-        return [job.seq for job in self.claim(node, most, topic, **request)]
+        return [job.seq for job in self.claim(node, max_jobs, topic, **request)]
 
     def cohort(self, *requests: ClaimRequest) -> list[list[int]]:
         replies, _ = self.engine.queues.claim(list(requests))
@@ -99,8 +99,10 @@ class QueueWorld(World):
         assert self.state(topic).queue == found
         return found.ready, found.in_flight, found.dead_lettered
 
-    def redrive(self, match: TagMatch | None = None, most: int = 0, topic: str = "q", start: int = 1) -> RedriveReply:
-        reply, _ = self.engine.queues.redrive(RedriveRequest(topic=topic, match=match, max=most, start=start))
+    def redrive(
+        self, match: TagMatch | None = None, max_jobs: int = 0, topic: str = "q", start: int = 1
+    ) -> RedriveReply:
+        reply, _ = self.engine.queues.redrive(RedriveRequest(topic=topic, match=match, max=max_jobs, start=start))
         self.engine.sync()
         return reply
 

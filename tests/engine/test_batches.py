@@ -391,12 +391,12 @@ def test_a_router_forwards_what_kafka_wrote(world: BatchWorld) -> None:
 def test_jobs_that_kafka_made(world: BatchWorld) -> None:
     world.queue(max_deliveries=1, dead_letter="dead")
     world.produce(b"1", b"2", b"3", topic="q")
-    jobs = world.claim(most=2)
+    jobs = world.claim(max_jobs=2)
     assert [job.block.record_data(job.position) for job in jobs] == [b"1", b"2"]
     world.settle("ack", [1])
     assert world.fetched("q") == [2, 3]
     world.clock.advance(5000)
-    assert world.take(most=5) == [3]
+    assert world.take(max_jobs=5) == [3]
     world.engine.sync()
     assert world.datas("dead") == [b"2"]
 

@@ -8,15 +8,15 @@ from topics_service.engine.errors import Reason, TopicsError
 
 
 class Disk:
-    """Room for writes of up to `most` bytes."""
+    """Room for writes of up to `maximum` bytes."""
 
-    most = 1 << 30
+    maximum = 1 << 30
 
     def is_scarce(self) -> bool:
         return True
 
     def check(self, nbytes: int) -> None:
-        if nbytes > self.most:
+        if nbytes > self.maximum:
             raise TopicsError(Reason.THROTTLED, "the disk is nearly full", {"limit": "min_free_bytes"})
 
 
@@ -32,7 +32,7 @@ def world() -> BatchWorld:
     world.work(100, 100)
     world.claim()
     world.clock.advance(2000)
-    disk.most = 50
+    disk.maximum = 50
     return world
 
 
@@ -46,7 +46,7 @@ def test_what_adds_records_is_refused(world: BatchWorld) -> None:
     world.forward()
     assert world.state("copies").head_seq == 0
     assert world.engine.routers.get("source->copies").last_error == "the disk is nearly full"
-    world.claim(most=9)
+    world.claim(max_jobs=9)
     world.engine.sync()
     assert world.state("letters").head_seq == 0, "the dead letter waits"
     assert world.append(10, topic="source").count == 1, "there is room for a small one"
@@ -55,7 +55,7 @@ def test_what_adds_records_is_refused(world: BatchWorld) -> None:
 def test_what_waited_goes_on_when_there_is_room(world: BatchWorld) -> None:
     world.forward()
     assert isinstance(world.engine.capacity.disk, Disk)
-    world.engine.capacity.disk.most = 1 << 30
+    world.engine.capacity.disk.maximum = 1 << 30
     world.clock.advance(60_000)
     world.maintain()
     world.forward()

@@ -57,7 +57,7 @@ def test_too_many_seqs_say_how_many_are_allowed() -> None:
     with pytest.raises(TopicsError) as error:
         world.ack(1, 2, 3, 4)
     assert (code(error), error.value.detail) == ("batch_too_large", {"seqs": 4, "max": 3})
-    assert world.take(most=9) == [1, 2, 3]
+    assert world.take(max_jobs=9) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("token", ["x", "lease_", "lease_g", "lease_1 ", "LEASE_1", "lease_" + "0" * 65, "lease_é"])
@@ -96,9 +96,9 @@ def test_claims_go_by_seq_and_count(world: QueueWorld) -> None:
     world.work(1, 2, 3, 4, 5)
     reply, ticket = world.try_claim()
     assert (ticket, reply.topic, reply.ready, [job.seq for job in reply.jobs]) == (0, "q", 4, [1])
-    assert world.take(most=3) == [2, 3, 4]
-    assert world.take(most=3) == [5]
-    reply, _ = world.try_claim(most=3)
+    assert world.take(max_jobs=3) == [2, 3, 4]
+    assert world.take(max_jobs=3) == [5]
+    reply, _ = world.try_claim(max_jobs=3)
     assert (reply.jobs, reply.ready) == ([], 0)
     assert world.counters() == (0, 5, 0)
 
@@ -114,7 +114,7 @@ def test_a_claimed_job_says_all_about_its_lease(world: QueueWorld) -> None:
 @pytest.mark.parametrize(("asked", "given"), [(0, 1), (-5, 1), (1, 1), (1000, 1000), (99_999, 1000)])
 def test_max_is_clamped(world: QueueWorld, asked: int, given: int) -> None:
     world.work(*[1] * 1001)
-    assert len(world.take(most=asked)) == given
+    assert len(world.take(max_jobs=asked)) == given
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, LEASE), (0, 100), (99, 100), (100, 100), (DAY + 1, DAY)])
@@ -127,10 +127,10 @@ def test_a_reply_is_bounded_in_bytes() -> None:
     world = QueueWorld(limits=Limits(max_batch_bytes=100, max_record_bytes=60))
     world.queue()
     world.work(*[60] * 5)
-    assert world.take(most=5) == [1, 2], "the one that reaches the bound still goes"
-    assert world.cohort(*(ClaimRequest(topic="q", node="w", max=most) for most in (9, 1))) == [[3, 5], [4]]
+    assert world.take(max_jobs=5) == [1, 2], "the one that reaches the bound still goes"
+    assert world.cohort(*(ClaimRequest(topic="q", node="w", max=max_jobs) for max_jobs in (9, 1))) == [[3, 5], [4]]
     world.work(*[60] * 5)
-    requests = [ClaimRequest(topic="q", node="w", max=9, max_bytes=most) for most in (50, 1 << 30)]
+    requests = [ClaimRequest(topic="q", node="w", max=9, max_bytes=max_jobs) for max_jobs in (50, 1 << 30)]
     assert world.cohort(*requests) == [[6], [7, 8]], "each has its own bound, but none above the server's"
 
 
@@ -138,7 +138,7 @@ def test_jobs_of_many_blocks_and_sealed_ones_are_found(world: QueueWorld, small_
     for i in range(10):
         world.work(b"job%d" % i)
     world.maintain()
-    jobs = world.claim(most=10)
+    jobs = world.claim(max_jobs=10)
     assert [job.block.record_data(job.position) for job in jobs] == [b"job%d" % i for i in range(10)]
 
 
@@ -200,7 +200,7 @@ def test_each_of_a_cohort_has_its_own_lease(world: QueueWorld) -> None:
 
 def test_an_ack_deletes_and_counts(world: QueueWorld) -> None:
     world.work(1, 1, 1)
-    world.claim(most=2)
+    world.claim(max_jobs=2)
     reply = world.ack(1)
     assert (reply.topic, reply.done, reply.skipped, reply.ready, reply.in_flight) == ("q", 1, [], 1, 1)
     assert (world.seqs("q"), world.state("q").earliest_seq) == ([2, 3], 2)
@@ -208,7 +208,7 @@ def test_an_ack_deletes_and_counts(world: QueueWorld) -> None:
 
 def test_skipped_keeps_the_order_of_the_request(world: QueueWorld) -> None:
     world.work(1, 1, 1)
-    world.claim(most=2)
+    world.claim(max_jobs=2)
     assert world.ack(99, 3, 1, 0, 1, 2).skipped == [99, 3, 0, 1], "a duplicate counts once"
     reply = world.ack(2, 1)
     assert (reply.done, reply.skipped) == (0, [2, 1])
@@ -240,13 +240,13 @@ def test_a_lease_id_fences(world: QueueWorld, call: str) -> None:
 
 def test_an_empty_lease_id_leaves_the_seq_to_the_node(world: QueueWorld) -> None:
     world.work(1, 1)
-    jobs = world.claim(most=2)
+    jobs = world.claim(max_jobs=2)
     assert world.ack(1, 2, tokens=["", jobs[0].lease_id]).skipped == [2]
 
 
 def test_one_write_for_an_ack_of_many(world: QueueWorld) -> None:
     world.work(*[1] * 100)
-    taken = world.take(most=100)
+    taken = world.take(max_jobs=100)
     before = world.engine.writer.written
     world.ack(*taken)
     assert world.engine.writer.written == before + 1
@@ -257,7 +257,7 @@ def test_one_write_for_an_ack_of_many(world: QueueWorld) -> None:
 def test_acks_at_the_front_free_the_log(world: QueueWorld, small_steps: None) -> None:
     for _ in range(20):
         world.work()
-    for seq in world.take(most=19):
+    for seq in world.take(max_jobs=19):
         world.ack(seq)
     world.maintain()
     assert (world.state("q").earliest_seq, world.rows(Family.DELETES)) != (1, [])
@@ -291,7 +291,7 @@ def test_a_delayed_nack_counts_nowhere_until_its_time(world: QueueWorld) -> None
     world.claim()
     reply = world.nack(1, delay_ms=500)
     assert (reply.ready, reply.in_flight) == (1, 0)
-    assert world.take(most=5) == [2]
+    assert world.take(max_jobs=5) == [2]
     world.clock.advance(499)
     assert (world.take(), world.counters()) == ([], (0, 1, 0))
     world.clock.advance(1)
@@ -309,15 +309,15 @@ def test_a_delay_is_clamped(world: QueueWorld) -> None:
 
 def test_given_back_jobs_are_served_lowest_first_and_before_fresh_ones(world: QueueWorld) -> None:
     world.work(*[1] * 8)
-    world.claim(most=6)
+    world.claim(max_jobs=6)
     world.nack(5)
     world.nack(2, 4)
-    assert world.take(most=4) == [2, 4, 5, 7]
+    assert world.take(max_jobs=4) == [2, 4, 5, 7]
 
 
 def test_a_seq_that_comes_again_is_extended_once_and_not_skipped(world: QueueWorld) -> None:
     world.work(b"1", b"2", b"3")
-    one, two = world.claim(most=2)
+    one, two = world.claim(max_jobs=2)
     stale = "lease_" + "0" * 32
     deadline = world.clock.now + 500
     for seqs, tokens in (
@@ -389,7 +389,7 @@ def test_next_due_is_when_time_alone_gives_jobs(world: QueueWorld) -> None:
     world.work(1, 1, 1)
     world.work(delay_ms=5000)
     assert queues.next_due("q") == now + 5000
-    world.claim(most=3)
+    world.claim(max_jobs=3)
     assert queues.next_due("q") == now + LEASE + 1, "held at the deadline"
     world.nack(1, delay_ms=300)
     assert queues.next_due("q") == now + 300
@@ -405,7 +405,7 @@ def test_next_due_is_when_time_alone_gives_jobs(world: QueueWorld) -> None:
 def test_alarms_stay_in_proportion(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("topics_service.engine.queue.alarms._SLACK", 8)
     world.work(1, 1)
-    world.claim(most=2)
+    world.claim(max_jobs=2)
     queue = world.engine.queues._open("q")[1]
     for _ in range(200):
         world.extend(1, 2)
@@ -420,14 +420,14 @@ def test_alarms_stay_in_proportion(world: QueueWorld, monkeypatch: pytest.Monkey
 
 def test_a_connection_gives_back_what_it_still_holds(world: QueueWorld) -> None:
     world.work(*[1] * 5)
-    mine = {job.seq: job.lease_id for job in world.claim(most=3)}
+    mine = {job.seq: job.lease_id for job in world.claim(max_jobs=3)}
     assert world.take() == [4], "another claim of the same node"
     world.ack(1)
     queues = world.engine.queues
     assert (queues.held("q", mine), queues.held("q", {}), queues.held("absent", mine)) == ({2, 3}, set(), set())
     assert queues.release("q", {**mine, 4: "lease_" + "0" * 32}) == 2
     assert world.counters() == (3, 1, 0)
-    assert [job.deliveries for job in world.claim(most=2)] == [2, 2], "the delivery counts"
+    assert [job.deliveries for job in world.claim(max_jobs=2)] == [2, 2], "the delivery counts"
     assert queues.release("q", mine) == 0, "the leases are others' now"
     assert queues.release("absent", mine) == 0
 
@@ -453,7 +453,7 @@ def test_all_leases_are_counted(world: QueueWorld) -> None:
     world.queue("p")
     world.work(1, 1)
     world.work(topic="p")
-    world.claim(most=2)
+    world.claim(max_jobs=2)
     world.claim(topic="p")
     assert world.engine.queues.leases_in_flight == 3
 
@@ -467,7 +467,7 @@ def test_lost_jobs_count_nowhere_but_their_holder_can_ack(how: str) -> None:
     world.queue(cap_records=4 if how == "evict" else 0, ttl_ms=5000 if how == "expire" else 0, lease_ms=60_000)
     for _ in range(4):
         world.work(tags=[b"x"])
-    jobs = world.claim(most=3)
+    jobs = world.claim(max_jobs=3)
     world.nack(2, delay_ms=100)
     world.nack(3)
     assert world.counters() == (2, 1, 0)
@@ -486,13 +486,13 @@ def test_lost_jobs_count_nowhere_but_their_holder_can_ack(how: str) -> None:
     assert (reply.done, reply.skipped) == (1, [2, 3])
     assert world.ack(1).done == 0
     world.clock.advance(200)
-    assert world.take(most=9) == ([5, 6, 7, 8] if how == "evict" else [])
+    assert world.take(max_jobs=9) == ([5, 6, 7, 8] if how == "evict" else [])
 
 
 def test_leases_of_lost_jobs_expire_and_are_bounded(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "GONE_MAX", 3)
     world.work(*[1] * 6)
-    world.claim(most=6)
+    world.claim(max_jobs=6)
     world.delete(6, topic="q")
     assert world.counters() == (0, 1, 0)
     assert world.ack(1, 2, 3).done == 1, "the first two were forgotten"
@@ -505,7 +505,7 @@ def test_deleted_stretches_are_passed(world: QueueWorld) -> None:
     world.work(*[1] * 5, tags=[b"x", b"", b"x", b"x", b""])
     world.delete(eq=b"x", topic="q")
     assert world.counters() == (2, 0, 0)
-    assert world.take(most=5) == [2, 5]
+    assert world.take(max_jobs=5) == [2, 5]
 
 
 # ------------------------------------------------------------------- durability
@@ -517,22 +517,22 @@ def test_jobs_of_an_fsync_queue_are_claimed_when_they_are_durable() -> None:
     world.work()
     world.work(sync=False)
     assert world.counters() == (1, 0, 0)
-    assert world.take(most=5) == [1]
+    assert world.take(max_jobs=5) == [1]
     assert world.counters() == (0, 1, 0)
     world.engine.sync()
-    assert world.take(most=5) == [2]
+    assert world.take(max_jobs=5) == [2]
 
 
 def test_an_ack_of_an_fsync_queue_waits_and_is_not_undone_meanwhile() -> None:
     world = QueueWorld()
     world.queue(durability="fsync")
     world.work(1, 1)
-    world.claim(most=1)
+    world.claim(max_jobs=1)
     reply, ticket = world.engine.queues.ack(SettleRequest(topic="q", node="w", seqs=[1]))
     assert ticket > world.engine.writer.synced
     assert (reply.done, reply.ready, reply.in_flight) == (1, 1, 0)
     assert world.seqs("q") == [1, 2], "readers see it until the ack is durable"
-    assert world.take(most=5) == [2], "but nobody gets it"
+    assert world.take(max_jobs=5) == [2], "but nobody gets it"
     repeated, waits = world.engine.queues.ack(SettleRequest(topic="q", node="w", seqs=[1]))
     assert (repeated.skipped, waits) == ([1], ticket)
     world.engine.sync()
@@ -555,7 +555,7 @@ def test_a_store_that_stalls_changes_nothing(durable: bool) -> None:
     world.queue(leases_durable=durable)
     world.work(1, 1, 1)
     world.work(priority=3)
-    assert world.take(most=2) == [1, 4], "the one with priority, and the first"
+    assert world.take(max_jobs=2) == [1, 4], "the one with priority, and the first"
     world.nack(1)
     store = world.store
     assert isinstance(store, FaultyStore)
@@ -563,14 +563,14 @@ def test_a_store_that_stalls_changes_nothing(durable: bool) -> None:
     state, rows = world.counters(), store.rows()
     calls: list[Any] = [lambda: world.ack(4)]
     if durable:
-        calls += [lambda: world.claim(most=5), lambda: world.nack(4), lambda: world.extend(4)]
+        calls += [lambda: world.claim(max_jobs=5), lambda: world.nack(4), lambda: world.extend(4)]
     for call in calls:
         with pytest.raises(TopicsError) as error:
             call()
         assert code(error) == "throttled"
         assert (world.counters(), store.rows()) == (state, rows)
     store.stalled = False
-    assert world.take(most=5) == [1, 2, 3]
+    assert world.take(max_jobs=5) == [1, 2, 3]
     assert world.ack(1, 2, 3, 4).done == 4
 
 
@@ -594,7 +594,7 @@ def test_a_damaged_block_fails_the_claim_and_nothing_else() -> None:
     batch.put(Family.BLOCKS, key, row[:-1] + b"?")
     world.store.write(batch)
     with pytest.raises(TopicsError) as error:
-        world.claim(most=3)
+        world.claim(max_jobs=3)
     assert code(error) == "internal"
     assert world.counters() == (3, 0, 0)
     assert world.take() == [1]
@@ -604,7 +604,7 @@ def test_a_power_cut_brings_back_jobs_whose_ack_was_not_durable() -> None:
     world = QueueWorld(CrashStore())
     world.queue()
     world.work(1, 1)
-    world.claim(most=2)
+    world.claim(max_jobs=2)
     world.settle("ack", [1])
     world.cut_power()
-    assert world.take(most=5) == [1, 2]
+    assert world.take(max_jobs=5) == [1, 2]

@@ -81,7 +81,7 @@ def test_it_is_always_the_lowest_seq_that_claims_would_get(seed: int) -> None:
             for seq in world.work(*[1] * count, tags=tags, delay_ms=delay_ms, priority=priority):
                 times[seq] = world.clock.now
         elif step == 2:
-            held = world.take(most=rng.randrange(1, 6))
+            held = world.take(max_jobs=rng.randrange(1, 6))
             done = [seq for seq in held if rng.random() < 0.5]
             if done:
                 world.ack(*done)
@@ -90,7 +90,7 @@ def test_it_is_always_the_lowest_seq_that_claims_would_get(seed: int) -> None:
         else:
             world.clock.advance(rng.randrange(LEASE))
         told = age(world)
-        claimable = world.take(most=1000)
+        claimable = world.take(max_jobs=1000)
         oldest = world.clock.now - times[min(claimable)] if claimable else 0
         assert told == oldest
         if claimable:

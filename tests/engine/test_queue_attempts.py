@@ -69,7 +69,7 @@ def test_without_a_reason_a_dead_letter_is_what_it_was(world: QueueWorld) -> Non
 
 def test_a_reason_for_each_job(world: QueueWorld) -> None:
     world.work(1, 1, 1)
-    world.claim(most=3)
+    world.claim(max_jobs=3)
     world.nack(3, 1, 2, 3, reasons=["three", "one", "", "again"])
     found = {view.block.base_seq + view.position: view.attempts for view in world.jobs("ready")}
     assert {seq: [each.reason for each in some] for seq, some in found.items()} == {1: ["one"], 2: [], 3: ["three"]}

@@ -27,7 +27,7 @@ def world() -> QueueWorld:
 def burn(world: QueueWorld, *seqs: int, times: int = 2, topic: str = "q") -> None:
     """Deliver exactly these jobs so often and give them back."""
     for _ in range(times):
-        assert world.take(most=len(seqs), topic=topic) == list(seqs)
+        assert world.take(max_jobs=len(seqs), topic=topic) == list(seqs)
         world.settle("nack", seqs, topic=topic)
 
 
@@ -97,7 +97,7 @@ def test_a_timer_moves_what_nobody_asks_for(world: QueueWorld) -> None:
     world.put("dlq")
     world.work(1, 1)
     burn(world, 1, 2, times=1)
-    world.claim(most=2)
+    world.claim(max_jobs=2)
     world.extend(2, lease_ms=3000)
     for ms, moved in ((LEASE, []), (1, [1]), (1999, [1]), (1, [1, 2])):
         world.clock.advance(ms)
@@ -122,7 +122,7 @@ def test_a_restart_leaves_the_move_to_the_timer() -> None:
     world = QueueWorld()
     world.queue(max_deliveries=1, dead_letter="dlq", leases_durable=True)
     world.work(1, 1)
-    world.claim(most=2)
+    world.claim(max_jobs=2)
     world.clock.advance(LEASE + 1)
     world.kill()
     world.maintain()
@@ -133,7 +133,7 @@ def test_a_restart_leaves_the_move_to_the_timer() -> None:
 def test_a_worker_that_is_cut_off_has_its_last_deliveries_moved(world: QueueWorld) -> None:
     world.work(1, 1)
     burn(world, 1, times=1)
-    jobs = world.claim(most=2)
+    jobs = world.claim(max_jobs=2)
     assert world.engine.queues.release("q", {job.seq: job.lease_id for job in jobs}) == 2
     assert (world.counters(), world.listed("ready")) == ((1, 0, 1), [2])
 
@@ -144,7 +144,7 @@ def test_a_nack_ends_everything_in_one_write() -> None:
     world.put("dlq")
     world.work(1, 1, 1)
     burn(world, 1, times=1)
-    world.claim(most=3)
+    world.claim(max_jobs=3)
     before = world.engine.writer.written
     reply = world.nack(2, 1, 3, delay_ms=50)
     assert (reply.done, reply.dead_lettered, reply.exhausted) == (3, [1], [])
@@ -153,7 +153,7 @@ def test_a_nack_ends_everything_in_one_write() -> None:
     world.kill()
     assert (world.counters(), world.listed("delayed")) == ((0, 0, 1), [2, 3])
     world.clock.advance(50)
-    assert [job.deliveries for job in world.claim(most=9)] == [2, 2]
+    assert [job.deliveries for job in world.claim(max_jobs=9)] == [2, 2]
 
 
 def test_a_release_does_not_bring_a_job_nearer_to_the_dead_letters(world: QueueWorld) -> None:
@@ -178,7 +178,7 @@ def test_many_move_in_one_write(world: QueueWorld) -> None:
     world.work(*range(1, 51))
     burn(world, *range(1, 51), times=1)
     world.put("dlq")
-    world.take(most=50)
+    world.take(max_jobs=50)
     before = world.engine.writer.written
     world.clock.advance(LEASE + 1)
     assert world.take() == []
@@ -270,10 +270,10 @@ def test_a_full_letter_topic_keeps_the_job_and_is_asked_again(world: QueueWorld)
     world.append(1, topic="dlq")
     world.work(1, 1, 1)
     burn(world, 1, 2, times=1)
-    world.take(most=2)
+    world.take(max_jobs=2)
     reply = world.nack(2, 1)
     assert (reply.done, reply.dead_lettered, reply.exhausted) == (2, [], [2, 1])
-    assert world.take(most=5) == [3]
+    assert world.take(max_jobs=5) == [3]
     assert (world.counters(), world.exhausted()) == ((0, 1, 0), [1, 2]), "neither ready nor lost"
     assert world.engine.queues.last_error("q") == 'topic "dlq" is full'
     world.ack(3)
@@ -343,7 +343,7 @@ def test_a_letter_that_can_not_be_read_lets_others_pass() -> None:
     world.queue(max_deliveries=1, dead_letter="dlq")
     for _ in range(3):
         world.work()
-    world.take(most=3)
+    world.take(max_jobs=3)
     key, row = world.rows(Family.BLOCKS)[0]
     batch = world.store.batch()
     batch.put(Family.BLOCKS, key, row[:-1] + b"?")
@@ -393,7 +393,7 @@ def test_a_stalled_store_is_no_reason_to_lose_a_letter(world: QueueWorld) -> Non
     world.put("dlq")
     world.work(1, 1, 1)
     burn(world, 1, 2, times=1)
-    world.take(most=2)
+    world.take(max_jobs=2)
     assert isinstance(world.store, FaultyStore)
     world.store.stalled = True
     assert world.nack(1, 2).exhausted == [1, 2], "a nack needs to write nothing"
@@ -519,7 +519,7 @@ def test_letters_come_back_as_fresh_jobs(world: QueueWorld) -> None:
     reply = world.redrive()
     assert (reply.topic, reply.dead_letter, reply.redriven, reply.resume) == ("q", "dlq", 2, 0)
     assert (world.counters(), world.seqs("dlq")) == ((2, 0, 2), [3])
-    jobs = world.claim(most=5)
+    jobs = world.claim(max_jobs=5)
     assert [(job.seq, job.deliveries) for job in jobs] == [(3, 1), (4, 1)]
     block = jobs[0].block
     assert [block.record_data(i) for i in (0, 1)] == [b"one", b"two"]
@@ -531,7 +531,7 @@ def test_a_redrive_by_tag_and_number(world: QueueWorld) -> None:
     world.work(*[1] * 6, tags=[b"a", b"ab", b"b", b"a", None, b"a"])
     burn(world, *range(1, 7))
     world.bury()
-    assert world.redrive(TagMatch("Eq", b"a"), most=2).redriven == 2
+    assert world.redrive(TagMatch("Eq", b"a"), max_jobs=2).redriven == 2
     assert world.seqs("dlq") == [2, 3, 5, 6]
     assert world.redrive(TagMatch("Glob", b"a")).redriven == 2
     assert world.seqs("dlq") == [3, 5]
@@ -566,7 +566,7 @@ def test_a_letter_that_was_held_comes_with_the_next_redrive(world: QueueWorld) -
     burn(world, 1, 2, 3)
     world.bury()
     world.claim(topic="dlq")
-    assert (world.redrive(most=1).redriven, world.seqs("dlq")) == (1, [1, 3])
+    assert (world.redrive(max_jobs=1).redriven, world.seqs("dlq")) == (1, [1, 3])
     world.settle("nack", [1], topic="dlq")
     assert (world.redrive().redriven, world.seqs("dlq")) == (2, [])
 

@@ -72,22 +72,22 @@ def test_a_delayed_job_is_hidden_until_its_time(durability: str, restart: Callab
     restart(world)
     assert world.counters() == (1, 0, 0)
     assert world.seqs("q") == [1, 2, 3], "readers see it"
-    assert world.take(most=5) == [3]
+    assert world.take(max_jobs=5) == [3]
     world.clock.advance(499)
-    assert world.take(most=5) == []
+    assert world.take(max_jobs=5) == []
     world.clock.advance(1)
     restart(world)
     assert world.counters()[0] == (2 if restart is RESTARTS[0] else 3)
-    assert world.take(most=2) == [1, 2]
+    assert world.take(max_jobs=2) == [1, 2]
 
 
 def test_an_ephemeral_queue_delays_too(world: QueueWorld) -> None:
     world.queue(durability="ephemeral")
     world.work(delay_ms=500)
     world.work(priority=1)
-    assert world.take(most=2) == [2]
+    assert world.take(max_jobs=2) == [2]
     world.clock.advance(500)
-    assert world.take(most=2) == [1]
+    assert world.take(max_jobs=2) == [1]
     world.restart()
     assert world.counters() == (0, 0, 0)
     world.work(delay_ms=500)
@@ -129,7 +129,7 @@ def test_delays_end_in_any_order(world: QueueWorld) -> None:
         due = world.engine.queues.next_due("q")
         assert due is not None
         world.clock.now = due
-        served.append(world.take(most=9, lease_ms=DAY))
+        served.append(world.take(max_jobs=9, lease_ms=DAY))
     assert served == [[2, 4], [3], [1]]
 
 
@@ -150,9 +150,9 @@ def test_many_due_jobs_come_in_slices(world: QueueWorld, monkeypatch: pytest.Mon
     for _ in range(5):
         world.work(delay_ms=10)
     world.clock.advance(10)
-    assert world.take(most=9) == [1, 2]
-    assert world.take(most=9) == [3, 4]
-    assert world.take(most=9) == [5]
+    assert world.take(max_jobs=9) == [1, 2]
+    assert world.take(max_jobs=9) == [3, 4]
+    assert world.take(max_jobs=9) == [5]
 
 
 # ----------------------------------------------------------------------- priority
@@ -169,7 +169,7 @@ def test_higher_priorities_go_first_and_each_by_seq(world: QueueWorld, restart: 
 
 def test_what_was_given_back_goes_before_any_priority(world: QueueWorld) -> None:
     world.work(1, 1)
-    world.claim(most=2)
+    world.claim(max_jobs=2)
     world.work(priority=9)
     world.nack(2)
     assert [world.take()[0] for _ in range(2)] == [2, 3]
@@ -189,11 +189,11 @@ def test_priorities_of_records_that_are_not_durable_yet(world: QueueWorld) -> No
     world.work(priority=1)
     world.work(priority=9, sync=False)
     world.work(priority=9, delay_ms=100, sync=False)
-    assert world.take(most=9) == [1]
+    assert world.take(max_jobs=9) == [1]
     world.clock.advance(100)
     assert world.counters() == (0, 1, 0)
     world.engine.sync()
-    assert world.take(most=9) == [2, 3]
+    assert world.take(max_jobs=9) == [2, 3]
 
 
 # --------------------------------------------------------------- rows and restarts
@@ -204,7 +204,7 @@ def test_rows_are_folded_and_go_away(world: QueueWorld, small_folds: None) -> No
         world.work(priority=i % 3, delay_ms=10 * (i % 2))
     assert len(world.rows(Family.JOBS)) < 50
     world.clock.advance(10)
-    for seq in world.take(most=100):
+    for seq in world.take(max_jobs=100):
         world.ack(seq)
     assert world.counters() == (0, 0, 0)
     for _ in range(4):
@@ -223,7 +223,7 @@ def test_the_delayed_write_that_folds_stays_hidden(world: QueueWorld, small_fold
     assert (world.counters(), world.listed("delayed")) == ((3, 0, 0), [4, 5])
     assert [view.ready_at for view in world.jobs("delayed")] == [world.clock.now + 100] * 2
     world.clock.advance(100)
-    assert world.take(most=2) == [4, 5]
+    assert world.take(max_jobs=2) == [4, 5]
 
 
 def test_sets_of_chunks_that_are_done_are_removed(world: QueueWorld, small_folds: None) -> None:
@@ -279,11 +279,11 @@ def test_a_job_that_came_due_and_was_claimed_is_not_hidden_again(durable: bool, 
     if durable:
         assert world.counters() == (0, 1, 0)
         world.clock.advance(50)
-        assert (world.counters(), world.take(most=9)) == ((1, 1, 0), [2])
+        assert (world.counters(), world.take(max_jobs=9)) == ((1, 1, 0), [2])
     else:
         assert world.counters() == (0, 0, 0), "the clock says that it is too early"
         world.clock.advance(50)
-        assert world.take(most=9) == [1, 2]
+        assert world.take(max_jobs=9) == [1, 2]
 
 
 @pytest.mark.parametrize("before", [0, 1, 2])
@@ -310,7 +310,7 @@ def test_a_stalled_fold_waits(world: QueueWorld, small_folds: None) -> None:
     assert isinstance(world.store, FaultyStore)
     world.store.stalled = True
     world.clock.advance(10)
-    assert world.take(most=9) == [1, 2, 3, 4]
+    assert world.take(max_jobs=9) == [1, 2, 3, 4]
     world.store.stalled = False
     assert world.counters() == (0, 4, 0)
     assert not [key for key, _ in world.rows(Family.JOBS) if key[8] in (1, 2)]
@@ -368,7 +368,7 @@ def test_a_due_job_that_was_deleted_is_not_handed_out(world: QueueWorld) -> None
     world.clock.advance(100)
     assert world.counters() == (4, 0, 0)
     world.delete(eq=b"x", topic="q")
-    assert (world.counters(), world.take(most=9)) == ((2, 0, 0), [1, 3])
+    assert (world.counters(), world.take(max_jobs=9)) == ((2, 0, 0), [1, 3])
 
 
 def test_alternating_jobs_are_told_apart(world: QueueWorld) -> None:

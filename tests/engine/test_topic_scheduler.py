@@ -25,9 +25,9 @@ class Order:
             turn.due, turn.due_ts = True, self.clock.now
             self.order.add(turn)
 
-    def served(self, most: int = 100) -> Iterator[str]:
+    def served(self, maximum: int = 100) -> Iterator[str]:
         """Whoever comes next, with nothing left to serve afterwards."""
-        for _ in range(most):
+        for _ in range(maximum):
             turn = self.order.next(self.clock.now)
             if turn is None:
                 return

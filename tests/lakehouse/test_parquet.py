@@ -75,13 +75,13 @@ def test_large_records_are_not_held_back(table: Table) -> None:
     """However many rows a row group may have: what is held of them is bounded."""
     where = _layout(table, rows=100_000)
     before = pa.total_allocated_bytes()
-    most = 0
+    maximum = 0
     with ParquetFiles(table.io, where) as files:
         for first in range(1, 201):
             files.write(_batch(where, first, 1, data=bytes(1 << 20)))
-            most = max(most, pa.total_allocated_bytes() - before)
+            maximum = max(maximum, pa.total_allocated_bytes() - before)
         (file,) = files.close()
-    assert most < 100 << 20
+    assert maximum < 100 << 20
     assert pq.read_metadata(_path(file.file_path)).num_row_groups == 4
 
 

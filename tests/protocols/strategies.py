@@ -156,9 +156,9 @@ def once_in(draw: Draw[Any], times: int) -> bool:
 
 
 @st.composite
-def some_of(draw: Draw[Any], fields: dict[str, st.SearchStrategy[Any]], most: int = 4) -> dict[str, Any]:
+def some_of(draw: Draw[Any], fields: dict[str, st.SearchStrategy[Any]], maximum: int = 4) -> dict[str, Any]:
     """Some members of an object, each with a value that fits it."""
-    chosen = draw(st.lists(st.sampled_from(sorted(fields)), unique=True, max_size=most))
+    chosen = draw(st.lists(st.sampled_from(sorted(fields)), unique=True, max_size=maximum))
     return {name: draw(fields[name]) for name in chosen}
 
 

@@ -42,9 +42,9 @@ def test_ephemeral_topics_stay_within_their_memory(tmp_path: Path) -> None:
             reply = api.write("e", body)
             if reply.status_code != 200:
                 break
-        most = 3 * (4 << 20) // 8
-        assert envelope(reply.json())["detail"] == {"limit": "max_ephemeral_bytes", "max": most}
-        assert most / 2 < api.state("e")["bytes"] < most + 100_000
+        maximum = 3 * (4 << 20) // 8
+        assert envelope(reply.json())["detail"] == {"limit": "max_ephemeral_bytes", "max": maximum}
+        assert maximum / 2 < api.state("e")["bytes"] < maximum + 100_000
         assert api.write("d", body).status_code == 201, "the disk has room"
         ok(api.drop("e"))
         api.put("e", durability="ephemeral")

@@ -240,7 +240,7 @@ class Run:
             at = version.earliest - 1 if lost.reason in ("recreated", "cap", "ttl", "mixed") else lost.last
         page = version.page(at, version.head, reading)
         assert [record["$seq"] for record in reply["records"]] == [rec.seq for rec in page.taken], (name, version)
-        assert page.least <= reply["next_from_seq"] <= page.next, (name, cursor, reply, version)
+        assert page.minimum <= reply["next_from_seq"] <= page.next, (name, cursor, reply, version)
 
     async def idle(self) -> None:
         for name in list(self.pending):

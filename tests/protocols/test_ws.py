@@ -61,12 +61,12 @@ def test_malformed_upgrades(server: ServerProcess) -> None:
 def test_connection_caps(start: Callable[..., ServerProcess], connect: Callable[..., WebSocket]) -> None:
     server = start(TOPICS_MAX_SSE_CONNECTIONS=3, TOPICS_MAX_SSE_CONNECTIONS_PER_KEY=2, TOPICS_API_KEYS="a,b")
     opened = [connect(server.base, key="a"), connect(server.base, key="a")]
-    for key, limit, most in (("a", "max_sse_connections_per_key", 2), ("b", "max_sse_connections", 3)):
+    for key, limit, maximum in (("a", "max_sse_connections_per_key", 2), ("b", "max_sse_connections", 3)):
         with pytest.raises(RefusedError) as caught:
             connect(server.base, key=key)
         assert caught.value.status == 429
         assert caught.value.headers["retry-after"] == "1"
-        assert envelope(caught.value.body, "throttled")["detail"] == {"limit": limit, "max": most}
+        assert envelope(caught.value.body, "throttled")["detail"] == {"limit": limit, "max": maximum}
         opened.append(connect(server.base, key="b")) if key == "a" else None
     opened[0].close()
 

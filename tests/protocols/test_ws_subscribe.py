@@ -99,9 +99,9 @@ def test_defaults_and_clamps(server: ServerProcess, api: Api, connect: Callable[
     large = api.make()
     for _ in range(3):
         api.append(large, *["x" * 99_998] * 8)
-    for most, sizes in ((None, [10, 10, 4]), (0, [10, 10, 4]), (350_000, [3] * 8), (1, [1] * 24), (8 << 20, [24])):
+    for maximum, sizes in ((None, [10, 10, 4]), (0, [10, 10, 4]), (350_000, [3] * 8), (1, [1] * 24), (8 << 20, [24])):
         ws = connect(server.base)
-        ws.subscribe(topic=large, **({} if most is None else {"max_batch_bytes": most}))
+        ws.subscribe(topic=large, **({} if maximum is None else {"max_batch_bytes": maximum}))
         assert [len(ws.wait("record")["records"]) for _ in sizes] == sizes
 
 

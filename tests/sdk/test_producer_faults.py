@@ -89,12 +89,12 @@ def test_a_server_that_stays_away_is_named_in_time(server: ServerProcess) -> Non
             producer.close(10)  # nobody has looked at the second
 
 
-@pytest.mark.parametrize("most", [100, 10_000])
-def test_nothing_is_lost_doubled_or_moved_by_kills(server: ServerProcess, most: int) -> None:
+@pytest.mark.parametrize("maximum", [100, 10_000])
+def test_nothing_is_lost_doubled_or_moved_by_kills(server: ServerProcess, maximum: int) -> None:
     places = [("a", 0), ("b", 0), ("b", 1)]
     with (
         _connection(server) as connection,
-        Producer(connection, retry=_QUICK, linger_ms=1, max_batch_records=most) as producer,
+        Producer(connection, retry=_QUICK, linger_ms=1, max_batch_records=maximum) as producer,
     ):
         _put(connection, "b", partitions=2)
         appended: dict[tuple[str, int], list[tuple[int, Delivery]]] = {place: [] for place in places}
@@ -110,10 +110,10 @@ def test_nothing_is_lost_doubled_or_moved_by_kills(server: ServerProcess, most: 
         appending.start()
         for number in range(3):
             delivered = producer.statistics().delivered
-            poll(lambda least=delivered: producer.statistics().delivered > least + 4000, 20)  # type: ignore[misc]
+            poll(lambda minimum=delivered: producer.statistics().delivered > minimum + 4000, 20)  # type: ignore[misc]
             server.kill()
             repeats = producer.statistics().repeats
-            poll(lambda least=repeats: producer.statistics().repeats > least, 20)  # type: ignore[misc]
+            poll(lambda minimum=repeats: producer.statistics().repeats > minimum, 20)  # type: ignore[misc]
             if number == 0:
                 server = _again(server)
             server.start()
@@ -135,7 +135,7 @@ def test_an_answer_that_comes_too_late_doubles_nothing(server: ServerProcess) ->
             server.signal(signal.SIGSTOP)
             deliveries = [(i, producer.append("t", i)) for i in range(stop * 100, stop * 100 + 100)]
             repeats = producer.statistics().repeats
-            poll(lambda least=repeats: producer.statistics().repeats > least, 20)  # type: ignore[misc]
+            poll(lambda minimum=repeats: producer.statistics().repeats > minimum, 20)  # type: ignore[misc]
             server.signal(signal.SIGCONT)
             for _, delivery in deliveries:
                 delivery.result(30)
@@ -220,7 +220,7 @@ def test_a_topic_that_is_deleted_meanwhile_begins_anew(server: ServerProcess) ->
         appending.start()
         for _ in range(5):
             delivered = producer.statistics().delivered
-            poll(lambda least=delivered: producer.statistics().delivered > least + 20, 20)  # type: ignore[misc]
+            poll(lambda minimum=delivered: producer.statistics().delivered > minimum + 20, 20)  # type: ignore[misc]
             connection.unary(connection.topics.DeleteTopic, pb.DeleteTopicRequest(topic="t"))
         stop.set()
         appending.join(20)

@@ -89,13 +89,13 @@ def test_every_call_about_jobs_is_fenced_by_their_leases(connection: Connection)
 
 def test_jobs_come_as_they_are_written_and_no_more_at_a_time_than_asked_for(connection: Connection) -> None:
     make_queue(connection, "at-a-time")
-    running_now, most, lock = 0, 0, threading.Lock()
+    running_now, max_jobs, lock = 0, 0, threading.Lock()
 
     def handle(job: Job) -> None:
-        nonlocal running_now, most
+        nonlocal running_now, max_jobs
         with lock:
             running_now += 1
-            most = max(most, running_now)
+            max_jobs = max(max_jobs, running_now)
         time.sleep(0.01)
         with lock:
             running_now -= 1
@@ -105,7 +105,7 @@ def test_jobs_come_as_they_are_written_and_no_more_at_a_time_than_asked_for(conn
             add(connection, "at-a-time", range(start, start + 20))
             acked(worker, start + 20)
             assert state(connection, "at-a-time").queue.in_flight == 0
-    assert most == 3
+    assert max_jobs == 3
     statistics = worker.statistics()
     assert (statistics.taken, statistics.acked, statistics.running) == (60, 60, 0)
 
@@ -132,20 +132,20 @@ def test_what_is_prefetched_waits_here_and_is_kept(connection: Connection, concu
 
 async def test_async_handlers_run_on_the_loop_that_awaits_run(server: ServerProcess, connection: Connection) -> None:
     make_queue(connection, "loop", 100)
-    loop, running_now, most, seen = asyncio.get_running_loop(), 0, 0, list[Any]()
+    loop, running_now, max_jobs, seen = asyncio.get_running_loop(), 0, 0, list[Any]()
 
     async def handle(job: Job) -> None:
-        nonlocal running_now, most
+        nonlocal running_now, max_jobs
         assert asyncio.get_running_loop() is loop
         running_now += 1
-        most = max(most, running_now)
+        max_jobs = max(max_jobs, running_now)
         await asyncio.sleep(0.001)
         running_now -= 1
         seen.append(job.value)
 
     worker = await _run_async(server, "loop", handle, concurrency=5)
     assert sorted(seen) == list(range(100))
-    assert most == 5
+    assert max_jobs == 5
     assert worker.statistics().acked == 100
 
 

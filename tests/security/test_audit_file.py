@@ -20,7 +20,7 @@ from topics_service.api.observers import Observers
 
 def test_lines_wait_for_a_full_disk_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits is bounded; what was dropped is counted in the log once it is written again."""
-    monkeypatch.setattr("topics_server.audit._MOST_LINES", 3)
+    monkeypatch.setattr("topics_server.audit._MAX_LINES", 3)
     monkeypatch.setattr("topics_server.audit._RETRY_SECONDS", 0.01)
     full, tries, real = [True], [0], os.write
 
@@ -52,7 +52,7 @@ def test_a_full_disk_as_the_kernel_has_it(tmp_path: Path) -> None:
     script = """
 import json, resource, sys, time
 from topics_server import audit
-audit._RETRY_SECONDS, audit._MOST_LINES = 0.01, 15
+audit._RETRY_SECONDS, audit._MAX_LINES = 0.01, 15
 path, hard = sys.argv[1], resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
 log = audit.AuditFile(path)

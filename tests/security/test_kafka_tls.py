@@ -16,12 +16,12 @@ from support.kafka_wire import Wire
 from support.waiting import poll
 from topics_kafka.protocol import ApiKey
 
-MOST = 8
+MAX_CONNECTIONS = 8
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[TlsServer]:
-    with TlsServer(tmp_path, env={"TOPICS_KAFKA_MAX_CONNECTIONS": MOST}, kafka=True) as server:
+    with TlsServer(tmp_path, env={"TOPICS_KAFKA_MAX_CONNECTIONS": MAX_CONNECTIONS}, kafka=True) as server:
         yield server
         assert server.stop() == 0
         assert "Traceback" not in server.log
@@ -58,26 +58,26 @@ def is_served(server: TlsServer) -> bool:
 def test_connections_in_a_handshake_count(server: TlsServer) -> None:
     """Else strangers who begin any number of them take the file descriptors of the database."""
     before = descriptors(server)
-    hostile = [silent(server, b"\x16\x03\x01") for _ in range(5 * MOST)]
-    poll(lambda: metrics(server).get("limit") == 4 * MOST, 10, "refusals")
-    assert metrics(server)["open"] == MOST
-    assert descriptors(server) <= before + MOST + 2  # and that of the metrics
+    hostile = [silent(server, b"\x16\x03\x01") for _ in range(5 * MAX_CONNECTIONS)]
+    poll(lambda: metrics(server).get("limit") == 4 * MAX_CONNECTIONS, 10, "refusals")
+    assert metrics(server)["open"] == MAX_CONNECTIONS
+    assert descriptors(server) <= before + MAX_CONNECTIONS + 2  # and that of the metrics
     for each in hostile:
         each.close()
     poll(lambda: metrics(server)["open"] == 0, 10, "the end of the handshakes")
-    assert metrics(server)["handshake"] == MOST
+    assert metrics(server)["handshake"] == MAX_CONNECTIONS
 
 
 def test_who_never_finishes_keeps_nobody_out(server: TlsServer) -> None:
     with Wire(server.kafka_port, tls=server.trust) as old:
-        hostile = [silent(server) for _ in range(2 * MOST)]
-        poll(lambda: metrics(server)["open"] == MOST, 10, "a full house")
+        hostile = [silent(server) for _ in range(2 * MAX_CONNECTIONS)]
+        poll(lambda: metrics(server)["open"] == MAX_CONNECTIONS, 10, "a full house")
         begun = time.monotonic()
         good = []
         for _ in range(3):
             poll(lambda: is_served(server), 10, "a good client gets in")
             good.append(Wire(server.kafka_port, tls=server.trust))
-            assert metrics(server)["open"] <= MOST
+            assert metrics(server)["open"] <= MAX_CONNECTIONS
         assert time.monotonic() - begun < 10  # a handshake has 15 s
         for wire in (old, *good):  # who is in stays
             assert wire.call(ApiKey.METADATA, topics=[])["brokers"]
@@ -114,8 +114,8 @@ def test_the_core_of_grpc_logs_no_stranger(server: TlsServer) -> None:
 
 def test_a_stop_waits_for_no_handshake(tmp_path: Path) -> None:
     with TlsServer(tmp_path, kafka=True) as server:
-        hostile = [silent(server, b"\x16\x03\x01") for _ in range(MOST)]
-        poll(lambda: metrics(server)["open"] == MOST, 10, "handshakes that have begun")
+        hostile = [silent(server, b"\x16\x03\x01") for _ in range(MAX_CONNECTIONS)]
+        poll(lambda: metrics(server)["open"] == MAX_CONNECTIONS, 10, "handshakes that have begun")
         begun = time.monotonic()
         assert server.stop() == 0
         assert time.monotonic() - begun < 5

@@ -51,12 +51,12 @@ def test_memory_does_not_grow_with_the_range(server: Server) -> None:
     given = {"url": server.url, "subscribe": "wide", "dataSchema": "id bigint, text string", "minPartitions": "1"}
     planned = Read(given)
     pool = pa.default_memory_pool()
-    before, count, most = pool.bytes_allocated(), 0, 0
+    before, count, maximum = pool.bytes_allocated(), 0, 0
     for batch in planned.batches(planned.tasks[0]):
         count += batch.num_rows
-        most = max(most, pool.bytes_allocated() - before)
+        maximum = max(maximum, pool.bytes_allocated() - before)
     assert count == RECORDS
-    assert most < 8 << 20, "of 30 MB that were read"
+    assert maximum < 8 << 20, "of 30 MB that were read"
 
 
 def test_tls_at_a_proxy(server: Server, tmp_path: Path) -> None:

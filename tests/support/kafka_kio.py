@@ -42,11 +42,11 @@ def served() -> Iterator[tuple[int, int]]:
 
 
 class Maker:
-    """Makes random messages. `most` bounds the length of arrays, strings and bytes."""
+    """Makes random messages. `maximum` bounds the length of arrays, strings and bytes."""
 
-    def __init__(self, rng: random.Random, most: int = 3) -> None:
+    def __init__(self, rng: random.Random, maximum: int = 3) -> None:
         self.rng = rng
-        self.most = most
+        self.maximum = maximum
 
     def entity(self, kind: type) -> Any:
         return kind(**{field.name: self._value(field) for field in dataclasses.fields(kind)})
@@ -62,11 +62,11 @@ class Maker:
         if isinstance(shape, EntityField):
             return self.entity(shape.type_)
         if isinstance(shape, EntityTupleField):
-            return tuple(self.entity(shape.type_) for _ in range(rng.randint(0, self.most)))
+            return tuple(self.entity(shape.type_) for _ in range(rng.randint(0, self.maximum)))
         kafka_type = field.metadata["kafka_type"]
         if isinstance(shape, PrimitiveTupleField):
             # Now and then more than a compact length of one byte can say.
-            count = 200 if self.most > 2 and rng.random() < 0.02 else rng.randint(0, self.most)
+            count = 200 if self.maximum > 2 and rng.random() < 0.02 else rng.randint(0, self.maximum)
             return tuple(self._primitive(kafka_type) for _ in range(count))
         return self._primitive(kafka_type)
 
@@ -78,12 +78,12 @@ class Maker:
             case "string":
                 count = (
                     rng.choice([130, 20_000])
-                    if self.most > 2 and rng.random() < 0.01
-                    else rng.randint(0, 2 * self.most)
+                    if self.maximum > 2 and rng.random() < 0.01
+                    else rng.randint(0, 2 * self.maximum)
                 )
                 return "".join(rng.choices(LETTERS, k=min(count, 8000)))
             case "bytes" | "records":
-                count = 20_000 if self.most > 2 and rng.random() < 0.02 else rng.randint(0, 4 * self.most)
+                count = 20_000 if self.maximum > 2 and rng.random() < 0.02 else rng.randint(0, 4 * self.maximum)
                 return rng.randbytes(count)
             case "uuid":
                 return uuid.UUID(int=rng.getrandbits(128))
@@ -147,7 +147,7 @@ def response(maker: Maker, key: int, version: int, correlation_id: int) -> tuple
 
 def golden() -> Iterator[str]:
     for key, version in served():
-        maker = Maker(random.Random(f"golden {key} {version}"), most=2)
+        maker = Maker(random.Random(f"golden {key} {version}"), maximum=2)
         yield f"{key} {version} request {request(maker, key, version, 7, 'golden')[1].hex()}"
         yield f"{key} {version} response {response(maker, key, version, 7)[1].hex()}"
 

@@ -70,7 +70,7 @@ class Page(NamedTuple):
     """The records of one read. Its cursor is `next`, or (with a tag filter) a lower one down to `least`."""
 
     taken: tuple[Rec, ...]
-    least: int
+    minimum: int
     next: int
 
 

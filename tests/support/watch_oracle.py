@@ -206,7 +206,7 @@ class Place:
             elif version.lost(state.cursor, end) is None:
                 page = version.page(state.cursor, end, self.reading)
                 if not page.taken:
-                    for cursor in {page.least, page.next}:
+                    for cursor in {page.minimum, page.next}:
                         yield state._replace(cursor=cursor, stale=None, opening=False)
 
     def _ends(self, state: At, version: Version) -> Iterable[int]:
@@ -263,7 +263,7 @@ class Place:
         if lost is not None or frame.from_seq != (cursor if state.stale is None else state.stale):
             return None
         page = version.page(cursor, end, self.reading)
-        if not page.taken or not page.least <= frame.to_seq <= page.next:
+        if not page.taken or not page.minimum <= frame.to_seq <= page.next:
             return None
         if tuple(map(self._shown, page.taken)) != frame.records:
             return None

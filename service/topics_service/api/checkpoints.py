@@ -19,7 +19,7 @@ from topics_service.engine.model import ReadyState
 
 log = logging.getLogger("topics.checkpoints")
 
-MOST: Final = 4
+MAX_CHECKPOINTS: Final = 4
 DEFAULT_TTL_MS: Final = 3_600_000
 MAX_TTL_MS: Final = 7 * 86_400_000
 
@@ -37,7 +37,7 @@ class Held(Struct, frozen=True, kw_only=True):
 
 
 class Checkpoints:
-    """Those below one directory, at most `MOST` at a time. All methods belong on one event loop.
+    """Those below one directory, at most `MAX_CHECKPOINTS` at a time. All methods belong on one event loop.
 
     `make` makes a checkpoint at a path; it blocks and is called on another thread. `discard` removes one.
     """
@@ -78,7 +78,7 @@ class Checkpoints:
         """Make one that holds everything acknowledged before the call, but for `ephemeral` records.
 
         It is removed after `ttl_ms` (0: an hour) unless it is released before. Raises `not_ready`, `shutting_down`,
-        `throttled` when there are `MOST`, `invalid_request` and `internal`. A cancelled call leaves none.
+        `throttled` when there are `MAX_CHECKPOINTS`, `invalid_request` and `internal`. A cancelled call leaves none.
         """
         facts: Facts = {}
         with self._observers("checkpoint.create", facts):
@@ -90,12 +90,12 @@ class Checkpoints:
         if ttl_ms > MAX_TTL_MS:
             raise invalid(f"ttl_ms must be at most {MAX_TTL_MS}", {"ttl_ms": ttl_ms})
         self._check()
-        if len(self._held) + self._making >= MOST:
+        if len(self._held) + self._making >= MAX_CHECKPOINTS:
             held = ", ".join(self._held) or "which are just being made"
             raise TopicsError(
                 Reason.THROTTLED,
-                f"there are {MOST} checkpoints already ({held}): release one",
-                {"limit": "checkpoints", "max": MOST},
+                f"there are {MAX_CHECKPOINTS} checkpoints already ({held}): release one",
+                {"limit": "checkpoints", "max": MAX_CHECKPOINTS},
             )
         self._making += 1
         # A separate task: a thread can't be stopped, and its result has to be removed if the caller has left.

@@ -50,15 +50,15 @@ def check_meta(meta: bytes, limits: Limits, *, checked: bool = False) -> None:
     if not meta.startswith(b"{") and not meta.lstrip(_SPACE).startswith(b"{"):
         raise invalid("meta must be a JSON object")
     # `"":0` and then `,"a":0` for each further key, in braces: n keys need 6n bytes. And each has its colon.
-    most = limits.max_meta_keys
-    if len(meta) < 6 * (most + 1) or meta.count(b":") <= most:
+    max_keys = limits.max_meta_keys
+    if len(meta) < 6 * (max_keys + 1) or meta.count(b":") <= max_keys:
         return
     try:
         keys = len(_OBJECT.decode(meta))
     except MALFORMED as error:
         raise _malformed(error, meta) from None
-    if keys > most:
-        raise invalid(f"meta has {keys} keys, the limit is {most}")
+    if keys > max_keys:
+        raise invalid(f"meta has {keys} keys, the limit is {max_keys}")
 
 
 def _malformed(error: Exception, data: bytes) -> TopicsError:

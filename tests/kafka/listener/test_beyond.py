@@ -18,7 +18,7 @@ from topics_proto.v1 import group_service_pb2_grpc
 
 GROUP = {"generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None, "retention_time": -1}
 OUT_OF_RANGE = 1
-MOST = (1 << 63) - 1
+MAX_OFFSET = (1 << 63) - 1
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +88,9 @@ def test_it_is_kept_and_counts_as_the_head(own: ServerProcess) -> None:
     with Api(own.base) as api:
         topic = api.make()
         api.append(topic, *range(450))
-        assert commit(own, "far", topic, 500) == commit(own, "most", topic, MOST) == 0
+        assert commit(own, "far", topic, 500) == commit(own, "most", topic, MAX_OFFSET) == 0
         assert commit(own, "far", topic, -1) == OUT_OF_RANGE
-        assert (seen(own, api, "far", topic), seen(own, api, "most", topic)) == ((500, 450, 0), (MOST, 450, 0))
+        assert (seen(own, api, "far", topic), seen(own, api, "most", topic)) == ((500, 450, 0), (MAX_OFFSET, 450, 0))
         told = subprocess.run(
             [TOPICS, "groups", "--server", own.grpc_target, "far", "--json"], capture_output=True, text=True, check=True
         ).stdout

@@ -91,7 +91,7 @@ async def test_large_requests_wait_for_memory_and_all_arrive(serve: Serve, conne
         return {"responses": []}
 
     server = await serve({ApiKey.PRODUCE: produce}, frame_bytes=4 * MIB)
-    most = 0
+    maximum = 0
 
     async def send(number: int) -> None:
         client = await connect(server)
@@ -104,16 +104,16 @@ async def test_large_requests_wait_for_memory_and_all_arrive(serve: Serve, conne
             assert (await client.receive(ApiKey.PRODUCE, 7))[0] == correlation
 
     async def watch() -> None:
-        nonlocal most
+        nonlocal maximum
         while True:
-            most = max(most, server.budget.used)
+            maximum = max(maximum, server.budget.used)
             await asyncio.sleep(0)
 
     watcher = asyncio.create_task(watch())
     await asyncio.gather(*(send(number) for number in range(12)))
     watcher.cancel()
     assert len(lengths) == 36
-    assert 2 * MIB < most <= 4 * MIB + 3 * MIB, "the budget, and one request more"
+    assert 2 * MIB < maximum <= 4 * MIB + 3 * MIB, "the budget, and one request more"
     assert server.budget.used == 0
 
 

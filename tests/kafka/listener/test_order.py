@@ -253,12 +253,12 @@ async def test_a_produce_that_is_not_appended_yet_holds_the_next_one(serve: Serv
 
 async def test_all_connections_together_leave_the_loop_its_turns(serve: Serve, connect: Connect) -> None:
     running = 0
-    most = 0
+    maximum = 0
 
     def slow(context: Context, version: int, request: Message) -> Message:
-        nonlocal running, most
+        nonlocal running, maximum
         running += 1
-        most = max(most, running)
+        maximum = max(maximum, running)
         time.sleep(BUDGET_SECONDS)
         return {"responses": []}
 
@@ -277,7 +277,7 @@ async def test_all_connections_together_leave_the_loop_its_turns(serve: Serve, c
             client.send(ApiKey.PRODUCE, 7, number, **(PRODUCE | {"topic_data": large if number == 1 else []}))
     for client in clients:
         assert [(await client.receive(ApiKey.PRODUCE, 7))[0] for _ in range(3)] == [0, 1, 2]
-    assert most <= 2, "one ends this turn, and one begins the next"
+    assert maximum <= 2, "one ends this turn, and one begins the next"
     assert server.budget.used == 0
 
 

@@ -296,11 +296,11 @@ def test_a_large_response_is_never_in_many_small_pieces() -> None:
     """Regression: the configs of 30,000 topics, a request of 457 KB, took 800 MB in pieces of ten times their bytes."""
 
     class Pieces(list[encoding.Buffer]):
-        most = 0
+        maximum = 0
 
         def append(self, piece: encoding.Buffer) -> None:
             super().append(piece)
-            self.most = max(self.most, len(self))
+            self.maximum = max(self.maximum, len(self))
 
     configs = [{"name": "a.config", "value": "-1", "synonyms": [{"name": "b.config", "value": "-1"}]}] * 10
     body = {"results": [{"resource_type": 2, "resource_name": "t", "configs": configs}] * 3000}
@@ -309,7 +309,7 @@ def test_a_large_response_is_never_in_many_small_pieces() -> None:
     pieces = Pieces()
     encoder("many", api.response(4), api.flexible(4))(body, pieces, [])
     assert sum(map(len, pieces)) > 1_000_000
-    assert pieces.most < encoding.MANY + 1000
+    assert pieces.maximum < encoding.MANY + 1000
 
 
 def test_the_least_size_of_an_element_is_that_of_an_empty_one() -> None:

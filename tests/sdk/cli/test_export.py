@@ -200,9 +200,9 @@ def test_a_full_disk_leaves_what_was_written_before(topics: Cli, tmp_path: Path)
     topics("append", topic, stdin=b"\n".join(lines))
 
     def limited(file: Path) -> str:
-        most = (1_000_000, 1_000_000)
+        maximum = (1_000_000, 1_000_000)
         with topics.start(
-            "export", topic, file, stderr=subprocess.PIPE, preexec_fn=lambda: setrlimit(RLIMIT_FSIZE, most)
+            "export", topic, file, stderr=subprocess.PIPE, preexec_fn=lambda: setrlimit(RLIMIT_FSIZE, maximum)
         ) as command:
             _, err = command.communicate(timeout=_SECONDS)
         assert command.returncode == 1

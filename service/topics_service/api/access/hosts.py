@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 ANY: Final = "*"
 
-_MOST_BYTES: Final = 300  # a name has at most 253 characters
-_MOST_PORT: Final = 65535
+_MAX_BYTES: Final = 300  # a name has at most 253 characters
+_MAX_PORT: Final = 65535
 _AUTHORITY: Final = re.compile(r"(\[[^\[\]]+\]|[^\[\]:]+)(?::([0-9]{0,5}))?")
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
@@ -33,13 +33,13 @@ def parse_authority(text: bytes) -> Authority | None:
 
     `127.1`, `0x7f.1` and `2130706433` are names here, for a resolver may be asked for them.
     """
-    if len(text) > _MOST_BYTES or not text.isascii():
+    if len(text) > _MAX_BYTES or not text.isascii():
         return None
     match = _AUTHORITY.fullmatch(text.decode().lower())
     if match is None:
         return None
     host, port = match[1], int(match[2]) if match[2] else None
-    if port is not None and port > _MOST_PORT:
+    if port is not None and port > _MAX_PORT:
         return None
     if host.startswith("["):
         try:

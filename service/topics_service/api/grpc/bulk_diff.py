@@ -19,8 +19,8 @@ from topics_service.engine.model import BulkRequest, DiffReply, Slice
 from topics_service.storage.varbinary import lengths
 
 _DEFAULT_BYTES: Final = 512 << 10
-_LEAST_BYTES: Final = 64 << 10
-_MOST_BYTES: Final = 1 << 20
+_MIN_BYTES: Final = 64 << 10
+_MAX_BYTES: Final = 1 << 20
 _MESSAGE_BYTES: Final = 15 << 18  # clients take 4 MiB by default
 _RECORD_BYTES: Final = 48  # offsets in four columns, a kind, and separate runs of seqs and times; or in Arrow
 _UNSEEN: Final = 4  # this multiple of the bytes is read for a frame that does not hold them
@@ -57,9 +57,9 @@ def bulk_request(request: pb.BulkDiffRequest, limits: Limits) -> BulkRequest:
     """A long read whose pages fit into frames. Raises `invalid_request`."""
     if request.format not in _FORMATS:
         raise invalid(f"format: there is no BulkFormat {int(request.format)}")
-    budget = most = min(max(request.frame_bytes or _DEFAULT_BYTES, _LEAST_BYTES), _MOST_BYTES)
+    budget = data_bytes = min(max(request.frame_bytes or _DEFAULT_BYTES, _MIN_BYTES), _MAX_BYTES)
     if not _with_data(request) and not _with_meta(request):
-        budget, most = budget * _UNSEEN, 0
+        budget, data_bytes = budget * _UNSEEN, 0
     each = _RECORD_BYTES + limits.max_node_bytes + (limits.max_tag_bytes if request.include_tags else 0)
     return BulkRequest(
         topic=request.topic,
@@ -69,7 +69,7 @@ def bulk_request(request: pb.BulkDiffRequest, limits: Limits) -> BulkRequest:
         last=request.last if request.HasField("last") else None,
         end_seq=request.end_seq if request.HasField("end_seq") else None,
         nodes=tuple(node.encode() for node in request.node),
-        limit=max(1, (_MESSAGE_BYTES - most) // each),
+        limit=max(1, (_MESSAGE_BYTES - data_bytes) // each),
         max_batch_bytes=budget,
         filter=tag_match(request.filter, "filter") if request.HasField("filter") else None,
         topic_id=request.topic_id,

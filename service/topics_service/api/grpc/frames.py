@@ -41,8 +41,8 @@ class FrameWriter:
         self._stream = stream
         self._named = request.topics
         self._parts = Parts(request.include_tags, request.include_metas, request.include_data)
-        most = _RECORD_BYTES + limits.max_node_bytes + (limits.max_tag_bytes if request.include_tags else 0)
-        self._most_records = max(1, _REST_BYTES // most)
+        max_record_bytes = _RECORD_BYTES + limits.max_node_bytes + (limits.max_tag_bytes if request.include_tags else 0)
+        self._max_records = max(1, _REST_BYTES // max_record_bytes)
         self._sent: dict[str, int] = {}
 
     def subscribed(self) -> bytes:
@@ -54,7 +54,7 @@ class FrameWriter:
         """The messages of the frame that the stream gave last."""
         if isinstance(frame, RecordsFrame):
             moved = self._moved()
-            *first, last = _batches(frame.slices, self._most_records)
+            *first, last = _batches(frame.slices, self._max_records)
             from_seq = frame.from_seq
             for slices in first:
                 to_seq = slices[-1].block.base_seq + slices[-1].stop - 1
@@ -141,10 +141,10 @@ def _rare(
             return stream_pb2.Frame(error=error_message(frame))
 
 
-def _batches(slices: Sequence[Slice], most_records: int) -> list[list[Slice]]:
+def _batches(slices: Sequence[Slice], max_records: int) -> list[list[Slice]]:
     """The slices in as many parts as it takes messages to carry them; a record that is too large has one alone."""
     parts: list[list[Slice]] = [[]]
-    room, left = _DATA_BYTES, most_records
+    room, left = _DATA_BYTES, max_records
     for piece in slices:
         block, start = piece.block, piece.start
         while start < piece.stop:
@@ -158,7 +158,7 @@ def _batches(slices: Sequence[Slice], most_records: int) -> list[list[Slice]]:
                 start = stop
             if start < piece.stop:
                 parts.append([])
-                room, left = _DATA_BYTES, most_records
+                room, left = _DATA_BYTES, max_records
     return parts
 
 

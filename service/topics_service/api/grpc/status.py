@@ -58,9 +58,9 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _cut(text: str, most: int) -> str:
+def _cut(text: str, max_bytes: int) -> str:
     data = text.encode()
-    return text if len(data) <= most else data[:most].decode(errors="ignore")
+    return text if len(data) <= max_bytes else data[:max_bytes].decode(errors="ignore")
 
 
 def _packed(detail: message.Message) -> any_pb2.Any:

@@ -35,27 +35,31 @@ class Shortage(NamedTuple):
 class FreeBytes:
     """Disk space for writes of all protocols; see `engine.capacity.Space`."""
 
-    def __init__(self, free_bytes: Callable[[], int], least: int, statistics: SpaceStatistics) -> None:
+    def __init__(self, free_bytes: Callable[[], int], min_free_bytes: int, statistics: SpaceStatistics) -> None:
         self._free_bytes = free_bytes
-        self._least = least
+        self._min_free_bytes = min_free_bytes
         self._statistics = statistics
 
     def shortage(self) -> Shortage | None:
         """Return the cause for refusing all writes, or None."""
-        free = self._free_bytes() if self._least else 0
-        if not self._least or (free >= self._least and not self._statistics.short):
+        free = self._free_bytes() if self._min_free_bytes else 0
+        if not self._min_free_bytes or (free >= self._min_free_bytes and not self._statistics.short):
             return None
-        return Shortage(_LIMIT, self._least, max(0, free))
+        return Shortage(_LIMIT, self._min_free_bytes, max(0, free))
 
     def is_scarce(self) -> bool:
         """See Space."""
-        return bool(self._least) and self._free_bytes() - self._least < _LARGEST_WRITE * _WRITTEN_TIMES
+        return (
+            bool(self._min_free_bytes) and self._free_bytes() - self._min_free_bytes < _LARGEST_WRITE * _WRITTEN_TIMES
+        )
 
     def check(self, nbytes: int) -> None:
         """See Space."""
-        if self._least and self._free_bytes() - nbytes * _WRITTEN_TIMES < self._least:
+        if self._min_free_bytes and self._free_bytes() - nbytes * _WRITTEN_TIMES < self._min_free_bytes:
             self._statistics.refused += 1
-            raise TopicsError(Reason.THROTTLED, "the disk is nearly full", {"limit": _LIMIT, "max": self._least})
+            raise TopicsError(
+                Reason.THROTTLED, "the disk is nearly full", {"limit": _LIMIT, "max": self._min_free_bytes}
+            )
 
 
 class Pressure:
