@@ -1,7 +1,8 @@
-"""Wrappers of Kafka handlers: the audit log learns what they refuse, and connections end with their key."""
+"""Wrappers of Kafka handlers: observers see whole requests, and connections end with their key."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from topics_kafka.handlers import Answer, Context, Handler, HandlerTable, ServerContext
@@ -19,26 +20,62 @@ _DENIED: Final = frozenset(
     }
 )
 
-App = Callable[[Any, Any, Any], Awaitable[None]]
 Make = Callable[[ServerContext], HandlerTable]
 
+KafkaEnd = Callable[[Message | None, BaseException | None], None]
+"""Called with the response, None if there is none, and the error that the handler raised."""
 
-def audited_kafka(make: Make, log: AuditLog) -> Make:
-    """Return a factory of the same handlers; refusals, and outcomes that only a response has, are logged from it."""
+KafkaObserver = Callable[[ApiKey, int, Context, Message], KafkaEnd | None]
+"""Called with a request: its API and version, its connection and its body; returns None to ignore the request."""
 
-    def told(api: ApiKey, handler: Handler) -> Handler:
+
+def observed_kafka(make: Make, *observers: KafkaObserver) -> Make:
+    """Return a factory of the same handlers, with each request observed until its response is there."""
+
+    def observed(api: ApiKey, handler: Handler) -> Handler:
         def handle(context: Context, version: int, request: Message) -> Answer:
-            answer = handler(context, version, request)
-            if answer is None:
-                return answer
-            if isinstance(answer, dict):
-                _tell(log, api, request, answer)
-                return answer
-            return _then(answer, lambda response: _tell(log, api, request, response))
+            begun = [observe(api, version, context, request) for observe in observers]
+            ends = [each for each in begun if each is not None]
+            if not ends:
+                return handler(context, version, request)
 
-        return handle if api in AUDIT_ACTIONS else handler
+            def end(response: Message | None, error: BaseException | None) -> None:
+                for each in reversed(ends):
+                    each(response, error)
 
-    return lambda door: {api: told(ApiKey(api), handler) for api, handler in make(door).items()}
+            try:
+                answer = handler(context, version, request)
+            except BaseException as error:
+                end(None, error)
+                raise
+            if answer is None or isinstance(answer, dict):
+                end(answer, None)
+            elif isinstance(answer, asyncio.Future):
+                answer.add_done_callback(partial(_done, end))
+            else:
+                return _awaited(answer, end)
+            return answer
+
+        return handle
+
+    if not observers:
+        return make
+    return lambda server: {api: observed(ApiKey(api), handler) for api, handler in make(server).items()}
+
+
+async def _awaited(answer: Awaitable[Message | None], end: KafkaEnd) -> Message | None:
+    try:
+        response = await answer
+    except BaseException as error:
+        end(None, error)
+        raise
+    end(response, None)
+    return response
+
+
+def _done(end: KafkaEnd, future: "asyncio.Future[Message | None]") -> None:
+    error = asyncio.CancelledError() if future.cancelled() else future.exception()
+    end(None if error is not None else future.result(), error)
 
 
 def while_good(make: Make, authorizer: Authorizer) -> Make:
@@ -67,26 +104,30 @@ def while_good(make: Make, authorizer: Authorizer) -> Make:
     return lambda door: {api: guarded(api, handler) for api, handler in make(door).items()}
 
 
-async def _then(answer: Awaitable[Message | None], told: Callable[[Message], None]) -> Message | None:
-    response = await answer
-    if response is not None:
-        told(response)
-    return response
+class KafkaAudit:
+    """Logs what only a response has: refusals, and outcomes of several changes in one request."""
 
+    def __init__(self, log: AuditLog) -> None:
+        self._log = log
 
-def _tell(log: AuditLog, api: ApiKey, request: Message, response: Message) -> None:
-    action, kind, each = AUDIT_ACTIONS[api]
-    for name in _denied(response):
-        target = {kind: name if name is not None else request.get("group_id")}
-        log.write(action, target, outcome="refused", reason="forbidden")
-    if each and response["error_code"] not in _DENIED:
-        failed = next(error_codes(api, response), 0)
-        log.write(
-            action,
-            {kind: request[f"{kind}_id"], each: [entry["name"] for entry in request[each]]},
-            outcome="refused" if failed else "done",
-            reason=ErrorCode(failed).name.lower() if failed else "",
-        )
+    def __call__(self, api: ApiKey, _version: int, _context: Context, request: Message) -> KafkaEnd | None:
+        return partial(self._end, api, request) if api in AUDIT_ACTIONS else None
+
+    def _end(self, api: ApiKey, request: Message, response: Message | None, _error: BaseException | None) -> None:
+        if response is None:
+            return
+        action, kind, each = AUDIT_ACTIONS[api]
+        for name in _denied(response):
+            target = {kind: name if name is not None else request.get("group_id")}
+            self._log.write(action, target, outcome="refused", reason="forbidden")
+        if each and response["error_code"] not in _DENIED:
+            failed = next(error_codes(api, response), 0)
+            self._log.write(
+                action,
+                {kind: request[f"{kind}_id"], each: [entry["name"] for entry in request[each]]},
+                outcome="refused" if failed else "done",
+                reason=ErrorCode(failed).name.lower() if failed else "",
+            )
 
 
 def _denied(response: Any) -> Iterator[str | None]:

@@ -9,7 +9,7 @@ from topics_kafka.listener import KafkaServer, create_kafka
 from topics_kafka.registry import all_handlers
 from topics_server.core import Core
 from topics_server.errors import StartError
-from topics_server.interceptors import audited_kafka, while_good
+from topics_server.interceptors import KafkaAudit, observed_kafka, while_good
 from topics_server.notices import log, log_listening
 from topics_server.ports import advertised_address, bracketed, explain, write_port_file
 from topics_server.reload import Readers
@@ -86,7 +86,8 @@ class Listeners:
         tls = resources.certificates.kafka
         port = resources.kafka_socket.getsockname()[1]
         advertised_host, advertised_port = advertised_address(settings, port)
-        handlers = while_good(all_handlers, core.authorizer)
+        wanted = (resources.traces.kafka, None if core.audit is None else KafkaAudit(core.audit))
+        observers = [each for each in wanted if each is not None]
         try:
             self._kafka = create_kafka(
                 core.api,
@@ -96,9 +97,7 @@ class Listeners:
                 host=advertised_host,
                 port=advertised_port,
                 tls=tls.context() if tls else None,
-                handlers=resources.traces.kafka(
-                    handlers if core.audit is None else audited_kafka(handlers, core.audit)
-                ),
+                handlers=observed_kafka(while_good(all_handlers, core.authorizer), *observers),
             )
             await self._kafka.start()
         except (OSError, TopicsError) as error:

@@ -3,9 +3,10 @@
 import asyncio
 from typing import Any, Final
 
+from starlette.types import ASGIApp
+
 from topics_gateway.request import ON_ROUTED, Request
 from topics_gateway.routes import annotated_routes
-from topics_server.interceptors import App
 from topics_server.tracing.spans import CallSpan, Spans, named, now
 from topics_service.api.access.authorizer import rule_of
 
@@ -23,7 +24,7 @@ NAMES: Final = {
 _ROUTES: Final = {(rpc.removeprefix(PACKAGE), method): path for rpc, method, path in annotated_routes()}
 
 
-def traced_app(app: App, spans: Spans) -> App:
+def traced_app(app: ASGIApp, spans: Spans) -> ASGIApp:
     """The HTTP application, each call of which is a span: a stream as a whole, with the number of its events."""
 
     async def call(scope: Any, receive: Any, send: Any) -> None:
@@ -50,7 +51,7 @@ class _Request:
         self._status = 0
         self._parts = 0
 
-    async def serve(self, app: App, receive: Any) -> None:
+    async def serve(self, app: ASGIApp, receive: Any) -> None:
         self._scope[ON_ROUTED] = self._routed
         try:
             await app(self._scope, receive, self._sent)
@@ -125,7 +126,7 @@ class _Socket:
         self._taken = self._given = 0
         self._status = 101
 
-    async def serve(self, app: App) -> None:
+    async def serve(self, app: ASGIApp) -> None:
         headers = dict(self._scope["headers"])
         span = self._spans.begin(
             "GET /v0/ws",

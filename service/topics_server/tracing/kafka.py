@@ -1,13 +1,13 @@
 """Kafka requests as spans, with the names of the topic registry's specification where it has one."""
 
 import asyncio
-from collections.abc import Awaitable
+from functools import partial
 from typing import Final
 
-from topics_kafka.handlers import Answer, Context, Handler
+from topics_kafka.handlers import Context
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.registry import error_codes
-from topics_server.interceptors import Make
+from topics_server.interceptors import KafkaEnd
 from topics_server.tracing.spans import CallSpan, Spans, named
 
 # spec/rafka-topic-registry.txt, "Span emit sites" and "Admin handler span emit sites".
@@ -28,48 +28,18 @@ def span_name(api: ApiKey) -> str:
     return _GIVEN.get(api) or _PREFIX + api.name.lower().replace("_", "-")
 
 
-def traced_kafka(make: Make, spans: Spans) -> Make:
-    """Handlers that do as those of `make`, each request a span until its response is there."""
+class KafkaSpans:
+    """Makes a span of every Kafka request, until its response is there."""
 
-    def traced(api: ApiKey, handler: Handler) -> Handler:
-        def handle(context: Context, version: int, request: Message) -> Answer:
-            span = spans.begin(span_name(api), _attributes(api, version, context, request))
-            if span is None:
-                return handler(context, version, request)
-            try:
-                answer = handler(context, version, request)
-            except BaseException as error:
-                _end(span, api, error=error)
-                raise
-            if isinstance(answer, asyncio.Future):
-                answer.add_done_callback(lambda done: _ended(span, api, done))
-                return answer
-            if answer is not None and not isinstance(answer, dict):
-                return _until(answer, span, api)
-            _end(span, api, answer)
-            return answer
+    def __init__(self, spans: Spans) -> None:
+        self._spans = spans
 
-        return handle
-
-    return lambda door: {api: traced(ApiKey(api), handler) for api, handler in make(door).items()}
+    def __call__(self, api: ApiKey, version: int, context: Context, request: Message) -> KafkaEnd | None:
+        span = self._spans.begin(span_name(api), _attributes(api, version, context, request))
+        return None if span is None else partial(_end, span, api)
 
 
-async def _until(answer: Awaitable[Message | None], span: CallSpan, api: ApiKey) -> Message | None:
-    try:
-        response = await answer
-    except BaseException as error:
-        _end(span, api, error=error)
-        raise
-    _end(span, api, response)
-    return response
-
-
-def _ended(span: CallSpan, api: ApiKey, done: "asyncio.Future[Message | None]") -> None:
-    error = asyncio.CancelledError() if done.cancelled() else done.exception()
-    _end(span, api, None if error is not None else done.result(), error)
-
-
-def _end(span: CallSpan, api: ApiKey, response: Message | None = None, error: BaseException | None = None) -> None:
+def _end(span: CallSpan, api: ApiKey, response: Message | None, error: BaseException | None) -> None:
     codes = list(error_codes(api, response)) if response is not None else []
     if isinstance(error, asyncio.CancelledError):
         span.span.set_attribute("topics.gone", True)

@@ -1,6 +1,8 @@
 """Tracing that is off: a server without spans."""
 
-from topics_server.interceptors import App, Make
+from starlette.types import ASGIApp
+
+from topics_server.interceptors import KafkaObserver
 from topics_service.api.grpc.meter import CallObserver
 from topics_service.api.observers import Observer
 from topics_service.statistics import TraceStatistics
@@ -13,17 +15,15 @@ class Tracing:
     """Observe steps within calls."""
     grpc: CallObserver | None = None
     """Observes whole gRPC calls."""
+    kafka: KafkaObserver | None = None
+    """Observes whole Kafka requests."""
 
     def __init__(self) -> None:
         self.statistics = TraceStatistics()
 
-    def app(self, app: App) -> App:
+    def app(self, app: ASGIApp) -> ASGIApp:
         """Return the HTTP application, with a span around each call."""
         return app
-
-    def kafka(self, make: Make) -> Make:
-        """Return a factory of Kafka handlers, with a span around each call."""
-        return make
 
     def stop(self) -> None:
         """Send the spans that are left, for a bounded time. Blocks."""

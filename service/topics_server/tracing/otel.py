@@ -1,10 +1,11 @@
 """Tracing that is on: calls and their steps as spans."""
 
+from starlette.types import ASGIApp
+
 from topics_server import logs
-from topics_server.interceptors import App, Make
 from topics_server.tracing.grpc import CallSpans
 from topics_server.tracing.http import traced_app
-from topics_server.tracing.kafka import traced_kafka
+from topics_server.tracing.kafka import KafkaSpans
 from topics_server.tracing.noop import Tracing
 from topics_server.tracing.spans import Spans, current_trace_id
 
@@ -18,13 +19,11 @@ class TracingOn(Tracing):
         self._spans = Spans(exporter, self.statistics)
         self.observers = (self._spans.observe,)
         self.grpc = CallSpans(self._spans)
+        self.kafka = KafkaSpans(self._spans)
         logs.trace_ids[:] = [current_trace_id]
 
-    def app(self, app: App) -> App:
+    def app(self, app: ASGIApp) -> ASGIApp:
         return traced_app(app, self._spans)
-
-    def kafka(self, make: Make) -> Make:
-        return traced_kafka(make, self._spans)
 
     def stop(self) -> None:
         self._spans.stop()
