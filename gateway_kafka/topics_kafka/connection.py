@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from topics_kafka.loop_budget import SLICE_SECONDS, LoopBudget
+from topics_net.loop_budget import SLICE_SECONDS, LoopBudget
 from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_net.send_timeout import SendTimeouts, undrained
 from topics_service.api.budget import MemoryBudget, Share

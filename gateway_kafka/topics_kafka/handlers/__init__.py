@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from topics_kafka.loop_budget import LoopBudget
 from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.settings import KafkaSettings
+from topics_net.loop_budget import LoopBudget
 from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_service.api.access.auth import ANONYMOUS, Principal, Scope
 from topics_service.api.access.authorizer import Authorizer, Rule

@@ -15,10 +15,10 @@ from typing import Any, Final
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.handlers.producer_ids import epoch_error
-from topics_kafka.loop_budget import SLICE_SECONDS
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.rendered import BatchCache, aligned
 from topics_net import background
+from topics_net.loop_budget import SLICE_SECONDS
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchReply, FetchRequest
 from topics_service.engine.errors import TopicsError

@@ -8,8 +8,8 @@ from typing import Any, Final
 from topics_kafka.configs import DEFAULT_AFTER_MS, MAX_MESSAGE_BYTES, TIMESTAMP_AFTER_MAX, TIMESTAMP_BEFORE_MAX
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import RefusedError, error_of
-from topics_kafka.loop_budget import BUDGET_SECONDS
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_net.loop_budget import BUDGET_SECONDS
 from topics_service.api.catalog import TopicView
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import LOG_APPEND_TIME, TIMESTAMP_TYPE, BatchRequest

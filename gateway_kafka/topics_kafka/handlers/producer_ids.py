@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
-from topics_kafka.loop_budget import run_in_slices
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
+from topics_net.loop_budget import run_in_slices
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from topics_kafka.handlers import Context
-from topics_kafka.loop_budget import BUDGET_SECONDS
 from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.session import MAX_PIPELINED
+from topics_net.loop_budget import BUDGET_SECONDS
 
 from .conftest import Connect, Serve, keys
 

@@ -5,19 +5,20 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
-from topics_kafka.protocol import Message
 from topics_net import background
+
+T = TypeVar("T")
 
 SLICE_SECONDS: Final = 0.002
 BUDGET_SECONDS: Final = 0.01
 
 
 class LoopBudget:
-    """The time that the requests of all connections may take in one iteration of the event loop.
+    """The time that the work of all connections of a listener may take in one iteration of the event loop.
 
-    A single request can't be interrupted. New ones begin for 10 ms in each iteration; the others wait in line.
+    A single piece of work can't be interrupted. New ones begin for 10 ms in each iteration; the others wait in line.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,7 @@ class LoopBudget:
         self._running = False
 
     def has_time(self) -> bool:
-        """Return whether one more request may begin in this iteration."""
+        """Return whether one more piece of work may begin in this iteration."""
         if not self._running:
             self._begin()
         return time.perf_counter() < self._ends
@@ -67,13 +68,16 @@ def _set(turn: "asyncio.Future[None]") -> None:
         turn.set_result(None)
 
 
-def run_in_slices(work: Generator[None, None, Message]) -> Message | Awaitable[Message]:
-    """Return the message that `work` returns, at once if one slice is enough. `work` yields where it may be paused."""
-    message = _slice(work)
-    return _remaining(work) if message is None else message
+def run_in_slices(work: Generator[None, None, T]) -> T | Awaitable[T]:
+    """Return the result of `work`, which is not None, at once if one slice is enough.
+
+    `work` yields where it may be paused.
+    """
+    result = _slice(work)
+    return _remaining(work) if result is None else result
 
 
-def _slice(work: Generator[None, None, Message]) -> Message | None:
+def _slice(work: Generator[None, None, T]) -> T | None:
     ends = time.perf_counter() + SLICE_SECONDS
     try:
         while True:
@@ -81,13 +85,13 @@ def _slice(work: Generator[None, None, Message]) -> Message | None:
             if time.perf_counter() >= ends:
                 return None
     except StopIteration as end:
-        message: Message = end.value
-        return message
+        result: T = end.value
+        return result
 
 
-async def _remaining(work: Generator[None, None, Message]) -> Message:
+async def _remaining(work: Generator[None, None, T]) -> T:
     while True:
         await asyncio.sleep(0)
-        message = _slice(work)
-        if message is not None:
-            return message
+        result = _slice(work)
+        if result is not None:
+            return result
