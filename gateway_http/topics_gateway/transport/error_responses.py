@@ -1,11 +1,16 @@
-"""Error responses with JSON bodies that the transport sends without the application."""
+"""Status lines, and error responses with JSON bodies that the transport sends without the application."""
 
 import json
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, Final
 
 JSON: Final = b"application/json"
+PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
+STATUS_LINES: Final = {
+    status: f"HTTP/1.1 {status} {PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)
+}
 
 
 def error_body(code: str, message: str, started: float) -> bytes:

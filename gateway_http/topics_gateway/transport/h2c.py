@@ -21,9 +21,7 @@ from h2.events import (
 )
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
-from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE
-from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+from starlette.types import ASGIApp
 
 from topics_gateway.transport.connection_resources import ConnectionResources
 from topics_gateway.transport.error_responses import error_body, internal_error, respond
@@ -36,20 +34,16 @@ from topics_gateway.transport.h2rules import (
     check_request,
     check_trailers,
 )
-from topics_gateway.transport.header_validation import BadHeadError
+from topics_gateway.transport.header_validation import BadHeadError, response_field
 from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import Linger
-from topics_gateway.transport.registry import Registry, logger
+from topics_gateway.transport.registry import Registry, endpoints, logger
 from topics_net import background
 from topics_net.send_timeout import prepare, undrained
+from topics_net.sliced_protocol import SlicedProtocol
 
 # Four times the default: a DATA frame costs Python about the same whatever its size.
 MAX_FRAME_BYTES: Final = 65536
-# A read of 256 KiB may hold 15,000 PING frames, 0.2 s of work; the loop gets its turn after each slice of this much.
-READ_BYTES: Final = 16384
-# After a slice that had more events than this in it, smaller ones.
-MANY_EVENTS: Final = 64
-BUSY_BYTES: Final = 1024
 # A connection may have so many unread bytes of bodies however many there are in all.
 UNREAD_BYTES: Final = 65536
 # Smaller pieces of a body are put together: each by itself takes many times its size.
@@ -69,19 +63,22 @@ Headers = Iterable[tuple[bytes, bytes]]
 Message = dict[str, Any]
 
 
-class Http2Protocol(asyncio.Protocol):
+class Http2Protocol(SlicedProtocol):
     """Serves one HTTP/2 connection.
 
     Violations of the protocol end the connection with GOAWAY; nothing is logged for what a client does wrong.
     """
 
-    def __init__(self, app: ASGI3Application, registry: Registry, timer: IdleTimer) -> None:
+    MIN_BYTES = 1024
+    MAX_BYTES = 16384
+
+    def __init__(self, app: ASGIApp, registry: Registry, timer: IdleTimer) -> None:
+        super().__init__(registry.loop_budget)
         self.app = app
         self.registry = registry
         self.loop = asyncio.get_running_loop()
-        self.transport: asyncio.Transport
         self.client: tuple[str, int] | None = None
-        self.server: tuple[str, int | None] | None = None
+        self.server: tuple[str, int] | None = None
         self.scheme = "http"
         self.resources = ConnectionResources()
         self.write_paused = False
@@ -89,11 +86,8 @@ class Http2Protocol(asyncio.Protocol):
         self._timer = timer
         self._streams: dict[int, Stream] = {}
         self._draining = False
-        self._closed = False
-        self._backlog = bytearray()
         self._unread = 0  # bytes of bodies that the streams have
         self._held = False  # not read, since all connections have too many
-        self._slice = READ_BYTES
         self._idle_left = IDLE_BURST
         self._idle_at = self.loop.time()
         self._handlers: dict[type[object], Callable[[Any], None]] = {
@@ -143,64 +137,39 @@ class Http2Protocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
         self.transport = transport
-        self.client = get_remote_addr(transport)
-        self.server = get_local_addr(transport)
-        self.scheme = "https" if is_ssl(transport) else "http"
+        self.client, self.server, self.scheme = endpoints(transport)
         self.registry.connections.add(self)
         self._timer.on_timeout = self.shutdown
         prepare(transport)
         self.flush()
 
-    def data_received(self, data: bytes) -> None:
-        if self._closed:
-            return
-        if not self._backlog and len(data) <= self._slice:
-            self._feed(data)
-            return
-        if not self._backlog:
-            self.transport.pause_reading()
-            background.call_soon(self._feed_backlog)
-        self._backlog += data
-
-    def _feed_backlog(self) -> None:
-        if self._closed or self.transport.is_closing():
-            return
-        data = bytes(self._backlog[: self._slice])
-        del self._backlog[: self._slice]
-        self._feed(data)
-        if self._closed or self.transport.is_closing():
-            return
-        if self._backlog:
-            background.call_soon(self._feed_backlog)
-        elif not self._held:
-            self.transport.resume_reading()
-
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: bytes) -> int:
         try:
             events = self.h2.receive_data(data)
         except ProtocolError:
             # h2 has queued the GOAWAY.
             self._end()
-            return
+            return 0
         except Exception as error:  # a fault of h2 or hpack must not become a traceback by the event loop
             logger.debug("HTTP/2 input not understood: %r", error)
             self._end(ErrorCodes.PROTOCOL_ERROR)
-            return
+            return 0
         idle, self.h2.idle = self.h2.idle, 0
         if idle:
             self.count_idle(idle)
-            if self._closed:
-                return
-        self._slice = READ_BYTES if len(events) + idle <= MANY_EVENTS else BUSY_BYTES
         for event in events:
+            if self._ended:
+                return 0
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(event)
-                if self._closed:
-                    return
         self.flush()
         if self.write_paused and self.transport.get_write_buffer_size() > MAX_CONTROL_BYTES:
             self.transport.abort()
+        return len(events) + idle
+
+    def _is_full(self) -> bool:
+        return self._held
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -242,7 +211,7 @@ class Http2Protocol(asyncio.Protocol):
         if unread.is_full and self._unread > UNREAD_BYTES and not self._held:
             self._held = True
             unread.hold(self)
-            self.transport.pause_reading()
+            self._regulate()
 
     def _on_trailers(self, event: TrailersReceived) -> None:
         try:
@@ -292,7 +261,7 @@ class Http2Protocol(asyncio.Protocol):
     def finished(self, stream: "Stream") -> None:
         """The task of a stream is done."""
         self._streams.pop(stream.id, None)
-        if self._streams or self._closed:
+        if self._streams or self._ended:
             return
         if self._draining:
             self._end()
@@ -304,8 +273,7 @@ class Http2Protocol(asyncio.Protocol):
         if self._held:
             self._held = False
             self.registry.unread.leave(self)
-            if not self._backlog and not self._closed:
-                self.transport.resume_reading()
+            self._regulate()
 
     def taken(self, stream_id: int, size: int) -> None:
         """A stream does not have `size` received bytes any more."""
@@ -317,13 +285,13 @@ class Http2Protocol(asyncio.Protocol):
 
     def acknowledge(self, stream_id: int, size: int) -> None:
         """Give `size` received bytes back to the client's windows."""
-        if size and not self._closed:
+        if size and not self._ended:
             self.h2.acknowledge_received_data(size, stream_id)
             self.flush()
 
     def reset(self, stream_id: int, code: ErrorCodes) -> None:
         """Send RST_STREAM, unless the stream is closed already."""
-        if self._closed:
+        if self._ended:
             return
         try:
             self.h2.reset_stream(stream_id, code)
@@ -341,7 +309,7 @@ class Http2Protocol(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Send GOAWAY; close now if no request runs, else after the running ones."""
-        if self._closed:
+        if self._ended:
             return
         self._draining = True
         if self._streams:
@@ -352,7 +320,7 @@ class Http2Protocol(asyncio.Protocol):
 
     def _end(self, code: ErrorCodes | None = None, *, linger: bool = True) -> None:
         """Write what is queued (and GOAWAY with `code`), end the streams, close."""
-        if self._closed:
+        if self._ended:
             return
         if code is not None:
             self.h2.close_connection(code)
@@ -368,7 +336,7 @@ class Http2Protocol(asyncio.Protocol):
             self.transport.close()
 
     def _release(self) -> None:
-        self._closed = True
+        self._ended = True
         self._timer.cancel()
         for stream in list(self._streams.values()):
             stream.disconnect()
@@ -405,7 +373,7 @@ class Stream:
         self._content_length: int | None = None
         self._sent = 0
 
-    def open(self, headers: list[tuple[bytes, bytes]]) -> ASGI3Application:
+    def open(self, headers: list[tuple[bytes, bytes]]) -> ASGIApp:
         """Build the scope; return what answers the request: the application, or a 400 for a head that is none."""
         fault = ""
         try:
@@ -456,7 +424,7 @@ class Stream:
             self._scope["state"]["awaits_100"] = self._awaits_100
         return self._protocol.app
 
-    def _refusal(self, message: str) -> ASGI3Application:
+    def _refusal(self, message: str) -> ASGIApp:
         """Stands in for the application."""
 
         async def refuse(scope: Any, receive: Any, send: Any) -> None:
@@ -510,7 +478,7 @@ class Stream:
 
     # The task
 
-    async def run(self, app: ASGI3Application) -> None:
+    async def run(self, app: ASGIApp) -> None:
         """Run the application once; its errors are logged here and nowhere else."""
         scope: Any = self._scope
         receive: Any = self._receive
@@ -605,9 +573,7 @@ class Stream:
         fields = [(b":status", b"%d" % status)]
         dated = closing = False
         for name, value in headers:
-            if HEADER_RE.search(name) or HEADER_VALUE_RE.search(value):
-                raise RuntimeError(f"invalid response header {name!r}")
-            name = name.lower()
+            name = response_field(name, value)
             if name in HOP_BY_HOP:
                 closing = closing or (name == b"connection" and value == b"close")
                 continue

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 # Fields that decide something and hold one value: a proxy in front may go by the other one.
@@ -21,6 +22,8 @@ TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # RFC 3986, 3.2, without user information, and without commas, by which some join two fields.
 _AUTHORITY: Final = re.compile(rb"(\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z._~!$&'()*+;=%-]+)(?::([0-9]*))?")
 _PORTS: Final = {b"http": b"80", b"https": b"443"}
+_NO_NAME: Final = re.compile(b'[\x00-\x1f\x7f()<>@,;:\\[\\]={} \t\\\\"]')
+_NO_VALUE: Final = re.compile(b"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class BadHeadError(ValueError):
@@ -57,3 +60,17 @@ def _split(authority: bytes, scheme: bytes) -> tuple[bytes, bytes]:
     if match is None:
         raise BadHeadError("invalid host")
     return match[1].lower(), match[2] or _PORTS.get(scheme, b"")
+
+
+def response_field(name: bytes, value: bytes) -> bytes:
+    """Return the lower-case name of a response's header. Raises RuntimeError for a name or value that is none."""
+    if _NO_VALUE.search(value):
+        raise RuntimeError(f"invalid response header {name!r}")
+    return _lowered(name)
+
+
+@lru_cache(256)
+def _lowered(name: bytes) -> bytes:
+    if _NO_NAME.search(name):
+        raise RuntimeError(f"invalid response header {name!r}")
+    return name.lower()

@@ -1,43 +1,29 @@
-"""HTTP/1.1: uvicorn's httptools protocol, made strict about time, memory and the shape of its errors."""
+"""HTTP/1.1 on the parser of httptools: one connection, whose requests are answered one after the other."""
 
 import asyncio
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable
-from typing import Any, Final, cast
+from collections import deque
+from typing import Any, Final
 
 import httptools
-from uvicorn._types import ASGI3Application, ASGISendEvent
-from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import (
-    HEADER_RE,
-    HEADER_VALUE_RE,
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from starlette.types import ASGIApp
 
 from topics_gateway.transport.connection_resources import ConnectionResources
-from topics_gateway.transport.error_responses import JSON, error_body, internal_error, respond
+from topics_gateway.transport.error_responses import JSON, STATUS_LINES, error_body
 from topics_gateway.transport.header_validation import TOKEN, BadHeadError, check_host, check_same_host, single_fields
+from topics_gateway.transport.http1_exchange import Exchange
 from topics_gateway.transport.idle import IdleTimer
-from topics_gateway.transport.linger import LINGER_SECONDS, Linger
-from topics_gateway.transport.registry import Registry, logger
+from topics_gateway.transport.linger import Linger
+from topics_gateway.transport.registry import Registry, endpoints
 from topics_gateway.transport.upgrade import VERSION, UnsupportedVersionError
 from topics_net import background
-from topics_net.send_timeout import prepare, undrained
+from topics_net.sliced_protocol import SlicedProtocol
 
 # Requests that a client sent ahead of its answers: beyond this the connection is not read any further.
 PIPELINE_LIMIT: Final = 64
-# A read of 256 KiB may hold 43,000 chunks of a byte, or 6,700 requests, a quarter of a second of work: what is parsed
-# in one step of the loop, at first, at least, and at most. In between it is what may take so many calls of the parser.
-FIRST_BYTES: Final = 16384
-BUSY_BYTES: Final = 2048
-CALM_BYTES: Final = 65536
-BUSY_CALLS: Final = 64
-# A larger part of a response is not copied for its frame: many clients may be sent the same bytes.
-COPY_BYTES: Final = 16384
+# Bytes of bodies that the application has not read yet: the same.
+MAX_UNREAD_BYTES: Final = 65536
 # The parser knows some methods and refuses all others. It is shown these as they are, and POST for any other one,
 # which frames a body alike; so the application answers what the path does not take.
 SHOWN_METHODS: Final = (b"GET ", b"POST ", b"PUT ", b"DELETE ", b"HEAD ", b"PATCH ", b"OPTIONS ")
@@ -49,48 +35,51 @@ class HeadTooLargeError(Exception):
     """Raised in a parser callback when a request head exceeds `max_header_bytes`."""
 
 
-class Http1Protocol(HttpToolsProtocol):
+class Http1Protocol(SlicedProtocol):
     """Serves one HTTP/1.1 connection.
 
-    Beyond uvicorn: a deadline for the request head, bounded heads, trailers and pipelines, no head that can be read in
-    two ways, any method, JSON errors in the order of the requests, `http.disconnect` for the request that runs (not for
-    the newest one of a pipeline).
+    Bounds the time for a request head, and the size of heads, trailers and pipelines; refuses heads that can be read in
+    two ways; takes any method. A request is handed on once all that was received is parsed, so that the body of a small
+    one is whole by then.
     """
 
-    def __init__(self, config: Config, registry: Registry, timer: IdleTimer) -> None:
-        self._resources = ConnectionResources()
-        super().__init__(config, registry, {"connection_resources": self._resources}, asyncio.get_running_loop())
-        self.logger = logger
+    def __init__(self, app: ASGIApp, registry: Registry, timer: IdleTimer) -> None:
+        super().__init__(registry.loop_budget)
+        self.app = app
         self.registry = registry
+        self.write_paused = False
+        self._writable = asyncio.Event()
+        self._resources = ConnectionResources()
         self._timer = timer
-        self._max_head = registry.limits.max_header_bytes
-        # The cycle whose application runs now; `self.cycle` is the newest one, which may wait in the pipeline.
-        self._running: Cycle | None = None
-        self._closing = False
-        self._backlog = bytearray()  # received, not parsed yet
-        self._slice = FIRST_BYTES
-        self._going_on = False
-        self._calls = 0  # of the parser, in this slice
-        self._between = True  # two messages: the next byte is a method's
-        self._begun = b""  # of a request line that is not complete
+        self._parser = self._new_parser()
+        self._running: Exchange | None = None
+        self._waiting: deque[Exchange] = deque()  # behind it; the body of the last one may not be complete
+        self._newest: Exchange | None = None  # the last one of all
+        # Of the request being parsed.
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._scope: dict[str, Any] = {}
         self._method = ""  # that the parser is not shown
-        self._body_rest = 0  # of a body with a length
-        self._tail = b""  # the last bytes of a piece, which may hold a part of an empty line
-        self._in_head = False
-        self._in_body = False
-        self._upgrading = False
         self._began = time.perf_counter()
-        self._host: bytes | None = None  # the newest valid one
+        self._max_head = registry.limits.max_header_bytes
         self._head_bytes = 0
         self._head_may_be_large = False
+        self._in_head = False
+        self._in_body = False
+        self._body_rest = 0  # of a body with a length
         self._body_advanced = False
         self._overhead_bytes = 0
+        self._upgrading = False
+        self._between = True  # two messages: the next byte is a method's
+        self._begun = b""  # of a request line that is not complete
+        self._tail = b""  # the last bytes of a piece, which may hold a part of an empty line
+        self._work = 0  # calls of the parser, in this slice
+        self._host: bytes | None = None  # the newest valid one
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
-        super().connection_made(transport)
-        self.flow = PipelineFlow(
-            transport, lambda: bool(self._backlog) or self._body_is_full() or self._pipeline_is_full()
-        )
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
+        self.transport = transport
+        self.registry.connections.add(self)
+        self._client, self._server, self._scheme = endpoints(transport)
         self._timer.on_timeout = transport.close
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -100,60 +89,25 @@ class Http1Protocol(HttpToolsProtocol):
 
     def _release(self) -> None:
         """Tell the running request that its client is gone and break the reference cycles."""
-        self._closing = True
+        self._ended = True
         self._timer.cancel()
         running, self._running = self._running, None
         if running is not None:
             running.disconnect()
+        self.resume_writing()
         self._backlog.clear()
-        self.flow.resume_writing()
-        self.pipeline.clear()
-        self.cycle = None  # type: ignore[assignment]  # as before the first request
-        self.parser = None  # type: ignore[assignment]  # as uvicorn does
+        self._waiting.clear()
+        self._newest = self._parser = None
 
-    def data_received(self, data: bytes) -> None:
-        if self._closing:
-            return
-        if not self._backlog and len(data) <= self._slice:
-            self._feed(data)
-            return
-        self._backlog += data
-        self.flow.pause_reading()
-        if not self._going_on:
-            self._feed_backlog()
+    # Input
 
-    def _go_on(self) -> None:
-        """Parse more of the backlog in the next step of the loop."""
-        if self._backlog and not self._going_on:
-            self._going_on = True
-            background.call_soon(self._feed_backlog)
-
-    def _feed_backlog(self) -> None:
-        """Parse what was received: all at once while that is little work, as it is for a large body."""
-        self._going_on = False
-        calls = 0
-        while self._backlog and not self._pipeline_is_full():  # if it is, it goes on when a request is answered
-            data = bytes(self._backlog[: self._slice])
-            del self._backlog[: self._slice]
-            self._feed(data)
-            if self._closing:
-                self._backlog.clear()
-                return
-            calls += self._calls
-            if calls > BUSY_CALLS:
-                self._go_on()
-                break
-        if not self._backlog:
-            self.flow.resume_reading()
-
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: bytes) -> int:
         """Parse a slice, in pieces that end wherever a message may end: so it is known where each one begins."""
-        self._calls = 0
+        self._work = 0
         if self._begun:
             data, self._begun = self._begun + data, b""
         at, size = 0, len(data)
-        fed = size
-        while at < size:
+        while at < size and not self._ended:
             if self._between:
                 self._began = time.perf_counter()
                 line_end = data.find(b"\n", at)
@@ -167,11 +121,13 @@ class Http1Protocol(HttpToolsProtocol):
             if end < 4:
                 end = self._end_of_piece(data, at, size)
             self._parse(data[at:end], data, end)
-            if self._closing:
-                return
             at = end
-        if fed >= BUSY_BYTES:
-            self._slice = max(BUSY_BYTES, min(CALM_BYTES, fed * BUSY_CALLS // max(1, self._calls)))
+        if self._waiting:
+            if self._running is None:
+                self._run_next()
+            if self._is_blocked():  # else go on: that is how the end of the connection is noticed
+                self._regulate()
+        return self._work
 
     def _request_line(self, data: bytes) -> bytes:
         """Return the start of a message as the parser may be shown it; nothing while its first line is not complete.
@@ -222,11 +178,11 @@ class Http1Protocol(HttpToolsProtocol):
         self._head_may_be_large = self._head_bytes + size > self._max_head
         self._body_advanced = False
         try:
-            self.parser.feed_data(piece)
+            self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade:  # always behind a head, and so behind a piece
-            if not self._should_upgrade():
+            if not self._asks_for_websocket():
                 self._ignore_upgrade()
-            elif self._running is not None:
+            elif self._running is not None or self._waiting:
                 self._reject(400, "malformed HTTP request: upgrade behind a request that is not answered yet")
             else:
                 self._open_websocket(data[end:] + bytes(self._backlog))
@@ -245,7 +201,7 @@ class Http1Protocol(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += size
             if self._head_bytes > self._max_head:
-                self._reject(431, "request head too large", head=bool(self.url) and self._is_head())
+                self._reject(431, "request head too large", head=bool(self._url) and self._is_head())
         elif self._in_body and not self._body_advanced:
             # Chunk extensions and trailers: httptools collects an unfinished trailer without telling us.
             self._overhead_bytes += size
@@ -253,35 +209,64 @@ class Http1Protocol(HttpToolsProtocol):
                 self._reject(400, "malformed HTTP request: trailers too large")
 
     def _is_head(self) -> bool:
-        return bool(self.parser.get_method() == b"HEAD")
+        return bool(self._parser.get_method() == b"HEAD")
 
-    # Parser callbacks
+    def _new_parser(self) -> Any:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    # Callbacks of the parser
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_head = True
-        self._calls += 1
-        self._upgrading = False
+        """A request line begins."""
+        self._url = b""
+        self._headers = []
         self._head_bytes = 0
+        self._in_head = True
+        self._upgrading = False
+        self._work += 1
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the target."""
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head; of a trailer none is kept, for the application has seen the headers already."""
         if self._in_head:
-            self.headers.append((name.lower(), value.rstrip(b" \t")))
-        # A trailer must not change the headers that the application has already seen.
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
+        """A head is complete."""
+        url, headers = self._url, self._headers
         if self._head_may_be_large:
-            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            size = len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
             if size > self._max_head:
                 raise HeadTooLargeError
-        parser = self.parser
-        scope = self.scope
+        parser = self._parser
         version = parser.get_http_version()
-        scope["method"] = method = self._method or parser.get_method().decode("ascii")
-        if version != "1.1":
-            scope["http_version"] = version
+        method = self._method or parser.get_method().decode("ascii")
         fields = self._check_fields(version)
-        self._set_target(scope, fields.get(b"host"))
+        target = url if url.startswith(b"/") else self._path_of(url, fields.get(b"host"))
+        if b"#" in target:
+            raise BadHeadError("invalid request target")
+        raw_path, _, query = target.partition(b"?")
+        path = raw_path.decode("ascii")  # the parser takes no others
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": version,
+            "server": self._server,
+            "client": self._client,
+            "scheme": self._scheme,
+            "root_path": "",
+            "method": method,
+            "path": urllib.parse.unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": headers,
+            "state": {"connection_resources": self._resources},
+        }
         self._in_head = False
         if parser.should_upgrade():
             self._upgrading = True
@@ -295,76 +280,36 @@ class Http1Protocol(HttpToolsProtocol):
         self._timer.pause()
         # Whatever follows a CONNECT would be for the tunnel that the client does not get.
         keep_alive = version == "1.1" and parser.should_keep_alive() and method != "CONNECT"
-        waits = b"expect" in fields and fields[b"expect"].lower() == b"100-continue" and version == "1.1"
-        cycle = Cycle(self, waits, keep_alive)
-        if waits:
-            scope["state"]["awaits_100"] = cycle.awaits_100
-        self.cycle = cycle
-        if self._running is None:
-            self._run(cycle)
-        else:
-            self.pipeline.appendleft((cycle, self.app))
-            if self._pipeline_is_full():  # else go on: that is how the end of the connection is noticed
-                self.flow.pause_reading()
+        awaits_100 = b"expect" in fields and fields[b"expect"].lower() == b"100-continue" and version == "1.1"
+        self._newest = exchange = Exchange(self, self._scope, self._began, keep_alive, awaits_100)
+        self._waiting.append(exchange)
 
     def on_body(self, body: bytes) -> None:
+        """A part of a body."""
         self._body_advanced = True
-        self._calls += 1
+        self._work += 1
         self._overhead_bytes = 0
-        cycle = self.cycle
-        if cycle.response_complete:
-            return
-        cycle.body += body
-        cycle.waiting_for_100_continue = False  # it does not wait
-        if len(cycle.body) > HIGH_WATER_LIMIT:
-            self.flow.pause_reading()
-        cycle.message_event.set()
+        exchange = self._newest
+        if exchange is not None and not exchange.response_complete:
+            exchange.add(body)
+            if len(exchange.body) > MAX_UNREAD_BYTES:
+                self._regulate()
 
     def on_message_complete(self) -> None:
+        """The body is complete, or a head that asks for an upgrade."""
         self._in_body = False
         if self._upgrading:
             return
         self._between = True
-        cycle = self.cycle
-        if cycle.response_complete:
-            return
-        cycle.more_body = False
-        cycle.waiting_for_100_continue = False
-        cycle.message_event.set()
-
-    def _should_upgrade(self) -> bool:
-        # In any other request the wish for a WebSocket is ignored, like all upgrades that are not offered.
-        return super()._should_upgrade() and self.scope["method"] == "GET" and self.scope["http_version"] == "1.1"
-
-    def _open_websocket(self, rest: bytes) -> None:
-        """Hand the connection over, and `rest`, what came behind the head; or refuse an upgrade that is malformed."""
-        scope = cast("dict[str, Any]", self.scope)
-        make = cast("Callable[..., asyncio.Protocol]", self.ws_protocol_class)
-        try:
-            protocol = make(self.app, self.config, self.registry, scope, self.url)
-        except UnsupportedVersionError as error:
-            headers = b"upgrade: websocket\r\nsec-websocket-version: %b\r\n" % VERSION
-            self._reject(426, f"malformed WebSocket upgrade: {error}", headers=headers)
-            return
-        except ValueError as error:
-            self._reject(400, f"malformed WebSocket upgrade: {error}")
-            return
-        self._timer.cancel()
-        self._closing = True  # what is left of the backlog is in `rest`
-        self._backlog.clear()
-        self.flow.resume_reading()
-        self.registry.forget(self)
-        self.transport.set_protocol(protocol)
-        protocol.connection_made(self.transport)
-        self.parser = None  # type: ignore[assignment]  # breaks the reference cycle
-        if rest:
-            protocol.data_received(rest)
+        exchange = self._newest
+        if exchange is not None and not exchange.response_complete:
+            exchange.end_of_body()
 
     def _check_fields(self, version: str) -> dict[bytes, bytes]:
         """The header fields by their names. Raises BadHeadError for a head that two readers may take differently."""
         if version not in ("1.1", "1.0"):
             raise BadHeadError(f"HTTP/{version} in the syntax of HTTP/1.1")
-        fields = single_fields(self.headers)
+        fields = single_fields(self._headers)
         host = fields.get(b"host")
         if host is None:
             if version == "1.1":
@@ -373,23 +318,10 @@ class Http1Protocol(HttpToolsProtocol):
             check_host(host)
             self._host = host
         if b"transfer-encoding" in fields:
-            codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+            codings = [value.lower() for name, value in self._headers if name == b"transfer-encoding"]
             if version == "1.0" or codings != [b"chunked"] or b"content-length" in fields:
                 raise BadHeadError("a body that is framed by something else than chunked or a Content-Length")
         return fields
-
-    def _set_target(self, scope: Any, host: bytes | None) -> None:
-        """Put the target into the scope. Raises BadHeadError for one that is none, or is for another host."""
-        target = self.url
-        if not target.startswith(b"/"):
-            target = self._path_of(target, host)
-        if b"#" in target:
-            raise BadHeadError("invalid request target")
-        raw_path, _, query = target.partition(b"?")
-        path = raw_path.decode("ascii")  # the parser takes no others
-        scope["path"] = urllib.parse.unquote(path) if "%" in path else path
-        scope["raw_path"] = raw_path
-        scope["query_string"] = query
 
     def _path_of(self, target: bytes, host: bytes | None) -> bytes:
         """The path and query of an absolute target, or `*`. Raises BadHeadError if it is for another host."""
@@ -402,9 +334,46 @@ class Http1Protocol(HttpToolsProtocol):
         authority = rest.partition(b"?")[0].partition(b"/")[0]
         check_same_host(authority, authority if host is None else host, scheme)
         if host is None:
-            self.headers.insert(0, (b"host", authority))
+            self._headers.insert(0, (b"host", authority))
         path = rest[len(authority) :]
         return path if path.startswith(b"/") else b"/" + path
+
+    # Upgrades
+
+    def _asks_for_websocket(self) -> bool:
+        # In any other request the wish for a WebSocket is ignored, like all upgrades that are not offered.
+        fields, scope = dict(self._headers), self._scope
+        return (
+            self.registry.websocket is not None
+            and scope["method"] == "GET"
+            and scope["http_version"] == "1.1"
+            and fields.get(b"upgrade", b"").lower() == b"websocket"
+            and b"upgrade" in (token.lower().strip() for token in fields.get(b"connection", b"").split(b","))
+        )
+
+    def _open_websocket(self, rest: bytes) -> None:
+        """Hand the connection over, and `rest`, what came behind the head; or refuse an upgrade that is malformed."""
+        make = self.registry.websocket
+        assert make is not None, "it is offered"
+        try:
+            protocol = make(self.app, self.registry, self._scope, self._url)
+        except UnsupportedVersionError as error:
+            headers = b"upgrade: websocket\r\nsec-websocket-version: %b\r\n" % VERSION
+            self._reject(426, f"malformed WebSocket upgrade: {error}", headers=headers)
+            return
+        except ValueError as error:
+            self._reject(400, f"malformed WebSocket upgrade: {error}")
+            return
+        self._timer.cancel()
+        self._backlog.clear()  # it is in `rest`
+        self._regulate()
+        self._ended = True
+        self.registry.forget(self)
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
+        self._parser = None  # breaks the reference cycle
+        if rest:
+            protocol.data_received(rest)
 
     def _ignore_upgrade(self) -> None:
         """Parse a request again without its `upgrade` header, which a server may ignore (RFC 9110, 7.8).
@@ -412,54 +381,75 @@ class Http1Protocol(HttpToolsProtocol):
         Java's client offers h2c with its first request. httptools takes any upgrade for the end of HTTP and would
         lose the request's body.
         """
-        head = [self.parser.get_method(), b" ", self.url, b" HTTP/", self.parser.get_http_version().encode(), b"\r\n"]
-        for name, value in self.headers:
+        parser = self._parser
+        head = [parser.get_method(), b" ", self._url, b" HTTP/", parser.get_http_version().encode(), b"\r\n"]
+        for name, value in self._headers:
             if name != b"upgrade":
                 head += (name, b": ", value, b"\r\n")
         head.append(b"\r\n")
-        self.parser = self._new_parser()
+        self._parser = self._new_parser()
         self._parse(b"".join(head), b"", 0)
 
-    def _new_parser(self) -> httptools.HttpRequestParser:
-        parser = httptools.HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        return parser
+    # Output
 
-    # Responses
+    def _run_next(self) -> None:
+        """Hand on the oldest request."""
+        self._running = exchange = self._waiting.popleft()
+        tasks = self.registry.tasks
+        task = background.start(exchange.run(self.app))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
-    def _run(self, cycle: "Cycle") -> None:
-        self._running = cycle
-        self._start_asgi_task(cycle, self.app)
-
-    def on_response_complete(self) -> None:
-        """The running cycle has sent its response: go on with the next request, or end the connection."""
-        cycle, self._running = self._running, None
-        if cycle is None or self.transport.is_closing():
+    def finished(self) -> None:
+        """The running request is answered: go on with the next one, or end the connection."""
+        exchange, self._running = self._running, None
+        if exchange is None or self.transport.is_closing():
             return
-        if not cycle.keep_alive:
-            if cycle.more_body or self._closing:
+        if not exchange.keep_alive:
+            if exchange.more_body or self._ended:
                 self._linger()
             else:
                 self.transport.close()
             return
-        if self.pipeline:
-            following, _ = self.pipeline.pop()
-            assert isinstance(following, Cycle)
-            self._run(following)
+        if self._waiting:
+            self._run_next()
         else:
             self._timer.start()
-        self._go_on()
-        self.flow.resume_reading()
+        if self._backlog:
+            self._schedule()
+        if self._is_paused:
+            self._regulate()
 
-    def _body_is_full(self) -> bool:
-        """Return whether so much of the body waits for the application that no more of it is read."""
-        cycle = self.cycle
-        return cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
+    def body_taken(self) -> None:
+        """The application waits for more of a body."""
+        if self._is_paused:
+            self._regulate()
 
-    def _pipeline_is_full(self) -> bool:
-        pipeline = self.pipeline
-        return bool(pipeline) and (
-            len(pipeline) >= PIPELINE_LIMIT or sum(len(cycle.body) for cycle, _ in pipeline) > HIGH_WATER_LIMIT
+    def pause_writing(self) -> None:
+        """The transport's buffer is full."""
+        self.write_paused = True
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """The transport has room again."""
+        self.write_paused = False
+        self._writable.set()
+
+    async def drained(self) -> None:
+        """Wait for `resume_writing`."""
+        await self._writable.wait()
+
+    def _is_full(self) -> bool:
+        """Return whether the application has so much to read that no more of it is received."""
+        newest = self._newest
+        if newest is not None and len(newest.body) > MAX_UNREAD_BYTES and not newest.response_complete:
+            return True
+        return self._is_blocked()
+
+    def _is_blocked(self) -> bool:
+        waiting = self._waiting
+        return bool(waiting) and (
+            len(waiting) >= PIPELINE_LIMIT or sum(len(exchange.body) for exchange in waiting) > MAX_UNREAD_BYTES
         )
 
     def _reject(self, status: int, message: str, *, head: bool = False, headers: bytes = b"") -> None:
@@ -467,27 +457,26 @@ class Http1Protocol(HttpToolsProtocol):
 
         `head` says that it is a HEAD request, whose answer has no body; `headers` are lines for the answer.
         """
-        self._closing = True
-        last: RequestResponseCycle | None = self.cycle
-        if self._in_body and last is not None:
-            if last.response_complete:
+        self._ended = True
+        newest = self._newest
+        if self._in_body and newest is not None:
+            if newest.response_complete:
                 # Already answered: another answer would be taken for that of the next request.
                 self.transport.close()
                 return
-            running = self._running
-            if running is not None and last is running:
-                started = running.response_started
+            if newest is self._running:
+                started = newest.response_started
                 self._running = None
-                running.disconnect()
+                newest.disconnect()
                 if started:
                     # Its response can't be completed, and an error inside it would be taken for a part of it.
                     self.transport.close()
                 else:
                     self._write_error(status, message, headers, head=head)
                 return
-            self.pipeline.popleft()
-            last = self.pipeline[0][0] if self.pipeline else self._running
-        if self._running is not None and last is not None:
+            self._waiting.pop()
+        last = self._waiting[-1] if self._waiting else self._running
+        if last is not None:
             last.keep_alive = False
         else:
             self._write_error(status, message, headers, head=head)
@@ -498,7 +487,7 @@ class Http1Protocol(HttpToolsProtocol):
         body = error_body("invalid_request", message, self._began)
         self.transport.write(
             b"%bdate: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b"
-            % (STATUS_LINE[status], self.registry.date(), JSON, len(body), headers, b"" if head else body)
+            % (STATUS_LINES[status], self.registry.date(), JSON, len(body), headers, b"" if head else body)
         )
         self._linger()
 
@@ -511,215 +500,8 @@ class Http1Protocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Close now if no request runs, else after the responses to the requests that have arrived."""
-        if self._running is None:
+        newest = self._newest
+        if self._running is None or newest is None:
             self.transport.close()
         else:
-            self.cycle.keep_alive = False
-
-
-class PipelineFlow(FlowControl):
-    """Flow control that does not resume reading for a running request while too much waits behind it."""
-
-    def __init__(self, transport: asyncio.Transport, is_full: Callable[[], bool]) -> None:
-        super().__init__(transport)
-        self._is_full = is_full
-
-    def resume_reading(self) -> None:
-        if self.read_paused and not self._is_full():
-            super().resume_reading()
-
-
-class Cycle(RequestResponseCycle):
-    """One request and its response; `receive` is uvicorn's."""
-
-    def __init__(self, protocol: Http1Protocol, expect_100_continue: bool, keep_alive: bool) -> None:
-        super().__init__(
-            scope=protocol.scope,
-            transport=protocol.transport,
-            flow=protocol.flow,
-            logger=logger,
-            access_logger=logger,
-            access_log=False,
-            default_headers=[],
-            message_event=asyncio.Event(),
-            expect_100_continue=expect_100_continue,
-            keep_alive=keep_alive,
-            on_response=protocol.on_response_complete,
-        )
-        self._registry = protocol.registry
-        self._began = protocol._began
-        self.bodyless = False
-        self.until_close = False
-        self.head = b""
-
-    def awaits_100(self) -> bool:
-        """Return True while the client waits for `100 Continue`, which `receive` sends."""
-        return self.waiting_for_100_continue
-
-    def disconnect(self) -> None:
-        """The client is gone: wake `receive` and let `send` drop what it gets."""
-        if not self.response_complete:
-            self.disconnected = True
-            self.scope["state"]["gone"] = True
-        self.message_event.set()
-
-    def _abort(self) -> None:
-        """Close the connection: the client must see that this response is not complete."""
-        self.disconnect()
-        self.transport.close()
-
-    async def run_asgi(self, app: ASGI3Application) -> None:
-        """Run the application once; its errors are logged here and nowhere else."""
-        try:
-            await app(self.scope, self.receive, self.send)
-        except asyncio.CancelledError:
-            self._abort()
-            raise
-        except Exception:
-            logger.exception("exception in the application: %s %s", self.scope["method"], self.scope["path"])
-        else:
-            if self.response_complete or self.disconnected:
-                return
-            logger.error("incomplete response by the application: %s %s", self.scope["method"], self.scope["path"])
-        if self.response_complete or self.disconnected:
-            return
-        if self.response_started:
-            self._abort()
-        else:
-            await self.send_500_response()
-
-    async def send_500_response(self) -> None:
-        """Answer with the error envelope and close."""
-        self.keep_alive = False
-        await respond(500, internal_error(self._began), cast("Callable[[dict[str, Any]], Any]", self.send))
-
-    async def send(self, message: ASGISendEvent) -> None:
-        """Write a part of the response; waits while the transport's buffer is full, before and after it.
-
-        Once the client is gone the message is dropped. A message out of order, a header that is none and a body
-        that contradicts `content-length` raise RuntimeError.
-        """
-        if self.flow.write_paused and not self.disconnected:
-            await self._room()
-        if self.transport.is_closing():
-            self.disconnect()
-        if self.disconnected:
-            return
-        if self.response_complete:
-            raise RuntimeError(f"ASGI message {message['type']!r} after the response was complete")
-        if self.response_started:
-            if message["type"] != "http.response.body":
-                raise RuntimeError(f"ASGI message {message['type']!r} where 'http.response.body' was due")
-            more_body = message.get("more_body", False)
-            self._send_body(message.get("body", b""), more_body)
-            if more_body and self.flow.write_paused:
-                await self._room()
-        else:
-            if message["type"] != "http.response.start":
-                raise RuntimeError(f"ASGI message {message['type']!r} where 'http.response.start' was due")
-            self._send_head(message["status"], message.get("headers", ()))
-
-    async def _room(self) -> None:
-        send_timeouts = self._registry.send_timeouts
-        send_timeouts.enter(self)
-        try:
-            await self.flow.drain()
-        finally:
-            send_timeouts.leave(self)
-
-    def undrained(self) -> object:
-        """The unsent bytes: a value that changes whenever bytes leave."""
-        return undrained(self.transport)
-
-    def give_up(self) -> None:
-        """Close the connection, whose client takes nothing; it may still take the timeout event for a moment."""
-        transport = self.transport
-        event = self.scope["state"].get("timeout_event", b"") if self.response_started and not self.bodyless else b""
-        if event and self.expected_content_length == 0:
-            transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event) if self.chunked_encoding else event)
-            transport.close()
-            background.call_later(LINGER_SECONDS, transport.abort)
-        else:
-            transport.abort()
-        self.disconnect()
-        self.flow.resume_writing()
-
-    def _send_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        if self.waiting_for_100_continue and self.more_body:
-            # The client may or may not send its body now, so nothing after it can be understood.
-            self.keep_alive = False
-        content = [STATUS_LINE[status]]
-        chunked: bool | None = None
-        dated = closing = False
-        for name, value in headers:
-            if HEADER_RE.search(name) or HEADER_VALUE_RE.search(value):
-                raise RuntimeError(f"invalid response header {name!r}")
-            name = name.lower()
-            if name == b"content-length":
-                if chunked is None:
-                    self.expected_content_length = int(value)
-                    chunked = False
-            elif name == b"transfer-encoding":
-                if value.lower() == b"chunked":
-                    self.expected_content_length = 0
-                    chunked = True
-            elif name == b"connection":
-                if b"close" in (token.strip() for token in value.lower().split(b",")):
-                    self.keep_alive = False
-                    closing = True
-                elif not self.keep_alive:
-                    continue
-            elif name == b"date":
-                dated = True
-            content += (name, b": ", value, b"\r\n")
-        self.response_started = True
-        self.waiting_for_100_continue = False
-        if not dated:
-            content += (b"date: ", self._registry.date(), b"\r\n")
-        if not self.keep_alive and not closing:
-            content.append(b"connection: close\r\n")
-        if self.scope["method"] == "HEAD" or status in (204, 304):
-            self.bodyless = True
-        elif chunked is None:
-            if self.scope["http_version"] == "1.0":
-                # HTTP/1.0 knows no chunks: the end of the connection, which is not kept, ends the body.
-                self.until_close = True
-            else:
-                chunked = True
-                content.append(b"transfer-encoding: chunked\r\n")
-        self.chunked_encoding = chunked
-        content.append(b"\r\n")
-        self.head = b"".join(content)  # goes out with the first part of the body: one system call instead of two
-
-    def _send_body(self, body: bytes, more_body: bool) -> None:
-        frame: tuple[bytes, ...] = (body,) if body else ()
-        if self.bodyless:
-            self.expected_content_length = 0
-            frame = ()
-        elif self.chunked_encoding:
-            end = b"" if more_body else b"0\r\n\r\n"
-            if len(body) > COPY_BYTES:
-                frame = (b"%x\r\n" % len(body), body, b"\r\n" + end)
-            elif body:
-                frame = (b"%x\r\n%b\r\n%b" % (len(body), body, end),)
-            elif end:
-                frame = (end,)
-        elif not self.until_close:
-            self.expected_content_length -= len(body)
-            if self.expected_content_length < 0:
-                raise RuntimeError("response body longer than content-length")
-        if self.head:
-            if more_body:
-                prepare(self.transport)
-            self.transport.writelines((self.head, *frame))
-            self.head = b""
-        elif len(frame) == 1:
-            self.transport.write(frame[0])
-        elif frame:
-            self.transport.writelines(frame)
-        if not more_body:
-            if self.expected_content_length:
-                raise RuntimeError("response body shorter than content-length")
-            self.response_complete = True
-            self.message_event.set()
-            self.on_response()
+            newest.keep_alive = False

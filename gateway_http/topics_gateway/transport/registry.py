@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any, Final, Protocol
 
-from uvicorn.server import ServerState
-
 from topics_client.units import counted
+from topics_net.loop_budget import LoopBudget
 from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_net.send_timeout import SendTimeouts
 
@@ -29,6 +29,7 @@ class Limits:
     `unread` (bytes) bounds those of all HTTP/2 connections together, beyond 64 KiB of each.
     `send_timeout` (seconds) bounds the time for which a client takes no byte of a response that waits for it.
     `max_connections` bounds the number of connections; 0 is no limit.
+    `ws_max_size`, `ws_ping_interval` and `ws_ping_timeout` are those of HttpServer.
     """
 
     max_header_bytes: int = 65536
@@ -39,6 +40,9 @@ class Limits:
     unread: int = 64 << 20
     send_timeout: float = 30.0
     max_connections: int = 0
+    ws_max_size: int = 16 << 20
+    ws_ping_interval: float | None = 20.0
+    ws_ping_timeout: float | None = 20.0
 
 
 class Holdable(Protocol):
@@ -77,17 +81,20 @@ class Unread:
                 connection.go_on()
 
 
-class Registry(ServerState):
-    """The shared state of a server, in the shape that uvicorn's protocols expect.
+class Registry:
+    """The shared state of a server.
 
     Every connection protocol is in `connections` while its socket is open and has `transport` and `shutdown()`;
-    every application task is in `tasks` until it is done.
+    every application task is in `tasks` until it is done. `websocket` is the protocol of WebSockets, None if there are
+    none.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        super().__init__()
+    def __init__(self, limits: Limits, websocket: Callable[..., asyncio.Protocol] | None = None) -> None:
         self.limits = limits
+        self.websocket = websocket
         self.connections: set[Any] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.loop_budget = LoopBudget()
         self.send_timeouts = SendTimeouts(limits.send_timeout)
         self.draining = False
         self.unread = Unread(limits.unread)
@@ -180,3 +187,10 @@ class Registry(ServerState):
         if self.connections:
             self._emptied.clear()
             await self._emptied.wait()
+
+
+def endpoints(transport: asyncio.Transport) -> tuple[tuple[str, int] | None, tuple[str, int] | None, str]:
+    """The `client`, `server` and `scheme` of a connection, for the scopes of its requests."""
+    peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+    scheme = "https" if transport.get_extra_info("sslcontext") else "http"
+    return (peer[0], peer[1]) if peer else None, (own[0], own[1]) if own else None, scheme

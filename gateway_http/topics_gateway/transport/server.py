@@ -4,11 +4,10 @@ import asyncio
 import importlib.util
 import socket
 import ssl
-from typing import Any, Final, Literal, cast
+from collections.abc import Callable
+from typing import Final
 
 from starlette.types import ASGIApp
-from uvicorn._types import ASGI3Application
-from uvicorn.config import Config
 
 from topics_gateway.transport.h2c import Http2Protocol
 from topics_gateway.transport.http1 import Http1Protocol
@@ -21,10 +20,10 @@ _HANDSHAKE_SECONDS: Final = 15.0
 _TLS_SHUTDOWN_TIMEOUT: Final = 2.0  # seconds to wait for the close_notify of the peer
 
 
-def websocket_protocol() -> type[asyncio.Protocol] | Literal["none"]:
+def websocket_protocol() -> Callable[..., asyncio.Protocol] | None:
     """Return the WebSocket protocol; without the optional package `websockets` upgrades are ignored."""
     if importlib.util.find_spec("websockets") is None:
-        return "none"
+        return None
     from topics_gateway.transport.websocket import WebSocketProtocol
 
     return WebSocketProtocol
@@ -88,7 +87,7 @@ class HttpServer:
         ws_max_size: int = 16 << 20,
         backlog: int = 2048,
     ) -> None:
-        self._app = cast(ASGI3Application, app)  # two spellings of one protocol
+        self._app = app
         self._sock = sock
         self._tls = tls
         self._drain_seconds = drain_seconds
@@ -102,13 +101,11 @@ class HttpServer:
             unread=unread,
             send_timeout=send_timeout,
             max_connections=max_connections,
+            ws_max_size=ws_max_size,
+            ws_ping_interval=ws_ping_interval,
+            ws_ping_timeout=ws_ping_timeout,
         )
-        self._ws: dict[str, Any] = {
-            "ws": websocket_protocol() if websockets else "none",
-            "ws_ping_interval": ws_ping_interval,
-            "ws_ping_timeout": ws_ping_timeout,
-            "ws_max_size": ws_max_size,
-        }
+        self._websocket = websocket_protocol() if websockets else None
         self._registry: Registry | None = None
         self._server: asyncio.Server | TlsListener | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -135,31 +132,11 @@ class HttpServer:
         """
         if self._registry is not None:
             raise RuntimeError("a server starts once")
-        registry = self._registry = Registry(self._limits)
+        registry = self._registry = Registry(self._limits, self._websocket)
         app = self._app
 
-        async def call(scope: Any, receive: Any, send: Any) -> None:
-            await app(scope, receive, send)
-
-        config = Config(
-            # A function, because uvicorn calls what it gets once without arguments to see whether it is a factory.
-            call,
-            http=Http1Protocol,
-            lifespan="off",
-            log_config=None,
-            interface="asgi3",
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            workers=1,
-            reset_contextvars=True,  # a request behind another one in a pipeline is begun by that one's task
-            **self._ws,
-        )
-        config.load()
-        config.loaded_app = app
-
         def http1(timer: IdleTimer) -> asyncio.Protocol:
-            return Http1Protocol(config, registry, timer)
+            return Http1Protocol(app, registry, timer)
 
         def http2(timer: IdleTimer) -> asyncio.Protocol:
             return Http2Protocol(app, registry, timer)

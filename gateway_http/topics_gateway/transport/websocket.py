@@ -8,30 +8,24 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from uvicorn._types import ASGI3Application
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from starlette.types import ASGIApp, Message
 from websockets.datastructures import Headers
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
 from websockets.protocol import OPEN, SERVER, Protocol
 from websockets.server import ServerProtocol
 
-from topics_gateway.transport.error_responses import JSON, internal_error
+from topics_gateway.transport.error_responses import JSON, STATUS_LINES, internal_error
 from topics_gateway.transport.h2rules import IDLE_BURST, IDLE_PER_SECOND
 from topics_gateway.transport.linger import Linger, end_side
 from topics_gateway.transport.registry import Registry, logger
 from topics_gateway.transport.upgrade import VERSION, BadUpgradeError, UnsupportedVersionError
 from topics_net import background
 from topics_net.send_timeout import prepare, undrained
+from topics_net.sliced_protocol import SlicedProtocol
 
-Message = dict[str, Any]
-
-# What is parsed before the application takes the messages in it: a small one takes 40 times its size once parsed.
-_SLICE: Final = 8192
-# Small frames take some 10 us each: this many, and then others have their turn.
-_FRAMES_A_STEP: Final = 64
-_SMALL_SLICE: Final = 512
+# Of a message that is not complete: a larger one is reported to the application.
+_LARGE_BYTES: Final = 8192
 # A longer text is not copied for its frame: many clients may be sent the same.
 _COPY_BYTES: Final = 16384
 # How long a client may take to answer our close frame, and to read what stands before it.
@@ -54,7 +48,7 @@ class Frames(Protocol):
         super().recv_frame(frame)
 
 
-class WebSocketProtocol(asyncio.Protocol):
+class WebSocketProtocol(SlicedProtocol):
     """Serves one upgraded connection as an ASGI application sees it.
 
     - A message is one up to `ws_max_size` bytes, over any number of frames; a larger one ends in close code 1009,
@@ -73,10 +67,13 @@ class WebSocketProtocol(asyncio.Protocol):
     it says False, the connection ends with 1013.
     """
 
-    def __init__(
-        self, app: ASGI3Application, config: Config, registry: Registry, scope: Message, target: bytes
-    ) -> None:
+    # What is parsed before the application takes the messages in it: a small one takes 40 times its size once parsed.
+    FIRST_BYTES = MAX_BYTES = 8192
+    MIN_BYTES = 512
+
+    def __init__(self, app: ASGIApp, registry: Registry, scope: dict[str, Any], target: bytes) -> None:
         """Take over the HTTP request of `scope`. Raises BadUpgradeError."""
+        super().__init__(registry.loop_budget)
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         versions = [value for name, value in headers if name == b"sec-websocket-version"]
         if versions != [VERSION]:
@@ -88,8 +85,8 @@ class WebSocketProtocol(asyncio.Protocol):
             raise BadUpgradeError(str(handshake.handshake_exc))
         self._began = time.perf_counter()
         self._app = app
-        self._config = config
         self._registry = registry
+        self._limits = registry.limits
         self._scope = scope | {
             "type": "websocket",
             "scheme": "wss" if scope["scheme"] == "https" else "ws",
@@ -100,14 +97,10 @@ class WebSocketProtocol(asyncio.Protocol):
             "extensions": {"websocket.http.response": {}, "websocket.utf8": {}},
         }
         self._loop = asyncio.get_running_loop()
-        self.transport: asyncio.Transport
 
         self._frames: Frames | None = None  # once accepted
         self._denial: Message | None = None
         self._utf8 = False
-        self._ahead = b""  # received, not parsed yet
-        self._slice = _SLICE
-        self._yielding = False  # the rest is parsed in the next step of the loop
         self._idle_left = IDLE_BURST
         self._idle_at = self._loop.time()
         self._parts = bytearray()  # of the message that is not complete
@@ -117,7 +110,6 @@ class WebSocketProtocol(asyncio.Protocol):
         self._messages: deque[Message] = deque([{"type": "websocket.connect"}])
         self._arrival = asyncio.Event()  # of a message
         self._disconnect: Message | None = None
-        self._reading_paused = False
 
         self._room = asyncio.Event()
         self._room.set()
@@ -141,7 +133,8 @@ class WebSocketProtocol(asyncio.Protocol):
             self._close_timer.cancel()
         if self._frames is not None:
             self._frames.parser.close()  # a reference cycle that holds the input
-        self._ahead = b""
+        self._ended = True
+        self._backlog.clear()
         self._scope["state"]["connection_resources"].close()
         self._registry.forget(self)
 
@@ -149,47 +142,30 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
-        self._ahead = self._ahead + data if self._ahead else data
-        if not self._yielding:
-            self._parse()
+        super().data_received(data)
 
     def eof_received(self) -> None:
         """The client has ended its side: end ours, after what is buffered."""
         self._leave(1006)
         self._abort_later(_GIVE_UP_SECONDS)
 
-    def _parse(self) -> None:
-        """Parse what was received until the application has something to take, in steps of the loop."""
-        frames, data, at, parsed = self._frames, self._ahead, 0, 0
-        if frames is not None:
-            while at < len(data) and not self._messages and parsed < _FRAMES_A_STEP:
-                size = self._slice
-                frames.receive_data(data[at : at + size])
-                at += size
-                events = frames.events_received()
-                parsed += len(events)
-                self._slice = _SLICE if len(events) <= _FRAMES_A_STEP else _SMALL_SLICE
-                for event in events:
-                    if isinstance(event, Frame):
-                        self._take(event)
-                if self._holds is not None:
-                    self._tell_size(frames)
-                if not self._flush(frames):
-                    at = len(data)  # what comes after the end does not count
-            self._ahead = data[at:]
-            if self._ahead and not self._messages:
-                self._yielding = True
-                background.call_soon(self._parse_on)
-        if bool(self._ahead) != self._reading_paused:
-            self._reading_paused = not self._reading_paused
-            if self._reading_paused:
-                self.transport.pause_reading()
-            else:
-                self.transport.resume_reading()
+    def _feed(self, data: bytes) -> int:
+        frames = self._frames
+        assert frames is not None, "an open WebSocket"
+        frames.receive_data(data)
+        events = frames.events_received()
+        for event in events:
+            if isinstance(event, Frame):
+                self._take(event)
+        if self._holds is not None:
+            self._tell_size(frames)
+        if not self._flush(frames):
+            self._backlog.clear()  # what comes after the end does not count
+        return len(events)
 
-    def _parse_on(self) -> None:
-        self._yielding = False
-        self._parse()
+    def _is_blocked(self) -> bool:
+        """Return whether the application has something to take, or is still to accept."""
+        return bool(self._messages) or self._frames is None
 
     def _count_idle(self) -> None:
         """A frame that is work for us and asks for nothing."""
@@ -202,7 +178,7 @@ class WebSocketProtocol(asyncio.Protocol):
     def _tell_size(self, frames: Frames) -> None:
         """Report the size of an incomplete message to the application, however it is fragmented."""
         arrived = len(self._parts) + len(frames.reader.buffer)
-        if arrived > _SLICE and not self._closing and self._holds is not None:
+        if arrived > _LARGE_BYTES and not self._closing and self._holds is not None:
             self._is_large = True
             if not self._holds(arrived):
                 self._fail(1013, "messages, of this API key or of all, hold as many bytes as they may")
@@ -253,8 +229,8 @@ class WebSocketProtocol(asyncio.Protocol):
             self._arrival.clear()
             await self._arrival.wait()
         message = self._messages.popleft()
-        if not self._messages and self._ahead:
-            self._parse()
+        if not self._messages and self._backlog:
+            self._parse_backlog()
         return message
 
     # Output
@@ -361,7 +337,7 @@ class WebSocketProtocol(asyncio.Protocol):
         elif kind == "websocket.accept":
             self._accept(message)
         elif kind == "websocket.http.response.start":
-            self._denial = message | {"body": b""}
+            self._denial = {**message, "body": b""}
         elif kind == "websocket.close":
             self._deny(403, (), b"")
         else:
@@ -375,14 +351,14 @@ class WebSocketProtocol(asyncio.Protocol):
             headers["Sec-WebSocket-Protocol"] = message["subprotocol"]
         self._utf8 = message.get("utf8") is True
         self._holds = message.get("holds")
-        self._frames = Frames(SERVER, max_size=self._config.ws_max_size, logger=_quiet)
+        self._frames = Frames(SERVER, max_size=self._limits.ws_max_size, logger=_quiet)
         prepare(self.transport)
         self.transport.write(self._response.serialize())
         self._ping_later()
-        self._parse()  # what came behind the request
+        self._parse_backlog()  # what came behind the request
 
     def _deny(self, status: int, headers: Any, body: bytes) -> None:
-        lines = [STATUS_LINE[status], b"date: %b\r\nconnection: close\r\n" % self._registry.date()]
+        lines = [STATUS_LINES[status], b"date: %b\r\nconnection: close\r\n" % self._registry.date()]
         lines += [b"%b: %b\r\n" % pair for pair in headers if pair[0].lower() not in (b"connection", b"content-length")]
         lines.append(b"content-length: %d\r\n\r\n" % len(body))
         self.transport.write(b"".join(lines) + body)
@@ -412,7 +388,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._leave(code, reason)
         self._abort_later(_GIVE_UP_SECONDS if self._registry.draining else _CLOSE_SECONDS)
         self._messages.clear()
-        self._parse()
+        self._parse_backlog()
 
     def _fail(self, code: int, reason: str) -> None:
         """Say goodbye to a client that will not answer, or is not to be listened to."""
@@ -441,8 +417,8 @@ class WebSocketProtocol(asyncio.Protocol):
     # Pings
 
     def _ping_later(self) -> None:
-        if self._config.ws_ping_interval:
-            self._ping_timer = background.call_later(self._config.ws_ping_interval, self._ping)
+        if self._limits.ws_ping_interval:
+            self._ping_timer = background.call_later(self._limits.ws_ping_interval, self._ping)
 
     def _ping(self) -> None:
         frames = self._frames
@@ -453,13 +429,13 @@ class WebSocketProtocol(asyncio.Protocol):
         frames.send_ping(b"")
         self._flush(frames)
         self._undrained = self.undrained()
-        if self._config.ws_ping_timeout:
-            self._ping_timer = background.call_later(self._config.ws_ping_timeout, self._expect_pong)
+        if self._limits.ws_ping_timeout:
+            self._ping_timer = background.call_later(self._limits.ws_ping_timeout, self._expect_pong)
         else:
             self._ping_later()
 
     def _expect_pong(self) -> None:
-        alive = self._heard or self._reading_paused or not self._room.is_set() or self.undrained() != self._undrained
+        alive = self._heard or self._is_paused or not self._room.is_set() or self.undrained() != self._undrained
         if alive:
             self._ping_later()
         else:
@@ -470,7 +446,7 @@ class WebSocketProtocol(asyncio.Protocol):
     async def _run(self) -> None:
         code = 1000
         try:
-            await self._app(self._scope, self.receive, self.send)  # type: ignore[arg-type]  # messages are dicts to us
+            await self._app(self._scope, self.receive, self.send)
         except asyncio.CancelledError:
             self.transport.abort()
             raise

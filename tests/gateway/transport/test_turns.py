@@ -9,10 +9,10 @@ import pytest
 from support import http2
 from support.http2 import block, h2frame
 from support.ws import CONT, PING, TEXT, frame, upgrade
-from topics_gateway.transport import h2c, http1
 from topics_gateway.transport.h2c import Http2Protocol
 from topics_gateway.transport.http1 import Http1Protocol
 from topics_gateway.transport.websocket import WebSocketProtocol
+from topics_net.sliced_protocol import BUSY
 
 CHUNKS = 60_000
 
@@ -24,9 +24,9 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     for protocol in (Http1Protocol, Http2Protocol):
         feed: Any = protocol._feed
 
-        def feeding(self: Any, data: bytes, feed: Any = feed) -> None:
+        def feeding(self: Any, data: bytes, feed: Any = feed) -> Any:
             sizes.append(len(data))
-            feed(self, data)
+            return feed(self, data)
 
         monkeypatch.setattr(protocol, "_feed", feeding)
     return sizes
@@ -44,26 +44,27 @@ def test_chunks_of_a_byte(run: Any, serve: Any, fed: list[int]) -> None:
             assert body == bytes(97 + n % 26 for n in range(CHUNKS))
 
     run(main())
-    assert max(fed) <= http1.FIRST_BYTES
-    assert sum(size > http1.BUSY_BYTES for size in fed) <= 2, fed[:10]
+    assert max(fed) <= Http1Protocol.FIRST_BYTES
+    assert sum(size > Http1Protocol.MIN_BYTES for size in fed) <= 2, fed[:10]
 
 
 def test_chunks_that_are_just_calm_are_not_one_step(run: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices that are little work each are much together."""
     slices: list[int] = []
-    whole = Http1Protocol._feed_backlog
+    whole = Http1Protocol._parse_backlog
     feed: Any = Http1Protocol._feed
 
     def step(self: Any) -> None:
         slices.append(0)
         whole(self)
 
-    def feeding(self: Any, data: bytes) -> None:
-        feed(self, data)
+    def feeding(self: Any, data: bytes) -> int:
+        work: int = feed(self, data)
         if slices:
-            slices[-1] += self._calls
+            slices[-1] += work
+        return work
 
-    monkeypatch.setattr(Http1Protocol, "_feed_backlog", step)
+    monkeypatch.setattr(Http1Protocol, "_parse_backlog", step)
     monkeypatch.setattr(Http1Protocol, "_feed", feeding)
     chunk = b"28\r\n" + b"x" * 40 + b"\r\n"
 
@@ -76,7 +77,7 @@ def test_chunks_that_are_just_calm_are_not_one_step(run: Any, serve: Any, monkey
             await asyncio.wait_for(reader.readexactly(200_000), 30)
 
     run(main())
-    assert sum(calls > 3 * http1.BUSY_CALLS for calls in slices) <= 2, slices[:10]
+    assert sum(calls > 3 * BUSY for calls in slices) <= 2, slices[:10]
 
 
 def test_a_long_pipeline(run: Any, serve: Any, fed: list[int]) -> None:
@@ -94,20 +95,20 @@ def test_a_long_pipeline(run: Any, serve: Any, fed: list[int]) -> None:
                 assert await reader.readexactly(6) == b"%06d" % n
 
     run(main())
-    assert max(fed) <= http1.FIRST_BYTES
-    assert sum(size > 2 * http1.BUSY_BYTES for size in fed) <= 2, fed[:10]
+    assert max(fed) <= Http1Protocol.FIRST_BYTES
+    assert sum(size > 2 * Http1Protocol.MIN_BYTES for size in fed) <= 2, fed[:10]
 
 
 def test_large_bodies_go_in_large_steps(run: Any, serve: Any, fed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """And what one read brought waits for no turn: each would be one of all other connections."""
     waited: list[int] = []
-    go_on: Any = Http1Protocol._go_on
+    go_on: Any = Http1Protocol._schedule
 
     def going_on(self: Any) -> None:
         waited.append(len(self._backlog))
         go_on(self)
 
-    monkeypatch.setattr(Http1Protocol, "_go_on", going_on)
+    monkeypatch.setattr(Http1Protocol, "_schedule", going_on)
 
     async def main() -> None:
         async with serve() as service:
@@ -118,8 +119,8 @@ def test_large_bodies_go_in_large_steps(run: Any, serve: Any, fed: list[int], mo
             assert await reader.readexactly(len(body)) == body
 
     run(main())
-    assert http1.FIRST_BYTES < max(fed) <= http1.CALM_BYTES
-    assert waited == [0]
+    assert Http1Protocol.FIRST_BYTES < max(fed) <= Http1Protocol.MAX_BYTES
+    assert waited == []
 
 
 def test_a_socket_that_begins_behind_much_else(run: Any, serve: Any) -> None:
@@ -153,26 +154,28 @@ def test_http2_frames_of_a_byte(run: Any, serve: Any, fed: list[int]) -> None:
             await service.idle()
 
     run(main())
-    assert max(fed) <= h2c.READ_BYTES + 100
-    assert sum(size > h2c.BUSY_BYTES for size in fed) <= 3, fed[:10]
+    assert max(fed) <= Http2Protocol.MAX_BYTES
+    assert sum(size > Http2Protocol.MIN_BYTES for size in fed) <= 3, fed[:10]
 
 
 def test_websocket_fragments_of_a_byte(run: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     taken, steps = [0], [0]
     take: Any = WebSocketProtocol._take
-    parse: Any = WebSocketProtocol._parse
 
     def taking(self: Any, event: Any) -> None:
         taken[0] += 1
         take(self, event)
 
-    def parsing(self: Any) -> None:
-        before = taken[0]
-        parse(self)
-        steps.append(taken[0] - before)
-
     monkeypatch.setattr(WebSocketProtocol, "_take", taking)
-    monkeypatch.setattr(WebSocketProtocol, "_parse", parsing)
+    for name in ("data_received", "_parse_backlog"):
+        step: Any = getattr(WebSocketProtocol, name)
+
+        def stepping(self: Any, *data: bytes, step: Any = step) -> None:
+            before = taken[0]
+            step(self, *data)
+            steps.append(taken[0] - before)
+
+        monkeypatch.setattr(WebSocketProtocol, name, stepping)
 
     async def main() -> None:
         async with serve() as service:
