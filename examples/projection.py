@@ -41,7 +41,7 @@ def apply(database: sqlite3.Connection, items: Iterable[Record | Gap]) -> None:
     """Apply events, and the loss of events, to the tables, in the caller's transaction."""
     for item in items:
         if isinstance(item, Gap) and item.reason == "recreated":
-            raise ConflictError("recreated", "the topic was made again: start anew")
+            raise ConflictError("recreated", "the topic was recreated: start over")
         if isinstance(item, Gap):
             database.execute("INSERT INTO gaps VALUES (?, ?, ?)", (item.first_seq, item.last_seq, item.reason))
         else:

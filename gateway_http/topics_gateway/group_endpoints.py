@@ -120,7 +120,7 @@ class GroupEndpoints:
         items = []
         if fields.has("positions"):
             if any(fields.has(name) for name in _POSITION):
-                raise invalid("positions and a position beside it exclude each other")
+                raise invalid("positions and a single position are mutually exclusive")
             items = [_commit(Fields(each, _POSITION)) for each in _objects(fields, "positions")]
         else:
             items = [_commit(fields)]
@@ -197,7 +197,7 @@ def _targets(fields: Fields) -> list[Target]:
             return []
         return [Target(_topic(fields), () if partition is None else (partition,))]
     if fields.has("topic") or partition is not None:
-        raise invalid("topics and a topic beside it exclude each other")
+        raise invalid("topics and a single topic are mutually exclusive")
     targets = []
     for each in _objects(fields, "topics"):
         target = Fields(each, _TARGET)

@@ -43,7 +43,7 @@ def find(line: str, pieces: Sequence[Piece], until: Until | None, points: Sequen
 
 def _between(line: str, last: Piece | None, piece: Piece, wanted: int | None) -> str:
     before = "its oldest backup" if last is None else last.key
-    since = "" if last is None else f"; what was written from {shown(last.last_ms)} to {shown(piece.min_ms)} is lost"
+    since = "" if last is None else f"; writes from {shown(last.last_ms)} to {shown(piece.min_ms)} are lost"
     return f"{_of(line)} has row {piece.seq} in place of {wanted} between {before} and {piece.key}{since}"
 
 

@@ -171,7 +171,7 @@ def at_seq(target: Target, topic: str, partition: int, seq: int) -> list[Way]:
 def explain(base: Base, error: LogError) -> BackupError:
     """Return the error with the operator's remedy: the last moment before the damage that the backup leads to."""
     before = log.shown(max(base.from_ms, error.min_ms - 1))
-    return BackupError(f"{error}; what was written until {before} can be restored: --at {before}")
+    return BackupError(f"{error}; writes until {before} can be restored: --at {before}")
 
 
 def _is_in(cut: Cut, piece: Piece) -> bool:
@@ -267,11 +267,11 @@ def _family_ids(target: Target, backups: list[Manifest]) -> Mapping[Family, int]
                 if file.name == "CURRENT" or file.name.startswith("MANIFEST-"):
                     (Path(own) / file.name).write_bytes(b"".join(repository.content(target, backup, file)))
             return family_ids(Path(own))
-    raise BackupError("no backup of that server is intact: verify tells what is damaged")
+    raise BackupError("no backup of that server is intact: topics backup verify lists the damage")
 
 
 def _what_can(target: Target) -> str:
     found = [f"{log.shown(each.from_ms)} to {log.shown(each.until_ms)}" for each in ranges(target)]
     if not found:
         return "no backup in the target is of a server with TOPICS_WAL_ARCHIVE_SECONDS"
-    return f"what can be is {', '.join(found)}"
+    return f"the restorable moments are {', '.join(found)}"

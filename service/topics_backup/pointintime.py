@@ -50,7 +50,7 @@ def restore(
         except DamagedError as error:
             if way is ways[-1]:
                 raise BackupError(f"{error}; no other backup leads to that moment") from error
-            report(f"{error}; going on from an older one")
+            report(f"{error}; using an older one")
             continue
         except LogError as error:
             raise moments.explain(base, error) from error

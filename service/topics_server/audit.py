@@ -46,7 +46,7 @@ class AuditFile:
                 self._waiting.append(line)
             else:
                 if not self._lost:
-                    log.error("the audit log %s takes no more: further lines are dropped", self._path)
+                    log.error("the audit log %s: queue full, dropping lines", self._path)
                 self._lost += 1
             self._news.notify()
 
@@ -63,7 +63,7 @@ class AuditFile:
             self._news.notify()
         self._thread.join(_CLOSE_SECONDS)
         if lost := len(self._waiting) + self._lost:
-            log.error("the audit log %s takes no more, and lost %s", self._path, counted(lost, "line"))
+            log.error("the audit log %s can't be written, lost %s", self._path, counted(lost, "line"))
 
     def _open(self) -> int:
         if self._path == "-":
@@ -125,7 +125,7 @@ class AuditFile:
         try:
             opened = self._open()
         except OSError as error:
-            log.error("the audit log %s can't be opened again, the old file goes on: %s", self._path, error.strerror)
+            log.error("the audit log %s can't be reopened, keeping the old file: %s", self._path, error.strerror)
             return
         self._torn = _is_torn(self._path, opened)
         os.dup2(opened, self._fd, inheritable=False)  # at once: the number is that of an open file at all times

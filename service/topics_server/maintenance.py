@@ -64,5 +64,5 @@ def _measure(engine: Engine, disk: FreeSpace) -> None:
         disk.measure()
     except OSError as error:
         if engine.writer.failure is None:
-            log.critical("the data directory is gone, the server is read-only from now on: %s", error)
+            log.critical("the data directory was removed or replaced, the server is now read-only: %s", error)
             engine.sync_failed(error)

@@ -50,11 +50,11 @@ def log_stopped(shutdown: Shutdown, unwritten: StoreError | None) -> None:
     """
     seconds = time.monotonic() - shutdown.began
     if not shutdown.is_sound:
-        log.warning("stopped after %.1f s, read-only: what was acknowledged is in the write-ahead log", seconds)
+        log.warning("stopped after %.1f s, read-only: acknowledged writes are in the write-ahead log", seconds)
     elif unwritten is not None:
         log.warning("stopped after %.1f s: the next start replays the write-ahead log (%s)", seconds, unwritten)
     elif not shutdown.is_recovered:
-        log.info("stopped after %.1f s, before recovery was complete: the next start begins it anew", seconds)
+        log.info("stopped after %.1f s, before recovery was complete: the next start repeats it", seconds)
     else:
         count = shutdown.forgotten
         lost = f"; the records of {counted(count, 'ephemeral topic')} are gone" if count else ""

@@ -264,7 +264,7 @@ class Settings:
     bulk_readers: int = _setting(
         "TOPICS_BULK_READERS",
         0,
-        "processes beside the server that serve BulkDiff to long reads, at most 64",
+        "number of extra processes that serve BulkDiff to long reads, at most 64",
         most=_MAX_BULK_READERS,
     )
     drain_seconds: int = _setting("TOPICS_DRAIN_SECONDS", 10, "time that a stop waits for running requests")

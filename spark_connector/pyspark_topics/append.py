@@ -244,7 +244,7 @@ def _error(error: pb.AppendError) -> TopicsError:
 
 def _hint(error: TopicsError) -> str:
     if error.reason == "topic_full":
-        return " (the topic refuses what is over its caps until its readers have made room)"
+        return " (the topic refuses writes over its caps until its readers have made room)"
     if error.reason == "invalid_request" and error.message.startswith("columns.data"):
         return " (data that is not JSON is written with option dataKind=binary or a column kind)"
     return ""

@@ -72,7 +72,7 @@ class Columns:
             if known is not None and known.type != each.type:
                 raise OptionError(f"column {each.name} is of type {known.type}, not {each.type}")
             if not each.nullable:
-                raise OptionError(f"column {each.name} can't be NOT NULL: what does not fit is null there")
+                raise OptionError(f"column {each.name} can't be NOT NULL: values that do not fit become null")
         if len(set(schema.names)) < len(schema.names):
             raise OptionError("a column comes twice in the schema")
         self.schema = schema
@@ -161,5 +161,5 @@ def loss_text(gap: Gap, wanted: SeqRange) -> str:
     where = f"partition {gap.partition} of topic {gap.topic}" if gap.partition else f"topic {gap.topic}"
     return (
         f"{where}: of seq {wanted.first} to {wanted.last}, which were to be read, seq {gap.gap_from} to {gap.gap_to}"
-        f" are lost (reason: {gap.reason}); with option failOnDataLoss=false the read goes on behind them"
+        f" are lost (reason: {gap.reason}); with option failOnDataLoss=false the read continues after them"
     )

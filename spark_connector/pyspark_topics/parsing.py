@@ -268,7 +268,7 @@ def _within(times: pa.Array, first: int, last: int) -> pa.Array:
     """The same. ArrowException if one lies outside: Arrow has a year 0, Python and Spark have none."""
     spread = pc.min_max(times.cast(pa.int32() if pt.is_date32(times.type) else pa.int64()))
     if spread["min"].is_valid and not first <= spread["min"].as_py() <= spread["max"].as_py() <= last:
-        raise pa.ArrowInvalid("a time before the year 1 or behind the year 9999")
+        raise pa.ArrowInvalid("a time before the year 1 or after the year 9999")
     return times
 
 

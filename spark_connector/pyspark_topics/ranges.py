@@ -31,7 +31,7 @@ def wanted_extents(connection: Connection, options: ReadOptions, limits: Limits)
             if start > end and start != at.earliest_seq - 1:  # else it is retention that has passed the end
                 raise OffsetError(
                     f"partition {at.partition} of topic {info.topic}: the read ends with seq {end}"
-                    f" ({options.ending.option}) and begins behind seq {start} ({options.starting.option})"
+                    f" ({options.ending.option}) and begins after seq {start} ({options.starting.option})"
                 )
             if limits.wants(info.topic) and at.partition in limits.partitions:
                 wanted = SeqRange(info.topic, info.topic_id, at.partition, start + 1, end)

@@ -30,7 +30,7 @@ HOLD: Final = 0.1
 PATIENCE: Final = Retry(seconds=60.0)
 """Time that a stream waits for an unavailable server before it fails."""
 
-_LOSS_ADVICE: Final = "with option failOnDataLoss=false the stream goes on with what there is"
+_LOSS_ADVICE: Final = "with option failOnDataLoss=false the stream continues with the existing records"
 
 
 class StreamBase(DataSourceStreamReader):

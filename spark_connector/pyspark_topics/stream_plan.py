@@ -25,10 +25,10 @@ class Loss:
     def __str__(self) -> str:
         at = ", ".join(f"{seq} of partition {partition}" for partition, seq in sorted(self.old.seq.items()))
         if self.new_id is None:
-            what = f"topic {self.topic} ({self.old.topic_id}) is gone; the stream had read it up to seq {at}"
+            what = f"topic {self.topic} ({self.old.topic_id}) was deleted; the stream had read it up to seq {at}"
         elif self.new_id != self.old.topic_id:
             what = (
-                f"topic {self.topic} was deleted and made again: the stream had read {self.old.topic_id} up to seq"
+                f"topic {self.topic} was deleted and recreated: the stream had read {self.old.topic_id} up to seq"
                 f" {at}, the topic is now {self.new_id}"
             )
         else:

@@ -56,10 +56,10 @@ def _read(
         yield from columns.batches(wanted, fetched(), fail_on_data_loss=options.fail_on_data_loss, gaps=gaps)
     except (NotFoundError, PutBackError) as error:
         if options.fail_on_data_loss:
-            what = "put back to an older state" if isinstance(error, PutBackError) else "deleted or made again"
+            what = "restored to an older state" if isinstance(error, PutBackError) else "deleted or recreated"
             text = (
                 f"{wanted}: lost from seq {behind + 1} on, as the topic ({wanted.topic_id}) was {what}"
-                " since the batch was planned; with option failOnDataLoss=false the stream goes on without it"
+                " since the batch was planned; with option failOnDataLoss=false the stream continues without it"
             )
             raise DataLossError(text) from error
         if gaps:

@@ -125,7 +125,7 @@ class Layout:
         found = pc.index_in(column, value_set=names)
         if found.null_count > column.null_count:
             bad = pc.filter(column, pc.and_(pc.is_null(found), pc.is_valid(column)))[0]
-            raise RowError(f"kind is one of {', '.join(KINDS)}, or null for what option dataKind says, not {bad}")
+            raise RowError(f"kind is one of {', '.join(KINDS)}, or null for the value of option dataKind, not {bad}")
         return pc.fill_null(pc.take(pa.array(KINDS.values(), pa.uint8()), found), default)
 
 

@@ -48,15 +48,15 @@ class Topics:
             raise NotFoundError(
                 "partition_not_found", f"{target}: the topic has {len(info.partitions)}, numbered from 0"
             )
-        past = "this is the repeat of an append whose answer was lost"
+        past = "this retries an append whose answer was lost"
         if self._begun is not None and (since := time.time() - self._begun) > seconds:
-            seconds, past = since, "this task is a repeat of one that began up to so long ago"
+            seconds, past = since, "this task retries one that may have begun that long ago"
         if seconds * 1e3 > info.idempotency_window_ms:
             raise ShortWindowError(
                 "window_passed",
                 f"{target}: the topic remembers idempotency keys for {shown_ms(info.idempotency_window_ms)} only, and "
-                f"{seconds:.0f} s have passed ({past}): what is stored can't be told any more, and would be appended "
-                f"twice. {_ADVICE}",
+                f"{seconds:.0f} s have passed ({past}): a retry could append "
+                f"records twice. {_ADVICE}",
             )
         return info
 

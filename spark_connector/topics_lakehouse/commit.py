@@ -138,7 +138,7 @@ def _fence(table: Table, wanted: Append) -> None:
     if wanted.refill is None:
         check_history(table)
     elif table.metadata.current_snapshot_id != wanted.refill.onto:
-        raise FencedError(f"{wanted}: the table was changed since it was found what it lacks")
+        raise FencedError(f"{wanted}: the table was changed since its missing records were found")
 
 
 def _check_files(table: Table, wanted: Append) -> None:

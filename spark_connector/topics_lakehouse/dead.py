@@ -27,7 +27,7 @@ def find_dead(connection: Connection, topic: str, topic_id: str, partition: int,
             cursor = connection.retry.run(listed)
         except NotFoundError as error:
             raise NotFoundError(
-                error.reason, f"topic {topic}: deleted or made again while its deletes were listed", error.detail
+                error.reason, f"topic {topic}: deleted or recreated while its deletes were listed", error.detail
             ) from error
         except TopicsError as error:
             text = f"topic {topic}, partition {partition}, seq {cursor + 1} to {last}: {error.message}"

@@ -138,7 +138,7 @@ def _own(catalog: Catalog, config: Config, info: TopicInfo, role: str, witness: 
     if state.topic_id != info.topic_id:
         raise TableError(
             f"topic {info.topic}: table {'.'.join(name)} is of an earlier life of the topic ({state.topic_id}, now "
-            f"{info.topic_id}): its deletes can't be told any more"
+            f"{info.topic_id}): its deletes are no longer known"
         )
     check_history(table, witness or {})
     return table

@@ -41,8 +41,8 @@ class RolledBackError(TableError):
 
     def __init__(self, table: Table, positions: Positions) -> None:
         super().__init__(
-            f"table {'.'.join(table.name())}: it was rolled back behind its positions {positions_text(positions)}: "
-            "roll it forward again, or have what it lacks read again with `topics lakehouse run --refill`"
+            f"table {'.'.join(table.name())}: it was rolled back below its positions {positions_text(positions)}: "
+            "roll it forward again, or read the missing records again with `topics lakehouse run --refill`"
         )
 
 

@@ -51,7 +51,7 @@ def hot_tail(
             size += batches[-1].nbytes
             if size > max_bytes:
                 raise HotTailError(
-                    f"topic {info.topic}: what is not in the table yet is more than {max_bytes >> 20} MiB: let the "
+                    f"topic {info.topic}: the records not yet in the table exceed {max_bytes >> 20} MiB: let the "
                     "pipeline catch up, raise the limit, or ask the table alone"
                 )
     return pa.Table.from_batches(batches, schema)

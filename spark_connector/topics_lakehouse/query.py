@@ -192,7 +192,7 @@ class Lakehouse:
                 return None
             if state.topic_id != info.topic_id:
                 raise TableError(
-                    f"topic {topic} was deleted and made again since table {'.'.join(table.name())} followed it: ask "
+                    f"topic {topic} was deleted and recreated since table {'.'.join(table.name())} followed it: ask "
                     "the table alone, or see to it that the pipeline puts it aside"
                 )
             positions, columns = state.positions, typed_columns(table, columns)

@@ -287,13 +287,13 @@ class _Replace(_OverwriteFiles):
         merge_at: int = 10,
     ) -> None:
         super().__init__(Operation.OVERWRITE, transaction, io, snapshot_properties=properties)
-        self._operation = operation
+        self._summary_operation = operation
         self._merge_at = merge_at
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
         mark = carried_mark(self._transaction.table_metadata, self._parent_snapshot_id)
         summary = super()._summary({**snapshot_properties, **mark})  # which knows no REPLACE
-        return Summary(operation=self._operation, **summary.additional_properties)
+        return Summary(operation=self._summary_operation, **summary.additional_properties)
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
         from pyiceberg.table import TableProperties

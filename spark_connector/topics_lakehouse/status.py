@@ -79,7 +79,7 @@ def status(config: Config, catalog: Catalog, connection: Connection) -> list[Top
         if failure:
             each.problems.append(f"the server does not answer: {failure}")
         elif known is None:
-            each.problems.append("the topic does not exist" + ("" if table is None else ": its table is what is left"))
+            each.problems.append("the topic does not exist" + ("" if table is None else ", only its table"))
         _check(each, config, catalog, table, known, witness)
         found.append(each)
     return found
@@ -144,7 +144,7 @@ def _check(
         return
     if state.topic_id != info.topic_id:
         each.problems.append(
-            f"the topic was deleted and made again: the table follows {state.topic_id}, now it is {info.topic_id}"
+            f"the topic was deleted and recreated: the table follows {state.topic_id}, now it is {info.topic_id}"
         )
         return
     each.problems += _rolled_back(table, witness)

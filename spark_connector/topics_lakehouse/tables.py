@@ -100,7 +100,7 @@ def open_tables(
         state = owned_state(table, topic, role)
         if state.topic_id != topic_id:
             raise RecreatedError(
-                f"topic {topic} was deleted and made again: table {'.'.join(name)} follows {state.topic_id}, now the "
+                f"topic {topic} was deleted and recreated: table {'.'.join(name)} follows {state.topic_id}, now the "
                 f'topic is {topic_id}; with on_recreate = "archive" the old tables are put aside'
             )
         try:

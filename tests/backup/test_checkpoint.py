@@ -168,7 +168,7 @@ def test_a_caller_that_gives_up_leaves_none(server: ServerProcess) -> None:
                 client.connection.admin.CreateCheckpoint, pb.CreateCheckpointRequest(), timeout=0.02
             )
         directory = server.data_dir / "checkpoints"
-        poll(lambda: "nobody released" in server.log and not list(directory.iterdir()), 20)
+        poll(lambda: "not released in time" in server.log and not list(directory.iterdir()), 20)
         for _ in range(4):
             call(client.connection)
 

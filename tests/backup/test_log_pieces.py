@@ -161,9 +161,9 @@ def test_a_time_that_was_there_twice_means_the_later_one(tmp_path: Path, clock: 
         cut = way.cut()
         assert cut.next_seq == (ends[last] if last else way.base.point.next_seq), ms
         assert cut.written_ms == begin + (last or 0), ms
-    with pytest.raises(BackupError, match="can't be restored: what can be is"):
+    with pytest.raises(BackupError, match="can't be restored: the restorable moments are"):
         moments.at_time(target, begin + 101)
-    with pytest.raises(BackupError, match="can't be restored: what can be is"):
+    with pytest.raises(BackupError, match="can't be restored: the restorable moments are"):
         moments.at_time(target, begin - 1)
 
 
@@ -380,7 +380,7 @@ def test_a_hole_that_the_archive_was_told_of_is_no_damage_and_one_that_it_was_no
     last.unlink()  # it had been archived, and the server has it no more
     archived.trim()
     assert len(archived.ship().holes) == 1
-    assert "is lost" in archived.damage()
+    assert "are lost" in archived.damage()
 
 
 def test_what_a_prune_that_was_killed_has_left_is_no_damage(archived: Archived) -> None:

@@ -258,8 +258,7 @@ def test_a_log_that_is_damaged_or_has_a_hole(
     named = refused.split("--at ")[1].strip()
     refused = cli("backup", "restore", "--at-seq", "torn:5", "--from", target, "--to", tmp_path / "new", code=1).err
     assert refused.endswith(
-        f"{third.name} has changed: its hash does not match; what was written until {named} can be "
-        f"restored: --at {named}\n"
+        f"{third.name} has changed: its hash does not match; writes until {named} can be restored: --at {named}\n"
     )
     told = cli("backup", "restore", "--at", named, "--from", target, "--to", tmp_path / "named", "--json").row
     assert told["records"] == there + 2
@@ -271,7 +270,7 @@ def test_a_log_that_is_damaged_or_has_a_hole(
     refused = cli("backup", "restore", "--at", times[3], "--from", target, "--to", tmp_path / "new", code=1).err
     (row,) = (row for row in cli("backup", "list", "--from", target, "--json").rows if "line" in row)
     assert times[0] < row["until_ms"] <= times[1]
-    assert "what can be is" in refused
+    assert "the restorable moments are" in refused
     assert not (tmp_path / "new").exists()
     told = cli("backup", "restore", "--at", row["until_ms"], "--from", target, "--to", tmp_path / "hole", "--json").row
     assert told["records"] == there + 2
@@ -300,7 +299,7 @@ def test_a_damaged_backup_gives_way_to_the_one_before(
         (target / "files" / sha[:2] / sha).unlink()
     told = cli("backup", "restore", "--at-seq", f"twice:{head}", "--from", target, "--to", tmp_path / "seq", "--json")
     assert (told.row["id"], told.row["records"]) == (made[0], there)
-    assert "going on from an older one" in told.err
+    assert "using an older one" in told.err
     told = cli("backup", "restore", "--at", "latest", "--from", target, "--to", tmp_path / "time", "--json")
     assert (told.row["id"], told.row["records"]) == (made[0], there)
 

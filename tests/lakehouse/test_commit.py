@@ -166,7 +166,7 @@ def test_a_table_that_was_rolled_back_is_noticed(catalog: Catalog, table: Table)
     before = append(catalog, _range(table, 1, 10)).current_snapshot()
     after = append(catalog, _range(table.refresh(), 11, 20))
     after.manage_snapshots().set_current_snapshot(before.snapshot_id).commit()
-    with pytest.raises(TableError, match=r"it was rolled back behind its positions {\"0\": 20}"):
+    with pytest.raises(TableError, match=r"it was rolled back below its positions {\"0\": 20}"):
         append(catalog, _range(table.refresh(), 21, 30))
 
 

@@ -221,7 +221,7 @@ def test_an_unknown_topic_and_another_life_are_refused(
 
 def test_a_topic_made_again_while_deletes_are_listed_is_an_error(connection: Connection, fill: Fill) -> None:
     fill("again", 10)
-    with pytest.raises(NotFoundError, match="deleted or made again"):
+    with pytest.raises(NotFoundError, match="deleted or recreated"):
         list(find_dead(connection, "again", "top_00000000000000000000000000", 0, 10))
 
 

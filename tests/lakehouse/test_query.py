@@ -244,7 +244,7 @@ def test_the_hot_tail_is_bounded(server: Server, tmp_path: Path, fill: Fill) -> 
         pytest.raises(HotTailError, match="topic query-bounded: 1000 records are not in the table yet"),
     ):
         session.query("SELECT count(*) FROM orders")
-    with Lakehouse(config, hot_bytes=1000) as session, pytest.raises(HotTailError, match="more than 0 MiB"):
+    with Lakehouse(config, hot_bytes=1000) as session, pytest.raises(HotTailError, match="exceed 0 MiB"):
         session.query("SELECT count(*) FROM orders")
     follow(config)
     with Lakehouse(config, hot_records=1) as session:
@@ -260,7 +260,7 @@ def test_a_topic_made_again_is_not_put_behind_the_old_table(
     connection.unary(connection.topics.DeleteTopic, pb.DeleteTopicRequest(topic=topic), repeatable=True)
     assert _one(session, "SELECT count(*) FROM orders") == 10  # gone: the table is all that there is
     fill(topic, 3)
-    with pytest.raises(TableError, match="was deleted and made again"):
+    with pytest.raises(TableError, match="was deleted and recreated"):
         session.query("SELECT count(*) FROM orders")
     assert _one(session, "SELECT count(*) FROM orders", fresh=False) == 10
 

@@ -158,7 +158,7 @@ def test_a_rollback_is_refused_before_and_after_any_expiry_and_refilled(
     how(case)
     case.more(150, 10)
     (before,) = case.refusals()
-    assert "it was rolled back behind its positions" in before
+    assert "it was rolled back below its positions" in before
     assert '"0": 150' in before
     with pytest.raises(RolledBackError):
         expire(case.table, 1)

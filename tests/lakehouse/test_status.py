@@ -72,12 +72,12 @@ def test_a_topic_that_is_gone_or_was_made_again(
     _delete(connection, "status-never")
     open_catalog(config).drop_table(identifier(config, "status-never"))
     gone, never = _status(config, connection)
-    assert gone.problems == ["the topic does not exist: its table is what is left"]
+    assert gone.problems == ["the topic does not exist, only its table"]
     assert (gone.lag, gone.heads, gone.rows) == (None, None, 3)
     assert never.problems == ["the topic does not exist"]
     fill("status-gone", 7)
     (again,) = _status(settings(server, tmp_path, "status-gone"), connection)
-    assert again.problems[0].startswith("the topic was deleted and made again: the table follows top_")
+    assert again.problems[0].startswith("the topic was deleted and recreated: the table follows top_")
     assert again.lag == 7
 
 

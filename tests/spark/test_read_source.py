@@ -110,7 +110,7 @@ def test_from_and_to_a_seq(read: Callable[..., Read], fill: Fill) -> None:
     assert read(subscribe="seqs", endingOffsets="earliest").rows() == []
     with pytest.raises(OffsetError) as caught:
         read(subscribe="seqs", startingOffsets='{"seqs": 9}', endingOffsets='{"seqs": 8}')
-    for word in ("topic seqs", "ends with seq 8", "begins behind seq 9", "endingOffsets", "startingOffsets"):
+    for word in ("topic seqs", "ends with seq 8", "begins after seq 9", "endingOffsets", "startingOffsets"):
         assert word in str(caught.value)
     for side in ("startingOffsets", "endingOffsets"):
         with pytest.raises(OffsetError, match=f"{side}: partition 0 of topic seqs has seqs up to 20, not 21"):
@@ -244,7 +244,7 @@ def test_lost_records(read: Callable[..., Read], fill: Fill, connection: Connect
     gone = {"subscribe": "capped", "startingOffsets": '{"capped": 5}', "endingOffsets": '{"capped": 20}'}
     rows = read(**gone, failOnDataLoss=False, includeGaps=True, minPartitions=5).rows()
     assert [(row["seq"], row["gap_to"]) for row in rows] == [(6, 20)]
-    with pytest.raises(OffsetError, match=r"ends with seq 5 .* and begins behind seq 20"):
+    with pytest.raises(OffsetError, match=r"ends with seq 5 .* and begins after seq 20"):
         read(subscribe="capped", startingOffsets='{"capped": 20}', endingOffsets='{"capped": 5}')
     # The read begins with what is there and has its end in what is gone: nothing is left of it.
     assert read(subscribe="capped", endingOffsets='{"capped": 20}').rows() == []

@@ -139,7 +139,7 @@ def test_a_topic_made_again_fails_the_query_or_is_read_anew(
     fill("remade", 3)
     text = stream.failure(query)
     # The topic may be seen gone before it is seen again.
-    assert f"({old}) is gone; the stream had read it up to seq 5" in text or (
+    assert f"({old}) was deleted; the stream had read it up to seq 5" in text or (
         f"had read {old} up to seq 5 of partition 0, the topic is now {new}" in text
     )
     assert "failOnDataLoss=false" in text

@@ -73,7 +73,7 @@ def test_a_topic_that_is_gone_is_left_out_and_told() -> None:
     found, [lost] = carry({"orders": position("top_1", 99, 5)}, {}, None, all_subscribed)
     assert not found
     assert str(lost) == (
-        "topic orders (top_1) is gone; the stream had read it up to seq 99 of partition 0, 5 of partition 1"
+        "topic orders (top_1) was deleted; the stream had read it up to seq 99 of partition 0, 5 of partition 1"
     )
 
 
@@ -85,7 +85,7 @@ def test_a_topic_made_again_begins_anew() -> None:
     found, [lost] = carry({"orders": position("top_1", 99)}, {"orders": life("top_2", (3, 8))}, None, all_subscribed)
     assert found == {"orders": position("top_2", 2, begun=2)}
     assert str(lost) == (
-        "topic orders was deleted and made again: the stream had read top_1 up to seq 99 of partition 0,"
+        "topic orders was deleted and recreated: the stream had read top_1 up to seq 99 of partition 0,"
         " the topic is now top_2"
     )
 

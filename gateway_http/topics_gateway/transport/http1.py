@@ -183,7 +183,7 @@ class Http1Protocol(SlicedProtocol):
             if not self._asks_for_websocket():
                 self._ignore_upgrade()
             elif self._running is not None or self._waiting:
-                self._reject(400, "malformed HTTP request: upgrade behind a request that is not answered yet")
+                self._reject(400, "malformed HTTP request: upgrade after an unanswered request")
             else:
                 self._open_websocket(data[end:] + bytes(self._backlog))
             return

@@ -198,7 +198,7 @@ class GapError(TopicsError):
         super().__init__(
             "gap",
             f"{gap.topic}: seq {gap.first_seq} to {gap.last_seq} is gone ({gap.reason}); "
-            "iterate again to go on behind it, or ask for gaps as objects",
+            "iterate again to continue after it, or ask for gaps as objects",
             {"topic": gap.topic, "gap_from": str(gap.first_seq), "gap_to": str(gap.last_seq)},
         )
         self.gap = gap

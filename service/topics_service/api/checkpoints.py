@@ -159,6 +159,6 @@ class Checkpoints:
         held = self._held.pop(checkpoint_id, None)
         if held is not None:
             self._timers.pop(checkpoint_id).cancel()
-            log.info("removing the checkpoint %s, which nobody released", held.path)
+            log.info("removing the checkpoint %s, which was not released in time", held.path)
             with contextlib.suppress(RuntimeError):  # the executor has ended: the next start removes it
                 asyncio.get_running_loop().run_in_executor(None, self._discard, held.path)

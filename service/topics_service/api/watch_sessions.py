@@ -174,7 +174,7 @@ class Sessions:
         """Find a session. Raises `not_found` if it is unknown or has expired."""
         session = self._sessions.get(wid)
         if session is None:
-            raise TopicsError(Reason.NOT_FOUND, "there is no such watch session, or no more: create a new one")
+            raise TopicsError(Reason.NOT_FOUND, "the watch session does not exist or has ended: create a new one")
         return session
 
     def recall(self, token: str, principal: Principal) -> dict[str, int] | None:

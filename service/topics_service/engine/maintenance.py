@@ -35,7 +35,7 @@ def run(log: Log, writer: Writer, memory: Store) -> bool:
         try:
             more = _reclaim(log, writer, memory)  # first: unsealed blocks have no index rows to look for
         except StoreError as error:  # of dead blocks that can't be read; damage among live ones raises TopicsError
-            what = f"records of {log.blocks.where} that are gone can't be removed from the disk: {error}"
+            what = f"deleted records of {log.blocks.where} can't be removed from the disk: {error}"
             raise TopicsError(Reason.INTERNAL, what) from error
     if not more and (log.unsealed_blocks >= SEAL_BLOCKS or s.head - max(s.sealed_to, s.earliest - 1) >= SEAL_RECORDS):
         more = _seal(log, writer, memory)
