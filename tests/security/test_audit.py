@@ -160,6 +160,11 @@ def test_over_kafka(audited: Audited) -> None:
     places = [{"name": "kafka", "partitions": [{"partition_index": 0}]}]
     assert wire.call(ApiKey.OFFSET_DELETE, group_id=group, topics=places)["error_code"] == 0
     assert audited.line() == done("group.delete_positions", "kafka", group=group, topics=["kafka"])
+    some = [*places, {"name": "none", "partitions": [{"partition_index": 0}]}]
+    for named, topics, reason in ((group, some, "unknown_topic_or_partition"), ("none", places, "group_id_not_found")):
+        wire.call(ApiKey.OFFSET_DELETE, group_id=named, topics=topics)
+        line = done("group.delete_positions", "kafka", group=named, topics=[topic["name"] for topic in topics])
+        assert audited.line() == {**line, "outcome": "refused", "reason": reason}
     wire.call(ApiKey.DELETE_GROUPS, groups_names=[group])
     line = audited.line()
     assert (line["action"], line["group"], line["door"]) == ("group.delete", group, "kafka")
